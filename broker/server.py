@@ -306,9 +306,9 @@ class Server:
                 if is_revoked:  # while it waits for a place
                     protocol.abort()
             elif is_revoked:
-                revoke(connection, "its certificate is revoked", self._driver.clock())
+                revoke(connection.client, "its certificate is revoked", self._driver.clock())
             else:
-                close_if_revoked(connection, self._driver.clock())
+                close_if_revoked(connection.client, self._driver.clock())
             if not number % CHECKED_AT_ONCE:
                 await asyncio.sleep(0)
 
@@ -330,7 +330,7 @@ class Server:
         self._reception.close()
         for protocol in list(self._driver.protocols):
             if protocol.connection is not None:
-                protocol.connection.shut_down(now)
+                protocol.connection.client.shut_down(now)
             else:
                 protocol.abort()
         self._driver.settle(now)

@@ -100,7 +100,7 @@ class AcceptedConnection:
     @property
     def is_known(self) -> bool:
         """Whether its CONNECT was accepted, which gives it higher limits."""
-        return self.connection is not None and self.connection.is_open
+        return self.connection is not None and self.connection.client.is_open
 
     def accept(self, transport: asyncio.Transport) -> bool:
         """Take a place; called by the lowest protocol.

@@ -298,10 +298,10 @@ class Driver:
     def run_suspended(self, connection: Connection, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run what a connection waits for, then let it go on."""
         task = self.loop.create_task(
-            self._run_suspended(connection, coroutine), name=f"access {connection.peer()}"
+            self._run_suspended(connection, coroutine), name=f"access {connection.client.peer()}"
         )
         self._keep(task)
-        if not connection.is_open:
+        if not connection.client.is_open:
             connection.outgoing.driver.judging = task
 
     async def _run_suspended(
@@ -310,13 +310,15 @@ class Driver:
         try:
             await coroutine
         except PeerError as error:
-            connection.peer_failed(error, self.clock())
+            connection.client.peer_failed(error, self.clock())
         except asyncio.CancelledError:  # of a plugin's own wait, or all tasks are at the end
-            connection.end(self.clock())
+            connection.client.end(self.clock())
             raise
         except Exception:  # the broker's own; this client's request cannot be answered
-            self.logger.exception("%s: closed after a fault of the broker", connection.peer())
-            connection.end(self.clock())
+            self.logger.exception(
+                "%s: closed after a fault of the broker", connection.client.peer()
+            )
+            connection.client.end(self.clock())
         connection.outgoing.driver.resume()
 
     def leaves(self, now: float) -> None:

@@ -178,7 +178,7 @@ class MqttProtocol(asyncio.Protocol):
         elif (
             len(data) > self._slice_bytes
             and len(data) > connection.missing_bytes
-            and not connection.is_closing
+            and not connection.client.is_closing
         ):
             self._rest = data
             self.is_reading = False
@@ -198,18 +198,20 @@ class MqttProtocol(asyncio.Protocol):
         if not self.is_reading:
             turn.touch(connection.outgoing)  # to be read from again, or to take another turn
         turn.is_running = False
-        driver.settle(now, is_more_to_come=bool(self._rest) or connection.wants_turn)
+        has_backlog = bool(connection.client.backlog)  # it seldom has: most chunks save a call
+        is_more_to_come = bool(self._rest) or (has_backlog and connection.wants_turn)
+        driver.settle(now, is_more_to_come=is_more_to_come)
 
     def take_turn(self, now: float) -> None:
         """Handle a bit of what was put off, if it may be, then do what the connection wants."""
         connection = self.connection
         if connection is None:
             return
-        if self._is_end_due and (connection.is_closing or self._is_too_late(now)):
+        if self._is_end_due and (connection.client.is_closing or self._is_too_late(now)):
             self._end(now)
         elif connection.wants_turn:
             self._go_on(connection, connection.go_on, now)
-        elif self._rest and connection.wants_reading:
+        elif self._rest and connection.client.wants_reading:
             self._take_slice(connection, now)
         elif self._is_end_due:
             if not connection.is_held_up:
@@ -254,9 +256,9 @@ class MqttProtocol(asyncio.Protocol):
     def _failed(self, connection: Connection, error: BaseException, now: float) -> None:
         """End a connection that the broker itself has failed: one, and not all."""
         self.driver.logger.error(
-            "%s: closed after a fault of the broker", connection.peer(), exc_info=error
+            "%s: closed after a fault of the broker", connection.client.peer(), exc_info=error
         )
-        connection.end(now)
+        connection.client.end(now)
 
     def pause_writing(self) -> None:
         """The transport has more unsent bytes than `write_high_bytes`."""
@@ -308,7 +310,7 @@ class MqttProtocol(asyncio.Protocol):
             self.run_suspended(connection)  # what was received before the end still counts
             # No circle of references is left, so that the memory is free at once.
             self.connection = self.arrival.connection = None
-            connection.throttle.end()
+            connection.client.throttle.end()
 
     def abort(self) -> None:
         """Drop the connection without sending what is left."""
@@ -354,7 +356,7 @@ class MqttProtocol(asyncio.Protocol):
 
     def run_suspended(self, connection: Connection) -> None:
         """Run what the connection is suspended on, unless that is under way."""
-        suspended = connection.suspended
+        suspended = connection.client.suspended
         if suspended is not None and suspended is not self._running:
             self._running = suspended
             self.driver.run_suspended(connection, suspended)
@@ -362,7 +364,7 @@ class MqttProtocol(asyncio.Protocol):
     def see_to_reading(self, connection: Connection) -> None:
         """Read while the connection wants it and nothing of the last chunk is left."""
         self._line_up(connection)
-        wants_reading = connection.wants_reading and not self._rest
+        wants_reading = connection.client.wants_reading and not self._rest
         if wants_reading != self.is_reading:
             self.is_reading = wants_reading
             if wants_reading:
@@ -372,10 +374,14 @@ class MqttProtocol(asyncio.Protocol):
 
     def _line_up(self, connection: Connection) -> None:
         """Wait for a turn if something that came by may be handled, or was the last."""
-        if connection.is_closing and not self._is_end_due:
+        if connection.client.is_closing and not self._is_end_due:
             self._rest = b""
             self._rest_at = 0
-        if self._is_end_due or connection.wants_turn or (self._rest and connection.wants_reading):
+        if (
+            self._is_end_due
+            or connection.wants_turn
+            or (self._rest and connection.client.wants_reading)
+        ):
             self.driver.later(self)
 
     def close(self, connection: Connection) -> None:
@@ -386,14 +392,14 @@ class MqttProtocol(asyncio.Protocol):
         layers: TLS and WebSocket do not say goodbye in the middle of a packet.
         """
         transport = self.transport
-        if connection.is_broken_off:
+        if connection.client.is_broken_off:
             self.driver.lingering.break_off(self.arrival.transport)
             return
         if self._close_timer is None:
             self._close_timer = self.driver.loop.call_later(CLOSE_TIMEOUT_SECONDS, transport.abort)
         if connection.outgoing.out:
             return  # the rest of a payload goes as there is room for it, then this is called again
-        if connection.is_heard_out and transport.can_write_eof():
+        if connection.client.is_heard_out and transport.can_write_eof():
             try:
                 transport.write_eof()
             except OSError:  # the peer has reset it, as asyncio's own loop tells

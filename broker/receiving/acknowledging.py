@@ -26,7 +26,7 @@ PUBCOMP_BYTE: Final = 0x70
 
 
 def acknowledged(
-    connection: Client, packet_id: int, qos: int, now: float, reason_code: int = 0
+    client: Client, packet_id: int, qos: int, now: float, reason_code: int = 0
 ) -> None:
     """Finish a delivery: its PUBACK or PUBCOMP has come, or a PUBREC that refuses it.
 
@@ -34,8 +34,8 @@ def acknowledged(
         ProtocolError: packet identifier 0 [MQTT-2.2.1-3], or one for which something else is
             owed (`Inflight.finish`).
     """
-    session = connection.session
-    core = connection.core
+    session = client.session
+    core = client.core
     delivery = session.inflight.finish(packet_id, qos)
     if delivery is None:
         _not_expected(core, packet_id)
@@ -46,10 +46,10 @@ def acknowledged(
         session.ledger.drop("refused")
     if qos == 1 and core.timing:
         sample(session, core, packet_id, 1, now)
-    made_room(connection, session)
+    made_room(client, session)
 
 
-def made_room(connection: Client, session: Session) -> None:
+def made_room(client: Client, session: Session) -> None:
     """See that what waits for the session leaves: fewer messages are inflight."""
     if (
         session.outbox.n_messages
@@ -57,7 +57,7 @@ def made_room(connection: Client, session: Session) -> None:
         or session.retained_due
         or (session.shares and redelivery.may_take_over(session))
     ):
-        connection.outgoing.want_pump()
+        client.outgoing.want_pump()
 
 
 def _not_expected(core: Core, packet_id: int) -> None:
@@ -97,44 +97,44 @@ def sample(session: Session, core: Core, packet_id: int, n_packets: int, now: fl
             session.link_changed()
 
 
-def handle_puback(connection: Client, packet_id: int, now: float, reason_code: int = 0) -> None:
+def handle_puback(client: Client, packet_id: int, now: float, reason_code: int = 0) -> None:
     """Take a PUBACK (section 3.4)."""
-    acknowledged(connection, packet_id, 1, now, reason_code)
+    acknowledged(client, packet_id, 1, now, reason_code)
 
 
-def handle_pubrec(connection: Client, packet_id: int, now: float, reason_code: int = 0) -> None:
+def handle_pubrec(client: Client, packet_id: int, now: float, reason_code: int = 0) -> None:
     """Take a PUBREC (section 3.5) and answer it, unless it refuses the message [MQTT-4.3.3-4].
 
     Raises:
         ProtocolError: packet identifier 0 [MQTT-2.2.1-3], or that of a QoS 1 message.
     """
-    session = connection.session
-    core = connection.core
+    session = client.session
+    core = client.core
     if session.inflight.release(packet_id) is None:
         _not_expected(core, packet_id)
         if reason_code < 0x80:
-            connection.sender.send_packet(PubRel(packet_id, _not_found(connection)))
+            client.sender.send_packet(PubRel(packet_id, _not_found(client)))
         return
     if core.timing:
         sample(session, core, packet_id, 1, now)
     if reason_code >= 0x80:
-        acknowledged(connection, packet_id, 2, now, reason_code)
+        acknowledged(client, packet_id, 2, now, reason_code)
     else:
-        connection.sender.send_short(PUBREL_BYTE, packet_id)
+        client.sender.send_short(PUBREL_BYTE, packet_id)
 
 
-def handle_pubrel(connection: Client, packet_id: int, _now: float, _reason_code: int = 0) -> None:
+def handle_pubrel(client: Client, packet_id: int, _now: float, _reason_code: int = 0) -> None:
     """Take a PUBREL (section 3.6) and answer it [MQTT-4.3.3-11].
 
     Raises:
         ProtocolError: packet identifier 0 [MQTT-2.2.1-3], or that of a message whose PUBREC is
             still to come.
     """
-    session = connection.session
+    session = client.session
     incoming = session.incoming
     if packet_id not in incoming:
-        _not_expected(connection.core, packet_id)
-        connection.sender.send_packet(PubComp(packet_id, _not_found(connection)))
+        _not_expected(client.core, packet_id)
+        client.sender.send_packet(PubComp(packet_id, _not_found(client)))
         return
     if incoming[packet_id] is not None:
         # To the client the identifier would be free, and a new message under it a repeat to us.
@@ -142,12 +142,12 @@ def handle_pubrel(connection: Client, packet_id: int, _now: float, _reason_code:
     del incoming[packet_id]
     if session.journal is not None:
         session.journal.incoming_changed(packet_id)
-    connection.sender.send_short(PUBCOMP_BYTE, packet_id)
+    client.sender.send_short(PUBCOMP_BYTE, packet_id)
 
 
-def handle_pubcomp(connection: Client, packet_id: int, now: float, _reason_code: int = 0) -> None:
+def handle_pubcomp(client: Client, packet_id: int, now: float, _reason_code: int = 0) -> None:
     """Take a PUBCOMP (section 3.7)."""
-    acknowledged(connection, packet_id, 2, now)
+    acknowledged(client, packet_id, 2, now)
 
 
 TAKE_ACKNOWLEDGEMENT: Final[dict[int, Callable[..., None]]] = {
@@ -160,7 +160,7 @@ TAKE_ACKNOWLEDGEMENT: Final[dict[int, Callable[..., None]]] = {
 of four bytes has no reason code."""
 
 
-def _not_found(connection: Client) -> int:
+def _not_found(client: Client) -> int:
     """Return the reason code for an unknown packet identifier; MQTT 3.1.1 has none."""
-    is_5 = connection.version == ProtocolVersion.MQTT_5
+    is_5 = client.version == ProtocolVersion.MQTT_5
     return ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if is_5 else ReasonCode.SUCCESS

@@ -84,7 +84,7 @@ def check_packet_type(packet_type: int) -> None:
 
 
 async def begin(
-    connection: Client,
+    client: Client,
     attempt: ConnectAttempt,
     method: str,
     data: bytes | None,
@@ -94,7 +94,7 @@ async def begin(
     """Take the first step, with what CONNECT brought.
 
     Args:
-        connection: not open yet.
+        client: not open yet.
         attempt: what the CONNECT says.
         method: checked by `check_method`.
         data: Authentication Data of the CONNECT, or None.
@@ -104,11 +104,11 @@ async def begin(
     Raises:
         AuthenticationRefusedError: the client is refused.
     """
-    connection.authentication = Authentication(method, attempt, let_in)
-    await _start(connection, connection.authentication, data, now)
+    client.authentication = Authentication(method, attempt, let_in)
+    await _start(client, client.authentication, data, now)
 
 
-def handle_auth(connection: Client, packet: Auth, now: float) -> None:
+def handle_auth(client: Client, packet: Auth, now: float) -> None:
     """Take an AUTH (section 3.15).
 
     Raises:
@@ -116,7 +116,7 @@ def handle_auth(connection: Client, packet: Auth, now: float) -> None:
             [MQTT-4.12.1-1], or no exchange waits for this packet [MQTT-4.12.0-3].
         AuthenticationRefusedError: the client is refused.
     """
-    authentication = connection.authentication
+    authentication = client.authentication
     if authentication is None:
         raise ProtocolError("AUTH without an authentication method in CONNECT")
     method = packet.properties.get("authentication_method")
@@ -128,73 +128,71 @@ def handle_auth(connection: Client, packet: Auth, now: float) -> None:
     data = packet.properties.get("authentication_data")
     exchange = authentication.exchange
     if packet.reason_code == ReasonCode.CONTINUE_AUTHENTICATION and exchange is not None:
-        connection.run(_step(connection, authentication, exchange, data, now))
+        client.run(_step(client, authentication, exchange, data, now))
     elif packet.reason_code == ReasonCode.REAUTHENTICATE and exchange is None:
-        connection.run(_start(connection, authentication, data, now))
+        client.run(_start(client, authentication, data, now))
     else:
         allowed = "Re-authenticate" if exchange is None else "Continue authentication"
         raise ProtocolError(f"AUTH: reason code 0x{packet.reason_code:02X}; allowed: {allowed}")
 
 
 async def _start(
-    connection: Client, authentication: Authentication, data: bytes | None, now: float
+    client: Client, authentication: Authentication, data: bytes | None, now: float
 ) -> None:
-    authenticator = connection.core.authenticators[authentication.method]
+    authenticator = client.core.authenticators[authentication.method]
     name = f"authenticator {authentication.method}"
-    exchange = connection.core.guard.call(
+    exchange = client.core.guard.call(
         name, authenticator.start, authentication.attempt, otherwise=None
     )
     if exchange is None:
-        raise _refused(connection, authentication, Refused())
+        raise _refused(client, authentication, Refused())
     authentication.exchange = exchange
-    await _step(connection, authentication, exchange, data, now)
+    await _step(client, authentication, exchange, data, now)
 
 
 async def _step(
-    connection: Client,
+    client: Client,
     authentication: Authentication,
     exchange: AuthExchange,
     data: bytes | None,
     now: float,
 ) -> None:
     name = f"authenticator {authentication.method}"
-    step: AuthStep = await connection.core.guard.wait_for(
-        name, exchange.step, data, otherwise=_FAILED
-    )
-    if connection.is_closing:
+    step: AuthStep = await client.core.guard.wait_for(name, exchange.step, data, otherwise=_FAILED)
+    if client.is_closing:
         return
     if not isinstance(step, Challenge) and step is not _FAILED:
-        step = _judged(connection, authentication, step, now)
+        step = _judged(client, authentication, step, now)
     properties: dict[str, Any] = {"authentication_method": authentication.method}
     if isinstance(step, Refused):
-        raise _refused(connection, authentication, step)
+        raise _refused(client, authentication, step)
     if step.data is not None:
         properties["authentication_data"] = step.data
     if isinstance(step, Challenge):
-        connection.sender.send_packet(Auth(ReasonCode.CONTINUE_AUTHENTICATION, properties))
+        client.sender.send_packet(Auth(ReasonCode.CONTINUE_AUTHENTICATION, properties))
         return
     authentication.exchange = None
-    if not connection.is_open:
+    if not client.is_open:
         await authentication.let_in(step, properties, now)
         return
-    username = connection.session.username
+    username = client.session.username
     if step.username not in (None, username):
         # What the session may do was granted to that user; 4.12.1 lets a server refuse.
-        raise _refused(connection, authentication, Refused())
-    connection.holds = step.holds
-    connection.sender.send_packet(Auth(ReasonCode.SUCCESS, properties))
+        raise _refused(client, authentication, Refused())
+    client.holds = step.holds
+    client.sender.send_packet(Auth(ReasonCode.SUCCESS, properties))
 
 
 def _judged(
-    connection: Client, authentication: Authentication, step: Accepted | Refused, now: float
+    client: Client, authentication: Authentication, step: Accepted | Refused, now: float
 ) -> Accepted | Refused:
     """Return what an exchange comes to whose client may have failed too often before.
 
     Who it is was not known earlier, and to verify a proof is cheap.
     """
-    core = connection.core
+    core = client.core
     username = step.username if step.username is not None else authentication.attempt.username
-    login = core.logins.begin(connection.remote_address, username, None, now)
+    login = core.logins.begin(client.remote_address, username, None, now)
     if login is None:
         return step
     refused = refused_unjudged(core, login)
@@ -204,10 +202,10 @@ def _judged(
 
 
 def _refused(
-    connection: Client, authentication: Authentication, step: Refused
+    client: Client, authentication: Authentication, step: Refused
 ) -> AuthenticationRefusedError:
     """Return what closes the connection, with a reason code that its packet may have."""
-    packet_type = PacketType.DISCONNECT if connection.is_open else PacketType.CONNACK
+    packet_type = PacketType.DISCONNECT if client.is_open else PacketType.CONNACK
     return AuthenticationRefusedError(
         f"client {authentication.attempt.client_id}: authentication by {authentication.method}",
         refusal_code(step, packet_type),

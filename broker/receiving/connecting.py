@@ -36,43 +36,43 @@ SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
 """A session with this Session Expiry Interval does not expire (MQTT 5.0, 3.1.2.11.2)."""
 
 
-def handle_connect(connection: Client, packet: Connect, now: float) -> None:
+def handle_connect(client: Client, packet: Connect, now: float) -> None:
     """Take a client's first CONNECT (section 3.1).
 
     Raises:
         ProtocolError: no plugin provides its authentication method [MQTT-4.12.0-1], its will
             exceeds a limit (MQTT 5.0, 3.2.2.2), or it needs what the broker does not offer.
     """
-    connection.set_version(packet.protocol_version)
-    connection.is_answered = True
-    connection.is_bridge = packet.is_bridge
-    sender = connection.sender
+    client.set_version(packet.protocol_version)
+    client.is_answered = True
+    client.is_bridge = packet.is_bridge
+    sender = client.sender
     sender.send_maximum = packet.properties.get("maximum_packet_size", sender.send_maximum)
     sender.is_explained = bool(packet.properties.get("request_problem_information", 1))
-    options = connection.core.options
+    options = client.core.options
     check_connect(options, packet)
     code = redirection(options)
     if code is not None:
-        connection.refuse_connect(code, server_reference=options.server_reference)
-        connection.end(now)
+        client.refuse_connect(code, server_reference=options.server_reference)
+        client.end(now)
         return
-    if connection.refusal is not None:  # a limit on connections was reached
-        connection.core.logger.info(
+    if client.refusal is not None:  # a limit on connections was reached
+        client.core.logger.info(
             "client %s: refused, %s, from %s",
             packet.client_id or "without an id",
-            describe_reason_code(connection.refusal),
-            connection.peer(),
+            describe_reason_code(client.refusal),
+            client.peer(),
         )
-        connection.refuse_connect(connection.refusal)
-        connection.end(now)
+        client.refuse_connect(client.refusal)
+        client.end(now)
         return
     method = packet.properties.get("authentication_method")
     if method is not None:
-        authenticating.check_method(connection.core, method)
+        authenticating.check_method(client.core, method)
     _check_client_id(packet, may_be_empty=options.allow_empty_client_id)
     if packet.will is not None:
-        _check_will(connection.core.limits, packet.will, packet.protocol_version)
-    connection.run(_connect(connection, packet, now))
+        _check_will(client.core.limits, packet.will, packet.protocol_version)
+    client.run(_connect(client, packet, now))
 
 
 def _check_will(limits: Limits, will: Will, version: int) -> None:
@@ -120,8 +120,8 @@ def _check_client_id(packet: Connect, *, may_be_empty: bool) -> None:
         )
 
 
-async def _connect(connection: Client, packet: Connect, now: float) -> None:
-    core = connection.core
+async def _connect(client: Client, packet: Connect, now: float) -> None:
+    core = client.core
     client_id = packet.client_id or _assigned_client_id(core)
     will = will_message(packet.will, client_id, now) if packet.will is not None else None
     attempt = ConnectAttempt(
@@ -132,34 +132,34 @@ async def _connect(connection: Client, packet: Connect, now: float) -> None:
         clean_start=packet.clean_start,
         keep_alive=packet.keep_alive,
         will=will,
-        remote_address=connection.remote_address,
-        remote_port=connection.remote_port,
-        listener=connection.listener,
-        ssl_object=connection.ssl_object,
-        certificate_name=connection.certificate_name,
+        remote_address=client.remote_address,
+        remote_port=client.remote_port,
+        listener=client.listener,
+        ssl_object=client.ssl_object,
+        certificate_name=client.certificate_name,
     )
     method = packet.properties.get("authentication_method")
     if method is not None:
         await authenticating.begin(
-            connection,
+            client,
             attempt,
             method,
             packet.properties.get("authentication_data"),
-            partial(let_in, connection, packet, client_id),
+            partial(let_in, client, packet, client_id),
             now,
         )
         return
     answer = await _log_in(core, attempt, now)
-    if connection.is_closing:
+    if client.is_closing:
         return
     if isinstance(answer, Refused):
-        _refuse_login(connection, client_id, packet.username, answer, now)
+        _refuse_login(client, client_id, packet.username, answer, now)
         return
-    await let_in(connection, packet, client_id, answer, {}, now)
+    await let_in(client, packet, client_id, answer, {}, now)
 
 
 async def let_in(
-    connection: Client,
+    client: Client,
     packet: Connect,
     client_id: str,
     accepted: Accepted,
@@ -169,7 +169,7 @@ async def let_in(
     """Give an authenticated client its session and its CONNACK.
 
     Args:
-        connection: not open yet.
+        client: not open yet.
         packet: its CONNECT.
         client_id: as sent or assigned.
         accepted: the names that authentication has given it.
@@ -179,7 +179,7 @@ async def let_in(
     Raises:
         ProtocolError: the CONNACK is larger than the client's Maximum Packet Size.
     """
-    core = connection.core
+    core = client.core
     client_id = accepted.client_id or client_id
     keep_alive = packet.keep_alive
     longest = core.limits.maximum_keep_alive
@@ -188,17 +188,17 @@ async def let_in(
     expiry_interval = _expiry_interval(core, packet)
     properties = _connack_properties(core, packet, client_id, keep_alive, expiry_interval)
     properties |= extra_properties
-    _check_connack_fits(connection, packet, properties)
+    _check_connack_fits(client, packet, properties)
     username = packet.username if accepted.username is None else accepted.username
     if not packet.clean_start:
-        await hand_over(core, client_id, username, connection.listener, now)
-        if connection.is_closing:
+        await hand_over(core, client_id, username, client.listener, now)
+        if client.is_closing:
             return
-    connection.holds = accepted.holds
-    if not _holds(connection):  # files were read again meanwhile
-        _refuse_login(connection, client_id, username, Refused(), now)
+    client.holds = accepted.holds
+    if not _holds(client):  # files were read again meanwhile
+        _refuse_login(client, client_id, username, Refused(), now)
         return
-    if _refuse_session(connection, client_id, username, packet.will, now):
+    if _refuse_session(client, client_id, username, packet.will, now):
         return
     journal = core.journal
     n_changes = journal.n_changes if journal is not None else 0
@@ -206,8 +206,8 @@ async def let_in(
         client_id, clean_start=packet.clean_start, now=now
     )
     session.expiry_interval = expiry_interval
-    _set_up(session, connection, packet, username)
-    core.sessions.quota.count(session, username, connection.remote_address)
+    _set_up(session, client, packet, username)
+    core.sessions.quota.count(session, username, client.remote_address)
     connack = ConnAck(session_present, properties=properties)
     if (
         journal is not None
@@ -215,12 +215,12 @@ async def let_in(
         # The inflight messages that are sent again after it must be committed, too.
         and (journal.n_changes != n_changes or (session.inflight and not journal.is_settled))
     ):
-        connection.sender.hold(connack)
+        client.sender.hold(connack)
     else:
-        connection.sender.send_packet(connack)
+        client.sender.send_packet(connack)
     # Before the gate's next decision: estimates of the old connection are void.
     core.guard.tell_each(core.samplers, lambda sampler: sampler.connected(session.link, now))
-    connection.open(
+    client.open(
         session,
         keep_alive=keep_alive,
         receive_maximum=packet.properties.get("receive_maximum", 65_535),
@@ -231,66 +231,66 @@ async def let_in(
 
 
 def _refuse_login(
-    connection: Client, client_id: str, username: str | None, refused: Refused, now: float
+    client: Client, client_id: str, username: str | None, refused: Refused, now: float
 ) -> None:
     is_judged = refused.reason_code != NOT_JUDGED.reason_code
-    connection.core.logger.info(
+    client.core.logger.info(
         # The log limits the lines of each format: a flood of logins must not hide wrong passwords.
         "client %s: %s: %s, from %s" if is_judged else "client %s: %s: not judged: %s, from %s",
         client_id,
         "no user name" if username is None else f"user {username!r}",
         refused.why or "not authorized",
-        connection.peer(),
+        client.peer(),
     )
-    connection.refuse_connect(authenticating.refusal_code(refused, PacketType.CONNACK))
-    connection.end(now)
+    client.refuse_connect(authenticating.refusal_code(refused, PacketType.CONNACK))
+    client.end(now)
 
 
-def close_if_revoked(connection: Client, now: float) -> None:
+def close_if_revoked(client: Client, now: float) -> None:
     """Disconnect a client that access control refuses after a reload of its files.
 
     Its will is published and its session stays, as whenever the broker closes a connection.
     """
-    if not _holds(connection):
-        revoke(connection, "its user may no longer connect", now)
+    if not _holds(client):
+        revoke(client, "its user may no longer connect", now)
 
 
-def revoke(connection: Client, why: str, now: float) -> None:
+def revoke(client: Client, why: str, now: float) -> None:
     """Disconnect a client whose right to be connected has ended; log and count it."""
-    if connection.is_closing:
+    if client.is_closing:
         return
-    core = connection.core
+    core = client.core
     core.counters.revoked += 1
-    core.logger.info("%s: disconnected: %s", connection.peer(), why)
-    connection.close(ReasonCode.NOT_AUTHORIZED, now)
+    core.logger.info("%s: disconnected: %s", client.peer(), why)
+    client.close(ReasonCode.NOT_AUTHORIZED, now)
 
 
-def _holds(connection: Client) -> bool:
-    ask = connection.holds
-    return ask is None or connection.core.guard.call("access control, holds", ask, otherwise=False)
+def _holds(client: Client) -> bool:
+    ask = client.holds
+    return ask is None or client.core.guard.call("access control, holds", ask, otherwise=False)
 
 
 def _refuse_session(
-    connection: Client, client_id: str, username: str | None, will: Will | None, now: float
+    client: Client, client_id: str, username: str | None, will: Will | None, now: float
 ) -> bool:
     """Refuse a client whose new session or will would exceed a limit.
 
     Returns:
         True where it was refused.
     """
-    core = connection.core
+    core = client.core
     sessions = core.sessions
     limit, allowed = "", ""
     if sessions.get(client_id) is None:
-        limit, allowed = sessions.quota.refusal(len(sessions), username, connection.remote_address)
+        limit, allowed = sessions.quota.refusal(len(sessions), username, client.remote_address)
     if not limit and not sessions.has_room_for(will, client_id):
         limit, allowed = "wills", f"allowed: {core.limits.total_will_bytes} bytes of all wills"
     if not limit:
         return False
     count(core.counters.connections_refused, limit)
-    core.logger.info("client %s: refused, %s, from %s", client_id, allowed, connection.peer())
-    connection.refuse_connect(ReasonCode.QUOTA_EXCEEDED, **explained(allowed))
-    connection.end(now)
+    core.logger.info("client %s: refused, %s, from %s", client_id, allowed, client.peer())
+    client.refuse_connect(ReasonCode.QUOTA_EXCEEDED, **explained(allowed))
+    client.end(now)
     return True
 
 
@@ -332,16 +332,16 @@ async def _authenticate(core: Core, attempt: ConnectAttempt) -> Accepted | Refus
     return _ACCEPTED if answer else Refused()
 
 
-def _set_up(session: Session, connection: Client, packet: Connect, username: str | None) -> None:
+def _set_up(session: Session, client: Client, packet: Connect, username: str | None) -> None:
     """Write the values of the newest CONNECT into the session, and pass them to the gate."""
-    core = connection.core
+    core = client.core
     if session.version != packet.protocol_version:
         session.version = packet.protocol_version
         if session.subscriptions:
             core.tree.void_plans()
     session.username = username
     session.link.username = username
-    session.listener = session.link.listener = connection.listener
+    session.listener = session.link.listener = client.listener
     told = packet.properties.get("user_property", ())
     ignored = core.guard.call(core.gate, core.gate.connected, session.link, told, otherwise="")
     if ignored:
@@ -399,7 +399,7 @@ def _connack_properties(
     return properties
 
 
-def _check_connack_fits(connection: Client, packet: Connect, properties: dict[str, Any]) -> None:
+def _check_connack_fits(client: Client, packet: Connect, properties: dict[str, Any]) -> None:
     """Check that the CONNACK is within the client's Maximum Packet Size.
 
     Before CONNACK no other packet may be sent to the client [MQTT-3.2.0-1].
@@ -409,10 +409,10 @@ def _check_connack_fits(connection: Client, packet: Connect, properties: dict[st
     """
     if "maximum_packet_size" not in packet.properties:
         return
-    maximum = connection.sender.send_maximum
+    maximum = client.sender.send_maximum
     connack = ConnAck(properties=properties)
-    is_explained = connection.sender.is_explained
-    if fit_packet(connack, connection.version, maximum, is_explained=is_explained) is None:
+    is_explained = client.sender.is_explained
+    if fit_packet(connack, client.version, maximum, is_explained=is_explained) is None:
         raise ProtocolError(
             f"CONNECT: Maximum Packet Size {maximum}; allowed: room for the CONNACK",
             ReasonCode.PACKET_TOO_LARGE,

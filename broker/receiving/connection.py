@@ -2,16 +2,15 @@
 
 Theory of operation. The driver hands over each chunk of received bytes with the time. Every
 whole packet in it is handled before anything is written; what is to be sent collects in
-`out`, which the driver writes once. A chunk that is one small packet goes to
-`penstock.broker.receiving.lone_packets`, any other to `penstock.broker.receiving.scanning`; what is
-left of it is kept here.
+`Outgoing.out`, which the driver writes once. A chunk that is one small packet goes to
+`penstock.broker.receiving.lone_packets`, any other to `penstock.broker.receiving.scanning`. Both
+work on the `Client` that the connection has. The bytes of an incomplete packet are kept here.
 
-A connection is *suspended* while access control takes its time, and then handles nothing
-more; `wants_reading` then tells the driver to stop reading, as it does while
+A client is *suspended* while access control takes its time, and then no further packet is handled.
+`Client.wants_reading` then tells the driver to stop reading. It does so too while
 `penstock.broker.sending.throttle` or `penstock.broker.receiving.rate_limit` slows this publisher
-down, or the journal, as the disk is behind. What takes many steps is not done all at once either:
-the rest of a chunk waits until the others have had their turn, and the driver calls `go_on`. How
-packets leave is the other half, `penstock.broker.sending.sender`.
+down, and while the journal waits for the disk. A chunk that takes many steps is not handled all at
+once: its rest waits until the other clients have had their turn, and the driver calls `go_on`.
 """
 
 from __future__ import annotations
@@ -27,23 +26,21 @@ from penstock.broker.receiving.lone_packets import LEAST_BYTES, take_lone
 from penstock.broker.receiving.rate_limit import RateLimit, n_publishes
 from penstock.broker.receiving.scanning import scan
 from penstock.broker.sessions.client import Client
-from penstock.broker.sessions.pump import pump
 from penstock.broker.timers import Timer
 
 if TYPE_CHECKING:
     from penstock.broker.sessions.core import Core
 
 
-class Connection(Client):
-    """The verbs of receiving, on one client."""
+class Connection:
+    """One client's network connection: what the driver calls.
 
-    __slots__ = (
-        "_buffer",
-        "_is_counted",
-        "_layer_bytes",
-        "_rate",
-        "_rate_timer",
-    )
+    Attributes:
+        client: what the handlers of its packets work on.
+        outgoing: the client's, which the driver takes after each call.
+    """
+
+    __slots__ = ("_buffer", "_layer_bytes", "_rate", "_rate_timer", "client", "outgoing")
 
     def __init__(
         self,
@@ -71,7 +68,7 @@ class Connection(Client):
             certificate_name: common name of the client's verified certificate, or None.
             refusal: reason code that answers its CONNECT, or None.
         """
-        super().__init__(
+        self.client = Client(
             core,
             now,
             driver,
@@ -82,10 +79,10 @@ class Connection(Client):
             certificate_name,
             refusal,
         )
+        self.outgoing = self.client.outgoing
         self._buffer = ReceiveBuffer(core.limits.maximum_packet_size)
         self._rate = RateLimit(core.limits, now) if core.limits.has_publish_rate else None
         self._rate_timer: Timer | None = None
-        self._is_counted = False
         self._layer_bytes = 0
 
     # -- what the driver calls ------------------------------------------------------------
@@ -95,17 +92,18 @@ class Connection(Client):
 
         What the peer did never raises here: the connection closes itself.
         """
-        self.last_received = now
-        if self.is_closing:
+        client = self.client
+        client.last_received = now
+        if client.is_closing:
             return
-        if self.backlog or self.suspended is not None:
-            self.backlog.append(chunk)
+        if client.backlog or client.suspended is not None:
+            client.put_off(chunk)
             self._count_held(now)
             return
         if (
-            LEAST_BYTES <= len(chunk) <= self.most_lone_bytes
+            LEAST_BYTES <= len(chunk) <= client.most_lone_bytes
             and not self._buffer.pending_bytes
-            and take_lone(self, chunk, now)
+            and take_lone(client, chunk, now)
         ):
             return
         behind = b""
@@ -120,48 +118,73 @@ class Connection(Client):
                 else:
                     self._receive_at_rate(self._rate, data, now)
         except PeerError as error:
-            self.peer_failed(error, now)
-        if behind and not self.is_closing:
+            client.peer_failed(error, now)
+        if behind and not client.is_closing:
             self._put_off(behind)
         if (
-            self._buffer.pending_bytes + self.incoming_aliases.n_bytes > FREE_BYTES
-            or self.backlog
-            or self._is_counted
+            self._buffer.pending_bytes + client.incoming_aliases.n_bytes > FREE_BYTES
+            or client.backlog
+            or client.is_counted
         ):
             self._count_held(now)
 
     def _count_held(self, now: float) -> None:
         """Count the received bytes that are kept: the broker may close the largest holder."""
-        if self.is_closing:
+        client = self.client
+        if client.is_closing:
             return
-        n_bytes = self._buffer.pending_bytes + self.incoming_aliases.n_bytes + self._layer_bytes
-        if self.backlog:
-            n_bytes += sum(map(len, self.backlog))
-        self._is_counted = n_bytes > FREE_BYTES
-        self.core.received.count(self, n_bytes, now)
+        n_bytes = self._buffer.pending_bytes + client.incoming_aliases.n_bytes + self._layer_bytes
+        if client.backlog:
+            n_bytes += sum(map(len, client.backlog))
+        client.is_counted = n_bytes > FREE_BYTES
+        client.core.received.count(client, n_bytes, now)
 
     def held_in_layer(self, n_bytes: int) -> None:
         """Count what a layer below holds, as WebSocket does of a frame that is not whole."""
         if n_bytes > FREE_BYTES or self._layer_bytes:
             self._layer_bytes = n_bytes
-            self._count_held(self.last_received)
+            self._count_held(self.client.last_received)
 
     def resume(self, now: float) -> None:
         """Go on after `suspended` has run to its end."""
-        self.suspended = None
+        self.client.suspended = None
         self.go_on(now)
 
     def go_on(self, now: float) -> None:
         """Handle what was put off: nothing keeps it any more, or it `wants_turn`."""
-        backlog, self.backlog = self.backlog, []
-        self.core.turn.touch(self.outgoing)
+        client = self.client
+        backlog, client.backlog = client.backlog, ()
+        client.core.turn.touch(self.outgoing)
         for chunk in backlog:
             self.receive_data(chunk, now)
 
+    def pause_sending(self, now: float) -> None:
+        """The transport has too many unsent bytes: yield nothing until `resume_sending`."""
+        client = self.client
+        self.outgoing.is_paused = True
+        client.throttle.paused(now)
+        if client.is_open:
+            client.session.is_direct = False
+
+    def resume_sending(self, now: float) -> None:
+        """The transport has room again."""
+        self.outgoing.is_paused = False
+        self.outgoing.unread_bytes = 0
+        self.client.throttle.resumed(now)
+        self.outgoing.want_pump()
+
     def connection_lost(self, now: float) -> None:
         """The network connection has ended, from whichever side."""
-        if not self.is_closing:
-            self.detach(now)
+        if not self.client.is_closing:
+            self.client.detach(now)
+        self.stop_receiving()
+
+    def stop_receiving(self) -> None:
+        """Stop the timer of the publish rate, and free a large buffer: the client is closing."""
+        if self._rate_timer is not None:
+            self._rate_timer.cancel()
+        if self.client.is_counted:
+            self._buffer.clear()
 
     @property
     def missing_bytes(self) -> int:
@@ -171,17 +194,19 @@ class Connection(Client):
     @property
     def wants_turn(self) -> bool:
         """Whether the driver should call `go_on` after the others have had their turn."""
-        return bool(self.backlog) and self._rate_timer is None and self.may_receive
+        client = self.client
+        return bool(client.backlog) and self._rate_timer is None and client.may_receive
 
     @property
     def has_backlog(self) -> bool:
         """Whether some of what an accepted client has sent was put off."""
-        return self.is_open and bool(self.backlog)
+        return self.client.is_open and bool(self.client.backlog)
 
     @property
     def is_held_up(self) -> bool:
         """Whether more can be handled only after `suspended`, or when the publish rate allows."""
-        return self.is_open and (self.suspended is not None or bool(self.backlog))
+        client = self.client
+        return client.is_open and (client.suspended is not None or bool(client.backlog))
 
     def peer_left(self, now: float) -> None:
         """Note that the peer has gone: nothing more is sent to it, and it cannot be slowed down.
@@ -189,13 +214,14 @@ class Connection(Client):
         Its input is still handled as far as the driver allows; `connection_lost` follows that, or
         `drop_input`.
         """
-        self.has_peer_left = True
-        if self.timer is not None and self.is_open:
-            self.timer.cancel()  # its keep-alive does not count for what it has left
-            self.timer = None
-        self.throttle.let_go()
-        if self.is_open:
-            self.core.sessions.peer_left(self.session, self, now)
+        client = self.client
+        client.has_peer_left = True
+        if client.timer is not None and client.is_open:
+            client.timer.cancel()  # its keep-alive does not count for what it has left
+            client.timer = None
+        client.throttle.let_go()
+        if client.is_open:
+            client.core.sessions.peer_left(client.session, client, now)
 
     def drop_input(self, rest: bytes) -> None:
         """Drop what has come from a peer that is gone, and count the messages in it.
@@ -203,15 +229,16 @@ class Connection(Client):
         Args:
             rest: what the driver has not handed over yet.
         """
-        if not (rest or self.backlog):
+        client = self.client
+        if not (rest or client.backlog):
             return
-        backlog, self.backlog = self.backlog, []
+        backlog, client.backlog = client.backlog, ()
         n_messages = n_publishes(self._buffer.receive_data(b"".join([*backlog, rest])))
         if n_messages:
-            count(self.core.counters.publish_refused, "publisher gone", n_messages)
-            self.core.logger.info(
+            count(client.core.counters.publish_refused, "publisher gone", n_messages)
+            client.core.logger.info(
                 "%s: gone; %d of the messages that it had sent were not handled",
-                self.peer(),
+                client.peer(),
                 n_messages,
             )
 
@@ -223,24 +250,26 @@ class Connection(Client):
         Raises:
             PeerError: as `_receive`; message rate too high, where that is not waited for.
         """
+        client = self.client
         stop = rate.take(data, now)
         if stop:
             self._receive(data[:stop], now)
-        if self.is_closing:
+        if client.is_closing:
             return
-        if self.backlog:
-            for rest in self.backlog:
+        if client.backlog:
+            for rest in client.backlog:
                 rate.give_back(rest)
             self._put_off(data[stop:])
             return
         if stop == len(data):
             return
-        if self.core.limits.publish_rate_exceeded == "disconnect":
+        core = client.core
+        if core.limits.publish_rate_exceeded == "disconnect":
             raise ProtocolError("publishes too fast", ReasonCode.MESSAGE_RATE_TOO_HIGH)
-        self.backlog.append(data[stop:])
-        self.core.counters.publishers_slowed += 1
-        self._rate_timer = self.core.timers.at(now + rate.wait_seconds, self._rate_allows)
-        self.core.turn.touch(self.outgoing)
+        client.put_off(data[stop:])
+        core.counters.publishers_slowed += 1
+        self._rate_timer = core.timers.at(now + rate.wait_seconds, self._rate_allows)
+        core.turn.touch(self.outgoing)
 
     def _rate_allows(self, now: float) -> None:
         self._rate_timer = None
@@ -249,8 +278,8 @@ class Connection(Client):
     def _put_off(self, data: bytes) -> None:
         """Keep bytes that were not handled, in their order, for `go_on`."""
         if data:
-            self.backlog.append(data)
-            self.core.turn.touch(self.outgoing)
+            self.client.put_off(data)
+            self.client.core.turn.touch(self.outgoing)
 
     def _receive(self, data: bytes, now: float) -> None:
         """Handle each whole packet in `data`, as far as the steps go; keep the rest.
@@ -258,27 +287,13 @@ class Connection(Client):
         Raises:
             PeerError: for a packet that is malformed or not allowed.
         """
-        position = scan(self, data, now)
-        if self.suspended is not None:
-            self.backlog.append(data[position:])
-        elif self.is_closing:
+        client = self.client
+        position = scan(client, data, now)
+        if client.suspended is not None:
+            client.put_off(data[position:])
+        elif client.is_closing:
             pass
-        elif (turn := self.core.turn).steps >= turn.most_steps:
+        elif (turn := client.core.turn).steps >= turn.most_steps:
             self._put_off(data[position:])
         else:
             self._buffer.unread(data, position)
-
-    # -- the life of the connection ---------------------------------------------------------
-
-    def pump(self, unsent_bytes: int, now: float) -> None:
-        """Move from the outbox into `out` what may be sent now."""
-        pump(self, unsent_bytes, now)
-
-    def detach(self, now: float) -> None:
-        """Leave the session, once; keep nothing of what has come."""
-        if self._rate_timer is not None:
-            self._rate_timer.cancel()
-        if self._is_counted:
-            self.core.received.forget(self)
-            self._buffer.clear()
-        super().detach(now)

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.client import Client
 
 
-def receive(connection: Client, first_byte: int, body: bytes, now: float) -> None:
+def receive(client: Client, first_byte: int, body: bytes, now: float) -> None:
     """Read one packet and handle it.
 
     Args:
-        connection: it came on.
+        client: it came from.
         first_byte: packet type and flags.
         body: all that follows the Remaining Length.
         now: monotonic seconds.
@@ -44,46 +44,46 @@ def receive(connection: Client, first_byte: int, body: bytes, now: float) -> Non
             [MQTT-3.1.0-2].
     """
     packet_type = first_byte >> 4
-    if connection.is_open and packet_type == PacketType.CONNECT:
+    if client.is_open and packet_type == PacketType.CONNECT:
         raise ProtocolError("a second CONNECT")
     if packet_type in (PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE):
-        check_number(connection, packet_type, body)
-    most_properties = connection.core.limits.properties
-    packet: Any = read_packet(first_byte, body, connection.version, most_properties)
+        check_number(client, packet_type, body)
+    most_properties = client.core.limits.properties
+    packet: Any = read_packet(first_byte, body, client.version, most_properties)
     take = TAKE_ACKNOWLEDGEMENT.get(first_byte)
     if take is not None:
-        take(connection, packet.packet_id, now, packet.reason_code)
+        take(client, packet.packet_id, now, packet.reason_code)
         return
     handler = _HANDLERS.get(type(packet))
     if handler is None:  # a packet that only servers send
         raise ProtocolError(f"{type(packet).__name__} from a client")
-    handler(connection, packet, now)
+    handler(client, packet, now)
 
 
-def handle_pingreq(connection: Client, _packet: PingReq, _now: float) -> None:
+def handle_pingreq(client: Client, _packet: PingReq, _now: float) -> None:
     """Answer a PINGREQ [MQTT-3.12.4-1]."""
-    connection.sender.send_packet(PingResp())
+    client.sender.send_packet(PingResp())
 
 
-def handle_disconnect(connection: Client, packet: Disconnect, now: float) -> None:
+def handle_disconnect(client: Client, packet: Disconnect, now: float) -> None:
     """Take a DISCONNECT (section 3.14): without a reason, the will is void [MQTT-3.14.4-3].
 
     Raises:
         ProtocolError: it sets a Session Expiry Interval that CONNECT had as 0 (3.14.2.2.2).
     """
-    if not connection.is_open:  # in the middle of its authentication
-        connection.end(now)
+    if not client.is_open:  # in the middle of its authentication
+        client.end(now)
         return
-    session = connection.session
+    session = client.session
     interval = packet.properties.get("session_expiry_interval")
     if interval is not None:
         # With a limit of 0, what CONNECT asked for is not known any more; nothing outlives it.
-        if interval and session.expiry_interval == 0 and connection.core.session_expiry_limit != 0:
+        if interval and session.expiry_interval == 0 and client.core.session_expiry_limit != 0:
             raise ProtocolError("DISCONNECT: Session Expiry Interval; allowed: 0, as in CONNECT")
-        session.expiry_interval = expiry_seconds(connection.core, interval)
+        session.expiry_interval = expiry_seconds(client.core, interval)
     if not packet.reason_code:  # a normal disconnection
-        connection.core.sessions.set_will(session, None)
-    connection.end(now)
+        client.core.sessions.set_will(session, None)
+    client.end(now)
 
 
 _HANDLERS: Final[dict[type, Callable[[Any, Any, float], None]]] = {

@@ -36,11 +36,11 @@ _SHORT_FORM_BYTES: Final = 129
 """Up to so many bytes of a packet, one byte holds its Remaining Length; of larger ones two do."""
 
 
-def take_lone(connection: Client, data: bytes, now: float) -> bool:
+def take_lone(client: Client, data: bytes, now: float) -> bool:
     """Take a chunk that is one packet.
 
     Args:
-        connection: open, with nothing received before that is not handled; no plugin, journal or
+        client: open, with nothing received before that is not handled; no plugin, journal or
             limit looks at each of its packets.
         data: at least `LEAST_BYTES`, at most `JOIN_BELOW_BYTES`.
         now: monotonic seconds.
@@ -59,17 +59,17 @@ def take_lone(connection: Client, data: bytes, now: float) -> bool:
         if length <= 0x7F or data[2] > 0x7F or size == _SHORT_FORM_BYTES + 1:
             return False  # it is longer or shorter, or says its length in a form too long
         length = length & 0x7F | data[2] << 7
-    return length == size - start and take(connection, data, start, now)
+    return length == size - start and take(client, data, start, now)
 
 
-def _take_publish(connection: Client, data: bytes, start: int, now: float) -> bool:
+def _take_publish(client: Client, data: bytes, start: int, now: float) -> bool:
     """Take a QoS 0 or 1 PUBLISH without properties.
 
     It reads the packet as `read_publish_head` does, itself: a call takes 0.2 us more, of the 1.4 us
     for all that the core does for such a packet of QoS 0 (`many_to_one` of the benchmarks).
     """
-    core = connection.core
-    version = connection.version
+    core = client.core
+    version = client.version
     is_qos_1 = data[0] == _QOS_1
     size = len(data)
     topic_end = start + 2 + (data[start] << 8 | data[start + 1])
@@ -84,7 +84,7 @@ def _take_publish(connection: Client, data: bytes, start: int, now: float) -> bo
     topic_bytes = data[start + 2 : topic_end]
     plan = core.fast_plans[version].get(topic_bytes)
     if plan is None:
-        plan = first_plan(connection, topic_bytes)
+        plan = first_plan(client, topic_bytes)
     if plan is None or n_bytes > plan.threshold_s:
         return False
     sessions = plan.sessions
@@ -93,33 +93,33 @@ def _take_publish(connection: Client, data: bytes, start: int, now: float) -> bo
         if (
             not plan.least_qos
             or packet_id == b"\0\0"
-            or connection.receipts
-            or connection.sender.held
+            or client.receipts
+            or client.sender.held
             or not takes_run(core, sessions, 1, size)
         ):
             return False
         segment = (1, 0, size, topic_end, n_bytes, plan.topic)
-        pass_run_on(connection, sessions, data, [segment], 1, b"\x40\x02" + packet_id, now)
+        pass_run_on(client, sessions, data, [segment], 1, b"\x40\x02" + packet_id, now)
     else:
-        pass_on(connection, sessions, data, 1, size, now)
+        pass_on(client, sessions, data, 1, size, now)
     core.counters.bytes_received += size
     return True
 
 
-def _take_puback(connection: Client, data: bytes, start: int, now: float) -> bool:
+def _take_puback(client: Client, data: bytes, start: int, now: float) -> bool:
     """Take the PUBACK of the oldest message, where that went alone and nothing more is said."""
-    session = connection.session
+    session = client.session
     packet_id = data[start] << 8 | data[start + 1]
     if len(data) != PACKET_BYTES or not session.inflight.finish_lone(packet_id):
         return False
-    core = connection.core
+    core = client.core
     counters = core.counters
     counters.bytes_received += PACKET_BYTES
     counters.packets_received += 1
     session.ledger.delivered += 1
     if core.timing:
         sample(session, core, packet_id, 1, now)
-    made_room(connection, session)
+    made_room(client, session)
     return True
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 async def route_allowed(
-    connection: Client,
+    client: Client,
     receipt: PublishReceipt | None,
     plan: Plan,
     message: Message,
@@ -30,7 +30,7 @@ async def route_allowed(
     subscribes meanwhile gets it as a retained message. Room for it is therefore checked before.
 
     Args:
-        connection: on which it came; the receipt's, if the client has come back.
+        client: on which it came; the receipt's, if the client has come back.
         receipt: of a QoS 1 or 2 message, with one answer missing.
         plan: of its topic.
         message: to be routed.
@@ -39,7 +39,7 @@ async def route_allowed(
     Returns:
         Why there is no room for it: nothing has been done. "" where it was routed.
     """
-    core = connection.core
+    core = client.core
     room = core.room if receipt is not None and core.room.rejects else None
     is_5 = receipt is not None and receipt.connection.version == MQTT_5
     n_changes = core.journal.n_changes if core.journal is not None else 0
@@ -49,7 +49,7 @@ async def route_allowed(
             full = room.lacks(message, plan.targets, chosen, now, can_tell=is_5)
             if full:
                 return full
-        _tell_routed(connection, message)
+        _tell_routed(client, message)
         core.router.retain(message)
     targets, chosen = await core.router.allowed_recipients(plan, message, now)
     if receipt is not None and receipt.is_settled:
@@ -59,21 +59,21 @@ async def route_allowed(
             full = room.lacks(message, targets, chosen, now, can_tell=is_5)
             if full:
                 return full
-        _tell_routed(connection, message)
+        _tell_routed(client, message)
     if receipt is not None:
         receipt.wait_for(len(plan.sinks))
         receipt.reason_code = taken(receipt.connection, plan)
     core.router.route(message, targets, chosen, plan.sinks, receipt, now)
-    connection.throttle.wait_for_congested(now)
+    client.throttle.wait_for_congested(now)
     if receipt is not None:
         settle_when_safe(receipt, n_changes, plan, message)
     return ""
 
 
-def hold(connection: Client, message: Message, packet_id: int, now: float) -> None:
+def hold(client: Client, message: Message, packet_id: int, now: float) -> None:
     """Hold a message of an MQTT 3.1.1 client until there is room for it."""
-    receipt = book_receipt(connection, packet_id, message.qos, 1)
-    connection.core.room.hold(receipt, message, route_held, now)
+    receipt = book_receipt(client, packet_id, message.qos, 1)
+    client.core.room.hold(receipt, message, route_held, now)
 
 
 async def route_held(receipt: PublishReceipt, message: Message, now: float) -> bool:
@@ -84,22 +84,22 @@ async def route_held(receipt: PublishReceipt, message: Message, now: float) -> b
         message: authorized when it came.
         now: monotonic seconds.
     """
-    connection = receipt.connection
-    core = connection.core
-    session = connection.session
+    client = receipt.connection
+    core = client.core
+    session = client.session
     plan = core.tree.plan(message.topic, message.topic_bytes).of(message)
     journal = core.journal
     if journal is not None and journal.must_refuse(session, plan, message):
         core.router.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED)
         receipt.settle(ReasonCode.QUOTA_EXCEEDED)
         return True
-    return not await route_allowed(connection, receipt, plan, message, now)
+    return not await route_allowed(client, receipt, plan, message, now)
 
 
-def _tell_routed(connection: Client, message: Message) -> None:
-    callbacks = connection.core.callbacks.message_routed
+def _tell_routed(client: Client, message: Message) -> None:
+    callbacks = client.core.callbacks.message_routed
     if callbacks:
-        connection.core.guard.tell(callbacks, MessageRouted(connection.session, message))
+        client.core.guard.tell(callbacks, MessageRouted(client.session, message))
 
 
 def settle_when_safe(receipt: PublishReceipt, n_changes: int, plan: Plan, message: Message) -> None:
@@ -115,21 +115,21 @@ def settle_when_safe(receipt: PublishReceipt, n_changes: int, plan: Plan, messag
         plan: where the message went.
         message: which was routed.
     """
-    connection = receipt.connection
-    journal = connection.core.journal
+    client = receipt.connection
+    journal = client.core.journal
     if journal is None:
         return receipt.settle(ReasonCode.SUCCESS)
-    of_session = connection.session.journal
+    of_session = client.session.journal
     if receipt.qos == 2 and not plan.sinks and of_session is not None:
         receipt.is_stored = True
         of_session.incoming_changed(receipt.packet_id)
     if journal.n_changes == n_changes:
         return receipt.settle(ReasonCode.SUCCESS)
-    return journal.settle_after(receipt, message.payload_bytes, connection)
+    return journal.settle_after(receipt, message.payload_bytes, client)
 
 
-def taken(connection: Client, plan: Plan) -> int:
+def taken(client: Client, plan: Plan) -> int:
     """Return the reason code of a message that is accepted (MQTT 5.0, 3.4.2.1)."""
-    if plan.targets or plan.shares or plan.sinks or connection.version != MQTT_5:
+    if plan.targets or plan.shares or plan.sinks or client.version != MQTT_5:
         return ReasonCode.SUCCESS
     return ReasonCode.NO_MATCHING_SUBSCRIBERS

@@ -63,12 +63,12 @@ _CANNOT_BE_SAFE: Final = "the disk refuses, or too many messages wait for it"
 
 
 def receive_publish(
-    connection: Client, data: bytes, first_byte: int, start: int, stop: int, now: float
+    client: Client, data: bytes, first_byte: int, start: int, stop: int, now: float
 ) -> None:
     """Take one PUBLISH that the fast path does not.
 
     Args:
-        connection: it came on.
+        client: it came from.
         data: received bytes.
         first_byte: of the packet.
         start: where its variable header begins in `data`.
@@ -79,10 +79,10 @@ def receive_publish(
         MalformedPacketError: it cannot be parsed.
         ProtocolError: it is not allowed.
     """
-    core = connection.core
+    core = client.core
     qos = (first_byte >> 1) & 3
     topic_end, packet_id, properties_at, payload_at = read_publish_head(
-        data, first_byte, start, stop, connection.version
+        data, first_byte, start, stop, client.version
     )
     topic_bytes = data[start + 2 : topic_end]
     properties: dict[str, Any] | None = None
@@ -98,8 +98,8 @@ def receive_publish(
             properties, _ = read_publish_properties(data, properties_at, core.limits.properties)
             alias = properties.pop("topic_alias", None)
         if alias is not None:
-            topic_bytes = connection.incoming_aliases.resolve(alias, topic_bytes)
-    if qos == 2 and _is_repeat(connection, packet_id):
+            topic_bytes = client.incoming_aliases.resolve(alias, topic_bytes)
+    if qos == 2 and _is_repeat(client, packet_id):
         return None
     plan = core.tree.plans.get(topic_bytes)
     if plan is None:
@@ -108,39 +108,39 @@ def receive_publish(
         if problem:
             shown = topic if len(topic) <= MAX_LOGGED_TOPIC else f"{topic[:MAX_LOGGED_TOPIC]}..."
             code = ReasonCode.TOPIC_NAME_INVALID
-            return _refuse(connection, shown, packet_id, qos, problem, code)
+            return _refuse(client, shown, packet_id, qos, problem, code)
         plan = core.tree.plan(topic, topic_bytes)
     if core.is_restricted:
         check_publish(core.options, first_byte)
         if not is_payload_valid(core.options, properties, data[payload_at:stop]):
             code = ReasonCode.PAYLOAD_FORMAT_INVALID
-            return _refuse(connection, plan.topic, packet_id, qos, _NOT_UTF_8, code)
+            return _refuse(client, plan.topic, packet_id, qos, _NOT_UTF_8, code)
     is_long = stop - payload_at > plan.most_bytes
     if is_long and stop - payload_at > core.most_payload_bytes:
         code = ReasonCode.PACKET_TOO_LARGE
         allowed = core.limits.payload_bytes
         reason = f"payload of {stop - payload_at} bytes; allowed: at most {allowed}"
-        return _refuse(connection, plan.topic, packet_id, qos, reason, code)
-    message = _message(connection, plan, data[payload_at:stop], first_byte, properties, now)
+        return _refuse(client, plan.topic, packet_id, qos, reason, code)
+    message = _message(client, plan, data[payload_at:stop], first_byte, properties, now)
     if message is None:
-        return _refuse(connection, plan.topic, packet_id, qos, _NOT_KEPT)
+        return _refuse(client, plan.topic, packet_id, qos, _NOT_KEPT)
     if properties is not None and n_properties_bytes > SMALL_PROPERTIES_BYTES:
         message.more_bytes = n_properties_bytes * MEMORY_PER_PROPERTY_BYTE
     is_sys = topic_bytes.startswith(b"$SYS")
-    if is_sys and not may_publish_sys(connection.session.client_id, plan.topic):
+    if is_sys and not may_publish_sys(client.session.client_id, plan.topic):
         code = ReasonCode.NOT_AUTHORIZED
-        return _refuse(connection, plan.topic, packet_id, qos, _IS_SYS, code)
+        return _refuse(client, plan.topic, packet_id, qos, _IS_SYS, code)
     if core.is_plain:
         is_simple = core.takes_runs or (first_byte == 0x30 and properties is None)
         if is_simple and not (first_byte & 1 or is_sys):
-            core.fast_plan(plan, connection.version)
+            core.fast_plan(plan, client.version)
         if is_long:
             plan = plan.of(message)
-        return _take(connection, plan, message, packet_id, now)
+        return _take(client, plan, message, packet_id, now)
     if core.callbacks.message_received:
-        event = MessageReceived(connection.session, message)
+        event = MessageReceived(client.session, message)
         core.guard.tell(core.callbacks.message_received, event)
-    return connection.run(_take_checked(connection, plan.of(message), message, packet_id, now))
+    return client.run(_take_checked(client, plan.of(message), message, packet_id, now))
 
 
 def are_direct(sessions: Sequence[Session]) -> bool:
@@ -151,18 +151,18 @@ def are_direct(sessions: Sequence[Session]) -> bool:
     return True
 
 
-def first_plan(connection: Client, topic_bytes: bytes) -> FastPlan | None:
+def first_plan(client: Client, topic_bytes: bytes) -> FastPlan | None:
     """Plan for a topic without a publish since plans were made void.
 
     Args:
-        connection: the publisher's; the core takes runs.
+        client: the publisher's; the core takes runs.
         topic_bytes: Topic Name, as it came.
 
     Returns:
         None where its plan is not a fast one, or was made before, or where the topic is to be
         refused: `receive_publish` says why.
     """
-    core = connection.core
+    core = client.core
     if not topic_bytes or topic_bytes in core.tree.plans or topic_bytes.startswith(b"$SYS"):
         return None
     try:
@@ -171,12 +171,12 @@ def first_plan(connection: Client, topic_bytes: bytes) -> FastPlan | None:
         return None
     if core.limits.topic_problem(topic):
         return None
-    core.fast_plan(core.tree.plan(topic, topic_bytes), connection.version)
-    return core.fast_plans[connection.version].get(topic_bytes)
+    core.fast_plan(core.tree.plan(topic, topic_bytes), client.version)
+    return core.fast_plans[client.version].get(topic_bytes)
 
 
 def pass_on(
-    connection: Client,
+    client: Client,
     sessions: Sequence[Session],
     run: bytes,
     n_messages: int,
@@ -186,7 +186,7 @@ def pass_on(
     """Copy a run of QoS 0 PUBLISH packets to the subscribers that all of them have.
 
     Args:
-        connection: the publisher's.
+        client: the publisher's.
         sessions: who gets every packet of the run.
         run: whole packets without properties, one after the other.
         n_messages: how many.
@@ -197,7 +197,7 @@ def pass_on(
         Bytes of the packets that are done, at least one: fewer than all where some subscribers
         cannot just be given a copy, and all of it would be too many steps at once.
     """
-    core = connection.core
+    core = client.core
     direct: list[Session] = []
     waiting: list[Session] = []
     for session in sessions:
@@ -206,7 +206,7 @@ def pass_on(
         else:
             waiting.append(session)
     if waiting:
-        run, n_messages = _deliver_run(connection, waiting, run, now)
+        run, n_messages = _deliver_run(client, waiting, run, now)
     n_bytes = len(run)
     for session in direct:
         outgoing = session.outgoing
@@ -221,31 +221,29 @@ def pass_on(
     counters.packets_sent += n_messages * len(direct)
     counters.publish_sent += n_messages * len(direct)
     if waiting:
-        connection.throttle.wait_for_congested(now)
+        client.throttle.wait_for_congested(now)
     return n_bytes
 
 
 def _deliver_run(
-    connection: Client, sessions: Sequence[Session], run: bytes, now: float
+    client: Client, sessions: Sequence[Session], run: bytes, now: float
 ) -> tuple[bytes, int]:
     """Deliver a run one by one, as far as the steps go; return what was, and how many."""
-    core = connection.core
+    core = client.core
     end = len(run)
     position = 0
     n_messages = 0
     while position < end:
         start, length = read_remaining_length(run, position)
         position = start + length
-        topic_end, _, _, payload_at = read_publish_head(
-            run, 0x30, start, position, connection.version
-        )
+        topic_end, _, _, payload_at = read_publish_head(run, 0x30, start, position, client.version)
         topic_bytes = run[start + 2 : topic_end]
         plan = core.tree.plan(topic_bytes.decode(), topic_bytes)
-        message = _message(connection, plan, run[payload_at:position], 0x30, None, now)
+        message = _message(client, plan, run[payload_at:position], 0x30, None, now)
         n_messages += 1
         core.turn.steps += len(sessions)
         if message is None:
-            core.router.refuse(connection.session.client_id, plan.topic, ReasonCode.QUOTA_EXCEEDED)
+            core.router.refuse(client.session.client_id, plan.topic, ReasonCode.QUOTA_EXCEEDED)
         else:
             for session in sessions:
                 own = core.router.for_one(message) if core.copies_payloads else message
@@ -263,7 +261,7 @@ def _topic(topic_bytes: bytes) -> str:
 
 
 def _message(
-    connection: Client,
+    client: Client,
     plan: Plan,
     payload: bytes,
     first_byte: int,
@@ -276,7 +274,7 @@ def _message(
         if "subscription_identifier" in properties:  # [MQTT-3.3.4-6]
             raise ProtocolError("PUBLISH: Subscription Identifier from a client")
         expires_at = expiry_time(properties, now)
-    core = connection.core
+    core = client.core
     stored: Payload = payload
     if len(payload) > STORED_ABOVE_BYTES:
         store = core.payload_store
@@ -293,104 +291,103 @@ def _message(
         is_large=len(payload) > plan.threshold_s,
         expires_at=expires_at,
         properties=properties,
-        publisher=connection.session.client_id,
+        publisher=client.session.client_id,
         topic_bytes=plan.topic_bytes,
     )
 
 
-def _is_repeat(connection: Client, packet_id: int) -> bool:
+def _is_repeat(client: Client, packet_id: int) -> bool:
     """Answer a QoS 2 PUBLISH that came before [MQTT-4.3.3-10]; return False for a new one."""
-    incoming = connection.session.incoming
+    incoming = client.session.incoming
     if packet_id not in incoming:
         return False
     receipt = incoming[packet_id]
     if receipt is None:
-        connection.sender.send_packet(PubRec(packet_id))
-    elif receipt.connection is not connection:
-        receipt.connection = connection
-        connection.owe(receipt)
+        client.sender.send_packet(PubRec(packet_id))
+    elif receipt.connection is not client:
+        receipt.connection = client
+        client.owe(receipt)
     return True
 
 
-def _take(connection: Client, plan: Plan, message: Message, packet_id: int, now: float) -> None:
+def _take(client: Client, plan: Plan, message: Message, packet_id: int, now: float) -> None:
     """Route an authorized message and see to its acknowledgement."""
-    core = connection.core
+    core = client.core
     if message.qos == 0:
         if message.retain:
             core.router.retain(message)
         chosen = choose_members(message, plan.shares, now) if plan.shares else ()
         core.router.route(message, plan.targets, chosen, plan.sinks, None, now)
         if core.turn.congested:
-            connection.throttle.wait_for_congested(now)
+            client.throttle.wait_for_congested(now)
         return None
-    if connection.awaiting:
-        return hold(connection, message, packet_id, now)
-    problem = _problem(connection, plan, message)
+    if client.awaiting:
+        return hold(client, message, packet_id, now)
+    problem = _problem(client, plan, message)
     if problem:
-        return _refuse(connection, plan.topic, packet_id, message.qos, problem)
+        return _refuse(client, plan.topic, packet_id, message.qos, problem)
     journal = core.journal
     n_changes = journal.n_changes if journal is not None else 0
     chosen = choose_members(message, plan.shares, now) if plan.shares else ()
     if core.room.rejects:
-        is_5 = connection.version == MQTT_5
+        is_5 = client.version == MQTT_5
         full = core.room.lacks(message, plan.targets, chosen, now, can_tell=is_5)
         if full and not is_5:
-            return hold(connection, message, packet_id, now)
+            return hold(client, message, packet_id, now)
         if full:
             qos = message.qos
-            return _refuse(connection, plan.topic, packet_id, qos, _NO_ROOM, counted_as=full)
+            return _refuse(client, plan.topic, packet_id, qos, _NO_ROOM, counted_as=full)
     if message.retain:
         core.router.retain(message)
-    if plan.sinks or connection.receipts:
-        receipt = book_receipt(connection, packet_id, message.qos, len(plan.sinks) + 1)
-        receipt.reason_code = taken(connection, plan)
+    if plan.sinks or client.receipts:
+        receipt = book_receipt(client, packet_id, message.qos, len(plan.sinks) + 1)
+        receipt.reason_code = taken(client, plan)
         core.router.route(message, plan.targets, chosen, plan.sinks, receipt, now)
         settle_when_safe(receipt, n_changes, plan, message)
-        return connection.throttle.wait_for_congested(now)
+        return client.throttle.wait_for_congested(now)
     if message.qos == 2:
-        check_receive_maximum(connection)
+        check_receive_maximum(client)
     core.router.route(message, plan.targets, chosen, (), None, now)
     if journal is not None and (
-        journal.n_changes != n_changes
-        or (message.qos == 2 and connection.session.journal is not None)
+        journal.n_changes != n_changes or (message.qos == 2 and client.session.journal is not None)
     ):
-        receipt = book_receipt(connection, packet_id, message.qos, 1)
-        receipt.reason_code = taken(connection, plan)
+        receipt = book_receipt(client, packet_id, message.qos, 1)
+        receipt.reason_code = taken(client, plan)
         settle_when_safe(receipt, n_changes, plan, message)
     else:
         if message.qos == 2:
-            connection.session.incoming[packet_id] = None
+            client.session.incoming[packet_id] = None
         if plan.targets or plan.shares:
-            connection.sender.send_receipt(0x40 if message.qos == 1 else 0x50, packet_id)
+            client.sender.send_receipt(0x40 if message.qos == 1 else 0x50, packet_id)
         else:
             kind = PubAck if message.qos == 1 else PubRec
-            connection.sender.send_packet(kind(packet_id, taken(connection, plan)))
+            client.sender.send_packet(kind(packet_id, taken(client, plan)))
     if core.turn.congested:
-        connection.throttle.wait_for_congested(now)
+        client.throttle.wait_for_congested(now)
     return None
 
 
 async def _take_checked(
-    connection: Client, plan: Plan, message: Message, packet_id: int, now: float
+    client: Client, plan: Plan, message: Message, packet_id: int, now: float
 ) -> None:
     """As `_take`, with access control and callbacks in the way.
 
     The receipt is booked before the first wait and settled after the last: the client may come
     back on another connection meanwhile and repeat the message [MQTT-4.3.3-10].
     """
-    core = connection.core
-    receipt = book_receipt(connection, packet_id, message.qos, 1) if message.qos else None
+    core = client.core
+    receipt = book_receipt(client, packet_id, message.qos, 1) if message.qos else None
     try:
-        if not await core.router.is_allowed(connection.session, message.topic, PUBLISH):
+        if not await core.router.is_allowed(client.session, message.topic, PUBLISH):
             code = ReasonCode.NOT_AUTHORIZED
-            return _refuse_booked(connection, receipt, plan.topic, _NOT_AUTHORIZED, code)
+            return _refuse_booked(client, receipt, plan.topic, _NOT_AUTHORIZED, code)
         if receipt is not None:
             if receipt.connection.awaiting:
                 return core.room.hold(receipt, message, route_held, now)
             problem = _problem(receipt.connection, plan, message)
             if problem:
-                return _refuse_booked(connection, receipt, plan.topic, problem)
-        full = await route_allowed(connection, receipt, plan, message, now)
+                return _refuse_booked(client, receipt, plan.topic, problem)
+        full = await route_allowed(client, receipt, plan, message, now)
     except BaseException:  # cancelled, such as by a plugin: the client must not wait endlessly
         if receipt is not None:
             receipt.settle(ReasonCode.UNSPECIFIED_ERROR)
@@ -399,10 +396,10 @@ async def _take_checked(
         return None
     if receipt.connection.version != MQTT_5:
         return core.room.hold(receipt, message, route_held, now)
-    return _refuse_booked(connection, receipt, plan.topic, _NO_ROOM, counted_as=full)
+    return _refuse_booked(client, receipt, plan.topic, _NO_ROOM, counted_as=full)
 
 
-def _problem(connection: Client, plan: Plan, message: Message) -> str:
+def _problem(client: Client, plan: Plan, message: Message) -> str:
     """Say why a QoS 1 or 2 message cannot be taken, before its subscribers are looked at.
 
     MQTT 3.1.1 has no reason code for a message that cannot be retained. Were such a client's
@@ -412,17 +409,17 @@ def _problem(connection: Client, plan: Plan, message: Message) -> str:
     Returns:
         The reason, for a refusal with `QUOTA_EXCEEDED`; "" for none.
     """
-    core = connection.core
+    core = client.core
     journal = core.journal
-    if journal is not None and journal.must_refuse(connection.session, plan, message):
+    if journal is not None and journal.must_refuse(client.session, plan, message):
         return _CANNOT_BE_SAFE
-    if message.retain and connection.version == MQTT_5 and not core.retained.has_room(message):
+    if message.retain and client.version == MQTT_5 and not core.retained.has_room(message):
         return _NO_ROOM_TO_RETAIN
     return ""
 
 
 def _refuse(
-    connection: Client,
+    client: Client,
     topic: str,
     packet_id: int,
     qos: int,
@@ -435,14 +432,14 @@ def _refuse(
     Raises:
         ProtocolError: for a reason that closes the connection (`_CLOSING`).
     """
-    if reason_code in _CLOSING and (not qos or connection.version != MQTT_5):
+    if reason_code in _CLOSING and (not qos or client.version != MQTT_5):
         raise ProtocolError(f"PUBLISH: {reason}", reason_code)
-    receipt = book_receipt(connection, packet_id, qos, 1) if qos else None
-    _refuse_booked(connection, receipt, topic, reason, reason_code, counted_as)
+    receipt = book_receipt(client, packet_id, qos, 1) if qos else None
+    _refuse_booked(client, receipt, topic, reason, reason_code, counted_as)
 
 
 def _refuse_booked(
-    connection: Client,
+    client: Client,
     receipt: PublishReceipt | None,
     topic: str,
     reason: str,
@@ -456,14 +453,14 @@ def _refuse_booked(
     acknowledged and not delivered. One that cannot be kept closes the connection, unacknowledged.
 
     Args:
-        connection: the publisher's.
+        client: the publisher's.
         receipt: with one answer missing; None at QoS 0.
         topic: Topic Name.
         reason: why, in words.
         reason_code: for the publisher.
         counted_as: what the refusal is counted as; "" for the name of the reason code.
     """
-    connection.core.router.refuse(connection.session.client_id, topic, reason_code, counted_as)
+    client.core.router.refuse(client.session.client_id, topic, reason_code, counted_as)
     if receipt is None:
         return
     receipt.reason = reason

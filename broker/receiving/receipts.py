@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.client import Client
 
 
-def book_receipt(connection: Client, packet_id: int, qos: int, n_answers: int) -> PublishReceipt:
+def book_receipt(client: Client, packet_id: int, qos: int, n_answers: int) -> PublishReceipt:
     """Book a QoS 1 or 2 PUBLISH as owed, in the order of arrival [MQTT-4.6.0-2].
 
     Args:
-        connection: it came on.
+        client: it came from.
         packet_id: of the PUBLISH.
         qos: 1 or 2.
         n_answers: how many times `PublishReceipt.settle` will be called, at least 1.
@@ -30,17 +30,17 @@ def book_receipt(connection: Client, packet_id: int, qos: int, n_answers: int) -
     Raises:
         ProtocolError: an MQTT 5 client has more unacknowledged than Receive Maximum.
     """
-    check_receive_maximum(connection)
-    receipt = PublishReceipt(connection, packet_id, qos, n_answers)
-    connection.owe(receipt)
+    check_receive_maximum(client)
+    receipt = PublishReceipt(client, packet_id, qos, n_answers)
+    client.owe(receipt)
     if qos == 2:
-        connection.session.incoming[packet_id] = receipt
-    if not connection.may_receive:
-        connection.core.turn.touch(connection.outgoing)
+        client.session.incoming[packet_id] = receipt
+    if not client.may_receive:
+        client.core.turn.touch(client.outgoing)
     return receipt
 
 
-def check_receive_maximum(connection: Client) -> None:
+def check_receive_maximum(client: Client) -> None:
     """Check that an MQTT 5 client may send one more QoS 1 or 2 message [MQTT-3.3.4-9].
 
     An MQTT 3.1.1 client knows no Receive Maximum: it is slowed down by not reading.
@@ -48,17 +48,17 @@ def check_receive_maximum(connection: Client) -> None:
     Raises:
         ProtocolError: receive maximum exceeded.
     """
-    if connection.version != MQTT_5:
+    if client.version != MQTT_5:
         return
-    incoming = connection.session.incoming
-    if len(incoming) + len(connection.receipts) < connection.receive_maximum:
+    incoming = client.session.incoming
+    if len(incoming) + len(client.receipts) < client.receive_maximum:
         return  # whatever the receipts are for
     # What is left of earlier connections is not of this one's quota (4.9).
-    n_messages = sum(1 for packet_id in incoming if packet_id not in connection.inherited)
-    n_messages += sum(1 for receipt in connection.receipts if receipt.qos == 1)
-    if n_messages >= connection.receive_maximum:
+    n_messages = sum(1 for packet_id in incoming if packet_id not in client.inherited)
+    n_messages += sum(1 for receipt in client.receipts if receipt.qos == 1)
+    if n_messages >= client.receive_maximum:
         raise ProtocolError(
             f"{n_messages + 1} QoS 1 and 2 messages unacknowledged; "
-            f"allowed: {connection.receive_maximum}",
+            f"allowed: {client.receive_maximum}",
             ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
         )

@@ -40,6 +40,7 @@ from penstock.broker.sending.sender import ANSWER_MEMORY_BYTES
 from penstock.broker.sessions.session import DIRECT_BYTES
 
 if TYPE_CHECKING:
+    from penstock.broker.sending.outgoing import Outgoing
     from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
@@ -63,27 +64,27 @@ _MOST_DELIVERIES: Final = 32
 
 
 def _take_publishes(
-    connection: Client, data: bytes, position: int, start: int, stop: int, now: float
+    client: Client, data: bytes, position: int, start: int, stop: int, now: float
 ) -> int:
     """Take a run of QoS 1 or 2 PUBLISH packets."""
-    if connection.receipts or connection.sender.held:
+    if client.receipts or client.sender.held:
         return 0
     qos = (data[position] >> 1) & 3
-    if qos == 2 and connection.session.journal is not None:
+    if qos == 2 and client.session.journal is not None:
         return 0
     if not data[start - 1]:
         return 0  # a Remaining Length that is not in its shortest form [MQTT-1.5.5-1]
-    found = _find_run(connection, data, position, start, stop)
+    found = _find_run(client, data, position, start, stop)
     if found is None:
         return 0
     sessions, segments, packet_ids, stop = found
     acknowledgements = answers(_PUBACK if qos == 1 else _PUBREC, packet_ids)
-    pass_run_on(connection, sessions, data[position:stop], segments, qos, acknowledgements, now)
+    pass_run_on(client, sessions, data[position:stop], segments, qos, acknowledgements, now)
     return stop
 
 
 def pass_run_on(
-    connection: Client,
+    client: Client,
     sessions: tuple[Session, ...],
     data: bytes,
     segments: list[Segment],
@@ -96,7 +97,7 @@ def pass_run_on(
     The messages go to each subscriber at once, or wait for it.
 
     Args:
-        connection: it came on.
+        client: it came from.
         sessions: who gets every message of it, granted their QoS, in their protocol version.
         data: whole packets, found to be correct.
         segments: what they are.
@@ -104,10 +105,10 @@ def pass_run_on(
         acknowledgements: for the publisher.
         now: monotonic seconds.
     """
-    core = connection.core
+    core = client.core
     arrived_at = core.arrived_at(now)
-    publisher = connection.session.client_id
-    run = MessageRun(data, segments, qos, connection.version, publisher, arrived_at, now)
+    publisher = client.session.client_id
+    run = MessageRun(data, segments, qos, client.version, publisher, arrived_at, now)
     n_messages = run.n_messages
     counters = core.counters
     counters.packets_received += n_messages
@@ -124,7 +125,7 @@ def pass_run_on(
             and run.largest_bytes <= (outgoing := session.outgoing).copy_maximum
             and n_messages + inflight.n_messages <= sender.send_quota
             and n_bytes + inflight.n_bytes < sender.send_quota_bytes
-            and n_bytes + outgoing.out_bytes < DIRECT_BYTES
+            and (out_bytes := n_bytes + outgoing.out_bytes) < DIRECT_BYTES
         ):
             first = inflight.start_run(run)
         if not first:
@@ -134,7 +135,7 @@ def pass_run_on(
                 session.deliver(message, run.qos, retain=False, subscription_ids=(), now=now)
             continue
         outgoing.out.append(run.renumbered(first))
-        outgoing.out_bytes += n_bytes
+        outgoing.out_bytes = out_bytes
         if not outgoing.is_touched:
             core.turn.write_soon(outgoing)
         session.ledger.matched += n_messages
@@ -143,9 +144,9 @@ def pass_run_on(
             _tell_sent(core, session, first, run, now)
     counters.packets_sent += n_sent
     counters.publish_sent += n_sent
-    answer(connection, acknowledgements, n_messages)
+    answer(core, client.outgoing, acknowledgements, n_messages)
     if core.turn.congested:
-        connection.throttle.wait_for_congested(now)
+        client.throttle.wait_for_congested(now)
 
 
 def takes_run(core: Core, sessions: tuple[Session, ...], n_messages: int, n_bytes: int) -> bool:
@@ -159,7 +160,7 @@ def takes_run(core: Core, sessions: tuple[Session, ...], n_messages: int, n_byte
 
 
 def _find_run(
-    connection: Client, data: bytes, position: int, start: int, stop: int
+    client: Client, data: bytes, position: int, start: int, stop: int
 ) -> tuple[tuple[Session, ...], list[Segment], bytearray, int] | None:
     """Find packets that may go together; note the Packet Identifiers of QoS 2 as received.
 
@@ -167,8 +168,8 @@ def _find_run(
         (who gets them, what they are, their Packet Identifiers, where the last of them ends);
         None where the first packet is not for this way.
     """
-    core = connection.core
-    version = connection.version
+    core = client.core
+    version = client.version
     plans = core.fast_plans[version]
     first_byte = data[position]
     qos = (first_byte >> 1) & 3
@@ -210,7 +211,7 @@ def _find_run(
                     break
             properties = data[properties_at:payload_at]
             if stop - payload_at > plan.threshold_s or (
-                len(properties) > 1 and not _may_go_on(connection, properties)
+                len(properties) > 1 and not _may_go_on(client, properties)
             ):
                 break
             last = min(len(data), position + n_left * packet_bytes) - packet_bytes
@@ -218,7 +219,7 @@ def _find_run(
             found_ids = _packet_ids(data, topic_end, next_at, packet_bytes)
             if b"\0\0" in found_ids and not all(map(or_, found_ids[::2], found_ids[1::2])):
                 break  # [MQTT-2.2.1-3]
-            if qos == 2 and not _note_incoming(connection, found_ids):
+            if qos == 2 and not _note_incoming(client, found_ids):
                 break
             packet_ids += found_ids
             n_messages = len(found_ids) // 2
@@ -256,27 +257,27 @@ def _next_packet(data: bytes, position: int, first_byte: int) -> tuple[int, int]
     return (start, stop) if stop <= end and data[start - 1] else (0, 0)
 
 
-def _may_go_on(connection: Client, encoded: bytes) -> bool:
+def _may_go_on(client: Client, encoded: bytes) -> bool:
     """Say whether the properties of a PUBLISH may go on as they came.
 
     Applications often say the same in each packet: what was found good once is only compared.
 
     Args:
-        connection: it came on.
+        client: it came from.
         encoded: Property Length and properties, one at least.
 
     Returns:
         False where they are wrong, or large, or mean something to the broker itself.
     """
-    if encoded == connection.known_properties:
+    if encoded == client.known_properties:
         return True
-    limits = connection.core.limits
+    limits = client.core.limits
     if len(encoded) > min(SMALL_PROPERTIES_BYTES, limits.properties_bytes):
         return False
     properties, _ = read_publish_properties(encoded, 0, limits.properties)
     if "topic_alias" in properties or "subscription_identifier" in properties:
         return False
-    connection.known_properties = encoded
+    client.known_properties = encoded
     return True
 
 
@@ -314,16 +315,16 @@ def _packet_ids(data: bytes, start: int, stop: int, step: int) -> bytes | bytear
     return packet_ids
 
 
-def _note_incoming(connection: Client, packet_ids: bytes | bytearray) -> bool:
+def _note_incoming(client: Client, packet_ids: bytes | bytearray) -> bool:
     """Note the Packet Identifiers of new QoS 2 messages as received [MQTT-4.3.3-10].
 
     Returns:
         False, and nothing is noted, where one of them is no new one, or they are more than the
         client may have unacknowledged.
     """
-    incoming = connection.session.incoming
+    incoming = client.session.incoming
     n_messages = len(packet_ids) // 2
-    if connection.version == MQTT_5 and len(incoming) + n_messages > connection.receive_maximum:
+    if client.version == MQTT_5 and len(incoming) + n_messages > client.receive_maximum:
         return False
     new = dict.fromkeys(
         high << 8 | low for high, low in zip(packet_ids[::2], packet_ids[1::2], strict=True)
@@ -342,18 +343,17 @@ def has_durable(sessions: tuple[Session, ...]) -> bool:
     return False
 
 
-def answer(connection: Client, packets: bytes | bytearray, n_packets: int) -> None:
+def answer(core: Core, outgoing: Outgoing, packets: bytes | bytearray, n_packets: int) -> None:
     """Put acknowledgements of success into `out`.
 
     Args:
-        connection: whose packets they answer.
+        core: the broker.
+        outgoing: to the client whose packets they answer.
         packets: whole ones, without a reason code.
         n_packets: how many.
     """
-    outgoing = connection.outgoing
     outgoing.out.append(packets)
     outgoing.out_bytes += len(packets)
-    core = connection.core
     core.counters.packets_sent += n_packets
     if outgoing.is_paused:
         outgoing.unread_bytes += n_packets * ANSWER_MEMORY_BYTES
@@ -363,10 +363,10 @@ def answer(connection: Client, packets: bytes | bytearray, n_packets: int) -> No
 
 
 def _take_last(
-    connection: Client, data: bytes, position: int, _start: int, _stop: int, now: float
+    client: Client, data: bytes, position: int, _start: int, _stop: int, now: float
 ) -> int:
     """Take a run of PUBACK or PUBCOMP packets, in the order of sending."""
-    session = connection.session
+    session = client.session
     inflight = session.inflight
     if inflight.journal is not None:
         return 0
@@ -374,39 +374,39 @@ def _take_last(
     first, n_packets = inflight.finish_run(qos, data, position)
     if not n_packets:
         return 0
-    core = connection.core
+    core = client.core
     core.counters.packets_received += n_packets
     session.ledger.delivered += n_packets
     if qos == 1 and core.timing:
         sample(session, core, first, n_packets, now)
-    made_room(connection, session)
+    made_room(client, session)
     return position + n_packets * PACKET_BYTES
 
 
 def _take_pubrecs(
-    connection: Client, data: bytes, position: int, _start: int, _stop: int, now: float
+    client: Client, data: bytes, position: int, _start: int, _stop: int, now: float
 ) -> int:
     """Take a run of PUBREC packets, in the order of sending, and answer it [MQTT-4.3.3-4]."""
-    session = connection.session
-    if session.inflight.journal is not None or connection.sender.held:
+    session = client.session
+    if session.inflight.journal is not None or client.sender.held:
         return 0
     first, n_packets = session.inflight.release_run(data, position)
     if not n_packets:
         return 0
-    core = connection.core
+    core = client.core
     core.counters.packets_received += n_packets
     if core.timing:
         sample(session, core, first, n_packets, now)
-    answer(connection, packets_from(ALL_PUBREL, first, n_packets), n_packets)
+    answer(core, client.outgoing, packets_from(ALL_PUBREL, first, n_packets), n_packets)
     return position + n_packets * PACKET_BYTES
 
 
 def _take_pubrels(
-    connection: Client, data: bytes, position: int, _start: int, _stop: int, _now: float
+    client: Client, data: bytes, position: int, _start: int, _stop: int, _now: float
 ) -> int:
     """Take a run of PUBREL packets and answer it [MQTT-4.3.3-11]."""
-    session = connection.session
-    if session.journal is not None or connection.sender.held:
+    session = client.session
+    if session.journal is not None or client.sender.held:
         return 0
     n_packets = min((len(data) - position) // PACKET_BYTES, _MOST_PACKETS)
     stop = position + n_packets * PACKET_BYTES
@@ -432,8 +432,9 @@ def _take_pubrels(
         return 0
     stop = position + n_known * PACKET_BYTES
     packet_ids = _packet_ids(data, position + 2, stop, PACKET_BYTES)
-    connection.core.counters.packets_received += n_known
-    answer(connection, answers(_PUBCOMP, packet_ids), n_known)
+    core = client.core
+    core.counters.packets_received += n_known
+    answer(core, client.outgoing, answers(_PUBCOMP, packet_ids), n_known)
     return stop
 
 

@@ -38,11 +38,11 @@ _HEAD_OF_CONNECT_BYTES: Final = 7
 """Of a CONNECT's variable header, up to the protocol version."""
 
 
-def scan(connection: Client, data: bytes, now: float) -> int:  # noqa: PLR0915 (hot: one loop)
+def scan(client: Client, data: bytes, now: float) -> int:  # noqa: PLR0915 (hot: one loop)
     """Handle each whole packet in `data`, as far as the steps go.
 
     Args:
-        connection: they came on; neither closing nor suspended.
+        client: they came from; neither closing nor suspended.
         data: received bytes, at least one; a packet begins at the first.
         now: monotonic seconds.
 
@@ -53,14 +53,14 @@ def scan(connection: Client, data: bytes, now: float) -> int:  # noqa: PLR0915 (
     Raises:
         PeerError: a packet is malformed or not allowed; those before it are handled.
     """
-    core = connection.core
+    core = client.core
     counters = core.counters
-    fast_plans = core.fast_plans[connection.version] if connection.is_open else {}
-    take_run = TAKE_RUN if connection.is_open and core.takes_runs and core.catch_up is None else {}
-    offset = 1 if connection.version == MQTT_5 else 0
-    maximum = connection.maximum_packet_size
-    if not connection.is_open:
-        if not may_be_connect(data) and connection.authentication is None:  # [MQTT-3.1.0-1]
+    fast_plans = core.fast_plans[client.version] if client.is_open else {}
+    take_run = TAKE_RUN if client.is_open and core.takes_runs and core.catch_up is None else {}
+    offset = 1 if client.version == MQTT_5 else 0
+    maximum = client.maximum_packet_size
+    if not client.is_open:
+        if not may_be_connect(data) and client.authentication is None:  # [MQTT-3.1.0-1]
             # Said at the first byte: who speaks another protocol is not waited for.
             raise ProtocolError("the first packet is not CONNECT")
         maximum = min(maximum, core.limits.connect_bytes, core.limits.control_bytes)
@@ -84,7 +84,7 @@ def scan(connection: Client, data: bytes, now: float) -> int:  # noqa: PLR0915 (
                     break
             stop = start + length
             if stop - position > maximum:
-                raise _too_large(connection, data, start, stop - position, maximum)
+                raise _too_large(client, data, start, stop - position, maximum)
             if stop > end:
                 if first_byte >> 4 != PUBLISH:
                     core.limits.check_control_bytes(stop - position)
@@ -105,7 +105,7 @@ def scan(connection: Client, data: bytes, now: float) -> int:  # noqa: PLR0915 (
                         if run_messages:
                             run = data[run_start:position]
                             taken = pass_on(
-                                connection, run_sessions, run, run_messages, run_largest, now
+                                client, run_sessions, run, run_messages, run_largest, now
                             )
                             if turn.steps >= most_steps:
                                 position = run_start + taken
@@ -127,36 +127,36 @@ def scan(connection: Client, data: bytes, now: float) -> int:  # noqa: PLR0915 (
                     continue
             if run_messages:
                 run = data[run_start:position]
-                taken = pass_on(connection, run_sessions, run, run_messages, run_largest, now)
+                taken = pass_on(client, run_sessions, run, run_messages, run_largest, now)
                 run_messages = 0
                 if turn.steps >= most_steps:
                     position = run_start + taken
                     break
             if first_byte in take_run:
-                stop_of_run = take_run[first_byte](connection, data, position, start, stop, now)
+                stop_of_run = take_run[first_byte](client, data, position, start, stop, now)
                 if stop_of_run:
                     position = stop_of_run
                     if turn.steps + n_packets >= most_steps:
                         break
                     continue
             n_packets += 1
-            _handle(connection, first_byte, data, position, start, stop, now)
+            _handle(client, first_byte, data, position, start, stop, now)
             position = stop
             if (
                 turn.steps + n_packets >= most_steps
-                or connection.is_closing
-                or connection.suspended is not None
+                or client.is_closing
+                or client.suspended is not None
             ):
                 break
-            if not fast_plans and connection.is_open:
-                fast_plans = core.fast_plans[connection.version]
-                offset = 1 if connection.version == MQTT_5 else 0
-                maximum = connection.maximum_packet_size
+            if not fast_plans and client.is_open:
+                fast_plans = core.fast_plans[client.version]
+                offset = 1 if client.version == MQTT_5 else 0
+                maximum = client.maximum_packet_size
     except PeerError as error:
         problem = error
     if run_messages:  # what came before a bad packet counts
         run = data[run_start:position]
-        taken = pass_on(connection, run_sessions, run, run_messages, run_largest, now)
+        taken = pass_on(client, run_sessions, run, run_messages, run_largest, now)
         if taken < len(run):
             position = run_start + taken
             problem = None  # it is found again, behind the rest
@@ -172,27 +172,27 @@ def scan(connection: Client, data: bytes, now: float) -> int:  # noqa: PLR0915 (
 
 
 def _too_large(
-    connection: Client, data: bytes, start: int, n_bytes: int, maximum: int
+    client: Client, data: bytes, start: int, n_bytes: int, maximum: int
 ) -> ProtocolError:
     """Return the error for a packet that is too large; a CONNECT is answered where it can be.
 
     Args:
-        connection: it came on.
+        client: it came from.
         data: received bytes.
         start: where its variable header begins, in which a CONNECT names its version.
         n_bytes: of the whole packet.
         maximum: what is allowed.
     """
     head = data[start : start + _HEAD_OF_CONNECT_BYTES]
-    is_connect = not connection.is_open and connection.authentication is None
+    is_connect = not client.is_open and client.authentication is None
     if is_connect and len(head) == _HEAD_OF_CONNECT_BYTES:
-        connection.set_version(answer_version(head))
-        connection.is_answered = True
+        client.set_version(answer_version(head))
+        client.is_answered = True
     return packet_too_large(n_bytes, maximum)
 
 
 def _handle(
-    connection: Client,
+    client: Client,
     first_byte: int,
     data: bytes,
     position: int,
@@ -205,40 +205,40 @@ def _handle(
     Raises:
         PeerError: it is malformed or not allowed.
     """
-    core = connection.core
+    core = client.core
     packet_type = first_byte >> 4
-    if not connection.is_open:
-        if connection.authentication is None:
+    if not client.is_open:
+        if client.authentication is None:
             head = data[start : min(stop, start + _HEAD_OF_CONNECT_BYTES)]
-            connection.set_version(answer_version(head))
-            connection.is_answered = first_byte == _CONNECT_BYTE
+            client.set_version(answer_version(head))
+            client.is_answered = first_byte == _CONNECT_BYTE
         else:
             check_packet_type(packet_type)
     if core.callbacks.packet_received:
-        session = connection.session if connection.is_open else None
+        session = client.session if client.is_open else None
         chunk = memoryview(data)[position:stop]
         event = PacketReceived(session, first_byte, stop - position, (chunk,))
         core.guard.tell(core.callbacks.packet_received, event)
     if packet_type == PUBLISH:
         core.counters.publish_received += 1
-        receive_publish(connection, data, first_byte, start, stop, now)
+        receive_publish(client, data, first_byte, start, stop, now)
         if core.catch_up is not None:
-            _let_catch_up(connection, core.catch_up())
+            _let_catch_up(client, core.catch_up())
     elif stop - start == 2 and (take := TAKE_ACKNOWLEDGEMENT.get(first_byte)) is not None:
-        take(connection, (data[start] << 8) | data[start + 1], now)
+        take(client, (data[start] << 8) | data[start + 1], now)
     else:
         core.limits.check_control_bytes(stop - position)
-        control_packets.receive(connection, first_byte, data[start:stop], now)
+        control_packets.receive(client, first_byte, data[start:stop], now)
         if core.catch_up is not None:
-            _let_catch_up(connection, core.catch_up())
+            _let_catch_up(client, core.catch_up())
 
 
-def _let_catch_up(connection: Client, wait: Coroutine[Any, Any, None] | None) -> None:
+def _let_catch_up(client: Client, wait: Coroutine[Any, Any, None] | None) -> None:
     """Receive nothing more until the callbacks have caught up with this client's events."""
     if wait is None:
         return
-    if connection.suspended is not None or connection.is_closing:
+    if client.suspended is not None or client.is_closing:
         wait.close()
         return
-    connection.suspended = wait
-    connection.core.turn.touch(connection.outgoing)
+    client.suspended = wait
+    client.core.turn.touch(client.outgoing)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from penstock.broker.receiving.connection import Connection
 from penstock.broker.sending.outgoing import Outgoing
+from penstock.broker.sessions.pump import pump
 
 
 class Outlet(Protocol):
@@ -71,11 +72,12 @@ def write(outgoing: Outgoing, transport: Outlet) -> bool:
 
 def look(connection: Connection, served: Served, now: float) -> None:
     """Do all that the connection wants: move on its outbox, write, wait, read or not, close."""
+    client = connection.client
     outgoing = connection.outgoing
     outgoing.needs_look = False
     transport = served.transport
     while True:
-        connection.pump(transport.get_write_buffer_size(), now)
+        pump(client, transport.get_write_buffer_size(), now)
         if not outgoing.out:
             break
         write(outgoing, transport)
@@ -85,14 +87,15 @@ def look(connection: Connection, served: Served, now: float) -> None:
             break
     if outgoing.out:
         if not outgoing.is_stuck:
-            connection.core.turn.touch(outgoing)
+            client.core.turn.touch(outgoing)
     elif outgoing.wants_more and not outgoing.is_paused:
         served.wait_for_turn()
-    if connection.suspended is not None:
+    if client.suspended is not None:
         served.run_suspended(connection)
-    if not (served.is_reading and connection.wants_reading):
+    if not (served.is_reading and client.wants_reading):
         served.see_to_reading(connection)
-    if connection.is_closing:
+    if client.is_closing:
+        connection.stop_receiving()
         while outgoing.out and not outgoing.is_stuck:
             write(outgoing, transport)
         served.close(connection)

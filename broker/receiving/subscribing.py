@@ -50,7 +50,7 @@ _LEAST_REQUEST_BYTES: Final = 3
 """Of a topic filter of one character in UNSUBSCRIBE."""
 
 
-def check_number(connection: Client, packet_type: int, body: bytes) -> None:
+def check_number(client: Client, packet_type: int, body: bytes) -> None:
     """Refuse a packet that has more filters than a session may, before they are read.
 
     Others would wait while a hundred thousand of them are read and refused one by one.
@@ -58,11 +58,11 @@ def check_number(connection: Client, packet_type: int, body: bytes) -> None:
     Raises:
         ProtocolError: quota exceeded.
     """
-    maximum = max(connection.core.limits.subscriptions, MIN_FILTERS)
+    maximum = max(client.core.limits.subscriptions, MIN_FILTERS)
     if len(body) <= maximum * _LEAST_REQUEST_BYTES:
         return
     position = 2
-    if connection.version == ProtocolVersion.MQTT_5:
+    if client.version == ProtocolVersion.MQTT_5:
         n_bytes, position = read_variable_byte_integer(body, position)
         position += n_bytes
     rest = 3 if packet_type == PacketType.SUBSCRIBE else 2
@@ -78,29 +78,29 @@ def check_number(connection: Client, packet_type: int, body: bytes) -> None:
         )
 
 
-def handle_subscribe(connection: Client, packet: Subscribe, now: float) -> None:
+def handle_subscribe(client: Client, packet: Subscribe, now: float) -> None:
     """Take a SUBSCRIBE (section 3.8).
 
     Raises:
         ProtocolError: it needs what an MQTT 5 client was told not to use.
     """
-    if connection.version == ProtocolVersion.MQTT_5:
-        check_subscribe(connection.core.options, packet)
-    sizes, problem = _asked_sizes(connection, packet)
+    if client.version == ProtocolVersion.MQTT_5:
+        check_subscribe(client.core.options, packet)
+    sizes, problem = _asked_sizes(client, packet)
     if problem:
         code = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR  # "valid but the Server does not accept it"
         codes = (code,) * len(packet.subscriptions)
-        count(connection.core.counters.subscribe_refused, describe_reason_code(code), len(codes))
-        connection.send_packet(SubAck(packet.packet_id, codes, explained(problem)))
+        count(client.core.counters.subscribe_refused, describe_reason_code(code), len(codes))
+        client.sender.send_packet(SubAck(packet.packet_id, codes, explained(problem)))
     else:
-        connection.run(_subscribe(connection, packet, sizes, now))
+        client.run(_subscribe(client, packet, sizes, now))
 
 
 async def _subscribe(
-    connection: Client, packet: Subscribe, sizes: SizeClass | None, now: float
+    client: Client, packet: Subscribe, sizes: SizeClass | None, now: float
 ) -> None:
-    core = connection.core
-    session = connection.session
+    core = client.core
+    session = client.session
     (subscription_id,) = packet.properties.get("subscription_identifier") or (0,)
     maximum_qos = core.options.maximum_qos
     codes: list[int] = []
@@ -108,20 +108,20 @@ async def _subscribe(
     granted: list[retained_delivery.Granted] = []
     n_refused = 0
     wanted = packet.subscriptions
-    if connection.is_bridge:
+    if client.is_bridge:
         wanted = tuple(map(of_bridge, wanted))
     most_bytes = core.limits.subscription_bytes
     most_bytes_of_all = core.limits.total_subscription_bytes or sys.maxsize
     checks_subscribe = core.access is not None and core.access.checks_subscribe
     is_anything_due = checks_subscribe or retained_delivery.is_anything_due(session)
-    unquestioned = _unquestioned_characters(connection, len(wanted))
+    unquestioned = _unquestioned_characters(client, len(wanted))
     for number, request in enumerate(wanted, 1):
         if not number % FILTERS_IN_TURN:
             await run_now.others_turn()
-            if not connection.is_open:
+            if not client.is_open:
                 return
             is_anything_due = checks_subscribe or retained_delivery.is_anything_due(session)
-            unquestioned = _unquestioned_characters(connection, len(wanted))
+            unquestioned = _unquestioned_characters(client, len(wanted))
         topic_filter, qos, no_local, retain_as_published, retain_handling = request
         if (
             checks_subscribe
@@ -129,17 +129,17 @@ async def _subscribe(
             or session.subscription_bytes >= most_bytes
             or core.tree.n_bytes >= most_bytes_of_all
         ):
-            refusal = _refusal(connection, topic_filter)
+            refusal = _refusal(client, topic_filter)
             if refusal is None and checks_subscribe:
                 # A share opens no topic that its filter alone would not.
                 asked = parse_share(topic_filter).topic_filter
                 if not await core.router.is_allowed(session, asked, SUBSCRIBE):
                     refusal = ReasonCode.NOT_AUTHORIZED, "not authorized to subscribe"
-            if not connection.is_open:
+            if not client.is_open:
                 return
             if refusal is not None:
                 n_refused += 1
-                codes.append(_refuse(connection, request, *refusal, reasons))
+                codes.append(_refuse(client, request, *refusal, reasons))
                 continue
         qos = min(qos, maximum_qos)
         subscription = Subscription(session, topic_filter, qos)
@@ -154,25 +154,25 @@ async def _subscribe(
         codes.append(qos)
     suback = SubAck(packet.packet_id, tuple(codes), explained("; ".join(reasons)))
     if n_refused < len(wanted):
-        connection.sender.send_when_safe(suback)
+        client.sender.send_when_safe(suback)
     else:
-        connection.sender.send_packet(suback)
+        client.sender.send_packet(suback)
     retained_delivery.subscribed(session, granted)
     retained_delivery.begin(session, now)
 
 
-def _asked_sizes(connection: Client, packet: Subscribe) -> tuple[SizeClass | None, str]:
+def _asked_sizes(client: Client, packet: Subscribe) -> tuple[SizeClass | None, str]:
     """Return the size class that a SUBSCRIBE asks for; None for both.
 
     Returns:
         (the class; what is wrong with the SUBSCRIBE, or "").
     """
-    core = connection.core
+    core = client.core
     user_properties = packet.properties.get("user_property", ())
     asked = [value for name, value in user_properties if name == SIZE_PROPERTY]
     if not asked:
-        of_listener = core.sizes_by_listener.get(connection.listener)
-        return core.options.sizes_for(connection.session.client_id, of_listener), ""
+        of_listener = core.sizes_by_listener.get(client.listener)
+        return core.options.sizes_for(client.session.client_id, of_listener), ""
     if len(asked) > 1:
         return None, f"user property {SIZE_PROPERTY}: read {len(asked)} of them; allowed: one"
     for sizes in get_args(SizeClass):
@@ -182,17 +182,17 @@ def _asked_sizes(connection: Client, packet: Subscribe) -> tuple[SizeClass | Non
     return None, f"user property {SIZE_PROPERTY}: read {read!r}; allowed: small or large"
 
 
-def _unquestioned_characters(connection: Client, n_filters: int) -> int:
+def _unquestioned_characters(client: Client, n_filters: int) -> int:
     """Return the length up to which none of so many filters is refused by `_refusal`.
 
     One SUBSCRIBE may have thousands. A character has four bytes at most, and a level one character
     at least, with the ``/`` before it.
     """
-    core = connection.core
+    core = client.core
     limits, options = core.limits, core.options
     if (
         (core.journal is not None and core.journal.is_failing)
-        or len(connection.session.subscriptions) + n_filters > limits.subscriptions
+        or len(client.session.subscriptions) + n_filters > limits.subscriptions
         or not options.wildcard_subscription_available
         or not options.shared_subscription_available
     ):
@@ -200,14 +200,14 @@ def _unquestioned_characters(connection: Client, n_filters: int) -> int:
     return min(limits.topic_bytes // 4, limits.topic_levels - 1)
 
 
-def _refusal(connection: Client, topic_filter: str) -> tuple[ReasonCode, str] | None:
+def _refusal(client: Client, topic_filter: str) -> tuple[ReasonCode, str] | None:
     """Return the reason code by which a subscription is refused, and why; None where it is not.
 
     Access control is asked after that.
     """
-    core = connection.core
+    core = client.core
     limits = core.limits
-    session = connection.session
+    session = client.session
     if core.journal is not None and core.journal.is_failing and session.journal:
         return ReasonCode.QUOTA_EXCEEDED, "the disk refuses"
     problem = limits.topic_problem(parse_share(topic_filter).topic_filter)
@@ -217,20 +217,20 @@ def _refusal(connection: Client, topic_filter: str) -> tuple[ReasonCode, str] | 
     if code is not None:
         return code, describe_reason_code(code)
     if topic_filter not in session.subscriptions:
-        problem = _no_room(connection)
+        problem = _no_room(client)
         if problem:
             return ReasonCode.QUOTA_EXCEEDED, problem
     return None
 
 
-def _no_room(connection: Client) -> str:
+def _no_room(client: Client) -> str:
     """Say why a session may have no further subscription; "" where it may.
 
     Bytes are asked for what there is: one filter may go beyond them.
     """
-    core = connection.core
+    core = client.core
     limits = core.limits
-    session = connection.session
+    session = client.session
     if len(session.subscriptions) >= limits.subscriptions:
         return f"allowed: {limits.subscriptions} subscriptions"
     if session.subscription_bytes >= limits.subscription_bytes:
@@ -242,18 +242,18 @@ def _no_room(connection: Client) -> str:
 
 
 def _refuse(
-    connection: Client,
+    client: Client,
     request: SubscriptionRequest,
     code: ReasonCode,
     reason: str,
     reasons: list[str],
 ) -> int:
     """Count a refused subscription; return its code in SUBACK, and add to the reasons there."""
-    core = connection.core
+    core = client.core
     count(core.counters.subscribe_refused, describe_reason_code(code))
-    if connection.version == ProtocolVersion.MQTT_3_1_1:
+    if client.version == ProtocolVersion.MQTT_3_1_1:
         return SUBACK_FAILURE_3_1_1  # [MQTT-3.9.3-2] of MQTT 3.1.1
-    if connection.version == ProtocolVersion.MQTT_3_1:
+    if client.version == ProtocolVersion.MQTT_3_1:
         return request.qos  # it has no word for a refusal
     told = core.options.told(code)
     if told == code:
@@ -276,22 +276,22 @@ def add_subscription(core: Core, session: Session, subscription: Subscription) -
     return is_new
 
 
-def handle_unsubscribe(connection: Client, packet: Unsubscribe, now: float) -> None:
+def handle_unsubscribe(client: Client, packet: Unsubscribe, now: float) -> None:
     """Take an UNSUBSCRIBE (section 3.10)."""
-    connection.run(_unsubscribe(connection, packet, now))
+    client.run(_unsubscribe(client, packet, now))
 
 
-async def _unsubscribe(connection: Client, packet: Unsubscribe, now: float) -> None:
-    session = connection.session
+async def _unsubscribe(client: Client, packet: Unsubscribe, now: float) -> None:
+    session = client.session
     codes = []
     for number, topic_filter in enumerate(packet.topic_filters, 1):
         if not number % FILTERS_IN_TURN:
             await run_now.others_turn()
-            if not connection.is_open:
+            if not client.is_open:
                 return
         had_it = topic_filter in session.subscriptions
         codes.append(ReasonCode.SUCCESS if had_it else ReasonCode.NO_SUBSCRIPTION_EXISTED)
         if had_it:
-            connection.core.sessions.remove_subscription(session, topic_filter, now)
-    is_5 = connection.version == ProtocolVersion.MQTT_5
-    connection.sender.send_when_safe(UnsubAck(packet.packet_id, tuple(codes) if is_5 else ()))
+            client.core.sessions.remove_subscription(session, topic_filter, now)
+    is_5 = client.version == ProtocolVersion.MQTT_5
+    client.sender.send_when_safe(UnsubAck(packet.packet_id, tuple(codes) if is_5 else ()))

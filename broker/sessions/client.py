@@ -185,6 +185,7 @@ class Client:
         suspended: what the driver must run before more is received, or None.
         timer: of the CONNECT timeout, then of the keep-alive.
         backlog: what has come and is not handled yet, as something keeps it.
+        is_counted: `ReceivedBytes` counts what is kept of what has come.
         has_peer_left: the peer is gone, and what it has sent is still handled.
         last_received: monotonic seconds of the last chunk.
     """
@@ -206,6 +207,7 @@ class Client:
         "is_bridge",
         "is_broken_off",
         "is_closing",
+        "is_counted",
         "is_heard_out",
         "is_open",
         "known_properties",
@@ -264,7 +266,8 @@ class Client:
         self.is_broken_off = False
         self.is_heard_out = False
         self.suspended: Coroutine[Any, Any, None] | None = None
-        self.backlog: list[bytes] = []
+        self.backlog: list[bytes] | tuple[()] = ()
+        self.is_counted = False
         self.maximum_packet_size = core.limits.maximum_packet_size
         self.most_lone_bytes = 0
         self.receive_maximum = core.limits.receive_maximum
@@ -299,20 +302,6 @@ class Client:
             or self.awaiting_bytes > self.core.room.each_bytes
         )
 
-    def pause_sending(self, now: float) -> None:
-        """The transport has too many unsent bytes: yield nothing until `resume_sending`."""
-        self.outgoing.is_paused = True
-        self.throttle.paused(now)
-        if self.is_open:
-            self.session.is_direct = False
-
-    def resume_sending(self, now: float) -> None:
-        """The transport has room again."""
-        self.outgoing.is_paused = False
-        self.outgoing.unread_bytes = 0
-        self.throttle.resumed(now)
-        self.outgoing.want_pump()
-
     def peer(self) -> str:
         """Name the peer for the log."""
         address = f"{self.remote_address}:{self.remote_port} on listener {self.listener}"
@@ -321,6 +310,13 @@ class Client:
     def set_version(self, version: int) -> None:
         """Set the protocol version, as the CONNECT has it."""
         self.version = self.sender.version = version
+
+    def put_off(self, data: bytes) -> None:
+        """Keep bytes that are not handled yet, behind those that were put off before."""
+        if self.backlog:
+            self.backlog.append(data)
+        else:
+            self.backlog = [data]
 
     def wait_for_disk(self, *, waits: bool) -> None:
         """Receive nothing while what is to be stored comes faster than it is."""
@@ -467,6 +463,8 @@ class Client:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+        if self.is_counted:
+            self.core.received.forget(self)
         self.throttle.leave()
         self.sender.drop_held()
         if self.is_open:

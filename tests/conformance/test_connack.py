@@ -63,8 +63,8 @@ def test_connack_flags_hold_session_present_alone(version: int) -> None:
 def test_a_refusal_has_a_code_of_its_table(version: int, code: int) -> None:
     """Whatever the reason, CONNACK says it in its version's words, or is not sent."""
     client = VirtualClient(VirtualBroker(), version)
-    client.connection.version = version
-    client.connection.refuse_connect(ReasonCode(code))
+    client.connection.client.set_version(version)
+    client.connection.client.refuse_connect(ReasonCode(code))
     came = b"".join(client.connection.outgoing.data_to_send())
     if version == 5:
         assert came == bytes((0x20, 3, 0, code, 0))

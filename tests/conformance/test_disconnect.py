@@ -100,7 +100,7 @@ def test_no_disconnect_comes_to_who_has_not_connected() -> None:
     silent, stopped, judged = (VirtualClient(broker) for _ in range(3))
     judged.send(Connect(client_id="c"))
     for client in (stopped, judged):
-        client.connection.shut_down(broker.now)
+        client.connection.client.shut_down(broker.now)
     finish(judged)
     broker.advance(1000)
     for client in (silent, stopped, judged):

@@ -24,7 +24,7 @@ class Client(VirtualClient):
 
     def serve(self, now: float) -> None:
         """Read what came."""
-        self.version = self.connection.version
+        self.version = self.connection.client.version
         super().serve(now)
 
 

@@ -61,7 +61,7 @@ class Peer(VirtualClient):
 
     def serve(self, now: float) -> None:
         """Do what the driver does."""
-        self.version = self.connection.version
+        self.version = self.connection.client.version
         super().serve(now)
 
 
@@ -165,7 +165,7 @@ class Run:
             broker.commits_at_once = False
             broker.is_disk_full = not broker.is_disk_full
         elif kind == 1:
-            suspended = [peer.connection.suspended for peer in self.peers]
+            suspended = [peer.connection.client.suspended for peer in self.peers]
             for rest in (*suspended, *broker.waiting):
                 if rest is not None:
                     rest.close()  # as it ends with the process
@@ -225,10 +225,10 @@ class Run:
         connected = sum(session.is_connected for session in core.sessions)
         assert core.counters.clients_connected == connected
         for peer in self.peers:
-            connection = peer.connection
-            if connection.is_open:
-                assert core.sessions.get(connection.session.client_id) is connection.session
-                assert connection.session.connection is connection
+            client = peer.connection.client
+            if client.is_open:
+                assert core.sessions.get(client.session.client_id) is client.session
+                assert client.session.connection is client
 
 
 def packet(data: Bytes, version: int) -> Packet:

@@ -77,13 +77,13 @@ class Later(Generic[Answer]):
 
 def finish(client: VirtualClient) -> None:
     """Run what a connection is suspended on to its end, as the driver does."""
-    while (suspended := client.connection.suspended) is not None:
+    while (suspended := client.connection.client.suspended) is not None:
         try:
             while True:
                 suspended.send(None)
         except StopIteration:
             client.connection.resume(client.broker.now)
         except PeerError as error:
-            client.connection.peer_failed(error, client.broker.now)
+            client.connection.client.peer_failed(error, client.broker.now)
             client.connection.resume(client.broker.now)
         client.broker.settle()

@@ -28,7 +28,7 @@ def away(broker: VirtualBroker, client_id: str = "s", topic_filter: str = "t") -
 
 def send(client: VirtualClient, *numbers: int, qos: int = 1, **options: Any) -> None:
     """Publish messages, as one chunk of bytes, with their numbers as packet identifiers."""
-    version = client.connection.version
+    version = client.connection.client.version
     packets = [
         Publish("t", b"%d" % number, qos=qos, packet_id=number, **options) for number in numbers
     ]

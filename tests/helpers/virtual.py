@@ -181,7 +181,7 @@ class VirtualClient:
     @property
     def session(self) -> Session:
         """The client's session."""
-        return self.connection.session
+        return self.connection.client.session
 
     def serve(self, now: float) -> None:
         """Do what a touched connection wants."""
@@ -216,7 +216,7 @@ class VirtualClient:
 
     def see_to_reading(self, connection: Connection) -> None:
         """Read or not."""
-        was_reading, self.is_reading = self.is_reading, connection.wants_reading
+        was_reading, self.is_reading = self.is_reading, connection.client.wants_reading
         if connection.wants_turn:
             self.wait_for_turn()
         if self.is_reading and not was_reading:
@@ -314,7 +314,7 @@ class VirtualClient:
     def stall(self) -> None:
         """Take no more, and have done so for so long that no publisher waits for this client."""
         self.connection.pause_sending(self.broker.now)
-        self.connection.throttle.is_slow = True
+        self.connection.client.throttle.is_slow = True
 
     def lose(self) -> None:
         """Lose the network connection without a word."""

@@ -17,6 +17,7 @@ from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.receiving.connection import Connection
 from penstock.broker.sessions.core import Core
+from penstock.broker.sessions.pump import pump
 
 ANONYMOUS = "amqtt.plugins.authentication.AnonymousAuthPlugin"
 FILE = "amqtt.plugins.authentication.FileAuthPlugin"
@@ -90,13 +91,13 @@ class Client:
         if isinstance(packet, Connect):
             self._version = packet.protocol_version
         self.connection.receive_data(write_packet(packet, self._version), self._broker.now)
-        while self.connection.suspended is not None:
-            await self.connection.suspended
+        while self.connection.client.suspended is not None:
+            await self.connection.client.suspended
             self.connection.resume(self._broker.now)
 
     def received(self) -> list[Packet]:
         """Return what has come since the last call."""
-        self.connection.pump(0, self._broker.now)
+        pump(self.connection.client, 0, self._broker.now)
         data = b"".join(self.connection.outgoing.data_to_send())
         packets = []
         position = 0
@@ -114,7 +115,7 @@ class Client:
     @property
     def is_connected(self) -> bool:
         """Whether CONNECT was accepted and the connection has not ended."""
-        return self.connection.is_open
+        return self.connection.client.is_open
 
     def return_code(self) -> int:
         """Return the reason code of the CONNACK that has come."""

@@ -221,8 +221,8 @@ def test_a_broker_that_stops_says_where_else_to_go(reference: str | None) -> Non
     """Use another server, with the reference; without one, the server is shutting down."""
     broker = broker_with(server_reference=reference)
     client, old = broker.connect("c"), broker.connect("old", 4)
-    client.connection.shut_down(broker.now)
-    old.connection.shut_down(broker.now)
+    client.connection.client.shut_down(broker.now)
+    old.connection.client.shut_down(broker.now)
     broker.settle()
     expected = (
         Disconnect(ReasonCode.USE_ANOTHER_SERVER, {"server_reference": "b.example"})

@@ -204,8 +204,8 @@ async def test_time_for_a_connect_counts_from_the_beginning(tmp_path: Path) -> N
         (protocol,) = server._driver.protocols
         connection = protocol.connection
         assert connection is not None
-        assert connection.timer is not None
-        assert connection.timer.at == protocol.arrival.accepted_at + 60.0
+        assert connection.client.timer is not None
+        assert connection.client.timer.at == protocol.arrival.accepted_at + 60.0
         client.close()
 
 

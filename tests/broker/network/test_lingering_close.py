@@ -134,13 +134,15 @@ async def test_a_connection_that_is_broken_off_ends_without_a_reset() -> None:
 
         def send() -> None:
             message = Message("t", shelf)
-            connection.session.deliver(message, 0, retain=False, subscription_ids=(), now=0.0)
+            connection.client.session.deliver(
+                message, 0, retain=False, subscription_ids=(), now=0.0
+            )
 
         driver_of(server).take_turn(send)
         await until(lambda: connection.outgoing.is_stuck)
         protocol.transport.pause_reading()
         await client.send(PingReq())
-        driver_of(server).take_turn(lambda: connection.break_off(0.0))
+        driver_of(server).take_turn(lambda: connection.client.break_off(0.0))
         await until(lambda: protocol not in driver_of(server).protocols)
         assert len(driver_of(server).lingering) == 1
         loop, n_bytes = asyncio.get_running_loop(), 0
@@ -190,7 +192,7 @@ async def test_what_is_unsent_is_known_below_all_layers(
         client = await dial(kind, server, authority)
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await client.connect("c", **keep)
-        session = protocol_of(server, "c").connection.session  # type: ignore[union-attr]
+        session = protocol_of(server, "c").connection.client.session  # type: ignore[union-attr]
 
         def send(topic: str, payload: bytes) -> None:
             message = Message(topic, payload, qos=1, is_large=len(payload) > 1)

@@ -88,8 +88,10 @@ async def test_what_goes_in_rounds_is_sent_before_the_connection_closes(*, is_st
 
         def send_and_close() -> None:
             message = Message("t", payload)
-            connection.session.deliver(message, 0, retain=False, subscription_ids=(), now=0.0)
-            connection.close(ReasonCode.SERVER_BUSY, None)
+            connection.client.session.deliver(
+                message, 0, retain=False, subscription_ids=(), now=0.0
+            )
+            connection.client.close(ReasonCode.SERVER_BUSY, None)
 
         driver_of(server).take_turn(send_and_close)
         assert (await client.take(Publish)).payload == data
@@ -111,7 +113,9 @@ async def test_a_stored_payload_is_read_as_the_client_takes_it() -> None:
         def send() -> None:
             for shelf in shelves:
                 message = Message("t", shelf)
-                connection.session.deliver(message, 0, retain=False, subscription_ids=(), now=0.0)
+                connection.client.session.deliver(
+                    message, 0, retain=False, subscription_ids=(), now=0.0
+                )
 
         driver_of(server).take_turn(send)
         await until(lambda: connection.outgoing.is_stuck)
@@ -140,8 +144,10 @@ async def test_a_client_that_never_reads_is_closed_in_time_amid_a_stored_payload
 
         def send_and_close() -> None:
             message = Message("t", shelf)
-            connection.session.deliver(message, 0, retain=False, subscription_ids=(), now=0.0)
-            connection.close(ReasonCode.SERVER_BUSY, None)
+            connection.client.session.deliver(
+                message, 0, retain=False, subscription_ids=(), now=0.0
+            )
+            connection.client.close(ReasonCode.SERVER_BUSY, None)
 
         driver_of(server).take_turn(send_and_close)
         await until(lambda: protocol not in driver_of(server).protocols)
@@ -241,7 +247,7 @@ async def test_what_came_before_the_end_is_handled_though_a_subscriber_has_no_ro
             connection = protocol_of(server, "s").connection
             assert connection is not None
             connection.pause_sending(driver.clock())
-            session = connection.session
+            session = connection.client.session
             protocol = protocol_of(server, "p")
             protocol.data_received(packet * n_messages + write_packet(Disconnect(), 5))
             assert 0 < session.outbox.n_messages < n_messages

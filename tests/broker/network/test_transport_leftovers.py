@@ -64,7 +64,7 @@ async def test_clients_that_publish_and_vanish_leave_nothing_behind() -> None:
         assert core.sessions.client_ids() == ["stays"]
         stays = protocol_of(server, "stays").connection
         assert stays is not None
-        assert core.ledger().outstanding() == stays.session.ledger.outstanding()
+        assert core.ledger().outstanding() == stays.client.session.ledger.outstanding()
 
 
 async def test_a_client_that_is_gone_loses_nothing_for_the_time_that_it_takes(
@@ -112,7 +112,7 @@ async def test_what_a_client_that_is_gone_has_sent_waits_for_access_control() ->
         async def wait() -> None:
             await answer
 
-        protocol.connection.run(wait())
+        protocol.connection.client.run(wait())
         protocol.data_received(packet * 50 + write_packet(Disconnect(), 5))
         protocol.transport.abort()
         await until(lambda: core.counters.clients_connected == 0)

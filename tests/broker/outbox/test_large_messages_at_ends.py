@@ -187,7 +187,7 @@ def test_stopping_broker_waits_for_no_withheld_message_and_loses_none() -> None:
         publisher.publish("cam", large(name), qos=qos)
     publisher.publish("cam", b"small", qos=1)
     assert names(subscriber) == []
-    subscriber.connection.shut_down(broker.now)
+    subscriber.connection.client.shut_down(broker.now)
     broker.settle()
     assert [type(packet) for packet in subscriber.inbox] == [Disconnect]
     assert subscriber.is_lost

@@ -45,7 +45,7 @@ def log_in(
 ) -> int:
     """Return the reason code of a CONNECT."""
     client = VirtualClient(broker, version)
-    client.connection.remote_address = address
+    client.connection.client.remote_address = address
     packet = Connect(
         client_id="c",
         protocol_version=version,
@@ -191,7 +191,7 @@ def test_a_client_without_a_user_name_guesses_nothing() -> None:
     broker, access = broker_with()
     for _ in range(2 * FREE):
         client = VirtualClient(broker)
-        client.connection.remote_address = HERE
+        client.connection.client.remote_address = HERE
         client.send(Connect(client_id="c"))
     access.error = ZeroDivisionError()
     assert set(guess(broker, 2 * FREE)) == {WRONG}
@@ -250,7 +250,7 @@ def test_exchanges_of_an_authentication_method_count_too(*, waits: bool) -> None
     told = []
     for answer in [b"nonsense"] * (FREE + 2) + [b"because"]:
         client = VirtualClient(broker)
-        client.connection.remote_address = HERE
+        client.connection.client.remote_address = HERE
         properties = {"authentication_method": riddle.method, "authentication_data": answer}
         client.send(Connect(client_id="c", properties=properties))
         finish(client)

@@ -257,11 +257,11 @@ def test_a_publisher_that_has_much_held_is_not_read_from() -> None:
     send(publisher, 1, 2)
     for number in range(3, 6):
         publisher.send(Publish("t", bytes(HELD_BYTES // 2), qos=1, packet_id=number))
-    assert not publisher.connection.wants_reading
+    assert not publisher.connection.client.wants_reading
     subscriber = kept(broker)
     assert len(drain(subscriber)) == 2
     broker.advance(0)
-    assert publisher.connection.wants_reading
+    assert publisher.connection.client.wants_reading
     assert len(drain(subscriber)) == 3
 
 
@@ -302,10 +302,10 @@ def test_a_held_message_counts_what_it_takes() -> None:
     send(publisher, 1, 2)
     for number in range(3, 103):
         publisher.send(Publish("t", b"", qos=1, packet_id=number))
-    assert 400 < publisher.connection.awaiting_bytes / 100 < 1000
+    assert 400 < publisher.connection.client.awaiting_bytes / 100 < 1000
     drain(kept(broker))
     broker.advance(1)
-    assert broker.core.room.n_held == publisher.connection.awaiting_bytes == 0
+    assert broker.core.room.n_held == publisher.connection.client.awaiting_bytes == 0
 
 
 def test_what_is_held_is_routed_in_many_turns() -> None:
@@ -441,10 +441,10 @@ def test_publishers_together_have_no_more_held_than_allowed(
     send(publishers[0], 1, 2)
     for publisher in publishers[:3]:
         publisher.send(Publish("t", bytes(10), qos=1, packet_id=3))
-        n_bytes = publisher.connection.awaiting_bytes
+        n_bytes = publisher.connection.client.awaiting_bytes
         monkeypatch.setattr(room, "ALL_HELD_BYTES", n_bytes * 5 // 2)
-    reading = [publisher.connection.wants_reading for publisher in publishers]
+    reading = [publisher.connection.client.wants_reading for publisher in publishers]
     assert reading == [False, False, False, True]
     publishers[0].lose()
-    assert publishers[1].connection.wants_reading
+    assert publishers[1].connection.client.wants_reading
     check(broker)

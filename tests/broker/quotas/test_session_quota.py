@@ -31,7 +31,7 @@ def connect(
 ) -> tuple[VirtualClient, ConnAck]:
     """Connect a client that keeps its session; return it with the answer."""
     client = VirtualClient(broker, version)
-    client.connection.remote_address = address
+    client.connection.client.remote_address = address
     options.setdefault("clean_start", False)
     properties = KEPT if version == 5 else {}
     client.send(

@@ -345,7 +345,7 @@ def test_others_are_served_while_one_authenticates() -> None:
     other = client.broker.connect("other")
     other.subscribe("t")
     client.send(Connect(client_id="c", properties={"authentication_method": "RIDDLE"}))
-    assert client.connection.suspended is not None
+    assert client.connection.client.suspended is not None
     other.publish("t", b"x")
     assert other.payloads() == [b"x"]
     finish(client)

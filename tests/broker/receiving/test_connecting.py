@@ -89,7 +89,7 @@ def test_the_same_identifier_takes_the_session_over() -> None:
     assert old.is_lost
     assert new.connack.session_present
     old.connection.connection_lost(broker.now)
-    assert new.session.connection is new.connection
+    assert new.session.connection is new.connection.client
     broker.connect("p").publish("t", b"x", qos=1)
     assert new.payloads() == [b"x"]
 
@@ -237,7 +237,7 @@ def test_who_is_refused_stands_in_the_log(caplog: pytest.LogCaptureFixture) -> N
     (line,) = caplog.messages
     assert "client pump" in line
     assert "'ada'" in line
-    assert client.connection.peer() in line
+    assert client.connection.client.peer() in line
     assert "secret" not in line
 
 
@@ -259,7 +259,7 @@ def test_the_log_says_why_a_client_is_refused(
     client = VirtualClient(VirtualBroker(access=access))
     with caplog.at_level("INFO"):
         client.send(Connect(client_id="pump", username=username, password=b"secret"))
-    assert f"client pump: {told} {client.connection.peer()}" in caplog.messages
+    assert f"client pump: {told} {client.connection.client.peer()}" in caplog.messages
     assert "secret" not in caplog.text
     assert client.take(ConnAck) == ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED)
 
@@ -283,7 +283,7 @@ def test_who_may_no_longer_connect_is_disconnected(fault: Exception | None) -> N
     for is_held in (True, False):
         if not is_held:
             held.clear()
-        close_if_revoked(client.connection, broker.now)
+        close_if_revoked(client.connection.client, broker.now)
         broker.settle()
         assert client.is_lost is not is_held
     assert client.take(Disconnect).reason_code == ReasonCode.NOT_AUTHORIZED

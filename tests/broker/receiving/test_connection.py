@@ -156,7 +156,7 @@ def test_a_client_that_is_not_read_from_is_not_silent() -> None:
     assert not client.is_reading
     broker.advance(100)
     assert not client.is_lost
-    client.connection.receipts[0].settle(0)
+    client.connection.client.receipts[0].settle(0)
     broker.settle()
     assert client.is_reading
     broker.advance(15)

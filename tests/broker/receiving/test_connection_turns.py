@@ -140,13 +140,13 @@ def test_the_others_have_their_turn_within_a_chunk() -> None:
     publisher.connection.receive_data(data, broker.now)
     assert subscriber.session.outbox.n_messages == broker.core.turn.most_steps
     assert publisher.connection.wants_turn
-    assert not publisher.connection.wants_reading
+    assert not publisher.connection.client.wants_reading
     publisher.connection.go_on(broker.now)
     assert subscriber.session.outbox.n_messages == 2 * broker.core.turn.most_steps
     publisher.connection.go_on(broker.now)
     assert subscriber.session.outbox.n_messages == n_messages
     assert not publisher.connection.wants_turn
-    assert publisher.connection.wants_reading
+    assert publisher.connection.client.wants_reading
 
 
 def test_what_is_put_off_waits_for_a_throttled_publisher() -> None:

@@ -28,7 +28,7 @@ def pair(broker: VirtualBroker, version: int = 4) -> tuple[VirtualClient, Virtua
 
 def is_taken(client: VirtualClient, packet: bytes) -> bool:
     """Hand a client's packet over, and say whether it was taken."""
-    taken = take_lone(client.connection, packet, client.broker.now)
+    taken = take_lone(client.connection.client, packet, client.broker.now)
     client.broker.settle()
     return taken
 

@@ -104,7 +104,7 @@ def test_a_suback_that_does_not_fit_is_not_sent(caplog: pytest.LogCaptureFixture
     """[MQTT-3.1.2-24]: the log names the client, the packet and the size."""
     client = VirtualBroker().connect("small", properties={"maximum_packet_size": 20})
     packet = Publish("t", b"x")
-    client.connection.sender.send_maximum = 5
+    client.connection.client.sender.send_maximum = 5
     with caplog.at_level("WARNING"):
         client.send_bytes(b"\x82\x07\x00\x01\x00\x00\x01t\x00")
     assert client.inbox == []

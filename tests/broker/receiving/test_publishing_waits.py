@@ -68,7 +68,7 @@ def test_a_publish_whose_check_is_cancelled_is_refused_and_not_lost() -> None:
     publisher = broker.connect("p", **KEEP)
     access.waits = True
     publisher.publish("t", b"x", qos=2, packet_id=7)
-    suspended = publisher.connection.suspended
+    suspended = publisher.connection.client.suspended
     assert suspended is not None
     with pytest.raises(KeyboardInterrupt):
         suspended.throw(KeyboardInterrupt())
@@ -94,7 +94,7 @@ def test_a_client_whose_events_are_too_many_waits_for_the_callbacks() -> None:
     assert not publisher.is_reading
     assert subscriber.payloads() == [b"0", b"1", b"2"]
     other = broker.connect("other")
-    assert other.connection.suspended is not None
+    assert other.connection.client.suspended is not None
     finish(other)
     finish(publisher)
     assert publisher.is_reading

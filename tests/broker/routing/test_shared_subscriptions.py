@@ -251,7 +251,7 @@ def test_a_message_does_not_go_to_a_member_that_ends_while_another_is_asked_abou
     publisher = broker.connect("p")
     access.waits = True
     publisher.publish("jobs", b"x", qos=1)
-    suspended = publisher.connection.suspended
+    suspended = publisher.connection.client.suspended
     assert suspended is not None
     suspended.send(None)  # the first share has its member; the second one is asked about
     first.lose()

@@ -27,14 +27,14 @@ def test_very_much_is_written_in_rounds() -> None:
     payload = bytes(range(256)) * 8192
     connection = large_message_in_out(payload)
     total = connection.outgoing.out_bytes
-    before = connection.core.counters.bytes_sent
+    before = connection.client.core.counters.bytes_sent
     rounds = []
     while connection.outgoing.out:
         rounds.append(connection.outgoing.data_to_send())
         assert connection.outgoing.out_bytes == sum(map(len, connection.outgoing.out))
     sizes = [sum(map(len, buffers)) for buffers in rounds]
     assert sizes == [WRITE_BYTES] * (total // WRITE_BYTES) + [total % WRITE_BYTES]
-    assert connection.core.counters.bytes_sent - before == total
+    assert connection.client.core.counters.bytes_sent - before == total
     written = [buffer for buffers in rounds for buffer in buffers]
     assert b"".join(written).endswith(payload)
     assert all(part.obj is payload for part in written if isinstance(part, memoryview))
@@ -56,9 +56,9 @@ def stored(n_bytes: int, fails_from: int | None = None) -> Shelf:
 def deliver(connection: Connection, payload: Shelf | bytes, topic: str = "t") -> bytes:
     """Give a connection a message to send, and return the packet that it is to become."""
     message = Message(topic, payload)
-    connection.session.deliver(message, 0, retain=False, subscription_ids=(), now=0.0)
+    connection.client.session.deliver(message, 0, retain=False, subscription_ids=(), now=0.0)
     data = payload if isinstance(payload, bytes) else payload.data
-    return publish_header(topic.encode(), len(data), version=connection.version) + data
+    return publish_header(topic.encode(), len(data), version=connection.client.version) + data
 
 
 @pytest.mark.parametrize("n_pieces", [2, 3.5, 16])
@@ -66,7 +66,7 @@ def test_a_stored_payload_is_read_piece_by_piece(n_pieces: float) -> None:
     """Each round takes one piece, and nothing of it is read before."""
     connection = VirtualBroker().connect("s").connection
     payload = stored(int(n_pieces * PIECE_BYTES))
-    before = connection.core.counters.bytes_sent
+    before = connection.client.core.counters.bytes_sent
     packet = deliver(connection, payload)
     written = []
     for n_read in range(1, -int(-n_pieces // 1) + 1):
@@ -77,7 +77,7 @@ def test_a_stored_payload_is_read_piece_by_piece(n_pieces: float) -> None:
     assert not connection.outgoing.has_unread
     assert not connection.outgoing.out
     assert b"".join(written) == packet
-    assert connection.core.counters.bytes_sent - before == len(packet)
+    assert connection.client.core.counters.bytes_sent - before == len(packet)
 
 
 def test_a_short_stored_payload_is_read_at_once() -> None:
@@ -111,7 +111,7 @@ def test_a_stored_payload_waits_for_room() -> None:
     written = connection.outgoing.data_to_send()
     connection.pause_sending(0.0)
     assert connection.outgoing.is_stuck
-    connection.sender.send_short(0x62, 7)
+    connection.client.sender.send_short(0x62, 7)
     packets.append(b"\x62\x02\x00\x07")
     for _ in range(3):
         assert connection.outgoing.data_to_send() == []

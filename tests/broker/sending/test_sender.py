@@ -24,7 +24,7 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.payload import JOIN_BELOW_BYTES, Payload
 from penstock.broker.sending.sender import PUMP_BYTES
-from penstock.broker.sessions.pump import PUMP_MESSAGES
+from penstock.broker.sessions.pump import PUMP_MESSAGES, pump
 from tests.helpers.gates import SwitchGate
 from tests.helpers.samplers import NotingSampler
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -113,7 +113,7 @@ def test_a_pump_leaves_the_rest_for_the_next_turn() -> None:
         publisher.publish("t", b"x" * 4000)
     subscriber.connection.outgoing.is_paused = False
     subscriber.connection.outgoing.want_pump()
-    subscriber.connection.pump(0, 0.0)
+    pump(subscriber.connection.client, 0, 0.0)
     assert PUMP_BYTES <= subscriber.connection.outgoing.out_bytes < PUMP_BYTES + 5000
     assert subscriber.connection.outgoing.wants_more
 
@@ -374,6 +374,6 @@ def test_a_pump_that_took_all_that_waited_leaves_its_session_direct() -> None:
         publisher.publish("t")
     subscriber.connection.resume_sending(broker.now)
     broker.core.turn.take_touched()
-    subscriber.connection.pump(0, broker.now)
+    pump(subscriber.connection.client, 0, broker.now)
     assert subscriber.session.is_direct
     assert not subscriber.connection.outgoing.wants_more

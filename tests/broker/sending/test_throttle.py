@@ -141,7 +141,7 @@ def test_a_publisher_waits_on_for_a_subscriber_that_drains() -> None:
         subscriber.connection.resume_sending(broker.now)
         subscriber.connection.pause_sending(broker.now)
     assert MAX_WAIT_SECONDS <= waited < MAX_WAIT_SECONDS + 2 * THROTTLE_SECONDS
-    assert not subscriber.connection.throttle.is_slow
+    assert not subscriber.connection.client.throttle.is_slow
 
 
 def test_a_slow_subscriber_that_drains_quickly_again_is_waited_for() -> None:
@@ -149,7 +149,7 @@ def test_a_slow_subscriber_that_drains_quickly_again_is_waited_for() -> None:
     broker, publisher, subscriber = congested()
     publisher.publish("t", much(b"1"))
     broker.advance(THROTTLE_SECONDS)
-    throttle = subscriber.connection.throttle
+    throttle = subscriber.connection.client.throttle
     assert throttle.is_slow
     for seconds, is_slow in ((THROTTLE_SECONDS * 2, True), (THROTTLE_SECONDS / 2, False)):
         subscriber.connection.pause_sending(broker.now)
@@ -250,7 +250,7 @@ def test_a_source_waits_for_the_sink_behind_a_worker() -> None:
         sink.connection.pause_sending(broker.now)
         assert not worker.is_reading
         assert not source.is_reading
-    assert not worker.connection.throttle.is_slow
+    assert not worker.connection.client.throttle.is_slow
     sink.connection.resume_sending(broker.now)
     broker.settle()
     assert worker.is_reading
@@ -287,6 +287,6 @@ def test_whoever_is_held_waits_in_the_end_for_a_client_that_is_read(data: st.Dat
 def ends(client: VirtualClient, passed: set[VirtualClient]) -> None:
     """Follow every chain of waits to its end; a circle has none."""
     assert client not in passed
-    for blocker in client.connection.throttle.blockers:
+    for blocker in client.connection.client.throttle.blockers:
         assert blocker.outgoing is not None
         ends(blocker.outgoing.driver, passed | {client})

@@ -155,7 +155,7 @@ def test_a_client_stays_as_long_as_each_source_stands_by_it(gone: tuple[int, ...
     assert client.session.username == "first"
     for index in gone:
         held[index] = False
-    close_if_revoked(client.connection, 0.0)
+    close_if_revoked(client.connection.client, 0.0)
     client.broker.settle()
     assert client.is_lost is bool(gone)
 

@@ -364,8 +364,8 @@ class Mixed(RuleBasedStateMachine):
         for peer in self.peers.values():
             if peer.client is not None:
                 peer.client.is_lost = True
-                if peer.client.connection.suspended is not None:
-                    peer.client.connection.suspended.close()
+                if peer.client.connection.client.suspended is not None:
+                    peer.client.connection.client.suspended.close()
                 peer.client = None
         for rest in self.broker.waiting:
             rest.close()

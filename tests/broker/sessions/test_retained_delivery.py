@@ -24,6 +24,7 @@ from penstock.broker.mqtt.packets import (
 )
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.sessions import retained_delivery
+from penstock.broker.sessions.pump import pump
 from penstock.broker.sessions.retained_delivery import SLICE_MESSAGES, UNSENT_BYTES, RetainedDue
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
@@ -108,7 +109,7 @@ def test_live_messages_between_retained_ones_do_not_keep_others_from_their_turn(
         client.connection.outgoing.want_pump()
         broker.core.turn.take_touched()
         client.connection.outgoing.needs_look = False
-        client.connection.pump(0, broker.now)
+        pump(client.connection.client, 0, broker.now)
         assert client.connection.outgoing.wants_more
         assert not client.connection.outgoing.needs_look
         client.connection.outgoing.data_to_send()

@@ -121,7 +121,7 @@ def test_shared_message_goes_to_another_member() -> None:
     left_by_alice(broker, "$share/g/secret")
     broker.connect("p", username="alice").publish("secret", b"job", qos=1)
     other = broker.connect("other", username="alice", clean_start=False, properties=KEEP)
-    other.connection.end(broker.now)
+    other.connection.client.end(broker.now)
     other = broker.connect("other", username="alice", clean_start=False, properties=KEEP)
     other.subscribe("$share/g/secret", 1)
     bob = connect(broker, "bob")

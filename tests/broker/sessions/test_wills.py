@@ -116,14 +116,13 @@ def test_a_will_becomes_a_message_when_it_is_due() -> None:
 def test_wills_share_the_number_for_their_arrival() -> None:
     """Very many clients may be lost in a moment."""
     broker = VirtualBroker()
-    broker.connect("s", properties={"session_expiry_interval": 60}).subscribe("w/#", 1)
+    waiting = broker.connect("s", properties={"session_expiry_interval": 60})
+    waiting.subscribe("w/#", 1)
     clients = [broker.connect(name, will=Will(f"w/{name}", b"gone", qos=1)) for name in "abc"]
-    waiting = broker.session("s")
-    assert waiting.connection is not None
     waiting.connection.pause_sending(broker.now)
     for client in clients:
         broker.advance(0.01)
         client.lose()
-    arrivals = [delivery.message.arrived_at for delivery in waiting.outbox.waiting()]
+    arrivals = [delivery.message.arrived_at for delivery in waiting.session.outbox.waiting()]
     assert arrivals == [1000.0] * 3
     assert len(set(map(id, arrivals))) == 1

@@ -331,7 +331,7 @@ def scram(
 ) -> VirtualClient:
     """Return a client of the user ann that has gone through SCRAM; its answer is in the inbox."""
     client = VirtualClient(broker)
-    client.connection.certificate_name = certificate_name
+    client.connection.client.certificate_name = certificate_name
     other = ScramClient([METHOD], "ann", password)
     properties: dict[str, Any] = {"authentication_method": METHOD}
     first = properties | {"authentication_data": other.get_client_first().encode()}
@@ -490,7 +490,7 @@ async def test_a_user_of_scram_stays_as_long_as_the_file_has_it(
     assert client.take(ConnAck).reason_code == 0
     files.scram.write_text(files.scram.read_text().replace("ann", user))
     await plugin.reload()
-    close_if_revoked(client.connection, broker.now)
+    close_if_revoked(client.connection.client, broker.now)
     broker.settle()
     assert client.is_lost is not stays
 
