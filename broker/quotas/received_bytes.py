@@ -19,7 +19,7 @@ FREE_BYTES: Final = 4096
 
 
 class Receiving(Protocol):
-    """A connection that is received from.
+    """A client that is received from.
 
     Attributes:
         is_open: CONNECT was accepted and the connection has not ended.
@@ -51,18 +51,18 @@ class ReceivedBytes:
         self._holders: dict[Receiving, int] = {}
         self.n_bytes = 0
 
-    def count(self, connection: Receiving, n_bytes: int, now: float) -> None:
-        """Note what a connection holds; while the sum is above the limit, close the largest holder.
+    def count(self, client: Receiving, n_bytes: int, now: float) -> None:
+        """Note what is held of a client. While the sum exceeds the limit, close the largest holder.
 
         Args:
-            connection: not closing.
-            n_bytes: bytes that it holds.
+            client: not closing.
+            n_bytes: bytes that are held.
             now: monotonic seconds.
         """
-        self.forget(connection)
+        self.forget(client)
         if n_bytes <= FREE_BYTES:
             return
-        self._holders[connection] = n_bytes
+        self._holders[client] = n_bytes
         self.n_bytes += n_bytes
         while self.n_bytes > self._most_bytes:
             largest = max(self._holders, key=lambda c: (not c.is_open, self._holders[c]))
@@ -77,6 +77,6 @@ class ReceivedBytes:
                 now,
             )
 
-    def forget(self, connection: Receiving) -> None:
-        """Stop counting a connection."""
-        self.n_bytes -= self._holders.pop(connection, 0)
+    def forget(self, client: Receiving) -> None:
+        """Stop counting a client."""
+        self.n_bytes -= self._holders.pop(client, 0)

@@ -107,8 +107,8 @@ class HeldReceipt(Protocol):
     """What the publisher of a held message is owed."""
 
     @property
-    def connection(self) -> Publisher:
-        """The publisher's."""
+    def client(self) -> Publisher:
+        """The client that it is owed to."""
 
     def settle(self, reason_code: int) -> None:
         """Take the answer."""
@@ -183,7 +183,7 @@ class Room:
     @property
     def n_held(self) -> int:
         """Messages that are held, of all publishers."""
-        return sum(len(connection.awaiting) for connection in self.waiting)
+        return sum(len(publisher.awaiting) for publisher in self.waiting)
 
     # -- whether there is room --------------------------------------------------------------
 
@@ -344,29 +344,29 @@ class Room:
             route: as in `Held`.
             now: monotonic seconds.
         """
-        connection = receipt.connection
-        if not connection.is_open:
+        publisher = receipt.client
+        if not publisher.is_open:
             receipt.settle(ReasonCode.QUOTA_EXCEEDED)  # the client will send it again
             return
-        if connection.awaiting is NO_QUEUE:
-            connection.awaiting = deque()
-        connection.awaiting.append(Held(receipt, message, route))
-        self._count_held(connection, _held_bytes(message))
-        self.waiting[connection] = None
+        if publisher.awaiting is NO_QUEUE:
+            publisher.awaiting = deque()
+        publisher.awaiting.append(Held(receipt, message, route))
+        self._count_held(publisher, _held_bytes(message))
+        self.waiting[publisher] = None
         self._look_at(now + LOOK_SECONDS)
-        if connection.awaiting_bytes > self.each_bytes:
-            self._core.turn.touch(connection.outgoing)
+        if publisher.awaiting_bytes > self.each_bytes:
+            self._core.turn.touch(publisher.outgoing)
 
-    def _count_held(self, connection: Publisher, n_bytes: int) -> None:
-        connection.awaiting_bytes += n_bytes
+    def _count_held(self, publisher: Publisher, n_bytes: int) -> None:
+        publisher.awaiting_bytes += n_bytes
         self._held_bytes += n_bytes
         self.each_bytes = HELD_BYTES if self._held_bytes <= ALL_HELD_BYTES else 0
 
-    def forget(self, connection: Publisher) -> None:
+    def forget(self, publisher: Publisher) -> None:
         """A publisher's connection has ended; the client will repeat unacknowledged messages."""
-        self.waiting.pop(connection, None)
-        held, connection.awaiting = connection.awaiting, NO_QUEUE
-        self._count_held(connection, -connection.awaiting_bytes)
+        self.waiting.pop(publisher, None)
+        held, publisher.awaiting = publisher.awaiting, NO_QUEUE
+        self._count_held(publisher, -publisher.awaiting_bytes)
         count(self._core.counters.publish_refused, "publisher gone", len(held))
         for receipt, _, _ in held:
             receipt.settle(ReasonCode.QUOTA_EXCEEDED)
@@ -388,43 +388,41 @@ class Room:
         self._look(now)
         core = self._core
         core.turn.steps = self._n_looked = 0
-        for connection in list(self.waiting)[:MOST_RETRIED]:
-            if connection in self._trying:
+        for publisher in list(self.waiting)[:MOST_RETRIED]:
+            if publisher in self._trying:
                 continue
             if core.turn.steps >= core.turn.most_steps or self._n_looked >= MOST_LOOKED:
                 break
-            del self.waiting[connection]
-            self.waiting[connection] = (
-                None  # moved to the end: the next turn begins with the others
-            )
-            core.run(self._try_again(connection, now))
+            del self.waiting[publisher]
+            self.waiting[publisher] = None  # moved to the end: the next turn begins with the others
+            core.run(self._try_again(publisher, now))
         if core.turn.steps and self.waiting:
             self._look_at(now)  # some have found room, so others may
         if self._full or self.waiting:
             self._look_at(now + LOOK_SECONDS)
 
-    async def _try_again(self, connection: Publisher, now: float) -> None:
+    async def _try_again(self, publisher: Publisher, now: float) -> None:
         """Route what a publisher has held while there is room; a long queue takes several turns."""
         core = self._core
-        queue = connection.awaiting
+        queue = publisher.awaiting
         is_routed = True
-        self._trying.add(connection)
+        self._trying.add(publisher)
         try:
             while queue and core.turn.steps < core.turn.most_steps:
                 is_routed = await queue[0].route(queue[0].receipt, queue[0].message, now)
-                if connection.awaiting is not queue:
+                if publisher.awaiting is not queue:
                     return  # the connection has ended
                 if not is_routed:
                     break
                 core.turn.steps += 1
-                self._count_held(connection, -_held_bytes(queue.popleft().message))
+                self._count_held(publisher, -_held_bytes(queue.popleft().message))
         finally:
-            self._trying.discard(connection)
+            self._trying.discard(publisher)
         if not queue:
-            self.waiting.pop(connection, None)
+            self.waiting.pop(publisher, None)
         elif is_routed:
             self._look_at(now)
-        core.turn.touch(connection.outgoing)  # it may be read from again
+        core.turn.touch(publisher.outgoing)  # it may be read from again
 
     # -- what is dropped --------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ async def route_allowed(
     """
     core = client.core
     room = core.room if receipt is not None and core.room.rejects else None
-    is_5 = receipt is not None and receipt.connection.version == MQTT_5
+    is_5 = receipt is not None and receipt.client.version == MQTT_5
     n_changes = core.journal.n_changes if core.journal is not None else 0
     if message.retain:
         if room is not None:
@@ -62,7 +62,7 @@ async def route_allowed(
         _tell_routed(client, message)
     if receipt is not None:
         receipt.wait_for(len(plan.sinks))
-        receipt.reason_code = taken(receipt.connection, plan)
+        receipt.reason_code = taken(receipt.client, plan)
     core.router.route(message, targets, chosen, plan.sinks, receipt, now)
     client.throttle.wait_for_congested(now)
     if receipt is not None:
@@ -84,7 +84,7 @@ async def route_held(receipt: PublishReceipt, message: Message, now: float) -> b
         message: authorized when it came.
         now: monotonic seconds.
     """
-    client = receipt.connection
+    client = receipt.client
     core = client.core
     session = client.session
     plan = core.tree.plan(message.topic, message.topic_bytes).of(message)
@@ -115,7 +115,7 @@ def settle_when_safe(receipt: PublishReceipt, n_changes: int, plan: Plan, messag
         plan: where the message went.
         message: which was routed.
     """
-    client = receipt.connection
+    client = receipt.client
     journal = client.core.journal
     if journal is None:
         return receipt.settle(ReasonCode.SUCCESS)

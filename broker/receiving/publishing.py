@@ -304,8 +304,8 @@ def _is_repeat(client: Client, packet_id: int) -> bool:
     receipt = incoming[packet_id]
     if receipt is None:
         client.sender.send_packet(PubRec(packet_id))
-    elif receipt.connection is not client:
-        receipt.connection = client
+    elif receipt.client is not client:
+        receipt.client = client
         client.owe(receipt)
     return True
 
@@ -382,9 +382,9 @@ async def _take_checked(
             code = ReasonCode.NOT_AUTHORIZED
             return _refuse_booked(client, receipt, plan.topic, _NOT_AUTHORIZED, code)
         if receipt is not None:
-            if receipt.connection.awaiting:
+            if receipt.client.awaiting:
                 return core.room.hold(receipt, message, route_held, now)
-            problem = _problem(receipt.connection, plan, message)
+            problem = _problem(receipt.client, plan, message)
             if problem:
                 return _refuse_booked(client, receipt, plan.topic, problem)
         full = await route_allowed(client, receipt, plan, message, now)
@@ -394,7 +394,7 @@ async def _take_checked(
         raise
     if not full or receipt is None:
         return None
-    if receipt.connection.version != MQTT_5:
+    if receipt.client.version != MQTT_5:
         return core.room.hold(receipt, message, route_held, now)
     return _refuse_booked(client, receipt, plan.topic, _NO_ROOM, counted_as=full)
 
@@ -465,7 +465,7 @@ def _refuse_booked(
         return
     receipt.reason = reason
     is_too_large = reason_code == ReasonCode.PACKET_TOO_LARGE
-    if receipt.connection.version != MQTT_5:
+    if receipt.client.version != MQTT_5:
         if is_too_large or reason_code == ReasonCode.NOT_AUTHORIZED:
             reason_code = ReasonCode.SUCCESS
     elif is_too_large:  # PUBACK and PUBREC have no such code: it is a quota (3.4.2.1)

@@ -40,16 +40,16 @@ class ClientLog:
 
     def _connected(self, event: ClientConnected) -> None:
         session = cast(Session, event.session)
-        connection = session.connection
-        if connection is not None and self._logger.isEnabledFor(logging.DEBUG):
+        client = session.client
+        if client is not None and self._logger.isEnabledFor(logging.DEBUG):
             self._logger.debug(
                 "client %s: connected, user %r, protocol level %d, from %s:%d on listener %s",
                 session.client_id,
                 session.username,
-                connection.version,
-                connection.remote_address,
-                connection.remote_port,
-                connection.listener,
+                client.version,
+                client.remote_address,
+                client.remote_port,
+                client.listener,
             )
         self._tell_drops(session, "while it was away")
 

@@ -68,19 +68,19 @@ class Sampling:
         stop = max(0, len(waiting) - MOST_SEEN)
         while len(waiting) > stop and n_sampled < SLICE:
             session = waiting.pop()
-            connection = session.connection
+            client = session.client
             # The path to a client that only publishes needs no samples.
-            if connection is not None and (session.subscriptions or session.outbox.n_messages):
+            if client is not None and (session.subscriptions or session.outbox.n_messages):
                 n_sampled += 1
-                self._sample(session, connection, now)
+                self._sample(session, client, now)
 
-    def _sample(self, session: Session, connection: Client, now: float) -> None:
+    def _sample(self, session: Session, client: Client, now: float) -> None:
         try:
-            has_news = self._sampler.sample(session.link, connection.outgoing.driver.fileno, now)
+            has_news = self._sampler.sample(session.link, client.outgoing.driver.fileno, now)
         except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
             self._core.guard.failed(self._sampler, error)
             return
         if has_news:
             session.link_changed()
         if self._probes is not None:
-            self._probes.send(session, connection, now)
+            self._probes.send(session, client, now)

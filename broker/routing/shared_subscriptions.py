@@ -184,7 +184,7 @@ class SharedSubscription:
 
     def has_connected_member(self) -> bool:
         """Say whether a member is there to take what another one cannot send."""
-        return any(member.session.connection is not None for member in self.members)
+        return any(member.session.client is not None for member in self.members)
 
 
 def choose_members(
@@ -201,6 +201,6 @@ def _busyness(member: Target, message: Message) -> tuple[bool, int, bool, int]:
     outbox = session.outbox
     n_messages = outbox.n_messages + len(session.inflight)
     is_full = not session.has_room_for(message)
-    if session.connection is None:
+    if session.client is None:
         return is_full, 1, member.qos == 0, n_messages
     return is_full, 0, session.outgoing.is_paused or outbox.look_again_at is not None, n_messages

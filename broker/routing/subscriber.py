@@ -22,7 +22,7 @@ class Subscriber(SessionView, Protocol):
         is_direct: a small message may be written at once.
         outbox: what waits to be sent.
         inflight: what was sent and is not acknowledged.
-        outgoing: the bytes on their way to the client; only while there is a connection.
+        outgoing: the bytes on their way to the client; only while it is connected.
         shares: the shared subscriptions that this session is a member of.
         subscription_bytes: about what its subscriptions take of the memory.
         n_refused: the client's own messages that were not routed.
@@ -38,8 +38,8 @@ class Subscriber(SessionView, Protocol):
     n_refused: int
 
     @property
-    def connection(self) -> object | None:
-        """The network connection, or None."""
+    def client(self) -> object | None:
+        """The connected client, or None."""
 
     @property
     def is_durable(self) -> bool:

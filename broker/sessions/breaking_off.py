@@ -239,7 +239,7 @@ class BreakingOff:
 
     def _has_not_come(self, session: Session) -> None:
         del self._awaited[session]
-        if session.connection is None:
+        if session.client is None:
             session.outbox.drop_qos0("connection_lost")
             retained_delivery.connection_lost(session)
 

@@ -67,7 +67,7 @@ class PublishReceipt:
     It is settled once as many answers have come as it waits for.
 
     Attributes:
-        connection: on which the acknowledgement goes out.
+        client: to which the acknowledgement goes out.
         packet_id: of the PUBLISH.
         qos: 1 or 2.
         reason_code: why the message was refused; below 0x80 where it was not.
@@ -78,7 +78,7 @@ class PublishReceipt:
 
     __slots__ = (
         "_n_waiting",
-        "connection",
+        "client",
         "is_settled",
         "is_stored",
         "packet_id",
@@ -87,8 +87,8 @@ class PublishReceipt:
         "reason_code",
     )
 
-    def __init__(self, connection: Client, packet_id: int, qos: int, n_answers: int) -> None:
-        self.connection = connection
+    def __init__(self, client: Client, packet_id: int, qos: int, n_answers: int) -> None:
+        self.client = client
         self.packet_id = packet_id
         self.qos = qos
         self.reason_code = 0
@@ -112,8 +112,8 @@ class PublishReceipt:
 
     def _acknowledge_in_order(self) -> None:
         """Send what is settled, in the order in which the messages came [MQTT-4.6.0-2]."""
-        connection = self.connection
-        session = connection.session
+        client = self.client
+        session = client.session
         if self.qos == 2:
             if self.reason_code >= 0x80:
                 session.incoming.pop(self.packet_id, None)
@@ -121,28 +121,28 @@ class PublishReceipt:
                 session.incoming[self.packet_id] = None
                 if session.journal is not None and not self.is_stored:
                     session.journal.incoming_changed(self.packet_id)
-        if not connection.is_open:
+        if not client.is_open:
             return None
-        receipts = connection.receipts
+        receipts = client.receipts
         n_before = len(receipts)
         while receipts and receipts[0].is_settled:
             first = receipts.popleft()
-            if first.reason_code >= 0x80 and connection.version != MQTT_5:
+            if first.reason_code >= 0x80 and client.version != MQTT_5:
                 # No PUBACK can say it: the client keeps the message and comes again.
-                return connection.close(ReasonCode(first.reason_code), None)
+                return client.close(ReasonCode(first.reason_code), None)
             if not first.reason_code:
-                connection.sender.send_receipt(0x40 if first.qos == 1 else 0x50, first.packet_id)
+                client.sender.send_receipt(0x40 if first.qos == 1 else 0x50, first.packet_id)
             else:
-                connection.sender.send_packet(first.acknowledgement())
-        if n_before >= connection.receive_maximum > len(receipts):
-            connection.core.turn.touch(connection.outgoing)
+                client.sender.send_packet(first.acknowledgement())
+        if n_before >= client.receive_maximum > len(receipts):
+            client.core.turn.touch(client.outgoing)
         return None
 
     def acknowledgement(self) -> PubAck | PubRec:
         """Return the packet that it stands for, once it is settled."""
         kind = PubAck if self.qos == 1 else PubRec
         code = self.reason_code
-        told = self.connection.core.options.told(code)
+        told = self.client.core.options.told(code)
         return kind(self.packet_id, told, explained(self.reason if told == code else ""))
 
 
@@ -376,7 +376,7 @@ class Client:
             self.timer = core.timers.at(due, self._keep_alive_due)
         if session.incoming:
             self.inherited = frozenset(session.incoming)
-        session.connection = self
+        session.client = self
         session.sender = sender
         session.outgoing = self.outgoing
         session.resend = deque(session.inflight) if session.inflight else NO_QUEUE

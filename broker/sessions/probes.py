@@ -84,12 +84,12 @@ class Probes:
         self._has_told_none = False
         self._has_told_too_large = False
 
-    def send(self, session: Session, connection: Client, now: float) -> None:
+    def send(self, session: Session, client: Client, now: float) -> None:
         """Send a probe to a subscriber of the topic that has none unanswered.
 
         Args:
             session: connected.
-            connection: its own.
+            client: its own.
             now: monotonic seconds.
         """
         self._has_seen_client = True
@@ -100,48 +100,48 @@ class Probes:
         probe = session.probe
         if probe is not None:
             if not probe.packet_id:
-                connection.outgoing.want_pump()
+                client.outgoing.want_pump()
                 return
             if session.inflight.holds(probe):
                 return
         access = self._core.access
         if access is None or not access.checks_receive:
-            self._probe(session, connection, now)
+            self._probe(session, client, now)
         elif session not in self._asked:
             self._asked.add(session)
-            self._core.run(self._ask(session, connection, now))
+            self._core.run(self._ask(session, client, now))
 
-    async def _ask(self, session: Session, connection: Client, now: float) -> None:
+    async def _ask(self, session: Session, client: Client, now: float) -> None:
         try:
             is_allowed = await self._core.router.is_allowed(session, self._topic, RECEIVE)
         finally:
             self._asked.discard(session)
-        if is_allowed and session.connection is connection and self._topic in session.subscriptions:
-            self._probe(session, connection, now)
+        if is_allowed and session.client is client and self._topic in session.subscriptions:
+            self._probe(session, client, now)
 
-    def _probe(self, session: Session, connection: Client, now: float) -> None:
+    def _probe(self, session: Session, client: Client, now: float) -> None:
         found = self._core.tree.subscriptions_of(session, self._topic)
         subscription_ids = Target(session, found).subscription_ids
         payload = self._sampler.probe_payload
         n_bytes = _HEADER_BYTES + len(self._topic_bytes) + len(payload)
         n_bytes += _ID_BYTES * len(subscription_ids)
-        if n_bytes > connection.sender.send_maximum:
-            self._tell_too_large(session, connection, n_bytes)
+        if n_bytes > client.sender.send_maximum:
+            self._tell_too_large(session, client, n_bytes)
             return
         message = Message(
             self._topic, payload, qos=1, arrived_at=now, topic_bytes=self._topic_bytes
         )
         session.probe = Probe(message, self._sampler, subscription_ids)
-        connection.outgoing.want_pump()
+        client.outgoing.want_pump()
 
-    def _tell_too_large(self, session: Session, connection: Client, n_bytes: int) -> None:
+    def _tell_too_large(self, session: Session, client: Client, n_bytes: int) -> None:
         if not self._has_told_too_large:
             self._has_told_too_large = True
             self._core.logger.warning(
                 "client %s: gets no probes, as they are longer than its Maximum Packet Size of %d "
                 "bytes: a probe has %d; further clients are not named",
                 session.client_id,
-                connection.sender.send_maximum,
+                client.sender.send_maximum,
                 n_bytes,
             )
 

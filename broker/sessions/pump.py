@@ -49,7 +49,7 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
     if not client.is_open or outgoing.is_paused or (sender.held and not sender.is_disk_failing()):
         return
     session = client.session
-    if session.connection is not client:  # its peer is gone
+    if session.client is not client:  # its peer is gone
         return
     is_refilled = False
     n_left = PUMP_MESSAGES

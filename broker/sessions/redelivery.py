@@ -112,7 +112,7 @@ def _take_from(
     def is_for_taker(delivery: Delivery) -> bool:
         return delivery.share == name and (not share.sizes or share.takes(taker, delivery.message))
 
-    if holder.connection is None:
+    if holder.client is None:
         taken = _take_inflight(holder, is_for_taker, n_messages)
         taken += holder.outbox.take_where(is_for_taker, n_messages - len(taken))
         return taken, False
@@ -140,7 +140,7 @@ def _holds_any(holder: Session, share: SharedSubscription) -> bool:
     name = share.topic_filter
     if any(delivery.share == name for delivery in holder.outbox.waiting()):
         return True
-    return holder.connection is None and any(
+    return holder.client is None and any(
         delivery.qos == 1 and delivery.share == name for delivery in holder.inflight
     )
 
@@ -160,9 +160,9 @@ def member_came(session: Session) -> None:
     for share in session.shares:
         for member in share.members:
             other = member.session
-            if other.connection is None and (other.outbox.n_messages or len(other.inflight)):
+            if other.client is None and (other.outbox.n_messages or len(other.inflight)):
                 share.holders[other] = False
-    if session.connection is not None:
+    if session.client is not None:
         session.outgoing.want_pump()
 
 
@@ -257,7 +257,7 @@ def restored(core: Core, journal: Journal, deliveries: Sequence[Delivery], now: 
 
 def _wake(share: SharedSubscription) -> None:
     for member in share.members:
-        if member.session.connection is not None:
+        if member.session.client is not None:
             member.session.outgoing.want_pump()
 
 

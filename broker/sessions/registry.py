@@ -79,10 +79,10 @@ class SessionRegistry:
             True where there was one; its end may have ended the session.
         """
         leaving = self._leaving.get(session)
-        connection = leaving[0] if leaving is not None else session.connection
-        if connection is None:
+        client = leaving[0] if leaving is not None else session.client
+        if client is None:
             return False
-        connection.close(ReasonCode.SESSION_TAKEN_OVER, now)
+        client.close(ReasonCode.SESSION_TAKEN_OVER, now)
         return True
 
     def create(self, client_id: str) -> Session:
@@ -124,38 +124,38 @@ class SessionRegistry:
             event = ClientUnsubscribed(session, topic_filter)
             core.guard.tell(core.callbacks.client_unsubscribed, event)
 
-    def peer_left(self, session: Session, connection: Client, now: float) -> None:
+    def peer_left(self, session: Session, client: Client, now: float) -> None:
         """A client is gone, but what it has sent is not handled to its end: it gets nothing more.
 
         Will and session wait for `connection_lost`, as what it has sent comes before its will.
 
         Args:
             session: of the client.
-            connection: its own.
+            client: its own.
             now: monotonic seconds.
         """
-        if session.connection is not connection:
+        if session.client is not client:
             return
-        self._leaving[session] = (connection, now)
+        self._leaving[session] = (client, now)
         self._part(session)
         if session.expiry_interval == 0:  # it will not come back for what is published meanwhile
             for topic_filter in session.subscriptions:
                 self._core.tree.remove(session, topic_filter)
 
-    def connection_lost(self, session: Session, connection: Client, now: float) -> None:
+    def connection_lost(self, session: Session, client: Client, now: float) -> None:
         """A session has lost its connection: decide on its will and its end.
 
         Args:
             session: whose connection it was.
-            connection: the one that has ended.
+            client: the one that has ended.
             now: monotonic seconds.
         """
         since = now
         leaving = self._leaving.get(session)
-        if leaving is not None and leaving[0] is connection:
+        if leaving is not None and leaving[0] is client:
             del self._leaving[session]
             since = leaving[1]
-        elif session.connection is connection:
+        elif session.client is client:
             self._part(session)
         else:
             return
@@ -163,9 +163,9 @@ class SessionRegistry:
         if session.shares:
             redelivery.connection_lost(session, now)
         if core.breaking is not None:
-            core.breaking.connection_lost(session, connection, now)
-        session.outbox.connection_lost(now, keeps_qos0=connection.is_broken_off)
-        if not connection.is_broken_off:
+            core.breaking.connection_lost(session, client, now)
+        session.outbox.connection_lost(now, keeps_qos0=client.is_broken_off)
+        if not client.is_broken_off:
             retained_delivery.connection_lost(session)
         if core.callbacks.client_disconnected:
             core.guard.tell(core.callbacks.client_disconnected, ClientDisconnected(session))
@@ -175,7 +175,7 @@ class SessionRegistry:
 
     def _part(self, session: Session) -> None:
         """Part a session from its connection: nothing more is sent to the client."""
-        session.connection = session.sender = None
+        session.client = session.sender = None
         del session.outgoing
         session.is_direct = False
         if session.probe is not None and not session.probe.packet_id:

@@ -125,7 +125,7 @@ def begin(session: Session, now: float) -> None:
         send_due(session, now)
     if session.retained_due or session.outbox.n_messages:
         session.is_direct = False
-        if session.connection is not None:
+        if session.client is not None:
             session.outgoing.want_pump()
 
 
@@ -195,14 +195,14 @@ async def _send_asked(session: Session, due: RetainedDue, now: float, n_messages
             if is_allowed and message.topic not in due.early:
                 _give(due, message, now)
                 n_messages -= 1
-            if not n_messages or session.connection is None or not _has_room(session):
+            if not n_messages or session.client is None or not _has_room(session):
                 break
     finally:
         due.is_asking = False
         due.asked = None
         if due.walk.is_done and _is_due(due):
             _finish(due)
-        if session.connection is not None:
+        if session.client is not None:
             session.outgoing.want_pump()
 
 
@@ -243,7 +243,7 @@ def send_before(session: Session, topic: str, now: float) -> None:
         is_own = message.publisher == session.client_id
         if not message.is_expired(now) and not (is_own and subscription.no_local):
             _give(due, message, now)
-            if session.connection is not None:
+            if session.client is not None:
                 session.outgoing.want_pump()
 
 
@@ -255,12 +255,12 @@ def _is_due(due: RetainedDue) -> bool:
 
 def _has_room(session: Session) -> bool:
     """Say whether the client can take one more, or a few may wait for it."""
-    connection = session.connection
+    client = session.client
     outbox = session.outbox
     limit = min(SLICE_MESSAGES, max(1, session.core.limits.queued_messages // 2))
     return (
-        connection is not None
-        and connection.outgoing.out_bytes < UNSENT_BYTES
+        client is not None
+        and client.outgoing.out_bytes < UNSENT_BYTES
         and outbox.n_messages < limit
         and outbox.n_bytes <= session.core.limits.queued_bytes // 2
     )

@@ -43,9 +43,9 @@ class Session:
         counted_user: user for whom `SessionQuota` counts the session; "" for none.
         counted_address: address for which it does; "" for none.
         version: protocol version of the newest connection.
-        connection: the network connection, or None.
-        sender: the connection's own, or None.
-        outgoing: the bytes on their way to the client; only while there is a connection.
+        client: the connected client, or None.
+        sender: the client's, or None.
+        outgoing: the client's; only while it is connected.
         is_direct: a small message may be written at once, with nothing to overtake.
         subscriptions: by topic filter.
         subscription_bytes: about what they take of the memory; the topic tree counts them.
@@ -72,8 +72,8 @@ class Session:
     """
 
     __slots__ = (
+        "client",
         "client_id",
-        "connection",
         "core",
         "counted_address",
         "counted_user",
@@ -112,7 +112,7 @@ class Session:
         self.counted_user = self.counted_address = ""
         self.listener = ""
         self.version = 4
-        self.connection: Client | None = None
+        self.client: Client | None = None
         self.sender: Sender | None = None
         self.outgoing: Outgoing
         self.is_direct = False
@@ -140,7 +140,7 @@ class Session:
     @property
     def is_connected(self) -> bool:
         """Whether the client has a network connection now."""
-        return self.connection is not None
+        return self.client is not None
 
     @property
     def is_durable(self) -> bool:
@@ -210,11 +210,11 @@ class Session:
             self.outgoing.want_pump()
         else:
             self._overflowed(now)
-        connection = self.connection
+        client = self.client
         if (
             (self.outgoing.is_paused or self.outbox.n_messages > sender.send_quota)
-            and connection is not None
-            and not (throttle := connection.throttle).is_slow
+            and client is not None
+            and not (throttle := client.throttle).is_slow
         ):
             self.core.turn.congested.append((throttle, self.outbox, message.payload_bytes))
 
@@ -266,15 +266,15 @@ class Session:
         """
         self.overflow_timer = None
         self.core.logger.warning("client %s: cut off: its outbox was full", self.client_id)
-        if self.connection is not None:
-            self.connection.close(ReasonCode.QUOTA_EXCEEDED, now)
+        if self.client is not None:
+            self.client.close(ReasonCode.QUOTA_EXCEEDED, now)
         else:
             self.core.sessions.end(self, now)
 
     def link_changed(self) -> None:
         """Ask the gate again: a sampler has a new estimate."""
         self.outbox.link_changed()
-        if self.connection is not None and (
+        if self.client is not None and (
             self.outbox.n_messages or any(share.holders for share in self.shares)
         ):
             self.outgoing.want_pump()
@@ -293,7 +293,7 @@ class Session:
         held = self.outbox.n_messages + len(self.inflight)
         assert self.settle_direct().outstanding() == held, "ledger"  # noqa: S101 (the check)
         if self.is_direct:
-            assert self.connection is not None, "direct"  # noqa: S101
+            assert self.client is not None, "direct"  # noqa: S101
             assert not self.outbox.n_messages, "direct"  # noqa: S101
             assert not self.resend, "direct"  # noqa: S101
             assert not self.retained_due, "direct"  # noqa: S101

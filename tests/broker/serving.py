@@ -50,8 +50,8 @@ def protocol_of(server: Server, client_id: str) -> MqttProtocol:
     """Return the network connection of a client that is connected."""
     session = server.core.sessions.get(client_id)
     assert session is not None
-    assert session.connection is not None
-    protocol = session.connection.outgoing.driver
+    assert session.client is not None
+    protocol = session.client.outgoing.driver
     assert isinstance(protocol, MqttProtocol)
     return protocol
 

@@ -228,7 +228,7 @@ class Run:
             client = peer.connection.client
             if client.is_open:
                 assert core.sessions.get(client.session.client_id) is client.session
-                assert client.session.connection is client
+                assert client.session.client is client
 
 
 def packet(data: Bytes, version: int) -> Packet:

@@ -89,7 +89,7 @@ def test_the_same_identifier_takes_the_session_over() -> None:
     assert old.is_lost
     assert new.connack.session_present
     old.connection.connection_lost(broker.now)
-    assert new.session.connection is new.connection.client
+    assert new.session.client is new.connection.client
     broker.connect("p").publish("t", b"x", qos=1)
     assert new.payloads() == [b"x"]
 

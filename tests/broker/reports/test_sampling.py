@@ -79,8 +79,8 @@ def test_clients_that_have_gone_are_not_sampled() -> None:
     """Not those that were gone at the start of the round, nor those that went in it."""
     broker, sampler, _ = started(2)
     session = broker.session("c0")
-    assert session.connection is not None
-    session.connection.outgoing.driver.lose()
+    assert session.client is not None
+    session.client.outgoing.driver.lose()
     broker.advance(10.5)
     assert [name for name, _, _ in sampler.samples] == ["c1"]
 

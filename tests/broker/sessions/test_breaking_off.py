@@ -232,7 +232,7 @@ def test_message_that_went_whole_is_not_broken_off_for_the_next_one(qos: int) ->
     path.publish("alarm", "a")
     path.gate.breaks = True
     path.broker.now += 2 * LOOK_SECONDS  # something comes before the timer that is due
-    session.connection.outgoing.want_pump()  # type: ignore[union-attr]
+    session.outgoing.want_pump()
     path.broker.settle()
     path.broker.advance(2 * LOOK_SECONDS)
     assert not path.client.is_lost

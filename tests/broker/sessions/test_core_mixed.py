@@ -442,8 +442,8 @@ class Mixed(RuleBasedStateMachine):
         assert not broker.disk.deliveries
         core = broker.core
         for session in list(core.sessions):
-            if session.connection is not None:
-                session.connection.detach(broker.now)
+            if session.client is not None:
+                session.client.detach(broker.now)
             core.sessions.end(session, broker.now)
         broker.finish_waiting()
         broker.commit()
