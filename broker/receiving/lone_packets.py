@@ -128,5 +128,5 @@ _TAKE: Final[dict[int, Callable[[Any, bytes, int, float], bool]]] = {
     _QOS_1: _take_publish,
     0x40: _take_puback,
 }
-"""First byte of a packet to what takes it: (connection, packet, where its variable header begins,
+"""First byte of a packet to what takes it: (client, packet, where its variable header begins,
 now)."""

@@ -463,6 +463,6 @@ TAKE_RUN: Final[dict[int, Callable[[Any, bytes, int, int, int, float], int]]] = 
 }
 """First byte of a packet to what takes a run of such.
 
-Each takes (connection, data, position of the first packet, where its variable header begins, where
+Each takes (client, data, position of the first packet, where its variable header begins, where
 it ends, now), and returns where the run ends; 0 where its first packet is not for this way.
 """
