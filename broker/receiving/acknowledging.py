@@ -156,7 +156,7 @@ TAKE_ACKNOWLEDGEMENT: Final[dict[int, Callable[..., None]]] = {
     PUBREL_BYTE: handle_pubrel,
     PUBCOMP_BYTE: handle_pubcomp,
 }
-"""First byte of a packet to what takes it: (connection, packet identifier, now, reason code); one
+"""First byte of a packet to what takes it: (client, packet identifier, now, reason code); one
 of four bytes has no reason code."""
 
 

@@ -114,7 +114,7 @@ class Connection:
             data = self._buffer.receive_data(chunk)
             if data:
                 if self._rate is None:
-                    self._receive(data, now)
+                    self._receive(client, data, now)
                 else:
                     self._receive_at_rate(self._rate, data, now)
         except PeerError as error:
@@ -253,7 +253,7 @@ class Connection:
         client = self.client
         stop = rate.take(data, now)
         if stop:
-            self._receive(data[:stop], now)
+            self._receive(client, data[:stop], now)
         if client.is_closing:
             return
         if client.backlog:
@@ -281,13 +281,12 @@ class Connection:
             self.client.put_off(data)
             self.client.core.turn.touch(self.outgoing)
 
-    def _receive(self, data: bytes, now: float) -> None:
+    def _receive(self, client: Client, data: bytes, now: float) -> None:
         """Handle each whole packet in `data`, as far as the steps go; keep the rest.
 
         Raises:
             PeerError: for a packet that is malformed or not allowed.
         """
-        client = self.client
         position = scan(client, data, now)
         if client.suspended is not None:
             client.put_off(data[position:])
