@@ -196,3 +196,13 @@ def test_whole_publish_packets_are_counted() -> None:
     assert n_publishes(data[:-1]) == 4
     assert n_publishes(b"\x30") == 0
     assert n_publishes(b"\x30\xff\xff\xff\xff") == 0
+
+
+def test_a_client_that_is_closed_over_its_rate_leaves_no_timer() -> None:
+    """What it may not publish yet is not waited for when another client takes its session."""
+    broker, publisher, _ = pair(publish_messages_per_second=4)
+    publisher.send_bytes(packets(40))
+    assert broker.core.timers.next_deadline() is not None
+    broker.connect("p")
+    assert publisher.is_lost
+    assert broker.core.timers.next_deadline() is None

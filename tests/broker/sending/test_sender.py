@@ -377,3 +377,14 @@ def test_a_pump_that_took_all_that_waited_leaves_its_session_direct() -> None:
     pump(subscriber.connection.client, 0, broker.now)
     assert subscriber.session.is_direct
     assert not subscriber.connection.outgoing.wants_more
+
+
+def test_a_packet_that_a_client_does_not_take_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """With its type, the client and the size that is allowed, and nothing is sent."""
+    client = VirtualBroker().connect("c", properties={"maximum_packet_size": 60})
+    requests = tuple(SubscriptionRequest(f"t/{number}", 0) for number in range(60))
+    client.send(Subscribe(1, requests))
+    assert client.inbox == []
+    assert caplog.messages == [
+        "client c: SUBACK not sent, it is longer than the client's Maximum Packet Size of 60 bytes"
+    ]
