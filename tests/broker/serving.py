@@ -14,8 +14,11 @@ from penstock.broker.network.accepted import AcceptedConnection, Layer
 from penstock.broker.network.driver import Driver
 from penstock.broker.network.transport import MqttProtocol
 from penstock.broker.receiving.connection import Connection
+from penstock.broker.sending.outgoing import Outgoing
+from penstock.broker.sending.sender import Sender
 from penstock.broker.sending.throttle import Throttle
 from penstock.broker.server import Server
+from penstock.broker.sessions.client import Client
 from penstock.broker.sessions.session import Session
 from tests.helpers.process import SECONDS, anonymous_policy
 
@@ -59,9 +62,10 @@ def protocol_of(server: Server, client_id: str) -> MqttProtocol:
 def objects_of_connections() -> Counter[str]:
     """Return how many objects of connections there are, by the names of their classes.
 
-    An idle one has an arrival, a protocol, a connection, a throttle and a session.
+    An idle one has one of each kind but layers.
     """
-    kinds = (AcceptedConnection, Layer, MqttProtocol, Connection, Throttle, Session)
+    of_client = (Connection, Client, Sender, Outgoing, Throttle, Session)
+    kinds = (AcceptedConnection, Layer, MqttProtocol, *of_client)
     return Counter(type(each).__name__ for each in gc.get_objects() if isinstance(each, kinds))
 
 
