@@ -140,7 +140,7 @@ class Ways(RuleBasedStateMachine):
         peer.listener = listener
         peer.will = None if will_bytes is None else self._payload(will_bytes)
         client = peer.client = VirtualClient(self.broker, peer.version)
-        client.connection.listener = listener
+        client.connection.client.listener = listener
         is_lasting = name in LASTING
         properties = {"session_expiry_interval": 0xFFFFFFFF} if is_lasting else {}
         client.send(
