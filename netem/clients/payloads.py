@@ -53,14 +53,15 @@ class Times:
     """When the messages of a stream are due.
 
     Attributes:
-        first_seconds: time of the first message, in seconds after the beginning.
+        first_seconds: time of the first message, in seconds after the beginning; ``random`` for
+            one that is drawn: anywhere in the first period, or as any other time between two.
         period_seconds: time between two messages; with ``poisson`` its mean.
         arrivals: ``periodic``, or ``poisson`` (exponential inter-arrival times).
         until_seconds: end of the stream, exclusive, in seconds after the beginning.
         chance: seed of random times.
     """
 
-    first_seconds: float
+    first_seconds: float | Literal["random"]
     period_seconds: float
     arrivals: Literal["periodic", "poisson"]
     until_seconds: float
@@ -70,12 +71,18 @@ class Times:
         """Return the seconds since the beginning at which each message is due."""
         times = []
         rng = random.Random(self.chance)  # noqa: S311 - no secret
-        at = self.first_seconds
+        if self.first_seconds != "random":
+            first = self.first_seconds
+        elif self.arrivals == "poisson":
+            first = rng.expovariate(1 / self.period_seconds)
+        else:
+            first = rng.uniform(0.0, self.period_seconds)
+        at = first
         while at < self.until_seconds:
             times.append(at)
             if self.arrivals == "poisson":
                 at += rng.expovariate(1 / self.period_seconds)
             else:
                 # A running sum would accumulate rounding errors.
-                at = self.first_seconds + len(times) * self.period_seconds
+                at = first + len(times) * self.period_seconds
         return times

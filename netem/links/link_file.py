@@ -15,7 +15,8 @@ from penstock.broker.config.key_types import STRICT
 from penstock.netem.checked_yaml import Mistake, MistakesError, fit, read_yaml
 from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.profiles import Profile
-from penstock.netem.runs.scenario import OnOffPlan, TracePlan, Ways, make_changes
+from penstock.netem.runs.impairments import OnOffPlan, TracePlan, make_changes
+from penstock.netem.runs.scenario import Ways
 
 
 @dataclass(frozen=True, slots=True)

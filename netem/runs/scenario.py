@@ -8,7 +8,6 @@ the impairments, with the same seed: links are bad at the same times for all of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
@@ -16,9 +15,9 @@ from pydantic import ConfigDict
 
 from penstock.broker.config.checked_yaml import NOT_IN_FILE
 from penstock.broker.config.key_types import STRICT, Size
-from penstock.netem.checked_yaml import Mistake, MistakesError, Place
-from penstock.netem.links.link_variation import Changes, OnOff, Trace
+from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.profiles import Direction, Profile
+from penstock.netem.runs.impairments import Impairment
 
 LEAST_PAYLOAD_BYTES: Final = 24
 """For the head that tells messages apart."""
@@ -124,91 +123,6 @@ class Topology:
 
 
 @dataclass(frozen=True, slots=True)
-class OnOffPlan:
-    """`OnOff` of `link_variation` by names of profiles; its seed is that of the run."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    good: str
-    bad: str
-    mean_good_seconds: float
-    mean_bad_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class TracePlan:
-    """`penstock.netem.links.link_variation.Trace` by names of profiles."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    at_seconds: tuple[float, ...]
-    profiles: tuple[str, ...]
-    repeat_seconds: float | None = None
-
-
-def make_changes(
-    on_off: OnOffPlan | None,
-    trace: TracePlan | None,
-    profiles: Mapping[str, Profile],
-    seed: int,
-) -> Changes | None:
-    """Return what a plan means; None where there is none.
-
-    Args:
-        on_off: the one kind of plan, or None.
-        trace: the other; at most one is given.
-        profiles: by name.
-        seed: of times that are drawn.
-
-    Raises:
-        MistakesError: a name is unknown, or times are out of range; places begin with ``on_off``
-            or ``trace``.
-    """
-    names: dict[Place, str] = {}
-    if on_off is not None:
-        names = {("on_off", "good"): on_off.good, ("on_off", "bad"): on_off.bad}
-    elif trace is not None:
-        names = {("trace", "profiles", n): name for n, name in enumerate(trace.profiles)}
-    allowed = ", ".join(profiles)
-    unknown = [
-        Mistake(place, f"read {name!r}; allowed: {allowed}")
-        for place, name in names.items()
-        if name not in profiles
-    ]
-    if unknown:
-        raise MistakesError(unknown)
-    states = tuple(profiles[name] for name in names.values())
-    try:
-        if on_off is not None:
-            good, bad = states
-            return OnOff(good, bad, on_off.mean_good_seconds, on_off.mean_bad_seconds, seed)
-        if trace is not None:
-            return Trace(trace.at_seconds, states, trace.repeat_seconds)
-    except ValueError as error:
-        key, _, words = str(error).partition(": ")
-        plan = "trace" if on_off is None else "on_off"
-        raise MistakesError([Mistake((plan, key), words)]) from error
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Impairment:
-    """What happens to one link, from the beginning of the traffic to its end.
-
-    Attributes:
-        link: its name. The end of the traffic makes it again what the topology says.
-        on_off: good and bad in turn, by chance; or None.
-        trace: changes at given times; or None. One of both is given.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    link: str
-    on_off: OnOffPlan | None = None
-    trace: TracePlan | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Stream:
     """Messages of one kind.
 
@@ -217,7 +131,8 @@ class Stream:
         payload_bytes: length of each, at least 24 (the head that tells them apart).
         period_seconds: between two; the mean of it where they come at random.
         qos: at which they are published: 0, 1 or 2.
-        first_seconds: after the beginning, of the first.
+        first_seconds: after the beginning, of the first; ``random`` for a phase that each publisher
+            draws by the seed, the same for each broker.
         arrivals: ``periodic``, or ``poisson``: exponential times between two.
     """
 
@@ -227,7 +142,7 @@ class Stream:
     payload_bytes: Size
     period_seconds: float
     qos: int = 1
-    first_seconds: float = 0.0
+    first_seconds: float | Literal["random"] = 0.0
     arrivals: Literal["periodic", "poisson"] = "periodic"
 
 
@@ -399,15 +314,12 @@ class Scenario:
         }
 
     def changes_of(self, impairment: Impairment, seed: int) -> Changes:
-        """Return what happens to a link in the run with a seed.
+        """Return what happens to a link in the run with a seed: the same for each broker.
 
         Raises:
             MistakesError: it says what cannot be.
         """
-        changes = make_changes(impairment.on_off, impairment.trace, self.all_profiles(), seed)
-        if changes is None:
-            raise MistakesError([Mistake((), "read nothing; allowed: on_off or trace")])
-        return changes
+        return impairment.changes(self.all_profiles(), seed)
 
     def figures(self) -> list[str]:
         """Return what a target may name."""

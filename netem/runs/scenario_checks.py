@@ -163,9 +163,7 @@ def _check_traffic(scenario: Scenario) -> Iterator[Mistake]:
         place: Place = ("traffic", name)
         yield from _check_name(place, name)
         yield from _check_stream(place, stream)
-        if stream.first_seconds >= scenario.duration_seconds > 0:
-            allowed = f"below duration_seconds, {scenario.duration_seconds:g}"
-            yield _wrong((*place, "first_seconds"), stream.first_seconds, allowed)
+        yield from _check_first(place, stream, scenario.duration_seconds)
         least = scenario.duration_seconds / MAX_MESSAGES
         if 0 < stream.period_seconds < least < math.inf:
             allowed = f"at least {least:g}, which makes {MAX_MESSAGES} messages"
@@ -180,7 +178,19 @@ def _check_stream(place: Place, stream: Stream) -> Iterator[Mistake]:
     yield from _check_range((*place, "payload_bytes"), size, LEAST_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES)
     yield from _check_above((*place, "period_seconds"), stream.period_seconds)
     yield from _check_range((*place, "qos"), stream.qos, 0, 2)
+
+
+def _check_first(place: Place, stream: Stream, duration_seconds: float) -> Iterator[Mistake]:
+    """Check that a stream has a first message."""
+    allowed = f"below duration_seconds, {duration_seconds:g}"
+    if stream.first_seconds == "random":
+        if stream.period_seconds > duration_seconds > 0:
+            allowed = f"at most duration_seconds, {duration_seconds:g}, beside a random phase"
+            yield _wrong((*place, "period_seconds"), stream.period_seconds, allowed)
+        return
     yield from _check_from((*place, "first_seconds"), stream.first_seconds)
+    if stream.first_seconds >= duration_seconds > 0:
+        yield _wrong((*place, "first_seconds"), stream.first_seconds, allowed)
 
 
 def _check_publishers(scenario: Scenario) -> Iterator[Mistake]:
@@ -256,10 +266,6 @@ def _check_impairments(scenario: Scenario) -> Iterator[Mistake]:
                 (*place, "link"), impairment.link, "a link on a client's way to the broker"
             )
         seen.add(impairment.link)
-        if (impairment.on_off is None) == (impairment.trace is None):
-            which = "neither" if impairment.trace is None else "both"
-            yield Mistake(place, f"read {which} of on_off and trace; allowed: one of them")
-            continue
         try:
             scenario.changes_of(impairment, 0)
         except MistakesError as error:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.netem.links.profiles import Direction
+from penstock.netem.runs.impairments import Impairment, TracePlan
 from penstock.netem.runs.scenario import (
     Broker,
     HostPlan,
-    Impairment,
     LinkPlan,
     Measurements,
     Publisher,
@@ -16,7 +16,6 @@ from penstock.netem.runs.scenario import (
     Stream,
     Subscriber,
     Topology,
-    TracePlan,
     Ways,
 )
 

@@ -16,12 +16,12 @@ from penstock.netem.figures.records import (
 )
 from penstock.netem.figures.tables import Format
 from penstock.netem.links.profiles import Direction
+from penstock.netem.runs.impairments import Impairment, TracePlan
 from penstock.netem.runs.results import write_result
 from penstock.netem.runs.run_file import ProcessorShare, RunInfo
 from penstock.netem.runs.scenario import (
     Broker,
     HostPlan,
-    Impairment,
     LinkPlan,
     Publisher,
     Scenario,
@@ -29,7 +29,6 @@ from penstock.netem.runs.scenario import (
     Subscriber,
     Target,
     Topology,
-    TracePlan,
     Ways,
 )
 

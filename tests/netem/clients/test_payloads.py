@@ -41,3 +41,26 @@ def test_random_messages_have_the_mean_asked_for_and_repeat_with_the_seed() -> N
     assert times == sorted(times)
     assert times == Times(0, 0.5, "poisson", 2_000, "1 publisher stream").due_seconds()
     assert times != Times(0, 0.5, "poisson", 2_000, "2 publisher stream").due_seconds()
+
+
+def test_a_random_phase_lies_in_the_first_period_and_repeats_with_the_seed() -> None:
+    """Messages are a period apart from there; publishers with other seeds have other phases."""
+    phases = []
+    for n in range(400):
+        times = Times("random", 4.0, "periodic", 12.0, f"1 publisher-{n} large").due_seconds()
+        assert 0 <= times[0] < 4.0
+        assert times == [times[0], times[0] + 4.0, times[0] + 8.0]
+        phases.append(times[0])
+    assert sum(phases) / len(phases) == pytest.approx(2.0, rel=0.1)
+    again = Times("random", 4.0, "periodic", 12.0, "1 publisher-0 large").due_seconds()
+    assert again[0] == phases[0]
+
+
+def test_a_poisson_stream_with_a_random_phase_begins_as_it_goes_on() -> None:
+    """The time to the first message is exponential, as all others."""
+    firsts = [
+        Times("random", 2.0, "poisson", 100.0, f"{n} publisher small").due_seconds()[0]
+        for n in range(2_000)
+    ]
+    assert sum(firsts) / len(firsts) == pytest.approx(2.0, rel=0.1)
+    assert max(firsts) > 6.0

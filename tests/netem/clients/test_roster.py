@@ -4,17 +4,16 @@ from pathlib import Path
 
 from penstock.netem.clients.client_plan import CrewPlan
 from penstock.netem.clients.roster import WITNESS, Roster, focus_of
+from penstock.netem.runs.impairments import Impairment, TracePlan
 from penstock.netem.runs.scenario import (
     Broker,
     HostPlan,
-    Impairment,
     LinkPlan,
     Measurements,
     Publisher,
     Stream,
     Subscriber,
     Topology,
-    TracePlan,
 )
 from tests.helpers.experiments import scenario
 

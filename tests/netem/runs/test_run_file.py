@@ -9,20 +9,18 @@ import pytest
 
 from penstock.netem.errors import NetemError
 from penstock.netem.links.profiles import Bursts, Direction
+from penstock.netem.runs.impairments import Impairment, OnOffPlan, TracePlan
 from penstock.netem.runs.run_file import ProcessorShare, RunInfo, read_run_info, write_run_info
 from penstock.netem.runs.scenario import (
     Broker,
     HostPlan,
-    Impairment,
     LinkPlan,
-    OnOffPlan,
     Publisher,
     Scenario,
     Stream,
     Subscriber,
     Target,
     Topology,
-    TracePlan,
     Ways,
 )
 

@@ -10,22 +10,20 @@ from typing import Any
 import pytest
 
 from penstock.netem.errors import NetemError
+from penstock.netem.runs.impairments import Impairment, OnOffPlan, TracePlan
 from penstock.netem.runs.scenario import (
     COMMON_FIGURES,
     STREAM_FIGURES,
     Broker,
     HostPlan,
-    Impairment,
     LinkPlan,
     Measurements,
-    OnOffPlan,
     Publisher,
     Scenario,
     Stream,
     Subscriber,
     Target,
     Topology,
-    TracePlan,
 )
 from penstock.netem.runs.scenario_file import FOLDER, names, read_scenario
 
@@ -292,6 +290,16 @@ CHANGES: list[tuple[str, str, list[str]]] = [
         ["traffic.small.first_seconds: read 60.0; allowed: below duration_seconds, 60"],
     ),
     (
+        "period_seconds: 1}",
+        "period_seconds: 61, first_seconds: random}",
+        ["traffic.small.period_seconds: read 61.0; allowed: at most duration_seconds, 60, beside"],
+    ),
+    (
+        "period_seconds: 1}",
+        "period_seconds: 1, first_seconds: sometime}",
+        ["traffic.small.first_seconds: read 'sometime'; allowed: "],
+    ),
+    (
         "{small: {topic: a/b, payload_bytes: 100, period_seconds: 1}}",
         (
             "{small: {topic: a/b, payload_bytes: 100, period_seconds: 1}, "
@@ -424,7 +432,7 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     (
         ", trace: {at_seconds: [0, 5], profiles: [good, bad]}",
         "",
-        ["impairments.0: read neither of on_off and trace; allowed: one of them"],
+        ["impairments.0: read none of on_off, overlapping and trace; allowed: one of them"],
     ),
     (
         "{sub: {host: edge",

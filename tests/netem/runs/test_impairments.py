@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from penstock.netem.checked_yaml import MistakesError
+from penstock.netem.links.link_variation import OnOff, Overlapping
+from penstock.netem.links.profiles import BAD, GOOD, LOSSY, OPEN
+from penstock.netem.runs.impairments import Impairment, OnOffPlan, TracePlan
+
+PROFILES = {profile.name: profile for profile in (GOOD, BAD, OPEN, LOSSY)}
+PLAN = OnOffPlan("good", "bad", 17.5, 17.5)
+TRACE = TracePlan((0.0, 5.0), ("good", "bad"))
+
+
+def times(link: str, seed: int, *, common_times: bool = False) -> list[float]:
+    """Return when a link changes, seconds."""
+    impairment = Impairment(link, on_off=PLAN, common_times=common_times)
+    return [at for at, _ in islice(impairment.changes(PROFILES, seed).steps(), 20)]
+
+
+def test_each_link_of_each_seed_has_bad_times_of_its_own() -> None:
+    """The same link has the same times with the same seed, for whichever broker."""
+    assert times("a-b", 1) == times("a-b", 1)
+    found = {tuple(times(link, seed)) for link in ("a-b", "a-c", "a-d") for seed in (1, 2, 11)}
+    assert len(found) == 9
+
+
+def test_bad_times_of_two_links_fall_together_as_chance_has_it() -> None:
+    """Two links are bad half of the time each, and both at once a quarter of it."""
+
+    def is_bad(link: str) -> list[bool]:
+        steps = Impairment(link, on_off=PLAN).changes(PROFILES, 1).steps()
+        state = "good"
+        found = []
+        upcoming = next(steps)
+        for second in range(100_000):
+            while upcoming[0] <= second:
+                state, upcoming = upcoming[1].name, next(steps)
+            found.append(state == "bad")
+        return found
+
+    one, other = is_bad("cloud-edge1"), is_bad("cloud-edge2")
+    both = sum(a and b for a, b in zip(one, other, strict=True)) / len(one)
+    assert both == pytest.approx(0.25, abs=0.03)
+
+
+def test_links_with_common_times_are_bad_at_the_same_times() -> None:
+    """Those of the seed; another seed has others."""
+    assert times("a-b", 1, common_times=True) == times("a-c", 1, common_times=True)
+    assert times("a-b", 1, common_times=True) != times("a-b", 2, common_times=True)
+
+
+def test_overlapping_causes_of_one_link_are_independent() -> None:
+    """Even with the same means: each has its number in its seed."""
+    impairment = Impairment("a-b", overlapping=(PLAN, OnOffPlan("good", "lossy", 17.5, 17.5)))
+    changes = impairment.changes(PROFILES, 1)
+    assert isinstance(changes, Overlapping)
+    first, second = changes.causes
+    assert isinstance(first, OnOff)
+    assert first.seed != second.seed
+    assert [each.name for each in changes.profiles] == ["good", "lossy", "bad", "bad+lossy"]
+
+
+@pytest.mark.parametrize(
+    ("impairment", "line"),
+    [
+        (Impairment("a-b"), "read none of on_off, overlapping and trace; allowed: one of them"),
+        (
+            Impairment("a-b", on_off=PLAN, trace=TRACE),
+            "read on_off and trace of on_off, overlapping and trace; allowed: one of them",
+        ),
+        (
+            Impairment("a-b", trace=TRACE, common_times=True),
+            "common_times: read beside trace, whose times stand in the file; allowed: beside ",
+        ),
+        (Impairment("a-b", overlapping=(PLAN,)), "overlapping: read 1; allowed: 2 to 6"),
+        (
+            Impairment("a-b", overlapping=(PLAN, OnOffPlan("good", "worse", 1, 1))),
+            "overlapping.1.bad: read 'worse'; allowed: good, bad, open, lossy",
+        ),
+        (
+            Impairment("a-b", overlapping=(PLAN, OnOffPlan("good", "bad", 0, 1))),
+            "overlapping.1.mean_good_seconds: read 0; allowed: from 0.001",
+        ),
+    ],
+)
+def test_what_cannot_be_is_named(impairment: Impairment, line: str) -> None:
+    """With its place and what is allowed."""
+    with pytest.raises(MistakesError) as raised:
+        impairment.changes(PROFILES, 1)
+    assert str(raised.value).startswith(line)
