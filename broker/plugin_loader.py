@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, get_args
 
 from penstock.broker.access_control import AccessControl, Authenticator
 from penstock.broker.config.checked_yaml import show, suggest, validate_config
@@ -31,6 +31,7 @@ from penstock.broker.extensions import (
     PluginContext,
 )
 from penstock.broker.faults import Guard
+from penstock.broker.message import SizeClass
 from penstock.broker.old_names import import_hint
 
 
@@ -298,6 +299,11 @@ def _check_contracts(name: str, plugin: Plugin) -> None:
     for sink in plugin.sinks:
         what = f"{type(sink).__qualname__}.topic_filters"
         _check_list(name, what, sink.topic_filters, "topic filters")
+        if sink.sizes not in (None, *get_args(SizeClass)):
+            what = f"{type(sink).__qualname__}.sizes"
+            raise PluginLoadError(
+                f"plugin {name}: {what}: read {show(sink.sizes)}; allowed: 'small', 'large' or None"
+            )
     for event in fields(Callbacks) if plugin.callbacks is not None else ():
         callbacks = getattr(plugin.callbacks, event.name)
         _check_list(name, f"Callbacks.{event.name}", callbacks, "functions")

@@ -238,6 +238,12 @@ class Anything(Sink):
         super().__init__("anything")
 
 
+class OfOneSize(Sink):
+    """A sink of a size class that there is not."""
+
+    sizes = "medium"  # type: ignore[assignment]
+
+
 async def on_connected(event: object) -> None:
     """Want to wait, which a callback must not."""
 
@@ -278,6 +284,10 @@ async def on_connected(event: object) -> None:
         (
             _brings(sinks=[Anything()]),
             "Anything.topic_filters: read 'a/#'; allowed: a tuple or list of topic filters",
+        ),
+        (
+            _brings(sinks=[OfOneSize("medium")]),
+            "OfOneSize.sizes: read 'medium'; allowed: 'small', 'large' or None",
         ),
     ],
 )
