@@ -96,22 +96,26 @@ def most_of(standings: Sequence[Standing]) -> Standing:
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """Check every claim whose T_Q was run."""
+    """Check every claim whose T_Q was run, and whose threshold_l where it compares several."""
     found: list[Verdict] = []
     periods = results.sweep.probe_periods
+    has_thresholds = len(results.sweep.thresholds) > 1
     if FIGURE_8_PROBE_PERIOD in periods:
+        if has_thresholds:
+            found.append(_conservative_needs_a_large_threshold(results))
         found += [
-            _conservative_needs_a_large_threshold(results),
             _right_rate_beats_conservative(results),
             _wrong_rate_loses(results),
             _historic_gains(results),
-            _historic_is_flat(results),
         ]
+        if has_thresholds:
+            found.append(_historic_is_flat(results))
     found.append(_clairvoyant_is_lowest(results))
     if 5 in periods:
         found += [_conservative_at_five(results), _historic_at_five(results)]
     found += [_adaptive_beats(results, "historic"), _adaptive_beats(results, "probabilistic")]
-    found += [_adaptive_closes(results, period) for period in TARGET_CLOSED if period in periods]
+    if results.sweep.answers == "period":  # the reading for which the targets were found
+        found += [_adaptive_closes(results, each) for each in TARGET_CLOSED if each in periods]
     return found
 
 

@@ -248,6 +248,7 @@ def _draw_curves(results: Results, by_threshold: Any, by_period: Any) -> None:
     by_threshold.set_xticks([], minor=True)
     by_period.set(xlabel="T_Q, s", title=f"Figure 9: threshold_l = {threshold_l:g} s")
     by_period.set_xticks(sweep.probe_periods)
+    by_period.tick_params(labelleft=False)  # those of the plot beside it
     for axes in (by_threshold, by_period):
         axes.grid(alpha=0.3)
         axes.set_ylim(bottom=0)
@@ -258,7 +259,7 @@ def _draw_curves(results: Results, by_threshold: Any, by_period: Any) -> None:
 def _show_reported_gain(axes: Any, baseline: float) -> None:
     """Draw beside the curves how far below the baseline the paper reports historic."""
     left, right = axes.get_xlim()
-    axes.set_xlim(left, right * 1.55)
+    axes.set_xlim(left, right * 1.75)
     reported = baseline - REPORTED_GAIN
     at = right * 1.05
     look = {"color": LOOKS["historic"][0], "lw": 1.5}

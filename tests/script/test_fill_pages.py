@@ -24,5 +24,5 @@ def test_every_file_of_a_run_is_shown_by_a_page() -> None:
 
 def test_pages_that_are_right_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is written, and no page is named."""
-    main()
+    main([])
     assert capsys.readouterr().out == ""

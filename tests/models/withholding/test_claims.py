@@ -99,6 +99,26 @@ def test_claim_about_most_needs_more_than_half() -> None:
     assert most_of([HOLDS, FAILS]) == FAILS
 
 
+def test_claims_about_several_thresholds_need_several() -> None:
+    """One threshold_l shows neither what a large one does nor how far a curve moves."""
+    results = results_with()
+    claims = [verdict.claim for verdict in verdicts(results)]
+    results = Results(Sweep([[0.2]] * 6, (0.2,), probe_periods=(1, 5)), results.means)
+    left_out = set(claims) - {verdict.claim for verdict in verdicts(results)}
+    assert {claim.partition(" (")[0] for claim in left_out} == {
+        "Conservative beats the baseline only where threshold_l is large",
+        "Historic moves less than 0.5 s over threshold_l",
+        "Conservative at T_Q = 5 s and threshold_l 2 s is no better than the baseline",
+    }
+
+
+def test_targets_are_those_of_one_reading() -> None:
+    """Where RTTs are known on arrival, a policy that knows the law closes another part."""
+    results = results_with()
+    sweep = Sweep([[0.2]] * 6, (0.2, 2.0), probe_periods=(1, 5), answers="arrival")
+    assert not any("closes" in each.claim for each in verdicts(Results(sweep, results.means)))
+
+
 def test_claims_of_a_t_q_that_was_not_run_are_left_out() -> None:
     """What was not simulated is not judged."""
     results = results_with()
