@@ -63,11 +63,16 @@ class Link:
         srtt: smoothed RTT, seconds, or None (RFC 6298).
         rttvar: RTT variance, seconds, or None (RFC 6298).
         rtt_min: least RTT in the sampler's window, seconds, or None.
+        rtt_quartile: lower quartile of recent RTTs, seconds, or None.
         threshold_l: RTT of the uncongested path, seconds, as a moving average of recent RTTs, or
             None before the first (paper 002).
         asked_threshold_l: the same as given by the subscriber's CONNECT, or None where it gave
             none.
         unsent_bytes: bytes that the connection has taken and the kernel has not.
+        small_messages: small messages that have come for the subscriber, as of the last look at its
+            connection.
+        large_bytes: payload bytes of the large messages that have left its outbox.
+        large_sent_at: monotonic seconds at which the newest of them left.
         outstanding_since: monotonic seconds at which the oldest unacknowledged timed packet was
             sent, or None.
         outstanding_bytes: payload bytes of that packet; 0 for a bare acknowledgement.
@@ -88,8 +93,12 @@ class Link:
     srtt: float | None = None
     rttvar: float | None = None
     rtt_min: float | None = None
+    rtt_quartile: float | None = None
     threshold_l: float | None = None
     unsent_bytes: int = 0
+    small_messages: int = 0
+    large_bytes: int = 0
+    large_sent_at: float = 0.0
     outstanding_since: float | None = None
     outstanding_bytes: int = 0
     quiet_until: float = 0.0

@@ -209,6 +209,7 @@ class Pair:
             self._no_connack()
             return
         client = self.client
+        self.link.small_messages = client.ledger.matched - client.ledger.large
         if client.samplers.sample(self.fileno, now):
             client.link_changed()
         look_again_at = client.outbox.look_again_at

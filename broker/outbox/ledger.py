@@ -19,6 +19,8 @@ class Ledger:
         moved: moved to another member of their shared subscription, where they count as matched
             again.
         dropped: removed for another reason, by its name; see `DROP_REASONS`.
+        large: those of them that were large for the subscriber when they came to its outbox; not
+            part of the sum.
         withheld_total: large messages that the gate has refused, or that have waited behind such a
             one; not part of the sum, as each of them is counted in another place.
         released_total: those of them that left through the gate.
@@ -29,6 +31,7 @@ class Ledger:
     expired: int = 0
     moved: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
+    large: int = 0
     withheld_total: int = 0
     released_total: int = 0
 
@@ -48,6 +51,7 @@ class Ledger:
         self.delivered += other.delivered
         self.expired += other.expired
         self.moved += other.moved
+        self.large += other.large
         self.withheld_total += other.withheld_total
         self.released_total += other.released_total
         for reason, n_messages in other.dropped.items():

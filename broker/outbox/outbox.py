@@ -163,8 +163,10 @@ class Outbox:
         is_large = message.is_large and self.is_large(message)
         if is_large or delivery.after is not None:  # it may have been large for another subscriber
             delivery.after = NOTHING_BEFORE if is_large else None
-        if is_large and self._rules.supersedes and self._supersede(delivery):
-            return True
+        if is_large:
+            self._ledger.large += 1
+            if self._rules.supersedes and self._supersede(delivery):
+                return True
         if not is_restored and self._why_full(message):
             reason = self._make_room_for(delivery)
             if reason:
@@ -343,6 +345,8 @@ class Outbox:
                     self._leave_large(large)
                     if self._has_expired(large, now):
                         continue
+                    self._link.large_bytes += large.message.payload_bytes
+                    self._link.large_sent_at = now
                     return large
             if source is None:
                 return None

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.broker.link import Link
-from penstock.plugins.probing.estimators import WindowedMinimum
-from penstock.plugins.withholding.config import DEFAULT_MARGIN_RATIO
+from penstock.plugins.probing.estimators import LowerQuartile, WindowedMinimum
+from penstock.plugins.withholding.config import DEFAULT_FLOOR_SECONDS, DEFAULT_MARGIN_RATIO
 from penstock.plugins.withholding.history import CongestionHistory
 from penstock.plugins.withholding.policy import Policy, Situation
 from penstock.plugins.withholding.thresholds import Thresholds
@@ -70,8 +70,13 @@ class Prober:
         self.overdue = 0
         self._trace = trace
         self._setting = setting
-        self._thresholds = Thresholds(fixed=setting.threshold_l, margin_ratio=DEFAULT_MARGIN_RATIO)
+        self._thresholds = Thresholds(
+            fixed=setting.threshold_l,
+            margin_ratio=DEFAULT_MARGIN_RATIO,
+            floor_seconds=DEFAULT_FLOOR_SECONDS,
+        )
         self._minimum = WindowedMinimum(WINDOW_SECONDS)
+        self._quartile = LowerQuartile()
         self._unanswered: deque[int] = deque()
 
     def threshold_l(self) -> float:
@@ -111,6 +116,8 @@ class Prober:
     def _take(self, rtt: float, sent_at: int, second: int) -> None:
         self.link.rtt_latest = rtt
         self.link.rtt_min = self._minimum.add(rtt, second)
+        self._quartile.add(rtt, self.link.rtt_min)
+        self.link.rtt_quartile = self._quartile.value
         self.history.observe(rtt, sent_at, second, self.threshold_l())
 
 

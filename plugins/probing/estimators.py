@@ -12,6 +12,14 @@ BETA = 1 / 4
 """Gain of the RTT variance (RFC 6298, 2.3)."""
 
 
+QUARTILE_GAIN = 0.05
+"""Of the lower quartile for each sample: congestion of a minute raises its excess over the minimum
+by two to five times, and a hundred calm samples take that back."""
+
+LEAST_EXCESS = 0.001
+"""Seconds: the lower quartile does not come closer to the minimum."""
+
+
 class SmoothedRtt:
     """Exponentially weighted RTT and its variance (RFC 6298, section 2).
 
@@ -79,6 +87,37 @@ class WindowedMinimum:
         self._newer = min(self._newer, rtt)
         self.value = min(self._newer, self._older)
         return self.value
+
+
+class LowerQuartile:
+    """Lower quartile of recent RTTs, by its excess over their minimum, in constant memory.
+
+    Each sample above the estimate raises the excess by a quarter of `QUARTILE_GAIN` of it, each
+    sample below lowers it by three quarters: both balance where one sample in four is below. So it
+    follows from 1 ms to 1 s within some hundred samples, and congestion for less than three
+    quarters of the time does not show in it.
+
+    Attributes:
+        value: seconds, or None before the first sample.
+    """
+
+    __slots__ = ("_excess", "value")
+
+    def __init__(self) -> None:
+        self._excess = 0.0
+        self.value: float | None = None
+
+    def add(self, rtt: float, minimum: float) -> None:
+        """Take one sample.
+
+        Args:
+            rtt: seconds.
+            minimum: least recent RTT, seconds, this sample included.
+        """
+        excess = max(self._excess, LEAST_EXCESS)
+        is_above = rtt - minimum > excess
+        self._excess = excess * (1 + QUARTILE_GAIN * (is_above - 0.75))
+        self.value = minimum + self._excess
 
 
 class MovingAverage:
@@ -177,6 +216,7 @@ class SourceEstimates:
         updated_at: monotonic seconds of the newest sample, or None before the first.
         smoothed: RFC 6298 over all samples.
         minimum: least sample of `window_seconds`.
+        quartile: lower quartile.
         average: moving average over `window_seconds`.
     """
 
@@ -188,6 +228,7 @@ class SourceEstimates:
         "minimum",
         "name",
         "payload_bytes",
+        "quartile",
         "smoothed",
         "updated_at",
     )
@@ -210,6 +251,7 @@ class SourceEstimates:
         self.updated_at: float | None = None
         self.smoothed = SmoothedRtt()
         self.minimum = WindowedMinimum(window_seconds)
+        self.quartile = LowerQuartile()
         self.average = MovingAverage(window_seconds)
         self._is_smoothed = estimator == "ewma"
         self._recent_minimum: WindowedMinimum | None = None
@@ -241,7 +283,7 @@ class SourceEstimates:
         self._take(srtt, srtt, 0, now)
 
     def _take(self, rtt: float, srtt: float, payload_bytes: int, now: float) -> None:
-        self.minimum.add(rtt, now)
+        self.quartile.add(rtt, self.minimum.add(rtt, now))
         self.average.add(rtt, now)
         self.payload_bytes = payload_bytes
         self.updated_at = now

@@ -350,6 +350,7 @@ class RttSampler(LinkSampler):
             link.srtt = source.smoothed.srtt
             link.rttvar = source.smoothed.rttvar
             link.rtt_min = source.minimum.value
+            link.rtt_quartile = source.quartile.value
             link.threshold_l = source.average.value
         return is_new
 

@@ -1,41 +1,52 @@
-"""Our own policy: wait as long as this subscriber's past shows that waiting pays.
+"""Our own policy: hold a large message while that costs less than to send it, by what is known.
 
-Theory of operation. A large message meets congestion at RTT level R. Sent now it takes ``L = R /
-2``. Sent once the path is seen to be calm it takes ``C``, half the RTT that this subscriber has
-shown after a calm sample. In between lies an unknown time, for which the lengths of earlier
-congestion are the best evidence: each of them that is longer than the present congestion has lasted
-is equally likely to be its length.
+Theory of operation. A decision weighs two costs, both in seconds:
 
-A plan is a time w: "send when a sample shows calm, and after w at the latest". For each remaining
-length, which ends in r seconds, a plan costs
+* the expected latency of the large message, from now to its last byte at the subscriber;
+* the expected delay that it causes to small messages. On one connection nothing overtakes a message
+  that has begun. A message that takes T seconds delays the small ones that come in these T seconds,
+  each by half of T on average: ``small_weight * rate * T**2 / 2`` for ``rate`` small messages a
+  second.
 
-* ``r + lag + C`` where the end is seen by then, ``lag`` being the delay of samples;
-* ``w + C`` where congestion has ended by then, unseen;
-* ``w + L`` where it goes on.
+So a message that takes T costs ``T + small_weight * rate * T**2 / 2``. Where no small message
+comes, only its own latency counts.
 
-The plan with the least mean cost is chosen; ``w = 0`` means to send now. While the level stays, no
-rule can do better than some w: until calm is seen, waiting teaches only that congestion still
-lasts, and each plan has counted that in. Only the ends are tried as w, since between two of them a
-plan's cost rises.
+Congestion lasts for an unknown time. The best evidence is the lengths of earlier congestion on this
+path: those that are longer than the present one has lasted are, equally likely, its length. A plan
+is a time w: "send when a sample shows calm, and after w at the latest". Where congestion ends in r
+seconds, a plan costs
 
-Samples within one congestion differ. Of the newest sample's distance d from the level, the part p
-is left a second later, the persistence. So L is ``(R + p ** a * d) / 2`` for a message that is sent
-a seconds after that sample: a message is sent in a moment that is better than the level, where such
-moments last, and waits in a worse one.
+* ``r + lag + cost(C)`` if the end is seen by then. C is what the message takes in calm, ``lag`` how
+  late samples are;
+* ``w + cost(C)`` if it has ended by then, unseen;
+* ``w`` and the cost of sending in congestion, if it goes on.
 
-Where few lengths are left, one more is added: the time that congestion has lasted so far, again. It
-stands for congestion unlike any before. It decides alone once all lengths are exceeded, and makes
-waiting pay ever less.
+The plan with the least mean cost is taken; ``w = 0`` is to send now. While nothing changes, no rule
+does better than some w: a sample that shows congestion only shows that it lasts, which each plan
+has counted in. Only ends are tried as w: between two of them, the cost of a plan rises.
 
-L and C are larger where the kernel has evidence (TCP_INFO). A lost packet does not show in its RTT,
-but a transfer of B bytes waits for each one. So L is at least B times the seconds for a byte, taken
-from the delivery rate of what is being sent, or, where little is being sent, from its
-retransmissions, RTT and RTT variance by the TCP throughput equation. C is at least B times the
-seconds for a byte in calm: where the path is never faster, there is nothing to wait for. Unsent
-bytes before the message count with it; as they are kept few, they weigh little. None of these shows
-whether there *is* congestion: samples above threshold_l do.
+What a message takes in congestion depends on what is known.
 
-No parameter describes the network. The bound on the hold is a fuse, not a part of the rule.
+* Without the kernel's figures: ``L = R / 2`` at RTT level R, scaled to its size, by the moment in
+  which it is sent (paper 002). Samples within one congestion differ. The part p of the newest
+  sample's distance d from the level is left a second later, the persistence. So L is
+  ``(R + p ** a * d) / 2`` for a message that is sent a seconds after that sample: a message is sent
+  in a moment that is better than the level, where such moments last, and waits in a worse one.
+* With them: a transfer takes L seconds at the rate of congestion, and goes on at the rate of calm
+  when congestion ends before that. If it ends in r < L seconds, the transfer takes
+  ``C + r * (1 - C / L)``. So a large message never gains by being held, and small ones are the only
+  reason to hold it. The lag is that of a sample and the time until the next one: where small
+  messages are rare, calm is seen late.
+
+The rate is measured where it can be: by the full-pipe rate of a transfer in this congestion. A
+measured rate counts for as long as the message would take at it. Then a message goes and measures
+again, so exploring takes at most half of the time. Before the first measurement, loss-based
+congestion control is expected to be as slow as the TCP throughput equation says, and any other as
+fast as in calm.
+
+Where few lengths are left, one more is added: as long again as it has lasted so far. It stands for
+congestion unlike any before. A hold ends after twice `max_withhold`, so that large messages pass
+where a path stays bad, however many small ones come.
 """
 
 from __future__ import annotations
@@ -43,17 +54,20 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from penstock.plugins.withholding.history import CongestionHistory
 from penstock.plugins.withholding.policy import Judgement, Policy, Situation
 
-MAX_ENDS = 16
-"""Of more lengths than these, only every second or third is used: a decision takes some
-microseconds, and the middle ones of many lengths add little to their neighbours."""
+MAX_ENDS = 12
+"""Of more lengths than these, every second or third is taken: a decision costs some microseconds,
+and of many lengths the middle ones say little that their neighbours do not. With fewer left,
+congestion may well be of a kind not met before."""
 
-FEW_ENDS = 8
-"""With fewer lengths left than these, congestion may well be of a new kind."""
+FUSE_RATIO = 2.0
+"""Longest hold over the user's `max_withhold`. Cut at D, as long as a common congestion, a hold
+would often end just before the path is calm, or as a second congestion follows the first. Without
+it, a large message would wait for as long as a path is bad and small messages come."""
 
 _NO_LAG = 1e-6
 """Seconds; with it, an end that is seen at once is seen after the plan that sends at that time."""
@@ -65,61 +79,91 @@ OVERDUE_RATIO = 2.0
 """Expected RTT of a packet over the time for which it has been unanswered: on average, half of its
 wait is over."""
 
-FUSE_RATIO = 2.0
-"""Longest hold over the user's `max_withhold`. A wait should end because the lengths say so. Cut at
-D, as long as common congestion lasts, it would often end just before the path is calm, or as a
-second congestion follows the first."""
-
 
 @dataclass(frozen=True)
 class AdaptivePolicy(Policy):
-    """Deliver if no wait has a smaller expected end-to-end latency, or ``ΔS > D``.
+    """Deliver if no wait has a smaller expected cost, or if ΔS is above its bound.
 
     Where the path is calm, or nothing is known of it, it delivers.
+
+    Attributes:
+        small_weight: seconds of a large message's latency that are worth one second of a small
+            one's delay.
     """
 
     name: ClassVar[str] = "adaptive"
+    compares: ClassVar[str] = "cost"
     learns: ClassVar[bool] = True
+    small_weight: float = 1.0
 
     def judge(self, situation: Situation) -> Judgement:
-        """Compare the latency of sending now with that of the best wait."""
+        """Compare the cost of sending now with that of the best wait."""
         history, overdue = situation.history, situation.overdue
-        if history is None or (history.began_at is None and not overdue):
+        is_calm = history is None or (history.began_at is None and not overdue)
+        small_per_second = self.small_weight * situation.small_per_second
+        if history is None or is_calm or (situation.n_bytes and not small_per_second):
             return Judgement(
                 delivers=True, latency=situation.l_now, limit=math.inf, release_sojourn=0.0
             )
-        level, persistence = history.level, 0.0
-        recent_seconds = situation.probe_period
-        if not overdue:
-            persistence = history.persistence()
-        else:
-            level = max(level, overdue)
-            if history.began_at is None or history.is_off_level(level):
-                # This is a new congestion: only the overdue packet shows how bad it is.
-                level = max(level, OVERDUE_RATIO * overdue)
-                recent_seconds = min(recent_seconds, overdue)
-        to_latency = situation.size_ratio / 2
-        congested, off_level = to_latency * level, 0.0
-        if persistence:
-            age = situation.now - (history.sampled_at or situation.now)
-            off_level = to_latency * persistence**age * (history.latest - level)
-        if situation.n_bytes:
-            least = situation.n_bytes * history.slowness(situation.now, recent_seconds, level)
-            if off_level:
-                off_level = max(congested + off_level, least) - max(congested, least)
-            congested = max(congested, least)
-        calm = situation.threshold_l / 2
-        if history.after_calm is not None:
-            calm = to_latency * history.after_calm
-        calm = max(calm, situation.n_bytes * history.calm_slowness())
+        level = max(history.level, overdue)
+        if overdue and (history.began_at is None or history.is_off_level(level)):
+            # Another congestion than the last: how bad it is, only this packet tells.
+            level = max(level, OVERDUE_RATIO * overdue)
         ends = _ends(history, situation)
-        at_once, waiting, wait = best_wait(
-            ends, history.lag_seconds, congested, calm, off_level, persistence
-        )
-        delivers = at_once < waiting or situation.sojourn > self.max_withhold
-        return Judgement(
-            delivers, at_once, waiting, min(situation.sojourn + wait, self.max_withhold)
-        )
+        if situation.n_bytes:
+            transfer = _transfer(history, situation, level, small_per_second / 2)
+            lag = history.lag_seconds + history.until_next_sample()
+            at_once, waiting, wait = best_hold(ends, lag, transfer)
+        else:
+            at_once, waiting, wait = _best_wait_by_rtt(
+                history, situation, ends, level, small_per_second / 2
+            )
+        sojourn, bound = situation.sojourn, self.max_withhold
+        delivers = at_once < waiting or sojourn > bound
+        return Judgement(delivers, at_once, waiting, min(sojourn + wait, bound))
+
+
+def _transfer(
+    history: CongestionHistory, situation: Situation, level: float, half_rate: float
+) -> Transfer:
+    """Return what a message takes, where the kernel's figures are known."""
+    n_bytes, to_latency = situation.n_bytes, situation.size_ratio / 2
+    calm = max(_calm(history, situation), n_bytes * history.calm_slowness())
+    slowness = history.measured_slowness(situation.now, n_bytes)
+    slowness = slowness or history.assumed_slowness(level)
+    # Before any rate is known, as by the RTT alone.
+    congested = level / 2 + n_bytes * slowness if slowness else to_latency * level
+    return Transfer(max(congested, calm), calm, half_rate)
+
+
+def _best_wait_by_rtt(
+    history: CongestionHistory,
+    situation: Situation,
+    ends: list[float],
+    level: float,
+    half_rate: float,
+) -> tuple[float, float, float]:
+    """Return what `best_wait` returns, of the costs of a message by the RTT alone."""
+    to_latency = situation.size_ratio / 2
+    calm = _calm(history, situation)
+    congested, off_level = to_latency * level, 0.0
+    persistence = 0.0 if situation.overdue else history.persistence()
+    if persistence:
+        age = situation.now - (history.sampled_at or situation.now)
+        off_level = to_latency * persistence**age * (history.latest - level)
+    if half_rate:
+        now = congested + off_level
+        calm += half_rate * calm * calm
+        off_level += half_rate * (now * now - congested * congested)
+        congested += half_rate * congested * congested
+    return best_wait(ends, history.lag_seconds, congested, calm, off_level, persistence)
+
+
+def _calm(history: CongestionHistory, situation: Situation) -> float:
+    """Return what a message takes after a calm sample, by its RTT, seconds."""
+    if history.after_calm is None:
+        return situation.threshold_l / 2
+    return situation.size_ratio / 2 * history.after_calm
 
 
 def _ends(history: CongestionHistory, situation: Situation) -> list[float]:
@@ -137,10 +181,11 @@ def _ends(history: CongestionHistory, situation: Situation) -> list[float]:
     lasted = known_until - began_at
     lengths = history.lengths
     n_shorter = bisect_right(lengths, lasted)
-    step = 1 + (len(lengths) - n_shorter) // MAX_ENDS
+    n_left = len(lengths) - n_shorter
+    step = 1 + n_left // MAX_ENDS
     from_now = began_at - now
     ends = [length + from_now for length in lengths[n_shorter + step // 2 :: step]]
-    if len(ends) < FEW_ENDS:
+    if n_left < MAX_ENDS:
         insort(ends, lasted + max(lasted, situation.probe_period) + from_now)
     return ends
 
@@ -153,14 +198,14 @@ def best_wait(
     off_level: float = 0.0,
     persistence: float = 0.0,
 ) -> tuple[float, float, float]:
-    """Return the mean latency of sending now, that of the best wait, and that wait.
+    """Return the mean cost of sending now, that of the best wait, and that wait.
 
     Args:
         ends: when congestion ends, in seconds from now, ascending, each equally likely; an end
             below 0 has passed unseen.
         lag: seconds from an end until it is seen.
-        congested: latency of a message sent in congestion, seconds.
-        calm: latency of a message sent after it, seconds.
+        congested: cost of a message sent in congestion, seconds.
+        calm: cost of a message sent after it, seconds.
         off_level: how much more it is in congestion if the message is sent now, seconds; what
             makes it less than ``calm`` does not count.
         persistence: part of `off_level` that is left a second later.
@@ -198,3 +243,69 @@ def best_wait(
         if cost < least:
             least, wait = cost, latest
     return at_once, congested + least / n_ends, wait
+
+
+class Transfer(NamedTuple):
+    """A transfer that goes on after the end of congestion.
+
+    Attributes:
+        congested: seconds that the message takes in congestion that does not end.
+        calm: seconds that it takes in calm.
+        half_rate: half of the weighted rate of small messages, 1/s.
+    """
+
+    congested: float
+    calm: float
+    half_rate: float
+
+    def cost(self, end: float) -> float:
+        """Return the cost of a message that is sent so many seconds before congestion ends."""
+        congested, calm, half_rate = self
+        seconds = congested
+        if end < congested:
+            seconds = calm + max(0.0, end) * (1 - calm / congested)
+        return seconds + half_rate * seconds * seconds
+
+
+def best_hold(ends: list[float], lag: float, transfer: Transfer) -> tuple[float, float, float]:
+    """Return what `best_wait` returns, for a transfer that goes on after the end of congestion.
+
+    Two waits are tried: until the last end, and, where ends are further away than the transfer
+    takes, until the middle one.
+
+    Args:
+        ends: as in `best_wait`.
+        lag: as in `best_wait`.
+        transfer: of the message.
+    """
+    congested, calm, half_rate = transfer
+    n_ends = len(ends)
+    calm_cost = calm + half_rate * calm * calm
+    if congested <= calm:
+        return calm_cost, math.inf, 0.0
+    slope = 1 - calm / congested
+    congested_cost = congested + half_rate * congested * congested
+    wait = last = max(0.0, ends[-1])
+    at_once, waiting = 0.0, n_ends * calm_cost
+    for end in ends:
+        if end >= congested:
+            at_once += congested_cost
+        elif end > 0:
+            seconds = calm + slope * end
+            at_once += seconds + half_rate * seconds * seconds
+        else:
+            at_once += calm_cost
+        seen = end + lag
+        if seen > 0:
+            waiting += min(last, seen)
+    middle = ends[n_ends // 2]
+    if last - middle > congested and middle > 0:
+        giving_up = sum(
+            max(0.0, min(end + lag, middle)) + calm_cost
+            if end <= middle
+            else middle + transfer.cost(end - middle)
+            for end in ends
+        )
+        if giving_up < waiting:
+            waiting, wait = giving_up, middle
+    return at_once / n_ends, waiting / n_ends, wait

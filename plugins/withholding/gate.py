@@ -74,6 +74,7 @@ class WithholdingGate(DeliveryGate):
             config.policy,
             max_withhold=config.max_withhold,
             congestion_rate=config.congestion_rate,
+            small_weight=config.small_weight,
         )
         self.keeps_topics = config.ordering == "topic"
         self.supersedes = config.supersede
@@ -115,7 +116,8 @@ class WithholdingGate(DeliveryGate):
         if not self.is_large(message, link):
             return Verdict(deliver=True, reason="small")
         rtt = self._rtt(link)
-        overdue = self._overdue(link, now)
+        history = self.histories.get(link, _NOTHING_KNOWN)
+        overdue = self._overdue(link, now, history)
         if self.break_off_after is not None and sojourn <= self._most_hold:
             is_calm = self.is_calm(link, now)
             until = self._breaking.held_until(link, now, is_calm=is_calm)
@@ -135,7 +137,8 @@ class WithholdingGate(DeliveryGate):
             size_ratio=scale,
             overdue=overdue if overdue > threshold_l else 0.0,
             n_bytes=_bytes_to_send(message, link),
-            history=self.histories.get(link, _NOTHING_KNOWN),
+            small_per_second=history.small_per_second,
+            history=history,
         )
         unanswered = " so far" if overdue and overdue == counted else ""
         return self._verdict(
@@ -161,7 +164,10 @@ class WithholdingGate(DeliveryGate):
         known_at = link.rtt_updated_at
         if history.sampled_at is None or known_at > history.known_at:
             sent_at = known_at - link.rtt_latest
+            self._observe_large(link, history)
+            rtt = max(link.rtt_min or 0.0, rtt - history.own_seconds(sent_at))
             history.observe(rtt, sent_at, known_at, self._thresholds.threshold_l(link))
+            history.observe_small(link.small_messages, known_at)
         if link.tcp is not None:
             history.observe_look(link.tcp)
 
@@ -194,7 +200,8 @@ class WithholdingGate(DeliveryGate):
         rtt = self._rtt(link)
         if rtt is None:
             return False
-        return max(rtt, self._overdue(link, now)) <= self._thresholds.threshold_l(link)
+        history = self.histories.get(link, _NOTHING_KNOWN)
+        return max(rtt, self._overdue(link, now, history)) <= self._thresholds.threshold_l(link)
 
     def _relative(self, link: Link, payload_bytes: int) -> float:
         """Return the latency of a size over that of the smallest, on a subscriber's path."""
@@ -208,12 +215,26 @@ class WithholdingGate(DeliveryGate):
             return None
         return link.rtt_latest / self._relative(link, link.rtt_bytes)
 
-    def _overdue(self, link: Link, now: float) -> float:
-        """Return a lower bound of the RTT from what is unanswered, seconds; 0 for nothing."""
-        if link.outstanding_since is None:
+    def _overdue(self, link: Link, now: float, history: CongestionHistory) -> float:
+        """Return a lower bound of the RTT from what is unanswered, seconds; 0 for nothing.
+
+        The time for which it waits for the connection's own large messages does not count.
+        """
+        since = link.outstanding_since
+        if since is None:
             return 0.0
-        age = min(now - link.outstanding_since, self._max_overdue)
-        return age / self._relative(link, link.outstanding_bytes)
+        if history is not _NOTHING_KNOWN:
+            self._observe_large(link, history)
+        age = min(now - since - history.own_seconds(since), self._max_overdue)
+        return max(0.0, age) / self._relative(link, link.outstanding_bytes)
+
+    def _observe_large(self, link: Link, history: CongestionHistory) -> None:
+        """Note what large messages have left since the last time."""
+        n_new = link.large_bytes - history.large_bytes
+        if n_new:
+            history.large_bytes = link.large_bytes
+            least_seconds = self._relative(link, n_new) * (link.rtt_min or 0.0) / 2
+            history.observe_large(n_new, least_seconds, link.large_sent_at)
 
     def _verdict(self, situation: Situation, measured: str) -> Verdict:
         """Ask the policy.
@@ -224,15 +245,15 @@ class WithholdingGate(DeliveryGate):
         """
         policy, sojourn = self.policy, situation.sojourn
         delivers, latency, limit, release_sojourn = policy.judge(situation)
+        compared = f"{policy.compares} {latency:.4g} s"
         if limit == math.inf:
             why = f"L_now {latency:.4g} s, no limit"
         elif latency < limit:
-            why = f"L_now {latency:.4g} s < {limit:.4g} s"
+            why = f"{compared} < {limit:.4g} s"
         elif delivers:
-            bound = policy.max_withhold
-            why = f"withheld {sojourn:.4g} s > {bound:.4g} s; L_now {latency:.4g} s"
+            why = f"withheld {sojourn:.4g} s > {policy.max_withhold:.4g} s; {compared}"
         else:
-            why = f"L_now {latency:.4g} s >= {limit:.4g} s"
+            why = f"{compared} >= {limit:.4g} s"
         reason = (
             f"{policy.name}: {why} ({measured}, size x{situation.size_ratio:.4g}, "
             f"withheld {sojourn:.4g} s, T_Q {situation.probe_period:.4g} s)"

@@ -39,6 +39,23 @@ from typing import NamedTuple
 from penstock.broker.link import TcpLook
 from penstock.plugins.withholding.tcp_rate import seconds_per_byte
 
+LOSS_BASED = frozenset(
+    ("bic", "cubic", "highspeed", "htcp", "hybla", "illinois", "reno", "scalable", "veno", "yeah")
+)
+"""Linux's congestion controls that take a loss for congestion: the TCP throughput equation holds
+for them."""
+
+RATE_SECONDS = 300.0
+"""Over which the rate of small messages is averaged, as the least RTT is found: an alarm in some
+minutes counts."""
+
+CALM_RATE_RATIO = 1 / 2
+"""Rate of a transfer over that of calm from which on the path is calm, whatever RTTs are: they are
+those of the connection's own queue, or of what waited in congestion that is over."""
+
+COUNT_SECONDS = 1.0
+"""Least time between two counts of small messages."""
+
 MAX_LENGTHS = 48
 """Lengths that are kept: enough that some are left when most have been exceeded, in 400 bytes."""
 
@@ -112,6 +129,9 @@ class CongestionHistory:
         best_rate: the best of these, forgotten slowly.
         calm_seconds_per_byte: mean time for a byte from the full-pipe rates of calm; None before
             the first.
+        is_loss_based: whether the connection's congestion control slows down for each loss; True
+            before the first look.
+        small_per_second: small messages that came lately, 1/s.
     """
 
     lengths: array[float] = field(default_factory=lambda: array("f", PRIOR_LENGTHS))
@@ -120,6 +140,8 @@ class CongestionHistory:
     sampled_at: float | None = None
     known_at: float = 0.0
     lag_seconds: float = 0.0
+    _interval: float = 0.0
+    _interval_squared: float = 0.0
     latest: float = 0.0
     spacing_seconds: float = 0.0
     level: float = 0.0
@@ -139,6 +161,15 @@ class CongestionHistory:
     full_rate_at: float = 0.0
     best_rate: float | None = None
     calm_seconds_per_byte: float | None = None
+    is_loss_based: bool = True
+    small_per_second: float = 0.0
+    _n_small: int | None = None
+    _counted_at: float = 0.0
+    _count_seconds: float = 0.0
+    large_bytes: int = 0
+    _large_at: float = 0.0
+    _drained_at: float = 0.0
+    _drained_before: float = 0.0
 
     def observe(self, rtt: float, sent_at: float, known_at: float, threshold_l: float) -> None:
         """Take one RTT sample.
@@ -152,6 +183,9 @@ class CongestionHistory:
         """
         spacing = 0.0
         if self.sampled_at is not None:
+            seconds = known_at - self.known_at
+            self._interval += GAIN * (seconds - self._interval)
+            self._interval_squared += GAIN * (seconds * seconds - self._interval_squared)
             if self.began_at is None:
                 self._follow_calm(rtt)
             # Answers may overtake each other; the later answer is the newer sample.
@@ -167,11 +201,51 @@ class CongestionHistory:
         else:
             self._observe_congested(rtt, sent_at, spacing)
 
+    def observe_small(self, n_messages: int, now: float) -> None:
+        """Take the number of small messages that have come so far.
+
+        Args:
+            n_messages: since the subscriber's session began.
+            now: monotonic seconds.
+        """
+        before, seconds = self._n_small, now - self._counted_at
+        if before is None:
+            self._n_small, self._counted_at = n_messages, now
+        elif seconds >= COUNT_SECONDS:
+            # The plain mean at first, then exponential.
+            self._count_seconds = min(RATE_SECONDS, self._count_seconds + seconds)
+            n_new = max(0, n_messages - before)
+            change = n_new / seconds - self.small_per_second
+            self.small_per_second += min(1.0, seconds / self._count_seconds) * change
+            self._n_small, self._counted_at = n_messages, now
+
+    def observe_large(self, n_bytes: int, least_seconds: float, now: float) -> None:
+        """Take note of a large message that has left.
+
+        Args:
+            n_bytes: of its payload.
+            least_seconds: that it takes in calm, by the latency profile.
+            now: monotonic seconds at which it left.
+        """
+        self._drained_before, self._large_at = self._drained_at, now
+        seconds = max(least_seconds, n_bytes * self.calm_slowness())
+        self._drained_at = max(self._drained_at, now) + seconds
+
+    def own_seconds(self, sent_at: float) -> float:
+        """Return for how long a packet waited for the connection's own large messages in calm.
+
+        Args:
+            sent_at: monotonic seconds at which the packet was sent.
+        """
+        until = self._drained_at if self._large_at <= sent_at else self._drained_before
+        return max(0.0, until - sent_at)
+
     def observe_look(self, look: TcpLook) -> None:
         """Take the kernel's figures, once for each look; after `observe`."""
         if look.looked_at <= self._looked_at:
             return
         self._looked_at = look.looked_at
+        self.is_loss_based = look.congestion_control in LOSS_BASED
         rate = look.delivery_rate
         # The kernel keeps a full pipe's rate until a faster one: the same rate is not a new sample.
         if rate is not None and not look.is_app_limited and rate != self.full_rate:
@@ -179,24 +253,48 @@ class CongestionHistory:
             self.full_rate_at = look.looked_at
             best = rate if self.best_rate is None else self.best_rate
             self.best_rate = max(rate, best + AFTER_CALM_GAIN * (rate - best))
+            calm = self.calm_seconds_per_byte
+            if self.began_at is not None and calm and rate * calm > CALM_RATE_RATIO:
+                self._end(look.looked_at)
             if self.began_at is None:
+                # In steps, so that a rate of the last bad phase hardly counts.
                 before = self.calm_seconds_per_byte or 1 / rate
-                self.calm_seconds_per_byte = before + GAIN * (1 / rate - before)
+                step = GAIN * before
+                self.calm_seconds_per_byte = before + max(-step, min(step, 1 / rate - before))
         if self.began_at is None:
             self._counted = None
         else:
             self._follow_losses(look)
 
-    def slowness(self, now: float, recent_seconds: float, level: float) -> float:
-        """Return the time for a byte of a long transfer in congestion, seconds.
+    def measured_slowness(self, now: float, n_bytes: int) -> float:
+        """Return the time for a byte by the last transfer in congestion, seconds; 0 for unknown.
+
+        A rate counts for as long as so many bytes take at it, and for a probe period at least.
 
         Args:
             now: monotonic seconds.
-            recent_seconds: age up to which a full pipe's rate describes the path.
-            level: RTT in this congestion, seconds, for the assumption before the first look.
+            n_bytes: of the message that is to be sent.
         """
-        if self.full_rate is not None and now - self.full_rate_at <= recent_seconds:
-            return 1 / self.full_rate
+        rate, age = self.full_rate, now - self.full_rate_at
+        if rate is None or age * rate > n_bytes:
+            return 0.0
+        # The rate of a transfer that was over before this congestion says nothing of it.
+        if self.began_at is not None and self.full_rate_at < self.began_at:
+            return 0.0
+        return 1 / rate
+
+    def assumed_slowness(self, level: float) -> float:
+        """Return the expected time for a byte in congestion before a transfer was measured.
+
+        Args:
+            level: RTT in this congestion, seconds, for the assumption before the first look.
+
+        Returns:
+            Seconds for each byte: with loss-based congestion control by the TCP throughput
+            equation, with any other as in calm.
+        """
+        if not self.is_loss_based:
+            return self.calm_slowness()
         if not self.seconds_per_byte:
             return seconds_per_byte(level, 0.0, SUPPOSED_LOST / SUPPOSED_SEGMENTS)
         return self.seconds_per_byte
@@ -210,6 +308,14 @@ class CongestionHistory:
         if self.calm_seconds_per_byte is not None:
             return self.calm_seconds_per_byte
         return 1 / self.best_rate if self.best_rate is not None else 0.0
+
+    def until_next_sample(self) -> float:
+        """Return the expected time from any moment until the next sample is known, seconds.
+
+        That is half the mean of squared intervals over their mean: a moment falls into a long
+        interval more often than into a short one.
+        """
+        return self._interval_squared / (2 * self._interval) if self._interval else 0.0
 
     def persistence(self) -> float:
         """Return the part of a distance from the level that is left a second later, 0 to 1."""
@@ -236,7 +342,7 @@ class CongestionHistory:
     def _follow_losses(self, look: TcpLook) -> None:
         """Count what was sent and lost since the last look, if that was in congestion, too."""
         before, self._counted = self._counted, (look.segments, look.retransmissions)
-        if before is not None and not self._is_own_queue(look.looked_at):
+        if before is not None:
             # A new connection's counters begin at 0 again.
             n_sent = max(0, look.segments - before[0])
             n_lost = min(n_sent, max(0, look.retransmissions - before[1]))
@@ -250,12 +356,6 @@ class CongestionHistory:
             rtt = max(rtt, self.level)  # the kernel's smoothed RTT has only begun to rise
         loss_ratio = self._n_lost / self._n_sent
         self.seconds_per_byte = seconds_per_byte(rtt, look.rttvar or 0.0, loss_ratio)
-
-    def _is_own_queue(self, now: float) -> bool:
-        """Say whether the present transfer is about as fast as ever: it is its own congestion."""
-        rate, best = self.full_rate, self.best_rate
-        is_fast = rate is not None and best is not None and rate > best / 2
-        return is_fast and self.full_rate_at == now
 
     def _observe_congested(self, rtt: float, sent_at: float, spacing: float) -> None:
         if self.began_at is not None:

@@ -99,13 +99,16 @@ class HistoricPolicy(PaperPolicy):
         return situation.l_now - situation.probe_period - situation.threshold_l / 2
 
 
-def make_policy(name: str, *, max_withhold: float, congestion_rate: float) -> Policy:
+def make_policy(
+    name: str, *, max_withhold: float, congestion_rate: float, small_weight: float = 1.0
+) -> Policy:
     """Return the policy of that name.
 
     Args:
         name: ``none``, ``conservative``, ``probabilistic``, ``historic`` or ``adaptive``.
         max_withhold: D in seconds, for those that have it.
         congestion_rate: λ in 1/s, for those that have it.
+        small_weight: weight of a second of a small message, for `adaptive`.
 
     Raises:
         ValueError: there is no such policy.
@@ -120,7 +123,7 @@ def make_policy(name: str, *, max_withhold: float, congestion_rate: float) -> Po
         case HistoricPolicy.name:
             return HistoricPolicy()
         case AdaptivePolicy.name:
-            return AdaptivePolicy(FUSE_RATIO * max_withhold)
+            return AdaptivePolicy(FUSE_RATIO * max_withhold, small_weight)
     raise ValueError(
         f"policy {name!r}; allowed: none, conservative, probabilistic, historic or adaptive"
     )

@@ -29,6 +29,7 @@ class Situation(NamedTuple):
             0 where that is not above threshold_l.
         n_bytes: of the message and of unsent data before it; 0 where nothing is known of the
             connection, as in a simulation.
+        small_per_second: small messages that come for this subscriber, 1/s.
         history: this subscriber's congestion, for policies that learn.
     """
 
@@ -40,6 +41,7 @@ class Situation(NamedTuple):
     size_ratio: float = 1.0
     overdue: float = 0.0
     n_bytes: int = 0
+    small_per_second: float = 0.0
     history: CongestionHistory | None = None
 
 
@@ -73,6 +75,8 @@ class Policy(ABC):
     """
 
     name: ClassVar[str]
+    compares: ClassVar[str] = "L_now"
+    """What `Judgement.latency` is, for reports."""
     learns: ClassVar[bool] = False
     """Whether `judge` reads `Situation.history`."""
     max_withhold: float = math.inf

@@ -43,6 +43,10 @@ hundred patterns take 25 us."""
 LONGEST_KNOWN = 256
 """Characters of client id and user name that are cached, as clients may make up long ones."""
 
+SPREAD_RATIO = 8.0
+"""Distance of threshold_l from the least RTT, over that of the lower quartile: twice the range of
+evenly distributed RTTs, and nine in ten of exponentially distributed ones."""
+
 _MOST_SHOWN = 40
 
 
@@ -111,7 +115,11 @@ class Thresholds:
         learned = link.rtt_min if self.learned_from == "minimum" else link.threshold_l
         if learned is None:
             return self.floor_seconds
-        return max(self.floor_seconds, learned * self.margin_ratio)
+        margin = learned * self.margin_ratio
+        if self.learned_from == "minimum" and link.rtt_quartile is not None:
+            spread = SPREAD_RATIO * (link.rtt_quartile - learned)
+            margin = min(margin, learned + max(self.floor_seconds, spread))
+        return max(self.floor_seconds, margin)
 
     def _given(self, link: Link) -> float | None:
         """Return the given value, seconds, or None where it is to be learned."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.plugins.probing.estimators import (
+    LowerQuartile,
     MovingAverage,
     RetransmitRatio,
     SmoothedRtt,
@@ -158,3 +160,21 @@ def test_pure_modules_load_without_clock_chance_and_io() -> None:
         "from penstock.plugins.probing import estimators, puback, stall\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@given(st.floats(0.01, 1.0), st.floats(0.01, 1.0))
+def test_lower_quartile_is_that_of_evenly_distributed_samples(least: float, spread: float) -> None:
+    """A quarter of the way from the least to the largest, within a third of that distance."""
+    rng = random.Random(7)  # noqa: S311 (a test)
+    quartile = LowerQuartile()
+    for _ in range(600):
+        quartile.add(least + spread * rng.random(), least)
+    assert quartile.value == pytest.approx(least + spread / 4, abs=spread / 12)
+
+
+def test_lower_quartile_does_not_show_congestion_of_half_of_the_time() -> None:
+    """Twenty samples good, twenty bad, again and again: it stays near the good ones."""
+    quartile = LowerQuartile()
+    for n in range(2000):
+        quartile.add(0.5 if n // 20 % 2 else 3.0, 0.5)
+    assert quartile.value == pytest.approx(0.5, abs=0.01)

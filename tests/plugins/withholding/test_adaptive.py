@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plugins.withholding.adaptive import AdaptivePolicy, best_wait
+from penstock.plugins.withholding.adaptive import (
+    AdaptivePolicy,
+    Transfer,
+    best_hold,
+    best_wait,
+)
 from penstock.plugins.withholding.history import PRIOR_LENGTHS, CongestionHistory
 from penstock.plugins.withholding.policies import make_policy
 from penstock.plugins.withholding.policy import Situation
@@ -144,7 +149,7 @@ def test_a_lower_level_never_causes_a_wait(
 
 
 def test_many_lengths_are_thinned_evenly() -> None:
-    """Of 48 lengths every fourth is tried: from 10 to 57 s the best waits are those of all."""
+    """Of 48 lengths every fifth is tried: from 10 to 57 s the best waits are those of all."""
     lengths = [float(length) for length in range(10, 58)]
     history = history_of(lengths)
     for second in (1.0, 2.0):
@@ -153,7 +158,7 @@ def test_many_lengths_are_thinned_evenly() -> None:
     ends = [length - 1.0 for length in lengths]
     _, waiting, _ = best_wait(ends, 0.0, 20.0, 5 * (history.after_calm or 0.0))
     assert thinned.limit == pytest.approx(waiting, rel=0.1)
-    assert thinned.release_sojourn in [length - 1.0 for length in lengths[2::4]]
+    assert thinned.release_sojourn in [length - 1.0 for length in lengths[2::5]]
 
 
 def test_fuse_is_twice_what_the_user_gives_as_d() -> None:
@@ -283,51 +288,181 @@ def slow(history: CongestionHistory, *, bytes_per_second: float) -> CongestionHi
     return history
 
 
-def test_lost_packets_are_waited_out_where_the_rtt_alone_would_not_be() -> None:
-    """RTT 0.6 s is 3 s for the message; at 10 kB/s it takes 100 s. Congestion lasts 5 s."""
+def with_bytes(situation: Situation, *, small_per_second: float = 2.0) -> Situation:
+    """Return the situation of a megabyte on a connection whose kernel is asked."""
+    return situation._replace(n_bytes=1_000_000, small_per_second=small_per_second)
+
+
+@pytest.mark.parametrize(
+    ("ends", "transfer", "expected"),
+    [
+        # It ends in 5 s: sent now, 5 s of 20 pass a quarter, the rest takes 0.75 s of calm. Two
+        # small messages a second wait for half of that each: 5.75 ** 2.
+        ([5.0], Transfer(20.0, 1.0, 1.0), (5.75 + 5.75**2, 5 + 2.0, 5.0)),
+        # The same without small messages: waiting costs the difference.
+        ([5.0], Transfer(20.0, 1.0, 0.0), (5.75, 6.0, 5.0)),
+        # It lasts longer than the transfer takes, whenever it ends.
+        ([30.0], Transfer(4.0, 1.0, 1.0), (20.0, 32.0, 30.0)),
+        # 2 s or 30 s: the wait is given up after 2 s, as 4 s of transfer cost 20.
+        ([2.0, 2.0, 30.0], Transfer(4.0, 1.0, 1.0), ((2 * 8.75 + 20) / 3, 30 / 3, 2.0)),
+        # It has ended unseen.
+        ([-1.0], Transfer(20.0, 1.0, 1.0), (2.0, 2.0, 0.0)),
+        # Calm takes as long: nothing to gain.
+        ([5.0], Transfer(20.0, 20.0, 1.0), (420.0, math.inf, 0.0)),
+    ],
+)
+def test_best_hold_is_the_hand_computed_one(
+    ends: list[float], transfer: Transfer, expected: tuple[float, float, float]
+) -> None:
+    """A transfer goes on after the end of congestion; ends are seen without lag."""
+    assert best_hold(ends, 0.0, transfer) == pytest.approx(expected)
+
+
+@given(ends_lists, st.floats(0, 20), latencies, latencies)
+def test_a_message_never_gains_by_being_held_itself(
+    ends: list[float], lag: float, calm: float, more: float
+) -> None:
+    """Without small messages, no wait is cheaper than sending now."""
+    at_once, waiting, _ = best_hold(ends, lag, Transfer(calm + more, calm, 0.0))
+    assert at_once <= waiting + 1e-6
+
+
+@given(ends_lists, st.floats(0, 20), latencies, latencies, st.floats(0, 10), st.floats(0, 10))
+def test_more_small_messages_never_end_a_hold(
+    ends: list[float], lag: float, calm: float, more: float, rate: float, additional: float
+) -> None:
+    """What is held for some small messages is held for more of them."""
+    congested = calm + more
+    at_once, waiting, _ = best_hold(ends, lag, Transfer(congested, calm, rate))
+    if at_once >= waiting:
+        at_once, waiting, _ = best_hold(ends, lag, Transfer(congested, calm, rate + additional))
+        assert at_once >= waiting - 1e-6 * waiting
+
+
+def test_connection_without_small_messages_is_not_held() -> None:
+    """Lossy for 5 s each time: the same megabyte is held for small messages alone."""
+    history = slow(history_of([5.0] * 20), bytes_per_second=10_000)
+    history.observe(0.6, 1.0, 1.0, THRESHOLD_L)
+    situation = congested_at(1.5, history)
+    assert POLICY.judge(with_bytes(situation, small_per_second=0.0)).delivers
+    assert not POLICY.judge(with_bytes(situation)).delivers
+
+
+def test_small_weight_decides_for_whom_a_message_is_held() -> None:
+    """One small message in 200 s: they do not hold a megabyte by number, and do by weight."""
+    history = slow(history_of([5.0] * 10 + [25.0]), bytes_per_second=10_000)
+    history.lag_seconds = 1.0
+    history.observe(0.6, 1.0, 1.0, THRESHOLD_L)
+    situation = with_bytes(congested_at(1.5, history), small_per_second=0.005)
+    assert POLICY.judge(situation).delivers
+    assert not AdaptivePolicy(40.0, 100.0).judge(situation).delivers
+    assert AdaptivePolicy(40.0, 0.0).judge(with_bytes(congested_at(1.5, history))).delivers
+
+
+def test_small_messages_count_where_the_kernel_is_not_asked() -> None:
+    """By the RTT alone 3 s now are less than 4.5 s of waiting, but not for small messages."""
     history = history_of([5.0] * 20)
     history.observe(0.6, 1.0, 1.0, THRESHOLD_L)
-    situation = congested_at(1.5, slow(history, bytes_per_second=10_000))
+    situation = congested_at(1.5, history)
     assert POLICY.judge(situation).delivers
-    judgement = POLICY.judge(situation._replace(n_bytes=1_000_000))
+    assert not POLICY.judge(situation._replace(small_per_second=2.0)).delivers
+
+
+def test_lost_packets_are_waited_out_until_the_length_that_congestion_always_has() -> None:
+    """At 10 kB/s a megabyte takes longer than congestion, and blocks small ones until its end."""
+    history = slow(history_of([5.0] * 20), bytes_per_second=10_000)
+    history.observe(0.6, 1.0, 1.0, THRESHOLD_L)
+    judgement = POLICY.judge(with_bytes(congested_at(1.5, history)))
     assert not judgement.delivers
-    assert judgement.latency == pytest.approx(100.0)
+    # C is 5 times the RTT after calm, 0.21 s; a part of the megabyte passes in the 4.5 s.
+    calm = 5 * (history.after_calm or 0.0)
+    seconds = calm + 4.5 * (1 - calm / (0.3 + 100.0))
+    assert judgement.latency == pytest.approx(seconds + seconds**2)
     assert judgement.release_sojourn == pytest.approx(4.5)
+
+
+def test_path_that_stays_bad_lets_a_message_go_in_the_end() -> None:
+    """Many small messages and a path of 1 kB/s: nothing but the bound ends the hold."""
+    history = slow(history_of([1000.0] * 20), bytes_per_second=1_000)
+    history.observe(0.6, 1.0, 1.0, THRESHOLD_L)
+    assert not POLICY.judge(with_bytes(congested_at(1.5, history, sojourn=39.0))).delivers
+    assert POLICY.judge(with_bytes(congested_at(1.5, history, sojourn=40.1))).delivers
+    unbounded = AdaptivePolicy(math.inf)
+    assert not unbounded.judge(with_bytes(congested_at(1.5, history, sojourn=900.0))).delivers
 
 
 def test_first_packet_that_is_not_answered_holds_a_megabyte() -> None:
     """Before anything is known of losses, a few are supposed: 0.3 s may be the end of a path."""
     situation = congested_at(1.5, history_of(list(PRIOR_LENGTHS)))._replace(overdue=0.3)
     assert POLICY.judge(situation).delivers
-    judgement = POLICY.judge(situation._replace(n_bytes=1_000_000))
-    assert not judgement.delivers
-    assert judgement.latency > 20
+    assert not POLICY.judge(with_bytes(situation)).delivers
+
+
+def test_first_message_explores_where_losses_do_not_slow_a_connection_down() -> None:
+    """With bbr nothing is known of the rate in congestion before a transfer: it is tried."""
+    history = history_of([10.0] * 20)
+    history.calm_seconds_per_byte = 1 / 2_000_000
+    history.observe(0.6, 1.0, 1.0, THRESHOLD_L)
+    situation = with_bytes(congested_at(1.5, history))
+    assert not POLICY.judge(situation).delivers
+    history.is_loss_based = False
+    assert POLICY.judge(situation).delivers
+
+
+def test_measured_rate_holds_the_next_message_for_as_long_as_it_would_take() -> None:
+    """With bbr at 100 kB/s a megabyte takes 10 s: after 10 s of holding, the next one explores."""
+    history = history_of([60.0] * 20)
+    history.calm_seconds_per_byte, history.is_loss_based = 1 / 2_000_000, False
+    for second in (1.0, 2.0):
+        history.observe(0.6, second, second, THRESHOLD_L)
+    history.full_rate, history.full_rate_at = 100_000, 2.0
+    history.lengths = array("f", [5.0] * 20)
+    assert not POLICY.judge(with_bytes(congested_at(2.5, history))).delivers
+    for second in range(3, 14):
+        history.observe(0.6, second, second, THRESHOLD_L)
+    history.lengths = array("f", [20.0] * 20)
+    assert not POLICY.judge(with_bytes(congested_at(11.5, history))).delivers
+    assert POLICY.judge(with_bytes(congested_at(12.5, history))).delivers
 
 
 def test_rate_from_before_a_new_congestion_says_nothing_of_it() -> None:
-    """0.3 s without an answer after calm: a rate counts only if it was found meanwhile."""
-    history = history_of(list(PRIOR_LENGTHS))
-    history.full_rate, history.full_rate_at = 2_500_000, 1.0
-    situation = congested_at(1.5, history)._replace(overdue=0.3, n_bytes=1_000_000)
-    assert not POLICY.judge(situation).delivers
-    history.full_rate_at = 1.3
-    assert POLICY.judge(situation).delivers
+    """A rate of calm does not speak for congestion; one that was found meanwhile does."""
+    history = history_of([5.0] * 20)
+    history.full_rate, history.full_rate_at = 2_500_000, 0.9
+    history.observe(0.6, 1.0, 1.0, THRESHOLD_L)
+    assert not POLICY.judge(with_bytes(congested_at(1.2, history))).delivers
+    history.full_rate_at = 1.1
+    assert POLICY.judge(with_bytes(congested_at(1.2, history))).delivers
 
 
 def test_path_that_is_never_faster_is_not_waited_for() -> None:
-    """At 10 kB/s and at best 12: 100 s now, 83 s and at least 18 s of waiting later."""
-    history = history_of([20.0] * 20)
+    """At 10 kB/s and at best 10: there is nothing to wait for."""
+    history = slow(history_of([20.0] * 20), bytes_per_second=10_000)
     history.observe(0.6, 1.0, 1.0, THRESHOLD_L)
-    situation = congested_at(1.5, slow(history, bytes_per_second=10_000))
-    situation = situation._replace(n_bytes=1_000_000)
+    situation = with_bytes(congested_at(1.5, history))
     assert not POLICY.judge(situation).delivers
-    history.best_rate = 12_000
+    history.best_rate = 9_900
     assert POLICY.judge(situation).delivers
+
+
+def test_where_calm_is_seen_late_waiting_pays_less() -> None:
+    """The same rate of small messages: with a sample in 40 s, the end is seen too late."""
+    verdicts = []
+    for gap in (1.0, 40.0):
+        history = slow(history_of([]), bytes_per_second=10_000)
+        history.lengths = array("f", [5.0] * 10 + [60.0])
+        for n in range(1, 20):
+            history.observe(0.2, n * gap, n * gap, THRESHOLD_L)
+        now = 20 * gap
+        history.observe(0.6, now, now, THRESHOLD_L)
+        situation = with_bytes(congested_at(now + 0.5, history), small_per_second=0.05)
+        verdicts.append(POLICY.judge(situation).delivers)
+    assert verdicts == [False, True]
 
 
 def test_calm_path_delivers_whatever_was_lost_in_congestion() -> None:
     """Slow bytes of the past do not make a congestion."""
     history = slow(history_of([5.0] * 20), bytes_per_second=100)
-    judgement = POLICY.judge(congested_at(1.0, history)._replace(n_bytes=1_000_000))
+    judgement = POLICY.judge(with_bytes(congested_at(1.0, history)))
     assert judgement.delivers
     assert judgement.limit == math.inf

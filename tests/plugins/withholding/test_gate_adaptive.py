@@ -47,7 +47,9 @@ class Path:
 
     def _look(self, rtt: float) -> None:
         if self.lost is not None:
-            tcp = self.broker.session("site-7").link.tcp = TcpLook(self.broker.now)
+            link = self.broker.session("site-7").link
+            link.small_messages += 1
+            tcp = link.tcp = TcpLook(self.broker.now, congestion_control="cubic")
             tcp.rtt, tcp.rttvar = rtt, rtt / 4
             self._segments += 10
             self._retransmissions += self.lost if rtt > CALM else 0

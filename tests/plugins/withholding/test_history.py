@@ -178,7 +178,7 @@ def test_oldest_lengths_make_way() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.001, 100)), max_size=300))
 def test_takes_whatever_comes_in_constant_memory(samples: list[tuple[float, float]]) -> None:
-    """Lengths stay ascending, above 0 and few; a thousand subscribers take 1.4 MB."""
+    """Lengths stay ascending, above 0 and few; a thousand subscribers take 1.5 MB."""
     history = CongestionHistory()
     now = 0.0
     for rtt, gap in samples:
@@ -189,7 +189,7 @@ def test_takes_whatever_comes_in_constant_memory(samples: list[tuple[float, floa
         assert lengths[0] >= 0
         assert len(lengths) <= MAX_LENGTHS
     held = [getattr(history, name) for name in CongestionHistory.__slots__]
-    assert sys.getsizeof(history) + sum(map(sys.getsizeof, held)) <= 1400
+    assert sys.getsizeof(history) + sum(map(sys.getsizeof, held)) <= 1536
     assert sum(isinstance(value, array) for value in held) == 2
 
 
@@ -203,7 +203,7 @@ class Kernel:
         """Return what it says, after so much was sent and lost; rate is that of a full pipe."""
         self.segments += sent
         self.lost += lost
-        told = TcpLook(at)
+        told = TcpLook(at, congestion_control="cubic")
         told.rtt, told.rttvar = 0.2, 0.05
         told.segments, told.retransmissions = self.segments, self.lost
         told.delivery_rate, told.is_app_limited = rate or 500, rate is None
@@ -225,24 +225,24 @@ def congested(seconds: range, kernel: Kernel, history: CongestionHistory, **sent
 def test_first_congestion_is_supposed_to_lose_a_little() -> None:
     """Three of a hundred at the level of the RTT; what is sent and not lost speaks against it."""
     history, kernel = fed(CALM), Kernel()
-    assert history.slowness(0.0, 1.0, BAD) == seconds_per_byte(BAD, 0.0, 0.03)
+    assert history.assumed_slowness(BAD) == seconds_per_byte(BAD, 0.0, 0.03)
     congested(range(1, 2), kernel, history, sent=100)
-    assert history.slowness(1.0, 1.0, BAD) == seconds_per_byte(BAD, 0.05, 0.03)
+    assert history.assumed_slowness(BAD) == seconds_per_byte(BAD, 0.05, 0.03)
     congested(range(2, 3), kernel, history, sent=10)
-    assert history.slowness(2.0, 1.0, BAD) == pytest.approx(lossy(0.3 / 20))
+    assert history.assumed_slowness(BAD) == pytest.approx(lossy(0.3 / 20))
 
 
 def test_losses_are_counted_among_what_was_sent_in_congestion() -> None:
     """A megabyte sent in calm is not counted; the next congestion begins with the last one's."""
     history, kernel = fed(CALM), Kernel()
     congested(range(1, 41), kernel, history, sent=5, lost=1)
-    assert history.slowness(40.0, 1.0, BAD) == pytest.approx(lossy(0.2), rel=0.02)
-    before = history.slowness(40.0, 1.0, BAD)
+    assert history.assumed_slowness(BAD) == pytest.approx(lossy(0.2), rel=0.02)
+    before = history.assumed_slowness(BAD)
     for second in range(41, 61):
         history.observe(CALM, second, second, THRESHOLD_L)
         history.observe_look(kernel.look(second, sent=700))
     congested(range(61, 62), kernel, history, sent=700)
-    assert history.slowness(61.0, 1.0, BAD) == before
+    assert history.assumed_slowness(BAD) == before
 
 
 def test_losses_are_those_of_the_last_fifty_segments() -> None:
@@ -250,7 +250,7 @@ def test_losses_are_those_of_the_last_fifty_segments() -> None:
     history, kernel = fed(CALM), Kernel()
     congested(range(1, 41), kernel, history, sent=5, lost=1)
     congested(range(41, 61), kernel, history, sent=10)
-    assert history.slowness(60.0, 1.0, BAD) == pytest.approx(lossy(0.2 * (5 / 6) ** 20), rel=0.05)
+    assert history.assumed_slowness(BAD) == pytest.approx(lossy(0.2 * (5 / 6) ** 20), rel=0.05)
 
 
 def test_many_segments_of_one_look_count_for_ten() -> None:
@@ -258,7 +258,7 @@ def test_many_segments_of_one_look_count_for_ten() -> None:
     history, kernel = fed(CALM), Kernel()
     congested(range(1, 41), kernel, history, sent=5, lost=1)
     congested(range(41, 42), kernel, history, sent=1000, lost=100)
-    assert history.slowness(41.0, 1.0, BAD) == pytest.approx(lossy((10 + 1) / 60), rel=0.02)
+    assert history.assumed_slowness(BAD) == pytest.approx(lossy((10 + 1) / 60), rel=0.02)
 
 
 def test_a_look_counts_once() -> None:
@@ -279,26 +279,98 @@ def test_a_new_connection_counts_from_the_beginning() -> None:
     assert history.seconds_per_byte == pytest.approx(lossy(5.3 / 20))
 
 
-def test_rate_of_what_is_being_sent_counts_before_losses() -> None:
-    """For a period after the look that found it new; the kernel repeats it for ever."""
+def test_measured_rate_counts_for_as_long_as_the_message_would_take() -> None:
+    """125 kB/s: a megabyte takes 8 s; the kernel repeats a rate until the next transfer."""
     history, kernel = fed(CALM), Kernel()
     congested(range(1, 3), kernel, history, sent=10, lost=2)
+    assert history.measured_slowness(2.0, 1_000_000) == 0.0
     history.observe_look(kernel.look(3.0, rate=125_000))
-    assert history.slowness(4.0, 1.0, BAD) == 1 / 125_000
-    history.observe_look(kernel.look(4.5, rate=125_000))
-    assert history.slowness(4.5, 1.0, BAD) == history.seconds_per_byte > 1 / 125_000
+    assert history.measured_slowness(4.0, 1_000_000) == 1 / 125_000
+    history.observe_look(kernel.look(10.0, rate=125_000))
+    assert history.measured_slowness(10.9, 1_000_000) == 1 / 125_000
+    assert history.measured_slowness(11.1, 1_000_000) == 0.0
 
 
-def test_what_is_as_fast_as_ever_is_its_own_congestion() -> None:
-    """Its many segments do not make the losses of others forgotten; those of a slow one count."""
+def test_rate_of_calm_is_no_measured_rate_of_congestion() -> None:
+    """A transfer that was over when congestion began says nothing of it."""
+    history, kernel = fed(CALM), Kernel()
+    history.observe_look(kernel.look(0.5, rate=125_000))
+    congested(range(1, 3), kernel, history)
+    assert history.measured_slowness(2.0, 1_000_000) == 0.0
+
+
+def test_only_loss_based_congestion_control_is_expected_to_be_slow() -> None:
+    """Losses slow cubic down; of bbr the rate of calm is expected."""
+    slownesses = []
+    for name in ("cubic", "reno", "bbr", ""):
+        history, kernel = fed(CALM), Kernel()
+        calm = kernel.look(0.5, rate=2_000_000)
+        calm.congestion_control = name
+        history.observe_look(calm)
+        history.observe(BAD, 1.0, 1.0, THRESHOLD_L)
+        slownesses.append(history.assumed_slowness(BAD))
+    assert slownesses[0] == slownesses[1] > 1e-4
+    assert slownesses[2] == slownesses[3] == 1 / 2_000_000
+
+
+def test_transfer_as_fast_as_in_calm_ends_congestion() -> None:
+    """High RTTs are those of its own queue; a rate below half of calm's leaves it congested."""
     history, kernel = fed(CALM), Kernel()
     history.observe_look(kernel.look(0.5, rate=2_500_000))
-    congested(range(1, 11), kernel, history, sent=5, lost=1)
-    before = history.seconds_per_byte
-    congested(range(11, 12), kernel, history, sent=700, rate=2_400_000)
-    assert history.seconds_per_byte == before
-    congested(range(12, 13), kernel, history, sent=700, rate=100_000)
-    assert history.seconds_per_byte < before
+    congested(range(1, 5), kernel, history, sent=5, lost=1)
+    history.observe_look(kernel.look(5.0, rate=1_200_000))
+    assert history.began_at == 1.0
+    history.observe_look(kernel.look(6.0, rate=1_300_000))
+    assert history.began_at is None
+    assert own_lengths(history) == [5.0]
+
+
+def test_own_large_messages_take_their_time_in_calm() -> None:
+    """A packet behind a megabyte at 2 MB/s waits half a second for it, one before it does not."""
+    history, kernel = fed(CALM), Kernel()
+    history.observe_look(kernel.look(0.5, rate=2_000_000))
+    history.observe_large(1_000_000, 0.2, 10.0)
+    assert history.own_seconds(9.9) == 0.0
+    assert history.own_seconds(10.1) == pytest.approx(0.4)
+    history.observe_large(1_000_000, 0.2, 10.4)
+    assert history.own_seconds(10.2) == pytest.approx(0.3)
+    assert history.own_seconds(10.5) == pytest.approx(0.5)
+    history.observe_large(100_000, 0.2, 20.0)
+    assert history.own_seconds(20.0) == pytest.approx(0.2)
+
+
+def test_rate_of_small_messages_is_a_mean_of_five_minutes() -> None:
+    """The plain mean at first; a burst or a pause of some seconds changes little."""
+    history = CongestionHistory()
+    n_messages = 0
+    for second in range(601):
+        history.observe_small(n_messages, float(second))
+        n_messages += 2
+    assert history.small_per_second == pytest.approx(2.0)
+    history.observe_small(n_messages, 610.0)
+    assert 1.9 < history.small_per_second < 2.0
+    history.observe_small(n_messages, 2410.0)
+    assert history.small_per_second < 0.01
+
+
+def test_rate_of_rare_messages_is_not_that_of_the_first() -> None:
+    """One message in the first second, none for two minutes: less than one a minute."""
+    history = CongestionHistory()
+    history.observe_small(0, 0.0)
+    history.observe_small(1, 1.0)
+    for second in range(2, 121):
+        history.observe_small(1, float(second))
+    assert history.small_per_second == pytest.approx(1 / 120)
+
+
+def test_next_sample_is_expected_by_the_interval_of_any_moment() -> None:
+    """Samples each second are half a second away; pairs each 30 s are 15 s away."""
+    assert fed(*[CALM] * 60).until_next_sample() == pytest.approx(0.5)
+    history = CongestionHistory()
+    for n in range(60):
+        history.observe(CALM, 30.0 * n, 30.0 * n, THRESHOLD_L)
+        history.observe(CALM, 30.0 * n + 0.1, 30.0 * n + 0.1, THRESHOLD_L)
+    assert 13 < history.until_next_sample() < 16
 
 
 def test_what_is_waited_for_is_as_fast_as_calm_was() -> None:
@@ -311,7 +383,12 @@ def test_what_is_waited_for_is_as_fast_as_calm_was() -> None:
     history.observe_look(kernel.look(2.0, rate=20_000))
     assert history.calm_slowness() == 1 / 20_000
     history.observe_look(kernel.look(3.0, rate=80_000))
-    assert 1 / history.calm_slowness() == pytest.approx(22_069, rel=1e-3)
+    assert 1 / history.calm_slowness() == pytest.approx(22_857, rel=1e-3)
+    for second in range(4, 40):
+        history.observe_look(kernel.look(second, rate=80_000 + second))
+    assert 1 / history.calm_slowness() == pytest.approx(80_000, rel=1e-2)
+    history.observe_look(kernel.look(50.0, rate=5_000))
+    assert 1 / history.calm_slowness() > 70_000
 
 
 def test_best_rate_is_that_of_a_full_pipe_and_forgotten_slowly() -> None:

@@ -206,3 +206,25 @@ def test_whatever_a_subscriber_sends_gives_a_sound_threshold_or_none(
         assert math.isfinite(asked)
         assert 0 < asked <= MAX_ASKED_SECONDS
         assert not problem
+
+
+def test_learned_threshold_follows_how_much_the_path_varies() -> None:
+    """A steady path of half a second is congested at 0.55 s; one that varies by itself later."""
+    thresholds = Thresholds(margin_ratio=3.0, floor_seconds=0.05)
+    link = Link("site-7")
+    link.rtt_min = 0.5
+    assert thresholds.threshold_l(link) == pytest.approx(1.5)
+    link.rtt_quartile = 0.502
+    assert thresholds.threshold_l(link) == pytest.approx(0.55)
+    link.rtt_quartile = 0.55
+    assert thresholds.threshold_l(link) == pytest.approx(0.9)
+    link.rtt_quartile = 0.9
+    assert thresholds.threshold_l(link) == pytest.approx(1.5)
+
+
+def test_average_is_taken_times_the_margin_however_much_the_path_varies() -> None:
+    """The average includes congestion; the spread above the minimum says nothing of it."""
+    thresholds = Thresholds(margin_ratio=2.0, learned_from="average")
+    link = Link("site-7")
+    link.rtt_min, link.rtt_quartile, link.threshold_l = 0.5, 0.502, 0.6
+    assert thresholds.threshold_l(link) == pytest.approx(1.2)
