@@ -114,7 +114,7 @@ class Subscriber:
     def __init__(self, gate: WithholdingGate, name: str) -> None:
         self.link = Link(name)
         self.link.rtt_min = CALM_RTT
-        self.link.tcp = TcpLook(0.0)
+        self.link.tcp = TcpLook(0.0, congestion_control="cubic")
         self.now = 1000.0
         self._gate = gate
 
@@ -122,6 +122,7 @@ class Subscriber:
         """A sampler has a new RTT."""
         self.now += 1.0
         link = self.link
+        link.small_messages += 2
         link.rtt_latest, link.rtt_updated_at = rtt, self.now
         if link.tcp is not None:
             link.tcp.looked_at = self.now
