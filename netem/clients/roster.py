@@ -17,6 +17,7 @@ from penstock.netem.clients.client_plan import (
 from penstock.netem.clients.payloads import Times
 from penstock.netem.figures.records import ExpectedRow
 from penstock.netem.runs.scenario import Publisher, Scenario, Subscriber, client_ids
+from penstock.netem.runs.units import units
 
 WITNESS: Final = "netem-witness"
 """Client Identifier of the subscriber on the broker's host that records when messages arrive."""
@@ -66,6 +67,7 @@ class Roster:
         publishers: by their number.
         subscribers: those of the scenario.
         streams: names, by their number.
+        units: independent unit of each subscriber, by its name in the scenario.
     """
 
     def __init__(self, scenario: Scenario, broker: str, seed: int) -> None:
@@ -78,6 +80,7 @@ class Roster:
             for number, (client_id, topic_number, publisher) in enumerate(self._publishers())
         ]
         focus = focus_of(scenario)
+        self.units = units(scenario)
         self.subscribers = [
             SubscriberMember(client_id, name, name in focus, subscriber)
             for name, subscriber in scenario.subscribers.items()
@@ -117,6 +120,7 @@ class Roster:
                 publisher.client_id,
                 stream,
                 qos,
+                self.units[subscriber.group],
             )
             for subscriber in self.subscribers
             for publisher, stream, qos in self._expected_by(subscriber)

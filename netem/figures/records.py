@@ -6,7 +6,7 @@ happen or is not known. ``broker`` is the name in the scenario, ``seed`` that of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 
@@ -80,6 +80,8 @@ class ExpectedRow(NamedTuple):
         publisher: Client Identifier.
         stream: name.
         qos: at which it is delivered: the lesser of both sides' (at 0 nothing is promised).
+        unit: name of the independent unit to which the subscriber belongs: a link, with all links
+            that share its chance. Units are paired over brokers by this name and the seed.
     """
 
     broker: str
@@ -90,6 +92,7 @@ class ExpectedRow(NamedTuple):
     publisher: str
     stream: str
     qos: int
+    unit: str
 
 
 class MemoryRow(NamedTuple):
@@ -150,6 +153,115 @@ class LinkRow(NamedTuple):
     end_s: float
 
 
+class BadPhaseRow(NamedTuple):
+    """The beginning of an impairment on a subscriber's way, and what was under way then.
+
+    Attributes:
+        broker: name.
+        seed: of the run.
+        subscriber: Client Identifier.
+        unit: as in `ExpectedRow`.
+        link: its name.
+        begin_s: when it became impaired.
+        end_s: until when, with whatever impairments followed at once.
+        unfinished_large: large messages that the broker had and the subscriber had not.
+        withheld: messages that the broker withheld from it at the last look before.
+        is_half_sent: whether one of the large messages was on its way: more were unfinished than
+            withheld.
+    """
+
+    broker: str
+    seed: int
+    subscriber: str
+    unit: str
+    link: str
+    begin_s: float
+    end_s: float
+    unfinished_large: int
+    withheld: int
+    is_half_sent: bool
+
+
+class PacketsRow(NamedTuple):
+    """What one direction of a link did to packets, from its making to the end of the run.
+
+    Attributes:
+        broker: name.
+        seed: of the run.
+        link: its name.
+        direction: ``upstream`` or ``downstream``.
+        taken: packets that entered it.
+        delivered: packets that arrived, duplicates included.
+        lost: by chance, as its profile says.
+        dropped: at a full queue, as its profile says.
+        harness_dropped: that no profile says: in queues of the hosts' devices, or because too much
+            was under way for the forwarder.
+    """
+
+    broker: str
+    seed: int
+    link: str
+    direction: str
+    taken: int
+    delivered: int
+    lost: int
+    dropped: int
+    harness_dropped: int
+
+
+class RunRow(NamedTuple):
+    """A broker in a run.
+
+    Attributes:
+        broker: name.
+        seed: of the run.
+        round: number of the round, from 1; brokers of the same round ran at the same time.
+        harness_dropped: packets that no profile drops, on all its links.
+        deliveries: times at which its forwarder had packets to deliver during the traffic.
+        late_deliveries: those that were late by more than 10 ms.
+        most_late_s: greatest lateness.
+    """
+
+    broker: str
+    seed: int
+    round: int
+    harness_dropped: int
+    deliveries: int
+    late_deliveries: int
+    most_late_s: float
+
+
+class MachineRow(NamedTuple):
+    """The load of the machine in one second of the traffic.
+
+    Attributes:
+        seed: of the run.
+        round: as in `RunRow`.
+        begin_s: when.
+        end_s: until when.
+        busy_share: of all processors that was in use.
+        steal_share: of all processors that the hypervisor gave to others.
+        others_share: of all processors that programs used which the run did not start.
+        pressure_share: of the time in which a process waited for a processor; None if the kernel
+            does not tell.
+        runnable: processes that ran or waited for a processor at the end.
+        most_late_s: greatest lateness of a forwarder of the round.
+        is_doubtful: whether latencies of this time may be those of the machine.
+    """
+
+    seed: int
+    round: int
+    begin_s: float
+    end_s: float
+    busy_share: float
+    steal_share: float
+    others_share: float
+    pressure_share: float | None
+    runnable: int
+    most_late_s: float
+    is_doubtful: bool
+
+
 @dataclass(slots=True)
 class Tables:
     """All rows of a run, or of a part of it; each attribute is the name of its table."""
@@ -160,12 +272,12 @@ class Tables:
     memory: list[MemoryRow] = field(default_factory=list)
     withheld: list[WithheldRow] = field(default_factory=list)
     links: list[LinkRow] = field(default_factory=list)
+    bad_phases: list[BadPhaseRow] = field(default_factory=list)
+    packets: list[PacketsRow] = field(default_factory=list)
+    runs: list[RunRow] = field(default_factory=list)
+    machine: list[MachineRow] = field(default_factory=list)
 
     def add(self, other: Tables) -> None:
         """Take over the rows of another part."""
-        self.messages += other.messages
-        self.deliveries += other.deliveries
-        self.expected += other.expected
-        self.memory += other.memory
-        self.withheld += other.withheld
-        self.links += other.links
+        for each in fields(self):
+            getattr(self, each.name).extend(getattr(other, each.name))

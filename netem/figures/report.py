@@ -22,15 +22,10 @@ from penstock.netem.figures.measures import (
 )
 from penstock.netem.figures.plots import draw
 from penstock.netem.figures.records import (
-    DeliveryRow,
-    ExpectedRow,
     LinkRow,
-    MemoryRow,
-    MessageRow,
     Tables,
-    WithheldRow,
 )
-from penstock.netem.figures.tables import read_table
+from penstock.netem.figures.tables import NAMES, read_table
 from penstock.netem.figures.withheld_times import GRACE_SECONDS
 from penstock.netem.links.profiles import Profile
 from penstock.netem.runs.run_file import RunInfo, read_run_info
@@ -68,14 +63,10 @@ def read_tables(folder: Path) -> Tables:
     Raises:
         NetemError: a table is missing, or holds something else.
     """
-    return Tables(
-        read_table(folder, MessageRow),
-        read_table(folder, DeliveryRow),
-        read_table(folder, ExpectedRow),
-        read_table(folder, MemoryRow),
-        read_table(folder, WithheldRow),
-        read_table(folder, LinkRow),
-    )
+    tables = Tables()
+    for kind, name in NAMES.items():
+        getattr(tables, name).extend(read_table(folder, kind))
+    return tables
 
 
 def write_report(folder: Path) -> list[Verdict]:

@@ -14,11 +14,15 @@ from pyarrow import csv, parquet
 
 from penstock.netem.errors import NetemError
 from penstock.netem.figures.records import (
+    BadPhaseRow,
     DeliveryRow,
     ExpectedRow,
     LinkRow,
+    MachineRow,
     MemoryRow,
     MessageRow,
+    PacketsRow,
+    RunRow,
     WithheldRow,
 )
 
@@ -39,6 +43,10 @@ NAMES: Final[dict[type[tuple[Any, ...]], str]] = {
     MemoryRow: "memory",
     WithheldRow: "withheld",
     LinkRow: "links",
+    BadPhaseRow: "bad_phases",
+    PacketsRow: "packets",
+    RunRow: "runs",
+    MachineRow: "machine",
 }
 """Of the files, without their ends, and of the attributes of
 `penstock.netem.figures.records.Tables`."""

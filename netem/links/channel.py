@@ -29,15 +29,19 @@ UNIMPAIRED: Final = Direction()
 
 @dataclass(slots=True)
 class Counts:
-    """Packets of one direction: taken + duplicated = delivered + lost + dropped + under way.
+    """Packets of one direction.
+
+    taken + duplicated = delivered + lost + dropped + overflowed + under way.
 
     Attributes:
         taken: packets that entered the link.
         delivered: packets that arrived, duplicates included.
         lost: packets lost by chance.
-        dropped: packets for which the queue was full, or too much was under way.
+        dropped: packets for which the queue was full.
         duplicated: packets that arrive twice.
         overtaking: packets that were not delayed.
+        overflowed: packets that this harness dropped, because too much was under way.
+        refused: of the delivered packets, those that the host's device did not take.
     """
 
     taken: int = 0
@@ -46,6 +50,8 @@ class Counts:
     dropped: int = 0
     duplicated: int = 0
     overtaking: int = 0
+    overflowed: int = 0
+    refused: int = 0
 
 
 class Channel:
@@ -189,7 +195,7 @@ class Channel:
 
     def _send(self, packet: bytes, arrives_at: float) -> None:
         if self._under_way_bytes + len(packet) > MAX_UNDER_WAY_BYTES:
-            self.counts.dropped += 1
+            self.counts.overflowed += 1
             return
         self._under_way_bytes += len(packet)
         self._number += 1  # packets of the same time keep their order

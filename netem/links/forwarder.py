@@ -14,6 +14,7 @@ that of one packet, as on a wire.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import heapq
@@ -34,14 +35,17 @@ from penstock.netem.errors import NetemError
 from penstock.netem.links.channel import Channel, Counts
 from penstock.netem.links.forwarder_messages import (
     ANSWER,
+    LATE_SECONDS,
     REQUEST,
     Add,
     AddTc,
     Answer,
     Follow,
+    Lateness,
     Request,
     Switch,
     Tell,
+    TellLateness,
 )
 from penstock.netem.links.namespaces import remove_namespaces
 from penstock.netem.links.profiles import Direction, Profile
@@ -112,7 +116,7 @@ class Way:
                     try:
                         write(destination, packet)
                     except OSError:  # as in `deliver`
-                        continue
+                        counts.refused += 1
             else:
                 for _ in range(PACKETS_AT_A_TIME):
                     channel.take(read(source, MTU_BYTES), time.monotonic())
@@ -129,7 +133,7 @@ class Way:
             try:
                 os.write(self._destination, packet)
             except OSError:  # the device is down, or the host is out of memory
-                continue
+                self.channel.counts.refused += 1
 
 
 class TunLink:
@@ -179,6 +183,7 @@ class Forwarder:
         self._ways: dict[int, Way] = {}
         self._timers: list[tuple[float, int, Way | tuple[AnyLink, int]]] = []
         self._number = count()
+        self._lateness = Lateness()
         self._poller = select.epoll()
         os.set_blocking(requests, False)
         self._poller.register(requests, select.EPOLLIN)
@@ -218,8 +223,15 @@ class Forwarder:
                     self._step(link, now)
             elif what.wakes_at == at:  # otherwise an earlier timer replaced this one
                 what.wakes_at = inf
+                self._note_lateness(now - at)
                 what.deliver(now)
                 self._arm(what)
+
+    def _note_lateness(self, seconds: float) -> None:
+        lateness = self._lateness
+        lateness.deliveries += 1
+        lateness.late_deliveries += seconds > LATE_SECONDS
+        lateness.most_seconds = max(lateness.most_seconds, seconds)
 
     def _arm(self, way: Way) -> None:
         at = way.channel.next_event
@@ -274,6 +286,10 @@ class Forwarder:
                 link = self._links[request.link]
                 upstream, downstream = link.counts()
                 return Answer(log=link.schedule.log, upstream=upstream, downstream=downstream)
+            case TellLateness():
+                lateness = dataclasses.replace(self._lateness)
+                self._lateness.most_seconds = 0.0
+                return Answer(lateness=lateness)
         return Answer()
 
     def _add_tc(self, request: AddTc) -> None:

@@ -6,14 +6,17 @@ The forwarder answers each request with one `Answer`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from penstock.broker.config.key_types import STRICT
 from penstock.netem.links.channel import Counts
 from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.profiles import Profile
+
+LATE_SECONDS: Final = 0.01
+"""Lateness that shows in latencies: half of the delay of our good links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,30 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
+class TellLateness:
+    """Return how late packets were."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    do: Literal["tell_lateness"] = "tell_lateness"
+
+
+@dataclass(slots=True)
+class Lateness:
+    """How late a forwarder was to deliver packets; the kernel's links have none.
+
+    Attributes:
+        deliveries: times at which packets were due.
+        late_deliveries: those at which they were more than `LATE_SECONDS` late.
+        most_seconds: greatest lateness since the request before.
+    """
+
+    deliveries: int = 0
+    late_deliveries: int = 0
+    most_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """The answer to a request.
 
@@ -104,14 +131,16 @@ class Answer:
         log: for `Tell`: (monotonic seconds, name of the profile) of each change, oldest first.
         upstream: for `Tell`: packets towards the server.
         downstream: for `Tell`: packets towards the client.
+        lateness: for `TellLateness`.
     """
 
     error: str | None = None
     log: list[tuple[float, str]] = field(default_factory=list)
     upstream: Counts | None = None
     downstream: Counts | None = None
+    lateness: Lateness | None = None
 
 
-Request: TypeAlias = Add | AddTc | Switch | Follow | Tell
-REQUEST: Final[TypeAdapter[Request]] = TypeAdapter(Request)
+Request: TypeAlias = Add | AddTc | Switch | Follow | Tell | TellLateness
+REQUEST: Final[TypeAdapter[Request]] = TypeAdapter(Annotated[Request, Field(discriminator="do")])
 ANSWER: Final = TypeAdapter(Answer)

@@ -36,6 +36,7 @@ from typing import IO, Any, Final, Self
 from penstock.netem.errors import NetemError, RunError
 from penstock.netem.links.channel import Counts
 from penstock.netem.links.congestion_control import set_congestion_control
+from penstock.netem.links.device_drops import DEVICE_PREFIX, DeviceDrops, device_drops
 from penstock.netem.links.engines import Engine, choose_engine
 from penstock.netem.links.forwarder_messages import (
     ANSWER,
@@ -44,9 +45,11 @@ from penstock.netem.links.forwarder_messages import (
     AddTc,
     Answer,
     Follow,
+    Lateness,
     Request,
     Switch,
     Tell,
+    TellLateness,
 )
 from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.namespaces import (
@@ -146,6 +149,10 @@ class Host:
         """
         return run_ip("netns", "exec", self.namespace, *command)
 
+    def device_drops(self) -> dict[str, DeviceDrops]:
+        """Return the packets that the devices of its links dropped, by `Link.device`."""
+        return device_drops(self.run)
+
     def end_processes(self) -> None:
         """End the processes that `popen` started."""
         running = [process for process in self._processes if process.poll() is None]
@@ -167,6 +174,7 @@ class Link:
     Attributes:
         server_address: IPv4 address of the first host on this link.
         client_address: IPv4 address of the second.
+        device: name of its device in both hosts.
     """
 
     def __init__(
@@ -174,6 +182,7 @@ class Link:
     ) -> None:
         self.server_address = server_address
         self.client_address = client_address
+        self.device = f"{DEVICE_PREFIX}{number}"
         self._number = number
         self._forwarder = forwarder
 
@@ -268,6 +277,10 @@ class Network:
         """Process id of the forwarder, for measurements of its processor time."""
         return self._running().pid
 
+    def lateness(self) -> Lateness:
+        """Return how late packets were, and the greatest lateness since the last call."""
+        return self._running().ask(TellLateness()).lateness or Lateness()
+
     def check(self) -> None:
         """Check that links are carried.
 
@@ -324,7 +337,7 @@ class Network:
         if number == MAX_LINKS:
             raise NetemError(f"link: read one more; allowed: {MAX_LINKS}")
         forwarder = self._running()
-        device = f"link{number}"
+        device = f"{DEVICE_PREFIX}{number}"
         hosts = (server, client)
         if self._engine is Engine.TC:
             namespaces = (server.namespace, client.namespace)

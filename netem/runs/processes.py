@@ -13,12 +13,6 @@ import psutil
 FAMILY_SECONDS: Final = 3.0
 """Period at which the tree of processes is read: this reads a file for each process."""
 
-BUSY_PERCENT: Final = 90.0
-"""Share of all processors above which latencies may be caused by this machine."""
-
-BUSY_LOOK_SECONDS: Final = 1.0
-"""Period over which the load of the processors is measured."""
-
 
 class Families:
     """Groups of processes, each with those that its members have started.
@@ -75,30 +69,6 @@ class Families:
                     members[pid] = known.get(pid) or psutil.Process(pid)
             self._members[name] = members
         self._looked_at = time.monotonic()
-
-
-class BusyTime:
-    """Measures for how long all processors of this machine were fully busy, in short periods.
-
-    A mean over a whole run would hide the seconds in which processes had to wait for a processor.
-
-    Attributes:
-        seconds: time for which all were busy, since this object was made.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._looked_at = time.monotonic()
-        psutil.cpu_percent()  # from here on
-
-    def look(self) -> None:
-        """Measure, if a period has passed."""
-        now = time.monotonic()
-        lasted = now - self._looked_at
-        if lasted >= BUSY_LOOK_SECONDS:
-            self._looked_at = now
-            if psutil.cpu_percent() > BUSY_PERCENT:
-                self.seconds += lasted
 
 
 def _parents() -> list[tuple[int, int]]:

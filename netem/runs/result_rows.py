@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from penstock.netem.clients.publisher import read_published_file
+from penstock.netem.clients.publisher import SMALL_BYTES, read_published_file
 from penstock.netem.clients.roster import Roster, publisher_files, subscriber_files, witness_files
 from penstock.netem.clients.subscriber import read_delivered_file
-from penstock.netem.figures.records import DeliveryRow, LinkRow, MessageRow, WithheldRow
-from penstock.netem.runs.withheld_watch import intervals, read_looks_file
+from penstock.netem.figures.records import (
+    BadPhaseRow,
+    DeliveryRow,
+    LinkRow,
+    MessageRow,
+    PacketsRow,
+    Tables,
+    WithheldRow,
+)
+from penstock.netem.links.channel import Counts
+from penstock.netem.links.device_drops import DeviceDrops
+from penstock.netem.runs.scenario import LinkPlan, Scenario
+from penstock.netem.runs.withheld_watch import Look, intervals, read_looks_file
 
 
 def message_rows(roster: Roster, files: Path, begin_at: float) -> list[MessageRow]:
@@ -120,3 +132,138 @@ def link_rows(
         )
         for (at, profile), end in zip(changes, ends, strict=True)
     ]
+
+
+def bad_phase_rows(roster: Roster, tables: Tables, looks: Sequence[Look]) -> list[BadPhaseRow]:
+    """Return each beginning of an impairment on the way to a subscriber in focus.
+
+    A large message is unfinished at that moment if the broker has it and its last bytes do not
+    leave the link before the impairment. The latter is known from when the subscriber had it, less
+    the delay from the link on.
+
+    Args:
+        roster: who took part.
+        tables: with the broker's messages, deliveries, expected streams and links in this run.
+        looks: at what was withheld, in the order of time; seconds since the beginning.
+    """
+    scenario = roster.scenario
+    phases = _bad_phases(scenario, tables.links)
+    rows = []
+    for subscriber in roster.subscribers:
+        if not subscriber.is_focus:
+            continue
+        way = scenario.topology.way(scenario.broker_host, subscriber.subscriber.host) or []
+        held = [each for each in looks if each.client_id == subscriber.client_id]
+        spans = _large_spans(tables, subscriber.client_id)
+        for number, link in enumerate(way):
+            delay = _delay_from(scenario, way, number)
+            for begin, end in phases.get(link.name, []):
+                unfinished = sum(at < begin < done - delay for at, done in spans)
+                withheld = next((each.withheld for each in reversed(held) if each.at <= begin), 0)
+                rows.append(
+                    BadPhaseRow(
+                        roster.broker,
+                        roster.seed,
+                        subscriber.client_id,
+                        roster.units[subscriber.group],
+                        link.name,
+                        begin,
+                        end,
+                        unfinished,
+                        withheld,
+                        unfinished > withheld,
+                    )
+                )
+    return rows
+
+
+def _bad_phases(
+    scenario: Scenario, links: Sequence[LinkRow]
+) -> dict[str, list[tuple[float, float]]]:
+    """Return when each link was impaired during the traffic; what follows at once is one phase."""
+    phases: dict[str, list[tuple[float, float]]] = {}
+    for row in sorted(links, key=lambda row: row.begin_s):
+        end = min(row.end_s, scenario.duration_seconds)
+        if not row.is_impaired or row.begin_s >= end:
+            continue
+        of_link = phases.setdefault(row.link, [])
+        if of_link and of_link[-1][1] == row.begin_s:
+            of_link[-1] = of_link[-1][0], end
+        else:
+            of_link.append((row.begin_s, end))
+    return phases
+
+
+def _large_spans(tables: Tables, subscriber: str) -> list[tuple[float, float]]:
+    """Return from when to when each large message was the broker's to deliver to a subscriber."""
+    done: dict[tuple[str, str, int], float] = {}
+    for row in tables.deliveries:
+        if row.subscriber == subscriber:
+            done.setdefault((row.publisher, row.stream, row.number), row.delivered_s)
+    streams = {
+        (row.publisher, row.stream) for row in tables.expected if row.subscriber == subscriber
+    }
+    return [
+        (
+            row.published_s if row.arrived_s is None else row.arrived_s,
+            done.get((row.publisher, row.stream, row.number), math.inf),
+        )
+        for row in tables.messages
+        if row.payload_bytes > SMALL_BYTES and (row.publisher, row.stream) in streams
+    ]
+
+
+def _delay_from(scenario: Scenario, way: Sequence[LinkPlan], number: int) -> float:
+    """Return the unimpaired delay from a link on a way to the end of the way, seconds."""
+    near = scenario.broker_host
+    delays = []
+    for link in way:
+        first, second = link.between
+        ways = scenario.profiles[link.profile]
+        delays.append((ways.downstream if near == first else ways.upstream).delay)
+        near = second if near == first else first
+    return sum(delays[number:])
+
+
+def looks_since(watch_file: Path, begin_at: float) -> list[Look]:
+    """Return the looks of a watch, with seconds since the beginning."""
+    return [
+        each._replace(at=each.at - begin_at, before=each.before - begin_at)
+        for each in read_looks_file(watch_file)
+    ]
+
+
+def packets_rows(
+    roster: Roster,
+    link: LinkPlan,
+    device: str,
+    counts: tuple[Counts, Counts],
+    drops: Mapping[str, Mapping[str, DeviceDrops]],
+) -> Iterator[PacketsRow]:
+    """Yield what each direction of a link did to packets.
+
+    Args:
+        roster: who took part.
+        link: of the topology.
+        device: name of its device in both hosts.
+        counts: towards the first host, and towards the second.
+        drops: of the devices of each host, by host and device.
+    """
+    first, second = (drops[host].get(device, DeviceDrops()) for host in link.between)
+    for direction, each, sender, receiver in (
+        ("upstream", counts[0], second, first),
+        ("downstream", counts[1], first, second),
+    ):
+        # What a host's device refuses, it counts as dropped in reception too, or not at all.
+        beyond = max(each.refused, receiver.received)
+        yield PacketsRow(
+            roster.broker,
+            roster.seed,
+            link.name,
+            direction,
+            each.taken,
+            each.delivered,
+            each.lost,
+            each.dropped,
+            sender.sent + each.overflowed + beyond,
+        )

@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 import typer
 
 from penstock.netem.display import Display
-from penstock.netem.errors import RunError
+from penstock.netem.errors import NetemError, RunError
 from penstock.netem.figures.report import NAME, write_report
 from penstock.netem.figures.tables import Format
 from penstock.netem.links.engines import Engine, choose_engine
@@ -27,6 +27,7 @@ from penstock.netem.runs.results import make_folder, write_result
 from penstock.netem.runs.run_file import RunInfo
 from penstock.netem.runs.runner import planned_seconds, run_scenario
 from penstock.netem.runs.scenario import MAX_SEED, Scenario
+from penstock.netem.runs.scenario_checks import check_rounds
 from penstock.netem.runs.scenario_file import read_scenario
 
 SIGNALLED: Final = 128
@@ -119,11 +120,19 @@ def choose(scenario: Scenario, brokers: str | None, seeds: str | None) -> Scenar
 
     Raises:
         typer.BadParameter: there is no such broker, or that is no seed.
+        NetemError: brokers that a target compares would run in different rounds.
     """
     if seeds is not None:
         scenario = replace(scenario, seeds=_numbers(seeds))
     if brokers is None:
         return scenario
+    scenario = _with_brokers(scenario, brokers)
+    if mistakes := list(check_rounds(scenario)):
+        raise NetemError("\n".join(f"--brokers: {mistake}" for mistake in mistakes))
+    return scenario
+
+
+def _with_brokers(scenario: Scenario, brokers: str) -> Scenario:
     chosen = _words(brokers)
     for name in chosen:
         if name not in scenario.brokers:

@@ -1,19 +1,21 @@
 """Runs a scenario: for each seed, its brokers side by side, each with its own copy of everything.
 
-A round is a seed and as many brokers as run at a time. Brokers start, then all clients; when all
-are subscribed or connected, links are left calm for a moment, and the traffic and what happens to
-the links begin at the same monotonic second everywhere. At the end of the traffic links are again
-what the topology says, and what is missing gets its time to arrive.
+A round is a seed and as many brokers as run at a time, each with a network of its own. Brokers
+start, then all clients. When all are subscribed or connected, links are left calm for a moment, and
+the traffic and what happens to the links begin at the same monotonic second everywhere. At the end
+of the traffic links are again what the topology says, and what is missing gets its time to arrive.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -22,12 +24,23 @@ from penstock.netem.clients.connection import PORT
 from penstock.netem.clients.roster import Roster
 from penstock.netem.display import Display
 from penstock.netem.errors import RunError
-from penstock.netem.figures.records import MemoryRow, Tables
+from penstock.netem.figures.records import MachineRow, MemoryRow, RunRow, Tables
 from penstock.netem.links.engines import Engine
+from penstock.netem.links.forwarder_messages import Lateness
 from penstock.netem.links.namespaces import NAME_PREFIX, is_leftover, own_prefix
 from penstock.netem.links.network import Network
-from penstock.netem.runs.processes import BusyTime, Families
-from penstock.netem.runs.result_rows import delivery_rows, link_rows, message_rows, withheld_rows
+from penstock.netem.runs.machine_load import LOOK_SECONDS as LOAD_LOOK_SECONDS
+from penstock.netem.runs.machine_load import Load, Look, describe_doubt, load_between, look
+from penstock.netem.runs.processes import Families
+from penstock.netem.runs.result_rows import (
+    bad_phase_rows,
+    delivery_rows,
+    link_rows,
+    looks_since,
+    message_rows,
+    packets_rows,
+    withheld_rows,
+)
 from penstock.netem.runs.run_file import ProcessorShare
 from penstock.netem.runs.scenario import Scenario
 from penstock.netem.runs.site import READY_SECONDS, Site
@@ -45,11 +58,11 @@ timeout with each loss, and can stay silent for as long as the link was bad."""
 SETTLE_SECONDS: Final = 1.0
 """After the last delivery: for its acknowledgement, and for messages that come twice."""
 
-BUSY_SHARE: Final = 0.01
-"""Of the traffic, for which processors may be busy unmentioned: what a p99 does not show."""
+DOUBTFUL_SHARE: Final = 0.01
+"""Of the traffic, for which the machine may be busy unmentioned: what a p99 does not show."""
 
-LINKS: Final = "links"
-CLIENTS: Final = "clients"
+EVERYTHING: Final = "everything"
+"""This process and all that it has started."""
 
 
 @dataclass(slots=True)
@@ -86,16 +99,18 @@ def run_scenario(scenario: Scenario, display: Display, engine: str = Engine.AUTO
         OSError: what is written in between cannot be, such as on a full disk.
     """
     outcome = Outcome()
-    names = list(scenario.brokers)
-    at_a_time = scenario.side_by_side or len(names)
     left = planned_seconds(scenario)
+    number = 0
     for n, seed in enumerate(scenario.seeds, start=1):
-        for begin in range(0, len(names), at_a_time):
-            group = names[begin : begin + at_a_time]
+        for group in scenario.groups():
+            number += 1
             words = f"seed {n} of {len(scenario.seeds)}, {', '.join(group)}"
             # The folder goes last: who writes into it has ended by then.
-            with temporary_folder() as folder, Network(seed=seed, engine=engine) as network:
-                one = _Round(scenario, seed, group, network, folder)
+            with temporary_folder() as folder, ExitStack() as held:
+                networks = {
+                    name: held.enter_context(Network(seed=seed, engine=engine)) for name in group
+                }
+                one = _Round(scenario, seed, number, networks, folder)
                 one.run(outcome, _Teller(display, words, left))
             left -= CALM_SECONDS + scenario.duration_seconds
     return outcome
@@ -143,8 +158,8 @@ class _Round:
         self,
         scenario: Scenario,
         seed: int,
-        names: Sequence[str],
-        network: Network,
+        number: int,
+        networks: Mapping[str, Network],
         folder: Path,
     ) -> None:
         """Make hosts and links, and start brokers.
@@ -152,22 +167,22 @@ class _Round:
         Args:
             scenario: what.
             seed: of the run.
-            names: of the brokers.
-            network: an empty one.
+            number: of the round, from 1.
+            networks: an empty one for each broker, by its name.
             folder: an empty folder for the files of brokers and clients.
         """
         self._scenario = scenario
         self._seed = seed
+        self._number = number
         folder.chmod(0o755)  # brokers may leave their rights
         self._sites = []
-        for name in names:
+        for name, network in networks.items():
             directory = folder / name
             directory.mkdir()
             self._sites.append(Site(network, Roster(scenario, name, seed), directory))
-        self._network = network
         self._memory: list[tuple[str, float, int]] = []
         self._memory_due_at = time.monotonic()
-        self._families = Families(self._broker_pids())
+        self._families = Families({site.name: [site.broker.process.pid] for site in self._sites})
 
     def run(self, outcome: Outcome, teller: _Teller) -> None:
         """Run the round and add what came out of it."""
@@ -182,16 +197,16 @@ class _Round:
         teller.stage("calm")
         self._keep(lambda: False, begin_at, lambda: teller.done(self._since(begin_at)))
         before = self._processor_seconds()
-        busy = BusyTime()
+        watch = _LoadWatch(self._sites)
         end_at = begin_at + scenario.duration_seconds
 
         def tell() -> None:
             teller.done(self._since(begin_at))
-            busy.look()
+            watch.look()
 
         teller.stage(f"traffic for {scenario.duration_seconds:g} s")
         self._keep(lambda: False, end_at, tell)
-        traffic = self._processor_seconds()
+        watch.finish()
         for site in sites:
             site.restore_links()
         teller.stage(f"what is missing arrives, {scenario.drain_seconds:g} s at most")
@@ -204,26 +219,56 @@ class _Round:
         for site in sites:
             share = (after[site.name] - before[site.name]) / (ended_at - begin_at)
             outcome.processor.append(ProcessorShare(site.name, self._seed, share))
-            outcome.rows.add(self._rows(site, begin_at, ended_at))
-        lasted = scenario.duration_seconds
-        if busy.seconds > BUSY_SHARE * lasted:
-            used = {name: (traffic[name] - before[name]) / lasted for name in before}
-            shares = ", ".join(f"{name} {share:.2f}" for name, share in used.items())
-            outcome.remarks.append(
-                f"seed {self._seed}: all processors were busy for {busy.seconds:.0f} of "
-                f"{lasted:g} s of the traffic ({shares} cores on average): latencies of that time "
-                "may be those of this machine"
+            rows = self._rows(site, begin_at, ended_at)
+            dropped = sum(row.harness_dropped for row in rows.packets)
+            lateness = watch.lateness[site.name]
+            rows.runs.append(
+                RunRow(site.name, self._seed, self._number, dropped, *dataclasses.astuple(lateness))
             )
+            outcome.rows.add(rows)
+        outcome.rows.machine += self._machine_rows(watch.loads, begin_at)
+        outcome.remarks += self._remarks(outcome.rows, watch.loads)
+
+    def _machine_rows(self, loads: Sequence[Load], begin_at: float) -> list[MachineRow]:
+        return [
+            MachineRow(
+                self._seed,
+                self._number,
+                load.begin - begin_at,
+                load.end - begin_at,
+                load.busy_share,
+                load.steal_share,
+                load.others_share,
+                None if math.isnan(load.pressure_share) else load.pressure_share,
+                load.runnable,
+                load.most_late_seconds,
+                bool(load.reasons),
+            )
+            for load in loads
+        ]
+
+    def _remarks(self, rows: Tables, loads: Sequence[Load]) -> Iterator[str]:
+        """Yield what makes the figures of this round doubtful."""
+        lasted = self._scenario.duration_seconds
+        seconds, reasons = describe_doubt(loads)
+        if seconds > DOUBTFUL_SHARE * lasted:
+            names = ", ".join(site.name for site in self._sites)
+            yield (
+                f"seed {self._seed}, {names}: this machine was busy for {seconds:.0f} of "
+                f"{lasted:g} s of the traffic ({reasons}): latencies of that time may be its own"
+            )
+        for row in rows.runs:
+            if row.round == self._number and row.harness_dropped:
+                yield (
+                    f"seed {row.seed}, {row.broker}: queues of the harness dropped "
+                    f"{row.harness_dropped} packets, which no profile asks for"
+                )
 
     def _start_clients(self, teller: _Teller) -> None:
         teller.stage("clients connect")
         for site in self._sites:
             site.start_clients()
         n_clients = sum(len(crew.told) for site in self._sites for crew in site.crews)
-        pids = [crew.process.pid for site in self._sites for crew in site.crews]
-        self._families = Families(
-            {**self._broker_pids(), LINKS: [self._network.forwarder_pid], CLIENTS: pids}
-        )
         seconds = READY_SECONDS + n_clients / 4
         self._keep(
             lambda: all(site.clients_are_ready() for site in self._sites),
@@ -237,12 +282,8 @@ class _Round:
                 )
             site.start_watch()
 
-    def _broker_pids(self) -> dict[str, list[int]]:
-        return {site.name: [site.broker.process.pid] for site in self._sites}
-
     def _processor_seconds(self) -> dict[str, float]:
-        names = [*(site.name for site in self._sites), LINKS, CLIENTS]
-        return {name: self._families.processor_seconds(name) for name in names}
+        return {site.name: self._families.processor_seconds(site.name) for site in self._sites}
 
     def _since(self, begin_at: float) -> float:
         return time.monotonic() - begin_at + CALM_SECONDS
@@ -255,7 +296,6 @@ class _Round:
     ) -> None:
         """Look at everything until something is done, or until a monotonic second."""
         while True:
-            self._network.check()
             for site in self._sites:
                 site.check()
             self._look_at_memory()
@@ -299,6 +339,48 @@ class _Round:
             ],
             withheld=withheld_rows(roster, site.watch_file, begin_at),
         )
-        for name, link in site.links.items():
-            rows.links += link_rows(roster, name, link.log(), begin_at, ended_at)
+        drops = site.device_drops()
+        for plan in self._scenario.topology.links:
+            link = site.links[plan.name]
+            rows.links += link_rows(roster, plan.name, link.log(), begin_at, ended_at)
+            rows.packets += packets_rows(roster, plan, link.device, link.counts(), drops)
+        rows.bad_phases = bad_phase_rows(roster, rows, looks_since(site.watch_file, begin_at))
         return rows
+
+
+class _LoadWatch:
+    """Looks at the load of the machine and the lateness of forwarders, second by second.
+
+    Attributes:
+        loads: of the seconds, from the making of this object on.
+        lateness: of each broker's forwarder in this time, by the broker's name.
+    """
+
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self.loads: list[Load] = []
+        self.lateness = {site.name: Lateness() for site in sites}
+        self._networks = {site.name: site.network for site in sites}
+        self._before = {name: each.lateness() for name, each in self._networks.items()}
+        self._families = Families({EVERYTHING: [os.getpid()]})
+        self._newest = self._look()
+
+    def look(self) -> None:
+        """Look, if it is time."""
+        if time.monotonic() - self._newest.at >= LOAD_LOOK_SECONDS:
+            self.finish()
+
+    def finish(self) -> None:
+        """Look at what has happened since the last look."""
+        most_late_seconds = 0.0
+        for name, network in self._networks.items():
+            told, before, total = network.lateness(), self._before[name], self.lateness[name]
+            total.deliveries = told.deliveries - before.deliveries
+            total.late_deliveries = told.late_deliveries - before.late_deliveries
+            total.most_seconds = max(total.most_seconds, told.most_seconds)
+            most_late_seconds = max(most_late_seconds, told.most_seconds)
+        newest = self._look()
+        self.loads.append(load_between(self._newest, newest, most_late_seconds))
+        self._newest = newest
+
+    def _look(self) -> Look:
+        return look(time.monotonic(), self._families.processor_seconds(EVERYTHING))

@@ -7,7 +7,6 @@ the impairments, with the same seed: links are bad at the same times for all of 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
@@ -329,9 +328,13 @@ class Scenario:
     @property
     def rounds(self) -> int:
         """How often the traffic runs: for each seed, as often as it takes for all brokers."""
-        return len(self.seeds) * math.ceil(
-            len(self.brokers) / (self.side_by_side or len(self.brokers))
-        )
+        return len(self.seeds) * len(self.groups())
+
+    def groups(self) -> list[list[str]]:
+        """Return the brokers that run at the same time, in the order of the groups."""
+        names = list(self.brokers)
+        size = self.side_by_side or max(1, len(names))
+        return [names[begin : begin + size] for begin in range(0, len(names), size)]
 
 
 def client_ids(name: str, count: int) -> list[str]:

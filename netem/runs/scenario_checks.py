@@ -48,7 +48,26 @@ def find_mistakes(scenario: Scenario) -> Iterator[Mistake]:
     yield from _check_impairments(scenario)
     yield from _check_measurements(scenario)
     yield from _check_targets(scenario)
+    yield from check_rounds(scenario)
     yield from _check_times(scenario)
+
+
+def check_rounds(scenario: Scenario) -> Iterator[Mistake]:
+    """Check that a timing is compared with one of the same round.
+
+    Another round meets the same links at another time, when the machine may be busier.
+    """
+    if scenario.side_by_side is None or scenario.side_by_side < 1:
+        return
+    groups = scenario.groups()
+    for number, target in enumerate(scenario.targets):
+        names = {target.broker, target.over}
+        is_timing = target.is_timing or target.figure.endswith(" share_as_fast")
+        is_known = names <= scenario.brokers.keys()
+        if is_timing and is_known and not any(names <= set(group) for group in groups):
+            rounds = "; ".join(", ".join(group) for group in groups)
+            allowed = f"a broker of the same round as {target.broker} (side_by_side makes {rounds})"
+            yield _wrong(("targets", number, "over"), target.over, allowed)
 
 
 def _wrong(place: Place, read: Any, allowed: str) -> Mistake:

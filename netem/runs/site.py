@@ -14,6 +14,7 @@ from typing import Final
 from penstock.netem.clients.client_plan import CrewPlan
 from penstock.netem.clients.roster import Roster
 from penstock.netem.errors import RunError
+from penstock.netem.links.device_drops import DeviceDrops
 from penstock.netem.links.network import Host, Link, Network
 from penstock.netem.runs.broker_process import ENVIRONMENT, RunningBroker, log_tail
 from penstock.netem.runs.brokers import console_address, prepare
@@ -89,6 +90,8 @@ class Site:
         name: of the broker in the scenario.
         roster: who takes part.
         directory: for the files of the broker and the clients.
+        network: with the hosts and links of this broker alone, so that no other broker's packets
+            delay its own.
         links: by name in the scenario.
         broker: the running one.
         crews: its clients, once they are started.
@@ -102,7 +105,7 @@ class Site:
         """
         self.name = roster.broker
         self.roster = roster
-        self._network = network
+        self.network = network
         self.directory = directory
         self.crews: list[Crew] = []
         self._watch: subprocess.Popen[bytes] | None = None
@@ -189,6 +192,7 @@ class Site:
         Raises:
             RunError: one of them has ended.
         """
+        self.network.check()
         self.broker.check()
         for crew in self.crews:
             crew.listen()
@@ -197,6 +201,10 @@ class Site:
                 f"the watch of {self.name} has ended with status {self._watch.returncode}:"
                 f"\n{log_tail(self._watch_log)}"
             )
+
+    def device_drops(self) -> dict[str, dict[str, DeviceDrops]]:
+        """Return what the devices of each host dropped, by host and `Link.device`."""
+        return {name: host.device_drops() for name, host in self._hosts.items()}
 
     def not_ready(self) -> list[str]:
         """Return the client ids of those who are not connected and subscribed."""
@@ -245,4 +253,4 @@ class Site:
 
     def _broker_address(self, host: str) -> str:
         broker_host = self._hosts[self.roster.scenario.broker_host]
-        return self._network.address(self._hosts[host], broker_host)
+        return self.network.address(self._hosts[host], broker_host)

@@ -124,7 +124,7 @@ def expected(
     *, broker: str = "adaptive", stream: str = "small", seed: int = 1, qos: int = 1
 ) -> ExpectedRow:
     """Return that the one subscriber, in focus, is to get a stream."""
-    return ExpectedRow(broker, seed, "sub", "sub", True, "pub", stream, qos)
+    return ExpectedRow(broker, seed, "sub", "sub", True, "pub", stream, qos, "router-edge")
 
 
 def whole_run(info: RunInfo = INFO) -> Tables:

@@ -4,17 +4,21 @@ import os
 import signal
 import subprocess
 import sys
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
 
 from penstock.netem.figures.records import (
+    BadPhaseRow,
     DeliveryRow,
     ExpectedRow,
     LinkRow,
+    MachineRow,
     MemoryRow,
     MessageRow,
+    PacketsRow,
+    RunRow,
     WithheldRow,
 )
 from penstock.netem.figures.tables import read_table
@@ -148,6 +152,40 @@ def test_a_link_is_bad_from_the_time_that_the_trace_names(broker: str, folder: P
     _, bad, good = rows
     assert bad.begin_s >= 1
     assert bad.end_s == good.begin_s >= 2
+
+
+def test_each_broker_has_a_network_of_its_own_in_the_same_round(folder: Path) -> None:
+    """Packets that the harness dropped, and how late it was, are told for each."""
+    runs = read_table(folder, RunRow)
+    assert [(row.broker, row.round) for row in runs] == [("penstock", 1), ("mosquitto", 1)]
+    assert all(row.deliveries >= row.late_deliveries for row in runs)
+    packets = read_table(folder, PacketsRow)
+    assert [(row.broker, row.link, row.direction) for row in packets] == [
+        (broker, "cloud-edge", direction)
+        for broker in ("penstock", "mosquitto")
+        for direction in ("upstream", "downstream")
+    ]
+    assert all(row.taken > 0 for row in packets)
+    for row in runs:
+        dropped = sum(each.harness_dropped for each in packets if each.broker == row.broker)
+        assert row.harness_dropped == dropped
+
+
+def test_the_load_of_the_machine_is_told_for_the_traffic(folder: Path) -> None:
+    """One look follows the other, from the beginning to the end."""
+    rows = read_table(folder, MachineRow)
+    assert all(one.end_s == other.begin_s for one, other in pairwise(rows))
+    assert rows[-1].end_s >= 3
+    assert all(row.busy_share > 0 for row in rows)
+
+
+def test_each_bad_phase_says_whether_a_large_message_was_half_sent(folder: Path) -> None:
+    """One phase for each broker; units are named as the link."""
+    rows = read_table(folder, BadPhaseRow)
+    assert [(row.broker, row.subscriber, row.unit) for row in rows] == [
+        (broker, "dashboard", "cloud-edge") for broker in ("penstock", "mosquitto")
+    ]
+    assert all(1 <= row.begin_s < 2 <= row.end_s for row in rows)
 
 
 def test_memory_is_known_from_before_the_beginning(folder: Path) -> None:

@@ -72,7 +72,7 @@ def test_what_is_delayed_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     channel = make(Direction(delay=1.0))
     for packet in numbered(4):
         channel.take(packet, now=0.0)
-    assert (channel.under_way, channel.counts.dropped) == (2, 2)
+    assert (channel.under_way, channel.counts.overflowed) == (2, 2)
 
 
 @pytest.mark.parametrize("loss", [0.01, 0.2, 0.9])

@@ -14,6 +14,7 @@ from penstock.netem.errors import NetemError, RunError
 from penstock.netem.links import network as network_module
 from penstock.netem.links.channel import Counts
 from penstock.netem.links.congestion_control import ALLOWED, AVAILABLE
+from penstock.netem.links.forwarder_messages import Lateness
 from penstock.netem.links.link_variation import OnOff, Trace
 from penstock.netem.links.namespaces import FOLDER, own_prefix, start_time_of
 from penstock.netem.links.network import Host, Network
@@ -311,6 +312,25 @@ def test_a_link_follows_a_plan_until_it_is_switched(either_network: Network) -> 
     assert [at for at, _ in log] == sorted(at for at, _ in log)
     assert log[-1][1] == "open"
     assert link.log() == log
+
+
+def test_late_deliveries_are_counted_and_the_latest_since_the_last_question_told(
+    network: Network,
+) -> None:
+    """A forwarder that does not run for longer than the delay delivers late, and says so."""
+    cloud, edge = network.host("cloud"), network.host("edge")
+    link = network.link(cloud, edge, Profile("far", Direction(), Direction(delay=0.02)))
+    network.lateness()
+    cloud.run(python(DATAGRAMS, edge.address, "1"))
+    wait_until(lambda: link.counts()[1].taken == 1)
+    os.kill(network.forwarder_pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    wait_until(lambda: time.monotonic() > begin + 0.1)
+    os.kill(network.forwarder_pid, signal.SIGCONT)
+    wait_until(lambda: link.counts()[1].delivered == 1)
+    before_last = network.lateness()
+    assert before_last.deliveries >= before_last.late_deliveries
+    assert network.lateness() == Lateness(before_last.deliveries, before_last.late_deliveries, 0.0)
 
 
 def test_a_forwarder_that_has_ended_is_a_failure_and_no_mistake(network: Network) -> None:

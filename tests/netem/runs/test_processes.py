@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.netem.runs import processes
-from penstock.netem.runs.processes import BusyTime, Families
+from penstock.netem.runs.processes import Families
 
 PARENT = """
 import subprocess, sys
@@ -57,17 +57,3 @@ def test_a_process_that_has_ended_takes_nothing_and_its_time_is_kept(
         process.kill()
     assert families.rss_bytes("broker") > 50_000_000
     assert families.processor_seconds("broker") >= before
-
-
-def test_seconds_in_which_all_processors_were_busy_are_added_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Those in a row of looks at 95, 20 and 91 %: a mean of 69 % would hide them."""
-    now = 100.0
-    monkeypatch.setattr("penstock.netem.runs.processes.time.monotonic", lambda: now)
-    percents = iter([0.0, 95.0, 20.0, 91.0])
-    monkeypatch.setattr("penstock.netem.runs.processes.psutil.cpu_percent", lambda: next(percents))
-    busy = BusyTime()
-    for now in (100.5, 101.0, 101.2, 102.0, 103.5):  # noqa: B007 - the clock
-        busy.look()
-    assert busy.seconds == 1.0 + 1.5

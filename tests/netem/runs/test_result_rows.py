@@ -3,8 +3,27 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.netem.clients.roster import Roster
-from penstock.netem.figures.records import DeliveryRow, LinkRow, MessageRow, WithheldRow
-from penstock.netem.runs.result_rows import delivery_rows, link_rows, message_rows, withheld_rows
+from penstock.netem.figures.records import (
+    BadPhaseRow,
+    DeliveryRow,
+    LinkRow,
+    MessageRow,
+    PacketsRow,
+    Tables,
+    WithheldRow,
+)
+from penstock.netem.links.channel import Counts
+from penstock.netem.links.device_drops import DeviceDrops
+from penstock.netem.runs.result_rows import (
+    bad_phase_rows,
+    delivery_rows,
+    link_rows,
+    looks_since,
+    message_rows,
+    packets_rows,
+    withheld_rows,
+)
+from penstock.netem.runs.withheld_watch import Look
 from tests.helpers.experiments import scenario
 
 BEGIN_AT = 1_000.0
@@ -51,4 +70,77 @@ def test_a_link_has_a_row_for_each_time_with_one_profile() -> None:
     assert link_rows(roster, "cloud-edge", log, BEGIN_AT, 1_009.0) == [
         LinkRow("penstock", 3, "cloud-edge", profile, profile == "bad", begin, end)
         for profile, begin, end in (("good", -10.0, 2.0), ("bad", 2.0, 5.0), ("good", 5.0, 9.0))
+    ]
+
+
+def bad_phases(spans: list[tuple[float, float]], looks: list[Look] | None = None) -> BadPhaseRow:
+    """Return the phase of 2 to 5 s, which has two profiles, by the spans of large messages."""
+    roster = Roster(scenario(), "penstock", 3)
+    head = ("penstock", 3)
+    tables = Tables(
+        messages=[
+            MessageRow(*head, "sensor", "large", "t", n, 300_000, 1, at, at, None, at)
+            for n, (at, _) in enumerate(spans)
+        ]
+        + [MessageRow(*head, "sensor", "small", "t", 0, 100, 1, 1.9, 1.9, None, 1.9)],
+        deliveries=[
+            DeliveryRow(*head, "dashboard", "sensor", "large", n, 1, False, done)
+            for n, (_, done) in enumerate(spans)
+            if done
+        ]
+        + [DeliveryRow(*head, "dashboard", "sensor", "small", 0, 1, False, 4.0)],
+        expected=roster.expected(),
+        links=[
+            LinkRow(*head, "cloud-edge", profile, profile != "good", begin, end)
+            for profile, begin, end in (
+                ("good", -10.0, 2.0),
+                ("bad", 2.0, 3.0),
+                ("worse", 3.0, 5.0),
+                ("good", 5.0, 9.0),
+            )
+        ],
+    )
+    (row,) = bad_phase_rows(roster, tables, looks or [])
+    return row
+
+
+def test_a_bad_phase_that_begins_with_a_large_message_half_sent_is_told() -> None:
+    """The broker had it before, and its last bytes left the link later."""
+    head = ("penstock", 3, "dashboard", "cloud-edge", "cloud-edge", 2.0, 5.0)
+    assert bad_phases([(1.9, 4.0), (3.0, 6.0)]) == BadPhaseRow(*head, 1, 0, True)
+    assert bad_phases([(1.0, 1.5), (2.1, 4.0)]) == BadPhaseRow(*head, 0, 0, False)
+    # The last bytes were under way when the link became bad: its delay is 10 ms.
+    assert not bad_phases([(1.9, 2.005)]).is_half_sent
+    # Of a message that never came, nobody knows better.
+    assert bad_phases([(1.9, 0.0)]).is_half_sent
+
+
+def test_a_large_message_that_was_withheld_is_not_half_sent() -> None:
+    """By the newest look before; what is unfinished beyond that was on its way."""
+    looks = [
+        Look("dashboard", 1.8, 1.6, 1, 1),
+        Look("other", 1.9, 1.7, 7, 7),
+        Look("dashboard", 2.2, 1.8, 0, 1),
+    ]
+    row = bad_phases([(1.5, 4.0)], looks)
+    assert (row.unfinished_large, row.withheld, row.is_half_sent) == (1, 1, False)
+    assert bad_phases([(1.4, 4.0), (1.5, 4.0)], looks).is_half_sent
+
+
+def test_looks_count_from_the_beginning(tmp_path: Path) -> None:
+    """As all times of results."""
+    file = tmp_path / "withheld"
+    file.write_text("dashboard 1002.0 1001.5 2 2\n")
+    assert looks_since(file, BEGIN_AT) == [Look("dashboard", 2.0, 1.5, 2, 2)]
+
+
+def test_packets_that_no_profile_drops_are_those_of_the_harness() -> None:
+    """In the sender's device, in the forwarder, and in the receiver's device."""
+    roster = Roster(scenario(), "penstock", 3)
+    (link,) = roster.scenario.topology.links
+    counts = (Counts(taken=10, delivered=9, lost=1), Counts(20, 15, 2, 3, overflowed=1, refused=4))
+    drops = {"cloud": {"link0": DeviceDrops(50, 2)}, "edge": {"link0": DeviceDrops(0, 3)}}
+    assert list(packets_rows(roster, link, "link0", counts, drops)) == [
+        PacketsRow("penstock", 3, "cloud-edge", "upstream", 10, 9, 1, 0, 2),
+        PacketsRow("penstock", 3, "cloud-edge", "downstream", 20, 15, 2, 3, 55),
     ]

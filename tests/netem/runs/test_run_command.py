@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -11,6 +12,7 @@ import pytest
 import typer
 
 from penstock.netem.__main__ import main
+from penstock.netem.errors import NetemError
 from penstock.netem.links.engines import Engine
 from penstock.netem.runs import run_command
 from penstock.netem.runs.run_command import choose, command_line, ended_by_signals
@@ -56,6 +58,15 @@ def test_brokers_and_seeds_are_chosen() -> None:
     assert chosen.seeds == [7, 8]
     assert choose(WITH_TARGETS, None, "1,01,2,1").seeds == [1, 2]
     assert choose(WITH_TARGETS, None, None) == WITH_TARGETS
+
+
+def test_brokers_that_a_target_compares_run_in_one_round() -> None:
+    """Those that are chosen may fall into other rounds than in the whole scenario."""
+    targets = [Target("small p50", "ours", over="other", at_most=1, is_timing=True)]
+    plan = replace(WITH_TARGETS, targets=targets, side_by_side=2)
+    assert choose(plan, "third,other", None).groups() == [["third", "other"]]
+    with pytest.raises(NetemError, match=r"--brokers: targets.0.over: read 'other'; allowed: "):
+        choose(plan, "ours,third,other", None)
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_clients_that_are_not_ready_in_time_are_named(monkeypatch: pytest.Monkey
     ("victim", "words"),
     [
         (lambda one: one.broker.process.pid, "broker mosquitto has ended with status -9"),
-        (lambda one: one._network.forwarder_pid, "the forwarder has ended with status -9"),
+        (lambda one: one.network.forwarder_pid, "the forwarder has ended with status -9"),
     ],
     ids=["broker", "forwarder"],
 )

@@ -509,6 +509,16 @@ CHANGES: list[tuple[str, str, list[str]]] = [
         ["side_by_side: read 0; allowed: from 1"],
     ),
     (
+        "small p50, broker: ours, over: other, at_most: 0.5}]",
+        "small p50, broker: ours, over: other, at_most: 0.5, is_timing: true}]\nside_by_side: 1",
+        [
+            (
+                "targets.0.over: read 'other'; allowed: a broker of the same round as ours "
+                "(side_by_side makes ours; other)"
+            )
+        ],
+    ),
+    (
         "duration_seconds: 60",
         "duration_seconds: 60\nmeasurements: {focus: [pub], memory_period_seconds: 0}",
         [

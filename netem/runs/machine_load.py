@@ -1,0 +1,151 @@
+"""How busy this machine was while a scenario ran, second by second.
+
+Latencies of a second in which processes had to wait for a processor may be those of this machine. A
+mean over a whole run would hide such seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from penstock.netem.links.forwarder_messages import LATE_SECONDS
+
+LOOK_SECONDS: Final = 1.0
+"""Between two looks."""
+
+BUSY_SHARE: Final = 0.9
+"""Share of all processors in use from which on a process may have to wait for one."""
+
+STEAL_SHARE: Final = 0.05
+"""Share of all processors that the hypervisor gave to others: such a pause has no other trace."""
+
+OTHERS_SHARE: Final = 0.1
+"""Share of all processors that programs used which this run did not start."""
+
+PRESSURE_SHARE: Final = 0.5
+"""Share of the time in which at least one process waited for a processor. Processes of the run that
+wake up at the same packet wait for each other too, for a small share of the time."""
+
+STAT: Final = Path("/proc/stat")
+PRESSURE: Final = Path("/proc/pressure/cpu")
+
+
+class Look(NamedTuple):
+    """Totals since the machine started.
+
+    Attributes:
+        at: monotonic seconds.
+        busy: seconds of all processors together that were in use, `steal` included.
+        steal: seconds that the hypervisor gave to others.
+        own: seconds that the processes of the run used.
+        pressure: seconds in which a process waited for a processor; nan if the kernel does not
+            tell.
+        runnable: processes that run or wait for a processor at this moment.
+    """
+
+    at: float
+    busy: float
+    steal: float
+    own: float
+    pressure: float
+    runnable: int
+
+
+class Load(NamedTuple):
+    """The load between two looks.
+
+    Attributes:
+        begin: monotonic seconds.
+        end: monotonic seconds.
+        busy_share: of all processors, 0 to 1.
+        steal_share: of all processors.
+        others_share: of all processors, by programs that the run did not start.
+        pressure_share: of the time; nan if the kernel does not tell.
+        runnable: processes that ran or waited at the end.
+        most_late_seconds: greatest lateness of a forwarder.
+    """
+
+    begin: float
+    end: float
+    busy_share: float
+    steal_share: float
+    others_share: float
+    pressure_share: float
+    runnable: int
+    most_late_seconds: float
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why latencies of this time are doubtful; none if they are not."""
+        found = {
+            f"processors over {100 * BUSY_SHARE:.0f} % busy": self.busy_share > BUSY_SHARE,
+            f"over {100 * STEAL_SHARE:.0f} % stolen": self.steal_share > STEAL_SHARE,
+            f"other programs over {100 * OTHERS_SHARE:.0f} %": self.others_share > OTHERS_SHARE,
+            f"processes waited for over {100 * PRESSURE_SHARE:.0f} % of the time": (
+                self.pressure_share > PRESSURE_SHARE
+            ),
+            f"packets over {1000 * LATE_SECONDS:.0f} ms late": (
+                self.most_late_seconds > LATE_SECONDS
+            ),
+        }
+        return tuple(reason for reason, holds in found.items() if holds)
+
+
+def look(now: float, own_seconds: float) -> Look:
+    """Return the totals of this moment.
+
+    Args:
+        now: monotonic seconds.
+        own_seconds: processor time of the processes of the run.
+    """
+    busy, steal, runnable = parse_stat(STAT.read_text(), os.sysconf("SC_CLK_TCK"))
+    pressure = parse_pressure(PRESSURE.read_text()) if PRESSURE.exists() else math.nan
+    return Look(now, busy, steal, own_seconds, pressure, runnable)
+
+
+def parse_stat(text: str, ticks_per_second: int) -> tuple[float, float, int]:
+    """Return seconds in use, seconds stolen, and runnable processes, from /proc/stat (proc(5))."""
+    values = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line}
+    # user, nice, system, idle, iowait, irq, softirq, steal; guests' time is part of user's.
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, values["cpu"][:8])
+    busy = user + nice + system + irq + softirq + steal
+    return busy / ticks_per_second, steal / ticks_per_second, int(values["procs_running"][0])
+
+
+def parse_pressure(text: str) -> float:
+    """Return the seconds of the line ``some`` in /proc/pressure/cpu, whose total is in us."""
+    some = next(line for line in text.splitlines() if line.startswith("some"))
+    return int(some.partition("total=")[2]) / 1e6
+
+
+def load_between(before: Look, after: Look, most_late_seconds: float) -> Load:
+    """Return the load between two looks."""
+    seconds = after.at - before.at
+    processors = os.cpu_count() or 1
+    busy = after.busy - before.busy
+    steal = after.steal - before.steal
+    others = max(0.0, busy - steal - (after.own - before.own))
+    return Load(
+        before.at,
+        after.at,
+        busy / seconds / processors,
+        steal / seconds / processors,
+        others / seconds / processors,
+        (after.pressure - before.pressure) / seconds,
+        after.runnable,
+        most_late_seconds,
+    )
+
+
+def describe_doubt(loads: Sequence[Load]) -> tuple[float, str]:
+    """Return for how many seconds latencies are doubtful, and for how long for which reason."""
+    seconds: dict[str, float] = {}
+    for load in loads:
+        for reason in load.reasons:
+            seconds[reason] = seconds.get(reason, 0.0) + load.end - load.begin
+    every = sum(load.end - load.begin for load in loads if load.reasons)
+    return every, ", ".join(f"{reason} for {each:.0f} s" for reason, each in seconds.items())
