@@ -100,11 +100,14 @@ class DeliveryGate:
         supersedes: a large message of QoS 0 that waits gives way to the next one of its topic.
         break_off_after: seconds that a large message is left alone at least before `breaks_off` is
             asked about it; None: it is never asked.
+        probe_period: seconds between two looks at each subscriber (T_Q of paper 002): the least
+            `LinkSampler.period` of all plugins, set once they are loaded. 1 s where none looks.
     """
 
     keeps_topics: bool = True
     supersedes: bool = False
     break_off_after: float | None = None
+    probe_period: float = 1.0
 
     def threshold_s(self, topic: str) -> int | None:  # noqa: ARG002 (a default, as all below)
         """Return the payload size in bytes above which messages of `topic` are large.

@@ -186,11 +186,16 @@ def load_plugins(
         raise ConfigError(policy.file, problems)
     _warn_of_blind_gate(made, policy.file)
     plugins = tuple(made.values())
+    gate = next((one.gate for one in plugins if one.gate is not None), None)
+    samplers = tuple(one.sampler for one in plugins if one.sampler is not None)
+    periods = [sampler.period for sampler in samplers if sampler.period is not None]
+    if gate is not None and periods:
+        gate.probe_period = min(periods)
     return LoadedPlugins(
         plugins=plugins,
         names=tuple(made),
-        gate=next((one.gate for one in plugins if one.gate is not None), None),
-        samplers=tuple(one.sampler for one in plugins if one.sampler is not None),
+        gate=gate,
+        samplers=samplers,
         payload_store=next(
             (one.payload_store for one in plugins if one.payload_store is not None), None
         ),

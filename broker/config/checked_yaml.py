@@ -258,7 +258,8 @@ def validate_config(cls: type[T], mapping: Mapping[str, Any], file: str, path: s
     """Return `cls` made from a mapping of a file, as `fit` makes it.
 
     Args:
-        cls: a `pydantic.dataclasses.dataclass` that forbids extra keys.
+        cls: a `pydantic.dataclasses.dataclass` that forbids extra keys. Its attribute
+            ``MOVED_KEYS``, if it has one, maps keys of earlier versions to where they stand.
         mapping: what the file holds for it.
         file: name of the file, for errors.
         path: keys from the root to `mapping`, joined by dots; "" for the root.
@@ -313,6 +314,9 @@ def _explain(cls: type, place: tuple[str, ...], detail: ErrorDetails) -> Misfit:
     """Return one of pydantic's errors in the words of a file."""
     kind = detail["type"]
     if kind in {"unexpected_keyword_argument", "extra_forbidden"}:
+        new = getattr(cls, "MOVED_KEYS", {}).get(".".join(place))
+        if new is not None:
+            return Misfit(place, "a key that has moved", f"it as {new}")
         return Misfit(
             place, "an unknown key", suggest(str(place[-1]), _keys_known_at(cls, place[:-1]))
         )

@@ -54,7 +54,7 @@ class ProbingConfig:
             path also without QoS 1, acknowledgements cover the path behind a relay or proxy, and
             neither sends anything. Probes cost each of their subscribers `probe_bytes` a period.
         probe_period: seconds between two looks at each connected subscriber (T_Q of paper
-            002). Give `withholding` the same.
+            002); the plugin `withholding` decides by it, too.
         probe_topic: Topic Name of probes. Clients that subscribe to it by this exact name, at QoS 1
             or 2, get them; a subscription with a wildcard gets none.
         probe_bytes: payload of a probe.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 from pydantic.dataclasses import dataclass
@@ -23,9 +23,6 @@ AS_ABOVE = -1
 
 Ordering = Literal["topic", "none"]
 PolicyName = Literal["none", "conservative", "probabilistic", "historic", "adaptive"]
-
-DEFAULT_PROBE_PERIOD = 1.0
-"""Seconds; the default of `probing`, and T_Q of the simulation in paper 002."""
 
 DEFAULT_MAX_WITHHOLD = 20.0
 """Seconds; D of paper 002."""
@@ -117,13 +114,13 @@ class WithholdingConfig:
         listeners: name of a listener to values for its subscribers, before `threshold_s` and
             `threshold_l`.
         learned_from: what ``auto`` learns from: ``minimum``, the least recent RTT, or
-            ``average``, the moving average of paper 002. The minimum by default: a minute of
-            congestion does not raise it.
-        margin_ratio: ``auto`` takes the learned RTT times this, at least 1. Of a path that varies
-            little it takes less: the least RTT plus 8 times the distance of the lower quartile.
-        floor_seconds: ``auto`` never goes below this, and never closer than this to the least RTT.
-        probe_period: T_Q in seconds, for `probabilistic` and `historic`. Give `probing` the
-            same.
+            ``average``, the moving average of paper 002 times `margin_ratio`. The minimum by
+            default: a minute of congestion does not raise it.
+        margin_ratio: ``auto`` takes the learned RTT, minimum or average, times this, at least 1.
+            With ``minimum``, it takes less of a path that varies little: the least RTT plus 8 times
+            the distance of the lower quartile.
+        floor_seconds: ``auto`` never goes below this; with ``minimum``, never closer than this to
+            the least RTT, as far as `margin_ratio` allows.
         max_withhold: D in seconds, for `conservative` and `probabilistic`; `adaptive` withholds
             twice as long at most. For all policies it is also the most that one overdue
             acknowledgement can say of the RTT.
@@ -146,6 +143,8 @@ class WithholdingConfig:
             for never. Never by default, as the client has to connect again.
     """
 
+    MOVED_KEYS: ClassVar[Mapping[str, str]] = {"probe_period": "plugins.probing.probe_period"}
+
     policy: PolicyName = "adaptive"
     threshold_s: Bytes = DEFAULT_THRESHOLD_S
     threshold_s_by_topic: dict[str, Bytes | None] = Field(default_factory=dict)
@@ -156,7 +155,6 @@ class WithholdingConfig:
     learned_from: LearnedFrom = "minimum"
     margin_ratio: Annotated[float, Field(ge=1)] = DEFAULT_MARGIN_RATIO
     floor_seconds: Annotated[float, Field(ge=0)] = DEFAULT_FLOOR_SECONDS
-    probe_period: Seconds = DEFAULT_PROBE_PERIOD
     max_withhold: Seconds = DEFAULT_MAX_WITHHOLD
     congestion_rate: PerSecond = DEFAULT_CONGESTION_RATE
     small_weight: Annotated[float, Field(ge=0)] = 1.0

@@ -84,7 +84,6 @@ class WithholdingGate(DeliveryGate):
         self._thresholds = config.thresholds()
         table = config.profile if isinstance(config.profile, dict) else DEFAULT_PROFILE
         self.profile = LatencyProfile(table)
-        self._probe_period = config.probe_period
         self._max_overdue = config.max_withhold
         self.histories: dict[Link, CongestionHistory] = {}
         self.fits: dict[Link, SizeFit] = {}
@@ -132,7 +131,7 @@ class WithholdingGate(DeliveryGate):
             l_now=scale * counted / 2,
             threshold_l=scale * threshold_l,
             sojourn=sojourn,
-            probe_period=self._probe_period,
+            probe_period=self.probe_period,
             now=now,
             size_ratio=scale,
             overdue=overdue if overdue > threshold_l else 0.0,

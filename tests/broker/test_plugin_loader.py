@@ -354,6 +354,23 @@ def test_a_gate_that_will_know_of_no_rtt_is_told(
     assert [message.startswith(told) for message in caplog.messages] == [True] * is_told
 
 
+@pytest.mark.parametrize(
+    ("plugins", "probe_period"),
+    [
+        ("{withholding: {}, probing: {probe_period: 6}}", 6.0),
+        ("{probing: {probe_period: 0.5}, withholding: {profile: learned}}", 0.5),
+        ("{withholding: {}}", 1.0),
+    ],
+)
+def test_a_gate_is_told_how_often_subscribers_are_looked_at(
+    plugins: str, probe_period: float
+) -> None:
+    """T_Q is said once, where the looking is done, wherever that stands in the file."""
+    gate = load(plugins).gate
+    assert gate is not None
+    assert gate.probe_period == probe_period
+
+
 @pytest.mark.usefixtures("example_plugins")
 def test_second_sink_of_a_name_is_refused() -> None:
     """The names of sinks are unique, whoever brings them."""

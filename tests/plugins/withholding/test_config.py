@@ -8,7 +8,7 @@ import pytest
 
 from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.config.key_types import SIZE_ALLOWED
-from penstock.broker.errors import ConfigError
+from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.plugins.withholding.config import PolicyName, WithholdingConfig
 from penstock.plugins.withholding.policies import make_policy
 
@@ -54,8 +54,7 @@ def test_each_policy_name_makes_a_policy() -> None:
         ("learned_from", "maximum", "'minimum' or 'average'"),
         ("margin_ratio", 0.5, "greater than or equal to 1"),
         ("floor_seconds", -0.1, "greater than or equal to 0"),
-        ("probe_period", 0, "greater than 0"),
-        ("probe_period", math.nan, "a finite number"),
+        ("congestion_rate", math.nan, "a finite number"),
         ("max_withhold", -20, "greater than 0"),
         ("congestion_rate", 0, "greater than 0"),
         ("profile", {}, "at least one row of payload bytes: latency"),
@@ -78,6 +77,19 @@ def test_wrong_value_names_key_value_and_what_is_allowed(
     [problem] = caught.value.problems
     assert problem.path == f"plugins.withholding.{key}"
     assert problem.allowed.endswith(allowed)
+
+
+def test_the_probe_period_of_earlier_files_names_its_place_in_probing() -> None:
+    """A user who has it in a file is told where it stands, whatever its value."""
+    with pytest.raises(ConfigError) as caught:
+        read(probe_period=5.0)
+    assert caught.value.problems == [
+        ConfigProblem(
+            "plugins.withholding.probe_period",
+            "a key that has moved",
+            "it as plugins.probing.probe_period",
+        )
+    ]
 
 
 def test_listener_has_what_it_does_not_say_from_above() -> None:

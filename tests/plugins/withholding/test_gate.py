@@ -106,7 +106,7 @@ def test_conservative_says_that_d_released_the_message() -> None:
 
 def test_historic_asks_again_when_the_wait_has_made_up_for_the_latency() -> None:
     """look_again_at is equation 6 solved for the sojourn, and then the message goes."""
-    gate = gate_with(policy="historic", probe_period=1.0)
+    gate = gate_with(policy="historic")
     link = link_with(1.6)
     verdict = gate.decide(LARGE, link, 0.0, NOW)
     # L_now = 8 s, limit = 1 + 2.5 + sojourn: the sojourn has to pass 4.5 s.
@@ -177,8 +177,10 @@ def test_congestion_rate_changes_the_decision() -> None:
 def test_probe_period_changes_the_decision() -> None:
     """With a later next decision it is better to send now."""
     link = link_with(1.6)
-    assert not gate_with(policy="historic", probe_period=1.0).decide(LARGE, link, 0.0, NOW).deliver
-    assert gate_with(policy="historic", probe_period=6.0).decide(LARGE, link, 0.0, NOW).deliver
+    gate = gate_with(policy="historic")
+    assert not gate.decide(LARGE, link, 0.0, NOW).deliver
+    gate.probe_period = 6.0
+    assert gate.decide(LARGE, link, 0.0, NOW).deliver
 
 
 def test_overdue_packet_counts_as_the_least_its_rtt_can_be() -> None:

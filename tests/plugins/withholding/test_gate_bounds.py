@@ -57,7 +57,6 @@ class Run:
             threshold_s=100,
             threshold_l=0.5,
             max_withhold=D,
-            probe_period=1.0,
             profile={100: 1.0, 1000: SIZE_RATIO},
         )
         self.broker = VirtualBroker(gate=WithholdingGate(config))
