@@ -65,12 +65,6 @@ def test_the_example_loads() -> None:
         validate_config(config, policy.plugins[name], EXAMPLE.name, f"plugins.{name}")
 
 
-def test_withholding_and_probing_share_their_period() -> None:
-    """The policies count on estimates that come as often as probing makes them."""
-    plugins = load_policy(EXAMPLE).plugins
-    assert plugins["withholding"]["probe_period"] == plugins["probing"]["probe_period"]
-
-
 @pytest.mark.parametrize(("keys", "field"), places())
 def test_every_key_is_shown_and_shown_defaults_are_the_defaults(
     keys: tuple[str, ...], field: Field[Any]
