@@ -81,6 +81,9 @@ def run(
     engine: Annotated[
         Engine, typer.Option(help="What makes the links; auto is tun wherever it can be.")
     ] = Engine.AUTO,
+    congestion_control: Annotated[
+        str | None, typer.Option(help="Of all TCP connections, instead of the scenario's: bbr.")
+    ] = None,
     form: Annotated[str, typer.Option("--format", help="Of the tables: parquet, csv.")] = "parquet",
     *,
     short: Annotated[
@@ -104,6 +107,7 @@ def run(
         form=form,
         check=check,
         engine=engine,
+        congestion_control=congestion_control,
     )
     raise typer.Exit(0 if is_well else 1)
 

@@ -77,14 +77,29 @@ class Awaited:
 
 
 @dataclass(frozen=True, slots=True)
+class LanePlan:
+    """A connection of a subscriber.
+
+    Attributes:
+        client_id: its Client Identifier.
+        filters: topic filters.
+        sizes: size class of its subscriptions, ``small`` or ``large``; None for both.
+    """
+
+    client_id: str
+    filters: list[str]
+    sizes: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SubscriberPlan:
     """A subscriber.
 
     Attributes:
-        client_id: its Client Identifier.
+        client_id: its name in the results.
         address: of the broker.
         protocol: of MQTT.
-        filters: topic filters.
+        lanes: its connections; what comes over any of them counts as the subscriber's.
         qos: maximum QoS that it requests.
         keep_alive_seconds: Keep Alive of its CONNECT.
         reads_from_seconds: seconds after the beginning at which it starts to read; None for 0.
@@ -97,7 +112,7 @@ class SubscriberPlan:
     client_id: str
     address: str
     protocol: Protocol
-    filters: list[str]
+    lanes: list[LanePlan]
     qos: int
     keep_alive_seconds: int
     reads_from_seconds: float | None
@@ -131,6 +146,7 @@ class CrewPlan:
                 stream["times"] = Times(**stream["times"])
             publisher["streams"] = [StreamPlan(**each) for each in publisher["streams"]]
         for subscriber in plan["subscribers"]:
+            subscriber["lanes"] = [LanePlan(**each) for each in subscriber["lanes"]]
             subscriber["awaited"] = [Awaited(**each) for each in subscriber["awaited"]]
         return cls(
             [PublisherPlan(**each) for each in plan["publishers"]],

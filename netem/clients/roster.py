@@ -10,6 +10,7 @@ from penstock.broker.mqtt.topics import matches
 from penstock.netem.clients.client_plan import (
     Awaited,
     CrewPlan,
+    LanePlan,
     PublisherPlan,
     StreamPlan,
     SubscriberPlan,
@@ -45,7 +46,7 @@ class SubscriberMember(NamedTuple):
     """A subscriber.
 
     Attributes:
-        client_id: its Client Identifier.
+        client_id: its name in the results; the Client Identifier where it has one connection.
         group: its name in the scenario.
         is_focus: whether its latencies are reported and compared.
         subscriber: its entry in the scenario.
@@ -136,6 +137,27 @@ class Roster:
                     qos = min(subscriber.subscriber.qos, self.scenario.traffic[stream].qos)
                     yield publisher, stream, qos
 
+    def lanes(self, member: SubscriberMember) -> list[LanePlan]:
+        """Return the connections that a subscriber has to this broker."""
+        client_id, filters = member.client_id, member.subscriber.filters
+        match self.scenario.brokers[self.broker].lanes:
+            case "filters" if len(filters) > 1:
+                return [LanePlan(f"{client_id}.{n}", [each]) for n, each in enumerate(filters, 1)]
+            case "sizes":
+                return [
+                    LanePlan(f"{client_id}.{sizes}", filters, sizes) for sizes in ("small", "large")
+                ]
+            case _:
+                return [LanePlan(client_id, filters)]
+
+    def subscriber_of(self) -> dict[str, str]:
+        """Return the name of the subscriber by the Client Identifier of each connection."""
+        return {
+            lane.client_id: member.client_id
+            for member in self.subscribers
+            for lane in self.lanes(member)
+        }
+
     def crews(self, address_from: Callable[[str], str], directory: Path) -> dict[str, CrewPlan]:
         """Return the clients of each host.
 
@@ -199,6 +221,7 @@ class Roster:
         self, member: SubscriberMember, address: str, file: Path, log: Path
     ) -> SubscriberPlan:
         plan = member.subscriber
+        lanes = self.lanes(member)
         keep_alive = plan.keep_alive_seconds
         if plan.reads_from_seconds is not None:
             # A client that reads nothing sees no PINGRESP; Keep Alive must not end its connection.
@@ -215,8 +238,8 @@ class Roster:
         return SubscriberPlan(
             member.client_id,
             address,
-            plan.protocol,
-            plan.filters,
+            "5" if any(lane.sizes for lane in lanes) else plan.protocol,
+            lanes,
             plan.qos,
             keep_alive,
             plan.reads_from_seconds,
@@ -259,5 +282,15 @@ def witness_files(directory: Path) -> tuple[Path, Path]:
 def _witness(address: str, directory: Path) -> SubscriberPlan:
     file, log = map(str, witness_files(directory))
     return SubscriberPlan(
-        WITNESS, address, "3.1.1", ["#"], 0, WITNESS_KEEP_ALIVE_SECONDS, None, {}, [], file, log
+        WITNESS,
+        address,
+        "3.1.1",
+        [LanePlan(WITNESS, ["#"])],
+        0,
+        WITNESS_KEEP_ALIVE_SECONDS,
+        None,
+        {},
+        [],
+        file,
+        log,
     )

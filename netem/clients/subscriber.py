@@ -2,24 +2,32 @@
 
 Each PUBLISH makes a line, ``PUBLISHER STREAM NUMBER QOS DUP SECONDS``: the numbers are those of the
 payload's head, and the seconds are the monotonic time at which the client received the PUBLISH, or
-at QoS 2 its PUBREL. The client reconnects to its session when its connection is lost.
+at QoS 2 its PUBREL. The client reconnects to its session when its connection is lost. A subscriber
+may have several connections; what any of them delivers is recorded alike.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from paho.mqtt import client as mqtt
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
-from penstock.netem.clients.client_plan import SubscriberPlan
+from penstock.netem.clients.client_plan import LanePlan, SubscriberPlan
 from penstock.netem.clients.connection import connect, give_up, new_client, note, say
 from penstock.netem.clients.payloads import read_head
 
 LOOP_SECONDS: Final = 0.5
+
+SIZE_PROPERTY: Final = "penstock-size"
+"""User Property of a SUBSCRIBE that names a size class; the broker's own module would make each
+client's process larger."""
 
 
 class Delivered(NamedTuple):
@@ -112,27 +120,66 @@ class Progress:
 
 
 class _Subscriber:
-    """The connection and the messages that it delivered."""
+    """The connections and the messages that they delivered."""
 
     def __init__(self, plan: SubscriberPlan) -> None:
         self._plan = plan
-        self._is_subscribed = False
         self._lines = os.open(plan.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._progress = Progress(plan, lambda word: say(word, plan.client_id))
-        self._client = client = new_client(plan.client_id, plan.protocol)
-        client.on_connect = self._on_connect
-        client.on_subscribe = self._on_subscribe
-        client.on_message = self._on_message
+        self._counting = threading.Lock()
+        self._lanes = [_Lane(plan, lane, self._on_message) for lane in plan.lanes]
 
     def connect(self) -> None:
         """Connect and subscribe."""
-        plan = self._plan
+        for lane in self._lanes:
+            lane.connect()
+        say("ready", self._plan.client_id)
+
+    def read(self) -> None:
+        """Receive messages; never return."""
+        threading.excepthook = lambda failed: give_up(f"{failed.exc_type}: {failed.exc_value}")
+        first, *others = self._lanes
+        for lane in others:
+            threading.Thread(target=lane.read, daemon=True).start()
+        first.read()
+
+    def _on_message(self, _client: mqtt.Client, _data: Any, message: mqtt.MQTTMessage) -> None:
+        at = time.monotonic()
+        head = read_head(bytes(message.payload))
+        if head is None:
+            return
+        which = f"{head.publisher} {head.stream} {head.number}"
+        os.write(self._lines, f"{which} {message.qos} {int(message.dup)} {at!r}\n".encode())
+        with self._counting:
+            self._progress.count(head.publisher, head.stream, head.number)
+
+
+class _Lane:
+    """One connection of a subscriber."""
+
+    def __init__(
+        self,
+        subscriber: SubscriberPlan,
+        plan: LanePlan,
+        on_message: Callable[[mqtt.Client, Any, mqtt.MQTTMessage], None],
+    ) -> None:
+        self._subscriber = subscriber
+        self._plan = plan
+        self._is_subscribed = False
+        self._client = client = new_client(plan.client_id, subscriber.protocol)
+        client.on_connect = self._on_connect
+        client.on_subscribe = self._on_subscribe
+        client.on_message = on_message
+
+    def connect(self) -> None:
+        """Connect and subscribe."""
+        subscriber = self._subscriber
         connect(
             self._client,
-            plan.address,
-            plan.protocol,
-            plan.keep_alive_seconds,
-            plan.user_properties,
+            subscriber.address,
+            subscriber.protocol,
+            subscriber.keep_alive_seconds,
+            subscriber.user_properties,
         )
         while not self._is_subscribed:
             if (status := self._client.loop(LOOP_SECONDS)) != mqtt.MQTT_ERR_SUCCESS:
@@ -149,22 +196,21 @@ class _Subscriber:
             give_up(f"connection refused: {reason}")
         note(f"connected, session {'' if flags.session_present else 'not '}present")
         if not flags.session_present:
-            client.subscribe([(each, self._plan.qos) for each in self._plan.filters])
+            filters = [(each, self._subscriber.qos) for each in self._plan.filters]
+            client.subscribe(filters, properties=_subscribe_properties(self._plan.sizes))
 
     def _on_subscribe(
         self, _client: mqtt.Client, _data: Any, _mid: int, reasons: Any, _properties: Any
     ) -> None:
         if failed := [str(each) for each in reasons if each.is_failure]:
             give_up(f"subscription refused: {', '.join(failed)}")
-        if not self._is_subscribed:
-            self._is_subscribed = True
-            say("ready", self._plan.client_id)
+        self._is_subscribed = True
 
-    def _on_message(self, _client: mqtt.Client, _data: Any, message: mqtt.MQTTMessage) -> None:
-        at = time.monotonic()
-        head = read_head(bytes(message.payload))
-        if head is None:
-            return
-        which = f"{head.publisher} {head.stream} {head.number}"
-        os.write(self._lines, f"{which} {message.qos} {int(message.dup)} {at!r}\n".encode())
-        self._progress.count(head.publisher, head.stream, head.number)
+
+def _subscribe_properties(sizes: str | None) -> Properties | None:
+    """Return the properties of a SUBSCRIBE to one size class; None for both."""
+    if sizes is None:
+        return None
+    properties = Properties(PacketTypes.SUBSCRIBE)  # type: ignore[no-untyped-call]
+    properties.UserProperty = [(SIZE_PROPERTY, sizes)]
+    return properties

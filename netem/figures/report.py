@@ -405,6 +405,9 @@ def _broker_line(info: RunInfo, name: str) -> str:
     if plan.settings:
         said.append(f"`{json.dumps(plan.settings, ensure_ascii=False)}`")
     said += [f"`{line}`" for line in plan.lines]
+    if plan.lanes:
+        lane = "topic filter" if plan.lanes == "filters" else "size class"
+        said.append(f"subscribers have a connection for each {lane}")
     if plan.command:
         said.append(f"`{' '.join(plan.command)}`")
     return f"- Broker `{name}`: {', '.join([info.versions.get(name, 'unknown'), *said])}."

@@ -21,6 +21,17 @@ ALLOWED: Final = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 may choose (ip-sysctl)."""
 
 
+def check_congestion_control(name: str) -> None:
+    """Check that the kernel has a congestion control.
+
+    Raises:
+        NetemError: it does not; the text names those that it has.
+    """
+    available = AVAILABLE.read_text().split()
+    if name not in available:
+        raise NetemError(f"congestion control: read {name!r}; allowed here: {', '.join(available)}")
+
+
 def set_congestion_control(name: str, run: Callable[[list[str]], str]) -> None:
     """Make a congestion control the default of a namespace.
 
@@ -31,9 +42,7 @@ def set_congestion_control(name: str, run: Callable[[list[str]], str]) -> None:
     Raises:
         NetemError: the kernel does not have this congestion control.
     """
-    available = AVAILABLE.read_text().split()
-    if name not in available:
-        raise NetemError(f"congestion control: read {name!r}; allowed here: {', '.join(available)}")
+    check_congestion_control(name)
     with _allowed(name):
         run(["sh", "-ec", f'echo "$0" > {SYSCTL}', name])
 

@@ -85,11 +85,12 @@ def delivery_rows(roster: Roster, files: Path, begin_at: float) -> list[Delivery
 
 def withheld_rows(roster: Roster, watch_file: Path, begin_at: float) -> list[WithheldRow]:
     """Return when messages were withheld from which subscriber, in the order of their ends."""
+    subscriber_of = roster.subscriber_of()
     return [
         WithheldRow(
             roster.broker,
             roster.seed,
-            each.client_id,
+            subscriber_of[each.client_id],
             each.begin - begin_at,
             each.end - begin_at,
             each.most_messages,
@@ -153,13 +154,15 @@ def bad_phase_rows(roster: Roster, tables: Tables, looks: Sequence[Look]) -> lis
         if not subscriber.is_focus:
             continue
         way = scenario.topology.way(scenario.broker_host, subscriber.subscriber.host) or []
-        held = [each for each in looks if each.client_id == subscriber.client_id]
+        lanes = {lane.client_id for lane in roster.lanes(subscriber)}
+        held = [each for each in looks if each.client_id in lanes]
         spans = _large_spans(tables, subscriber.client_id)
         for number, link in enumerate(way):
             delay = _delay_from(scenario, way, number)
             for begin, end in phases.get(link.name, []):
                 unfinished = sum(at < begin < done - delay for at, done in spans)
-                withheld = next((each.withheld for each in reversed(held) if each.at <= begin), 0)
+                newest = {each.client_id: each.withheld for each in held if each.at <= begin}
+                withheld = sum(newest.values())
                 rows.append(
                     BadPhaseRow(
                         roster.broker,

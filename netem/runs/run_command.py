@@ -19,6 +19,7 @@ from penstock.netem.display import Display
 from penstock.netem.errors import NetemError, RunError
 from penstock.netem.figures.report import NAME, write_report
 from penstock.netem.figures.tables import Format
+from penstock.netem.links.congestion_control import check_congestion_control
 from penstock.netem.links.engines import Engine, choose_engine
 from penstock.netem.links.namespaces import require_root
 from penstock.netem.runs.brokers import version
@@ -44,6 +45,7 @@ def run(
     form: str,
     check: bool,
     engine: Engine = Engine.AUTO,
+    congestion_control: str | None = None,
 ) -> bool:
     """Run an experiment and write its tables, plots and report.
 
@@ -56,6 +58,7 @@ def run(
         form: of the tables: name of a `Format`.
         check: whether missed targets count.
         engine: what makes links.
+        congestion_control: of hosts that name none; None for the scenario's.
 
     Returns:
         Whether no judged target was missed; always true without `check`.
@@ -71,11 +74,22 @@ def run(
             f"read {form!r}; allowed: {', '.join(Format)}", param_hint="--format"
         )
     plan = choose(read_scenario(scenario, short=short), brokers, seeds)
+    if congestion_control is not None:
+        plan = replace(plan, congestion_control=congestion_control)
+    for name in plan.congestion_controls:
+        check_congestion_control(name)
     require_root()
     info = RunInfo(
         scenario=plan,
         length="short" if short else "full",
-        command=command_line(scenario, short=short, brokers=brokers, seeds=seeds, engine=engine),
+        command=command_line(
+            scenario,
+            short=short,
+            brokers=brokers,
+            seeds=seeds,
+            engine=engine,
+            congestion_control=congestion_control,
+        ),
         commit=commit(),
         machine=machine(),
         python=python(),
@@ -179,6 +193,7 @@ def command_line(
     brokers: str | None,
     seeds: str | None,
     engine: Engine = Engine.AUTO,
+    congestion_control: str | None = None,
 ) -> str:
     """Return the command that makes the same result again."""
     words = ["penstock", "netem", "run", scenario]
@@ -186,6 +201,7 @@ def command_line(
     words += ["--brokers", brokers] if brokers is not None else []
     words += ["--seeds", seeds] if seeds is not None else []
     words += ["--engine", engine] if engine is not Engine.AUTO else []
+    words += ["--congestion-control", congestion_control] if congestion_control else []
     return shlex.join(words)
 
 

@@ -206,6 +206,9 @@ class Broker:
         lines: of mosquitto's configuration file, behind the runner's own.
         command: of kind ``command``: program and arguments; it listens on port 1883 of every
             address. ``{directory}`` in it stands for an empty directory.
+        lanes: which connections each subscriber has: ``filters`` for one for each topic filter;
+            ``sizes`` for one for small and one for large messages, by size-classified subscriptions
+            of MQTT 5, which Penstock has; None for one.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -214,6 +217,7 @@ class Broker:
     settings: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
+    lanes: Literal["filters", "sizes"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +287,8 @@ class Scenario:
         seeds: of the runs, one after the other: of the times at which links are bad, of which
             packets are lost, and of random traffic.
         side_by_side: how many brokers run at a time; None for all.
+        congestion_control: of the TCP connections of hosts that name none, on both sides; None for
+            cubic.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -304,6 +310,7 @@ class Scenario:
     drain_seconds: float = 120.0
     seeds: list[int] = field(default_factory=lambda: [1])
     side_by_side: int | None = None
+    congestion_control: str | None = None
 
     def all_profiles(self) -> dict[str, Profile]:
         """Return the links' states, by name."""
@@ -319,6 +326,15 @@ class Scenario:
             MistakesError: it says what cannot be.
         """
         return impairment.changes(self.all_profiles(), seed)
+
+    @property
+    def congestion_controls(self) -> set[str]:
+        """The congestion controls that it names."""
+        every = (
+            self.congestion_control,
+            *(h.congestion_control for h in self.topology.hosts.values()),
+        )
+        return {name for name in every if name is not None}
 
     def figures(self) -> list[str]:
         """Return what a target may name."""

@@ -44,6 +44,7 @@ def find_mistakes(scenario: Scenario) -> Iterator[Mistake]:
     yield from _check_traffic(scenario)
     yield from _check_publishers(scenario)
     yield from _check_subscribers(scenario)
+    yield from _check_lanes(scenario)
     yield from _check_client_ids(scenario)
     yield from _check_impairments(scenario)
     yield from _check_measurements(scenario)
@@ -172,6 +173,8 @@ def _check_brokers(scenario: Scenario) -> Iterator[Mistake]:
             if getattr(broker, key) and broker.kind not in kinds:
                 words = f"no key of kind {broker.kind}; allowed: beside {' or '.join(kinds)}"
                 yield Mistake((*place, key), words)
+        if broker.lanes == "sizes" and broker.kind != "penstock":
+            yield _wrong((*place, "lanes"), "sizes", "filters, beside another kind than penstock")
         if broker.kind == "command" and not broker.command:
             yield Mistake((*place, "command"), "read nothing; allowed: a program and its arguments")
 
@@ -227,14 +230,18 @@ def _check_publishers(scenario: Scenario) -> Iterator[Mistake]:
                 yield from _check_known((*place, "brokers", number), broker, scenario.brokers)
 
 
-def _check_subscribers(scenario: Scenario) -> Iterator[Mistake]:
-    topics = {
+def _topics(scenario: Scenario) -> set[str]:
+    return {
         stream.topic.replace("{n}", str(number))
         for publisher in scenario.publishers.values()
         for stream in (scenario.traffic.get(each) for each in publisher.streams)
         if stream is not None and stream.topic
         for number in range(1, min(publisher.count, MAX_CLIENTS) + 1)
     }
+
+
+def _check_subscribers(scenario: Scenario) -> Iterator[Mistake]:
+    topics = _topics(scenario)
     for name, subscriber in scenario.subscribers.items():
         place: Place = ("subscribers", name)
         yield from _check_client(place, name)
@@ -255,6 +262,24 @@ def _check_subscribers(scenario: Scenario) -> Iterator[Mistake]:
         if subscriber.user_properties and subscriber.protocol != "5":
             words = f"no key of protocol {subscriber.protocol}; allowed: beside protocol 5"
             yield Mistake((*place, "user_properties"), words)
+
+
+def _check_lanes(scenario: Scenario) -> Iterator[Mistake]:
+    """Check that no message comes over two connections of a subscriber."""
+    names = [name for name, broker in scenario.brokers.items() if broker.lanes == "filters"]
+    topics = _topics(scenario)
+    for name, subscriber in scenario.subscribers.items() if names else ():
+        filters = [
+            each
+            for each in subscriber.filters
+            if not list(_check_text((), each, validate_topic_filter))
+        ]
+        for topic in topics:
+            both = [each for each in filters if matches(each, topic)]
+            if len(both) > 1:
+                words = f"filters of which one matches {topic!r}, beside lanes of {names[0]}"
+                yield _wrong(("subscribers", name, "filters"), both, words)
+                break
 
 
 def _check_client_ids(scenario: Scenario) -> Iterator[Mistake]:

@@ -2,7 +2,8 @@
 
 The keys are those of `penstock.netem.runs.scenario.Scenario` without its name: the file's name is
 the name. The additional key ``short`` holds an overlay for a short run: mappings are merged key by
-key, a null removes a key, and any other value replaces the value below it.
+key, a null removes a key, and any other value replaces the value below it. The additional key
+``inherits`` names a scenario over which the file is laid in the same way, ``short`` included.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def read_scenario(name_or_path: str, *, short: bool = False) -> Scenario:
             mistake, with the file, the place in it, what was read and what is allowed.
     """
     path = _find(name_or_path)
-    mapping = read_yaml(path)
+    mapping = _read_with_inherited(path, ())
     try:
         base, over = _take_apart(mapping)
     except MistakesError as error:
@@ -51,6 +52,40 @@ def read_scenario(name_or_path: str, *, short: bool = False) -> Scenario:
     except MistakesError as error:
         told = [Mistake(_place_in_file(each.place, over), each.words) for each in error.mistakes]
         raise MistakesError(told).of(path) from error
+
+
+def _read_with_inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
+    """Return what stands in a file, laid over what it inherits.
+
+    Args:
+        path: of the file.
+        heirs: files that inherit from it, directly or not.
+
+    Raises:
+        NetemError: a file cannot be read, there is no such scenario, or it inherits from itself.
+    """
+    mapping = read_yaml(path)
+    if "inherits" not in mapping:
+        return mapping
+    name = mapping.pop("inherits")
+    if not isinstance(name, str) or not name:
+        raise NetemError(f"{path}: inherits: read {name!r}; allowed: a scenario, or a file")
+    try:
+        inherited = _find(name, path.parent)
+    except NetemError as error:
+        raise NetemError(f"{path}: inherits: {error}") from error
+    heirs = (*heirs, path.resolve())
+    if inherited.resolve() in heirs:
+        raise NetemError(f"{path}: inherits: read {name!r}; allowed: another, not itself again")
+    base = _read_with_inherited(inherited, heirs)
+    shorts = base.pop("short", {}), mapping.pop("short", {})
+    laid = _lay_over(base, mapping)
+    if all(isinstance(each, dict) for each in shorts):
+        # A null of a short length removes a key of the full one, not of the other short length.
+        laid["short"] = _lay_over(*shorts, keep_nulls=True)
+    else:
+        laid["short"] = shorts[1]
+    return laid
 
 
 def _take_apart(mapping: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -72,9 +107,9 @@ def _understand(mapping: dict[str, Any]) -> Scenario:
     return scenario
 
 
-def _find(name_or_path: str) -> Path:
+def _find(name_or_path: str, beside: Path = Path()) -> Path:
     if "/" in name_or_path or name_or_path.endswith(_ENDS):
-        return Path(name_or_path)
+        return beside / name_or_path
     if name_or_path not in names():
         raise NetemError(
             f"scenario: read {name_or_path!r}; allowed: {', '.join(names())}, or a file"
@@ -82,14 +117,16 @@ def _find(name_or_path: str) -> Path:
     return FOLDER / f"{name_or_path}.yaml"
 
 
-def _lay_over(mapping: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Return a mapping with another laid over it."""
+def _lay_over(
+    mapping: dict[str, Any], over: dict[str, Any], *, keep_nulls: bool = False
+) -> dict[str, Any]:
+    """Return a mapping with another laid over it; a null removes a key, or stays."""
     laid = dict(mapping)
     for key, value in over.items():
-        if value is None:
+        if value is None and not keep_nulls:
             laid.pop(key, None)
         elif isinstance(value, dict) and isinstance(laid.get(key), dict):
-            laid[key] = _lay_over(laid[key], value)
+            laid[key] = _lay_over(laid[key], value, keep_nulls=keep_nulls)
         else:
             laid[key] = value
     return laid

@@ -111,7 +111,10 @@ class Site:
         self._watch: subprocess.Popen[bytes] | None = None
         scenario = roster.scenario
         self._hosts = {
-            name: network.host(f"{self.name}.{name}", congestion_control=plan.congestion_control)
+            name: network.host(
+                f"{self.name}.{name}",
+                congestion_control=plan.congestion_control or scenario.congestion_control,
+            )
             for name, plan in scenario.topology.hosts.items()
         }
         profiles = scenario.all_profiles()
@@ -158,7 +161,12 @@ class Site:
         """Look at what the broker withholds from now on, where it can be asked."""
         scenario = self.roster.scenario
         address = console_address(scenario.brokers[self.name])
-        focus = [each.client_id for each in self.roster.subscribers if each.is_focus]
+        focus = [
+            lane.client_id
+            for each in self.roster.subscribers
+            if each.is_focus
+            for lane in self.roster.lanes(each)
+        ]
         if address is None or not focus:
             return
         period = scenario.measurements.withheld_period_seconds

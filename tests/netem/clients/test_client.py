@@ -97,6 +97,29 @@ def test_clients_publish_when_it_is_due_and_write_down_what_comes(
             assert (sent.acknowledged_at is None) == (qos == 0)
 
 
+@pytest.mark.parametrize("lanes", ["filters", "sizes"])
+def test_what_comes_over_two_connections_is_one_subscribers(
+    lanes: Literal["filters", "sizes"], host: Host, tmp_path: Path
+) -> None:
+    """Every message once, whichever connection it came over."""
+    plan = scenario(
+        brokers={"penstock": Broker("penstock", lanes=lanes)},
+        traffic={
+            "small": Stream("alarms/1", 100, 0.05),
+            "large": Stream("pictures/1", 20_000, 0.1),
+        },
+        subscribers={"board": Subscriber("cloud", ["alarms/#", "pictures/#"])},
+        duration_seconds=0.5,
+    )
+    _, crew = crew_of(plan, host, tmp_path)
+    wait_for(crew, "ready", {"sensor", "board"})
+    crew.begin(time.monotonic())
+    wait_for(crew, "complete", {"board"})
+    delivered = read_delivered_file(subscriber_files(tmp_path, 0)[0])
+    numbers = {n: [each.number for each in delivered if each.stream == n] for n in (0, 1)}
+    assert numbers == {0: list(range(10)), 1: list(range(5))}
+
+
 def test_small_messages_go_on_after_the_traffic_and_are_not_counted(
     host: Host, tmp_path: Path
 ) -> None:

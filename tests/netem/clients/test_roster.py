@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.netem.clients.client_plan import CrewPlan
+from penstock.netem.clients.client_plan import CrewPlan, LanePlan
 from penstock.netem.clients.roster import WITNESS, Roster, focus_of
 from penstock.netem.runs.impairments import Impairment, TracePlan
 from penstock.netem.runs.scenario import (
@@ -70,7 +70,7 @@ def test_a_subscriber_awaits_what_its_filters_match_at_the_lesser_qos() -> None:
 def test_the_witness_stands_beside_the_broker_and_takes_everything(tmp_path: Path) -> None:
     """At QoS 0, and only where it is asked for."""
     (witness,) = Roster(scenario(), "penstock", 1).crews(address, tmp_path)["cloud"].subscribers
-    assert (witness.client_id, witness.filters, witness.qos) == (WITNESS, ["#"], 0)
+    assert (witness.lanes, witness.qos) == ([LanePlan(WITNESS, ["#"])], 0)
     without = scenario(measurements=Measurements(arrivals=False))
     assert not Roster(without, "penstock", 1).crews(address, tmp_path)["cloud"].subscribers
 
@@ -144,3 +144,36 @@ def test_a_crew_is_read_as_it_was_written(tmp_path: Path) -> None:
     crew = Roster(plan, "penstock", 1).crews(address, tmp_path)["edge"]
     crew.write(tmp_path / "crew.json")
     assert CrewPlan.read(tmp_path / "crew.json") == crew
+
+
+def test_lanes_give_each_filter_or_each_size_class_a_connection(tmp_path: Path) -> None:
+    """All of them are one subscriber in the results; size classes need MQTT 5."""
+    plan = scenario(
+        brokers={
+            "one": Broker("mosquitto"),
+            "two": Broker("mosquitto", lanes="filters"),
+            "sized": Broker("penstock", lanes="sizes"),
+        }
+    )
+    filters = ["alarms/#", "pictures/#"]
+    expected = {
+        "one": ("3.1.1", [LanePlan("dashboard", filters)]),
+        "two": (
+            "3.1.1",
+            [LanePlan("dashboard.1", filters[:1]), LanePlan("dashboard.2", filters[1:])],
+        ),
+        "sized": (
+            "5",
+            [
+                LanePlan("dashboard.small", filters, "small"),
+                LanePlan("dashboard.large", filters, "large"),
+            ],
+        ),
+    }
+    for broker, found in expected.items():
+        roster = Roster(plan, broker, 1)
+        (subscriber,) = roster.crews(address, tmp_path)["edge"].subscribers
+        assert (subscriber.protocol, subscriber.lanes) == found
+        assert subscriber.client_id == "dashboard"
+        assert set(roster.subscriber_of().values()) == {"dashboard"}
+        assert len(subscriber.awaited) == 2

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.netem.clients.client_plan import Awaited, SubscriberPlan
+from penstock.netem.clients.client_plan import Awaited, LanePlan, SubscriberPlan
 from penstock.netem.clients.subscriber import Delivered, Progress, read_delivered_file
 
 
 def plan(awaited: list[Awaited]) -> SubscriberPlan:
     """Return a subscriber that awaits something."""
-    return SubscriberPlan("sub", "127.0.0.1", "5", ["#"], 1, 60, None, {}, awaited, "", "")
+    return SubscriberPlan(
+        "sub", "127.0.0.1", "5", [LanePlan("sub", ["#"])], 1, 60, None, {}, awaited, "", ""
+    )
 
 
 def test_what_is_promised_and_what_is_not_are_told_apart() -> None:

@@ -23,6 +23,7 @@ from penstock.netem.runs.result_rows import (
     packets_rows,
     withheld_rows,
 )
+from penstock.netem.runs.scenario import Broker
 from penstock.netem.runs.withheld_watch import Look
 from tests.helpers.experiments import scenario
 
@@ -60,6 +61,15 @@ def test_what_was_withheld_is_told_by_the_watch(tmp_path: Path) -> None:
     file = tmp_path / "withheld"
     file.write_text("dashboard 1002.0 1001.8 2 2\ndashboard 1004.0 1003.8 0 2\n")
     rows = withheld_rows(Roster(scenario(), "penstock", 3), file, BEGIN_AT)
+    assert rows == [WithheldRow("penstock", 3, "dashboard", 2.0, 4.0, 2)]
+
+
+def test_what_was_withheld_from_any_connection_is_the_subscribers(tmp_path: Path) -> None:
+    """A subscriber with two lanes has one name in the results."""
+    file = tmp_path / "withheld"
+    file.write_text("dashboard.large 1002.0 1001.8 2 2\ndashboard.large 1004.0 1003.8 0 2\n")
+    plan = scenario(brokers={"penstock": Broker("penstock", lanes="sizes")})
+    rows = withheld_rows(Roster(plan, "penstock", 3), file, BEGIN_AT)
     assert rows == [WithheldRow("penstock", 3, "dashboard", 2.0, 4.0, 2)]
 
 

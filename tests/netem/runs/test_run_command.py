@@ -89,6 +89,10 @@ def test_a_wrong_choice_is_named(brokers: str | None, seeds: str | None, words: 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (
+            ["transient-congestion", "--congestion-control", "vegan"],
+            "congestion control: read 'vegan'; allowed here: ",
+        ),
         (["transient-congestin"], "allowed: bandwidth-cliff, "),
         (["transient-congestion", "--brokers", "emqx"], "read 'emqx'; allowed: mosquitto, "),
         (["transient-congestion", "--seeds", "one"], "read 'one'"),

@@ -157,6 +157,55 @@ short:
     assert short.duration_seconds == 60
 
 
+def test_filters_of_lanes_do_not_match_one_topic(tmp_path: Path) -> None:
+    """A message would come twice: once over each connection."""
+    text = SMALL.replace("filters: [a/#]", "filters: [a/#, '#']")
+    read_scenario(str(write(tmp_path, text)))
+    file = write(tmp_path, text.replace("{kind: mosquitto}", "{kind: mosquitto, lanes: filters}"))
+    words = (
+        "subscribers.sub.filters: read ['a/#', '#']; allowed: filters of which one matches 'a/b'"
+    )
+    with pytest.raises(NetemError, match=re.escape(words)):
+        read_scenario(str(file))
+
+
+def test_a_scenario_inherits_from_another(tmp_path: Path) -> None:
+    """Laid over it key by key, short lengths over each other; a null removes a key."""
+    short = "short: {duration_seconds: 5, brokers: {other: null}, targets: null}"
+    (tmp_path / "base.yaml").write_text(SMALL + short)
+    heir = """
+inherits: base.yaml
+title: C
+congestion_control: bbr
+brokers: {third: {kind: amqtt}, fourth: {kind: amqtt}}
+short: {brokers: {third: null}}
+"""
+    file = str(write(tmp_path, heir))
+    full, short_one = read_scenario(file), read_scenario(file, short=True)
+    assert (full.title, full.about, full.congestion_control) == ("C", "B", "bbr")
+    assert list(full.brokers) == ["ours", "other", "third", "fourth"]
+    assert full.name == "mine"
+    assert list(short_one.brokers) == ["ours", "fourth"]
+    assert (short_one.duration_seconds, short_one.targets) == (5, [])
+
+
+@pytest.mark.parametrize(
+    ("heir", "words"),
+    [
+        ("inherits: 7", "mine.yaml: inherits: read 7; allowed: a scenario, or a file"),
+        ("inherits: none-such", "mine.yaml: inherits: scenario: read 'none-such'; allowed: "),
+        ("inherits: other.yaml", "other.yaml: inherits: read 'mine.yaml'; allowed: another, not"),
+        ("inherits: gone.yaml", "gone.yaml: "),
+        ("inherits: field-run\nshort: 7", "mine.yaml: short: read 7; allowed: a mapping"),
+    ],
+)
+def test_an_inheritance_that_cannot_be_is_told(tmp_path: Path, heir: str, words: str) -> None:
+    """With the file in which it stands; a circle too."""
+    (tmp_path / "other.yaml").write_text("inherits: mine.yaml")
+    with pytest.raises(NetemError, match=re.escape(words)):
+        read_scenario(str(write(tmp_path, heir)))
+
+
 CHANGES: list[tuple[str, str, list[str]]] = [
     (
         "{kind: penstock}",
@@ -256,6 +305,16 @@ CHANGES: list[tuple[str, str, list[str]]] = [
         "{kind: mosquitto}",
         "{kind: command}",
         ["brokers.other.command: read nothing; allowed: a program and its arguments"],
+    ),
+    (
+        "{kind: mosquitto}",
+        "{kind: mosquitto, lanes: sizes}",
+        ["brokers.other.lanes: read 'sizes'; allowed: filters, beside another kind than penstock"],
+    ),
+    (
+        "{kind: mosquitto}",
+        "{kind: mosquitto, lanes: topics}",
+        ["brokers.other.lanes: read 'topics'; allowed: 'filters' or 'sizes'"],
     ),
     ("over: other", "over: ours", ["targets.0.over: read 'ours'; allowed: another broker"]),
     # Traffic.
