@@ -13,6 +13,11 @@ from typing import Annotated, TypeVar
 import typer
 
 from penstock.broker.config.command_line import CommandLine
+from penstock.models.withholding.connection_sweep import (
+    Effort,
+    connection_tables,
+    sensitivity_tables,
+)
 from penstock.models.withholding.other_paths import run_paths
 from penstock.models.withholding.plot import check_picture, draw, draw_trace
 from penstock.models.withholding.report import (
@@ -138,6 +143,37 @@ def withholding(
     if plot_trace is not None:
         setting = Setting(sweep.middle_threshold(), periods[0], answers=read_by)
         _write(partial(draw_trace, sweep.traces[0], setting), plot_trace, "--plot-trace")
+
+
+@app.command()
+def connection(
+    context: typer.Context,
+    *,
+    links: Annotated[int, typer.Option(min=1, help="Independent connections of each kind.")] = 24,
+    seconds: Annotated[float, typer.Option(min=10, help="Length of each.")] = 600,
+    sensitivity: Annotated[
+        bool, typer.Option("--sensitivity", help="Vary the constants of adaptive instead.")
+    ] = False,
+    figures: Annotated[
+        Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
+    ] = None,
+) -> None:
+    """Compare the withholding policies where small and large messages share a connection.
+
+    All run on the same links. The result is printed as Markdown.
+    """
+    origin = begin(context.obj)
+    if figures is not None:
+        _write(check_writable, figures, "--figures")
+    make = sensitivity_tables if sensitivity else connection_tables
+    tables = make(Effort(links, seconds), partial(typer.echo, err=True))
+    heading = (
+        f"Latencies over those without a policy, of {links} independent links of {seconds:g} s"
+        " each; 95 % confidence intervals (bootstrap over links)."
+    )
+    typer.echo(to_markdown(heading, tables), nl=False)
+    if figures is not None:
+        _write(partial(write_figure_file, origin=origin, tables=tables), figures, "--figures")
 
 
 def _write(draw_into: Callable[[Path], None], file: Path, option: str) -> None:

@@ -53,9 +53,6 @@ CALM_RATE_RATIO = 1 / 2
 """Rate of a transfer over that of calm from which on the path is calm, whatever RTTs are: they are
 those of the connection's own queue, or of what waited in congestion that is over."""
 
-COUNT_SECONDS = 1.0
-"""Least time between two counts of small messages."""
-
 MAX_LENGTHS = 48
 """Lengths that are kept: enough that some are left when most have been exceeded, in 400 bytes."""
 
@@ -76,18 +73,18 @@ SUPPOSED_CALM = 8
 """Samples that are assumed to have followed the first calm one, all equal to it, so that one
 congestion right after it does not make calm worthless."""
 
-SUPPOSED_SEGMENTS = 10.0
+LOOK_SEGMENTS = 10.0
+"""Segments that one look counts for at most, as a bad path carries in a second: hundreds that were
+sent while a backlog was its own congestion say nothing of the next bad phase. So many are assumed
+to have been sent in congestion before a subscriber's first."""
+
 SUPPOSED_LOST = 0.3
-"""Segments that a subscriber is assumed to have been sent in congestion before its first, and those
-lost of them; otherwise a large message would be sent in the second before a loss is seen."""
+"""Those lost of them; otherwise a large message would be sent in the second before a loss is seen.
+"""
 
 REMEMBERED_SEGMENTS = 50.0
 """Segments sent in congestion over which losses are averaged: enough to tell a fifth from a
 twentieth."""
-
-MOST_SEGMENTS = 10.0
-"""What one look counts for at most, as a bad path carries in a second. Hundreds that were sent
-while a backlog was its own congestion say nothing of the next bad phase."""
 
 AFTER_CALM_GAIN = 1 / 256
 """Least weight of a new sample in `after_calm`: congestion after calm is rare and costs much, so
@@ -147,14 +144,14 @@ class CongestionHistory:
     level: float = 0.0
     after_calm: float | None = None
     _n_level: int = 0
-    _n_after_calm: int = SUPPOSED_CALM
+    _n_after_calm: int = field(default_factory=lambda: SUPPOSED_CALM)
     _deviation: float = 0.0
     _variance: float = 0.0
     _covariance: float = 0.0
     _suspended: _Suspended | None = None
     _looked_at: float = 0.0
-    _n_sent: float = SUPPOSED_SEGMENTS
-    _n_lost: float = SUPPOSED_LOST
+    _n_sent: float = field(default_factory=lambda: LOOK_SEGMENTS)
+    _n_lost: float = field(default_factory=lambda: SUPPOSED_LOST)
     _counted: tuple[int, int] | None = None
     seconds_per_byte: float = 0.0
     full_rate: int | None = None
@@ -211,7 +208,7 @@ class CongestionHistory:
         before, seconds = self._n_small, now - self._counted_at
         if before is None:
             self._n_small, self._counted_at = n_messages, now
-        elif seconds >= COUNT_SECONDS:
+        elif seconds > 0:
             # The plain mean at first, then exponential.
             self._count_seconds = min(RATE_SECONDS, self._count_seconds + seconds)
             n_new = max(0, n_messages - before)
@@ -296,7 +293,7 @@ class CongestionHistory:
         if not self.is_loss_based:
             return self.calm_slowness()
         if not self.seconds_per_byte:
-            return seconds_per_byte(level, 0.0, SUPPOSED_LOST / SUPPOSED_SEGMENTS)
+            return seconds_per_byte(level, 0.0, SUPPOSED_LOST / LOOK_SEGMENTS)
         return self.seconds_per_byte
 
     def calm_slowness(self) -> float:
@@ -346,13 +343,13 @@ class CongestionHistory:
             # A new connection's counters begin at 0 again.
             n_sent = max(0, look.segments - before[0])
             n_lost = min(n_sent, max(0, look.retransmissions - before[1]))
-            counted = min(1.0, MOST_SEGMENTS / n_sent) if n_sent else 0.0
+            counted = min(1.0, LOOK_SEGMENTS / n_sent) if n_sent else 0.0
             n_all = self._n_sent + counted * n_sent
             kept = min(1.0, REMEMBERED_SEGMENTS / n_all)
             self._n_sent = kept * n_all
             self._n_lost = kept * (self._n_lost + counted * n_lost)
         rtt = look.rtt or 0.0
-        if self._n_sent == SUPPOSED_SEGMENTS:
+        if self._n_sent == LOOK_SEGMENTS:
             rtt = max(rtt, self.level)  # the kernel's smoothed RTT has only begun to rise
         loss_ratio = self._n_lost / self._n_sent
         self.seconds_per_byte = seconds_per_byte(rtt, look.rttvar or 0.0, loss_ratio)

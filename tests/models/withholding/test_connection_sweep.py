@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.models.withholding import connection_sweep
+from penstock.models.withholding.connection import CASES
+from penstock.models.withholding.connection_sweep import (
+    CONSTANTS,
+    TARGETS,
+    Effort,
+    connection_tables,
+    sensitivity_tables,
+)
+
+TINY = Effort(1, 20.0)
+
+
+def test_every_case_and_policy_has_a_row_and_every_target_a_verdict() -> None:
+    """One link shows nothing: there is no interval."""
+    told: list[str] = []
+    tables = connection_tables(TINY, told.append)
+    assert told == list(CASES)
+    assert len(tables["connections"].rows) == 3 * len(CASES)
+    assert [row[-1] for row in tables["targets"].rows] == ["not shown"] * len(TARGETS)
+
+
+def test_constants_are_varied_one_at_a_time_and_stand_again() -> None:
+    """Each in its module while it is varied, and no more after it."""
+    before = [getattr(module, name) for module, name, _ in CONSTANTS]
+    tables = sensitivity_tables(TINY, lambda _: None)
+    assert len(tables["sensitivity"].rows) == 1 + 2 * len(CONSTANTS)
+    assert [getattr(module, name) for module, name, _ in CONSTANTS] == before
+
+
+def test_a_constant_that_is_set_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hold that may last no time at all is none: the figures are those without a policy."""
+    fuse = next(each for each in CONSTANTS if each.name == "FUSE_RATIO")
+    monkeypatch.setattr(connection_sweep, "CONSTANTS", (fuse._replace(values=(1e-6, 2.0)),))
+    rows: list[Any] = list(sensitivity_tables(Effort(2, 200.0), lambda _: None)["sensitivity"].rows)
+    assert rows[1][2:] != rows[0][2:] == rows[2][2:]
