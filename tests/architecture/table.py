@@ -177,6 +177,9 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
 }
 """The modules of plugins that are not pure; the models may use all others."""
 
+DRIVEN_BY_MODELS: Final = {"plugins.withholding.gate"}
+"""Of those, what the models may use: its plugin reads a file at the start, the gate none."""
+
 SHARED_BY_PLUGINS: Final = ("plugins.web",)
 """Folders of plugins/ that are no plugin, and on which several stand."""
 
