@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeVar
+
+Key = TypeVar("Key")
 
 
 @dataclass(eq=False, slots=True)
@@ -66,6 +71,84 @@ class Counters:
     faults: dict[str, int] = field(default_factory=dict)
 
 
-def count(by_name: dict[str, int], name: str, number: int = 1) -> None:
+class Histogram:
+    """How many values were at most as large as each bound.
+
+    Attributes:
+        bounds: ascending; in the unit of the values.
+        counts: how many values were above the bound before and not above this one; the last item
+            is that of values above all bounds.
+        total: sum of all values.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> dict[str, int]:
+        """Return each bound, and ``+Inf``, to how many values were at most as large."""
+        n_values, found = 0, {}
+        for bound, n_more in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            n_values += n_more
+            found["+Inf" if bound == float("inf") else f"{bound:g}"] = n_values
+        return found
+
+
+class Sample(NamedTuple):
+    """One value of a metric.
+
+    Attributes:
+        labels: name to value, in their order.
+        value: of a counter, or a histogram.
+    """
+
+    labels: Mapping[str, str]
+    value: int | Histogram
+
+
+class Metric(NamedTuple):
+    """Figures of one name, as monitoring systems take them.
+
+    Attributes:
+        name: ends in its unit, or in ``_total``.
+        type: as Prometheus calls it.
+        help: what it counts, one sentence.
+        samples: each with other labels.
+    """
+
+    name: str
+    type: Literal["counter", "histogram"]
+    help: str
+    samples: Sequence[Sample]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON values; a histogram has ``buckets``, ``sum`` and ``count``."""
+        return {
+            "name": self.name,
+            "type": self.type,
+            "help": self.help,
+            "samples": [
+                {"labels": dict(labels), **figures(value)} for labels, value in self.samples
+            ],
+        }
+
+
+def figures(value: int | Histogram) -> dict[str, Any]:
+    """Return the figures of a sample by their names."""
+    if isinstance(value, int):
+        return {"value": value}
+    buckets = value.buckets()
+    return {"buckets": buckets, "sum": round(value.total, 6), "count": buckets["+Inf"]}
+
+
+def count(by_name: dict[Key, int], name: Key, number: int = 1) -> None:
     """Add to a counter that is kept by name."""
     by_name[name] = by_name.get(name, 0) + number

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from penstock.broker.access_control import AccessControl, Authenticator
 from penstock.broker.client_report import ClientReport
+from penstock.broker.counters import Metric
 from penstock.broker.events import Callbacks
 from penstock.broker.link import Link
 from penstock.broker.message import Message, SizeClass
@@ -41,11 +42,14 @@ class Verdict(NamedTuple):
         look_again_at: monotonic seconds at which to ask again at the latest; None for
             "when the link changes". Ignored when `deliver` is True.
         reason: a few words for logs and reports, such as ``L_now 0.8 s >= 0.25 s``.
+        cause: one word for it, which decisions are counted by: lower-case letters and ``_``, of a
+            set that is small, as `penstock.broker.outbox.withholding_record.CAUSES`.
     """
 
     deliver: bool
     look_again_at: float | None = None
     reason: str = ""
+    cause: str = ""
 
 
 class Decision(NamedTuple):
@@ -102,12 +106,14 @@ class DeliveryGate:
             asked about it; None: it is never asked.
         probe_period: seconds between two looks at each subscriber (T_Q of paper 002): the least
             `LinkSampler.period` of all plugins, set once they are loaded. 1 s where none looks.
+        policy_name: a label of what is counted of its decisions; "" for the name of its class.
     """
 
     keeps_topics: bool = True
     supersedes: bool = False
     break_off_after: float | None = None
     probe_period: float = 1.0
+    policy_name: str = ""
 
     def threshold_s(self, topic: str) -> int | None:  # noqa: ARG002 (a default, as all below)
         """Return the payload size in bytes above which messages of `topic` are large.
@@ -340,7 +346,13 @@ class ClientReports(Protocol):
         """Return the Client Identifier of every session, in no promised order."""
 
     def report(self, client_id: str) -> ClientReport | None:
-        """Return what can be said of a client now; None where it has no session."""
+        """Return what can be said of a client now; None where it is not known.
+
+        Of the last clients that have gone, it is what was known when their sessions ended.
+        """
+
+    def withholding(self) -> Sequence[Metric]:
+        """Return what became of all clients' large messages."""
 
 
 class PluginContext(NamedTuple):

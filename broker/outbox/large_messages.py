@@ -17,6 +17,7 @@ from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 
+from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import NO_QUEUE, NOTHING_BEFORE, Delivery, by_sequence
 
 
@@ -78,7 +79,7 @@ class LargeMessages:
             self._unmarked = deque()
         self._unmarked.append(large)
 
-    def mark(self, refused: Delivery, now: float) -> int:
+    def mark(self, refused: Delivery, now: float) -> list[Message]:
         """Begin the sojourn of each message without one: the gate holds the first of them.
 
         Args:
@@ -86,16 +87,17 @@ class LargeMessages:
             now: monotonic seconds.
 
         Returns:
-            How many sojourns began.
+            The messages whose sojourn began, without that first one.
         """
         unmarked = self._unmarked
-        n_marked = 0
+        behind: list[Message] = []
         while unmarked or refused.withheld_since is None:
             large = unmarked.popleft() if unmarked else refused
             if large.is_waiting and large.withheld_since is None:
                 large.withheld_since = now
-                n_marked += 1
-        return n_marked
+                if large is not refused:
+                    behind.append(large.message)
+        return behind
 
     def count_absence(self, now: float) -> None:
         """Subtract the time for which the subscriber was away from each sojourn."""

@@ -43,11 +43,14 @@ from penstock.broker.outbox.large_messages import LargeMessages
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.rules import SWEEP_SECONDS, OutboxRules
 
-_GATE_FAILED: Final = Verdict(deliver=True, reason="the gate failed")
+_GATE_FAILED: Final = Verdict(deliver=True, reason="the gate failed", cause="gate_failed")
 
 MIN_LOOK_AGAIN_SECONDS: Final = 0.001
 """Least time until the gate is asked again, even if it wants to be asked at once, for example
 because of a rounding error."""
+
+KEPT_DECISIONS: Final = 5
+"""Holds and releases of one subscriber that its report tells of."""
 
 MIN_SWEEP_MESSAGES: Final = 64
 """While fewer messages wait, there is no search for expired ones."""
@@ -65,6 +68,8 @@ class Outbox:
         n_bytes: payload bytes that wait.
         look_again_at: monotonic seconds at which the gate wants to be asked again, or None.
         last_decision: the gate's newest answer, or None before the first.
+        recent: the decisions by which the last messages began to be held, or were released, oldest
+            first; `KEPT_DECISIONS` at most.
         journal: notified of each QoS 1 and 2 delivery that comes or leaves; None where nothing of
             the session is stored. Every path in and out passes `_enter` and `_remove`.
     """
@@ -87,6 +92,7 @@ class Outbox:
         "look_again_at",
         "n_bytes",
         "n_messages",
+        "recent",
     )
 
     def __init__(self, link: Link, ledger: Ledger, rules: OutboxRules) -> None:
@@ -113,6 +119,7 @@ class Outbox:
         self.n_bytes = 0
         self.look_again_at: float | None = None
         self.last_decision: Decision | None = None
+        self.recent: tuple[Decision, ...] = ()
         self.journal: DeliveryWatcher | None = None
 
     @property
@@ -344,9 +351,10 @@ class Outbox:
                 if is_turn and self._is_next(large) and self._may_leave(held, large, now):
                     self._leave_large(large)
                     if self._has_expired(large, now):
+                        if large.withheld_since is not None:
+                            self._rules.record.count("gone", "expired")
                         continue
-                    self._link.large_bytes += large.message.payload_bytes
-                    self._link.large_sent_at = now
+                    self._leaves_for_link(large, now)
                     return large
             if source is None:
                 return None
@@ -359,6 +367,14 @@ class Outbox:
             return delivery
         return None
 
+    def _leaves_for_link(self, large: Delivery, now: float) -> None:
+        """Note a large message that is handed to the connection."""
+        message = large.message
+        self._link.large_bytes += message.payload_bytes
+        self._link.large_sent_at = now
+        if not large.qos:
+            self._rules.record.observe_latency("large", "sent", now - message.arrived_at)
+
     def _is_next(self, large: Delivery) -> bool:
         """Say whether all messages of its QoS that were ready before a large one have left."""
         if large.after is not None and not large.after.is_waiting:
@@ -368,9 +384,11 @@ class Outbox:
     def _may_leave(self, held: LargeMessages, large: Delivery, now: float) -> bool:
         """Ask the gate, unless nothing has changed since it was last asked."""
         held.count_absence(now)
-        again = self.look_again_at
+        again, record = self.look_again_at, self._rules.record
         if not self._ask and large.withheld_since is not None and (again is None or now < again):
-            self._ledger.withheld_total += held.mark(large, now)
+            behind = held.mark(large, now)
+            self._ledger.withheld_total += len(behind)
+            record.held_behind(self._link, large.message, behind, now)
             return False
         message, since = large.message, large.withheld_since
         if message.is_expired(now):
@@ -378,14 +396,24 @@ class Outbox:
         sojourn = 0.0 if since is None else now - since
         verdict = self._decide(message, sojourn, now)
         self._ask = False
-        self.last_decision = Decision(verdict, message.topic, message.payload_bytes, sojourn, now)
+        decision = Decision(verdict, message.topic, message.payload_bytes, sojourn, now)
+        self.last_decision = decision
         self._passed_bytes = 0
         if verdict.deliver:
             self.look_again_at = None
-            if large.withheld_since is not None:
+            if since is None:
+                record.count("at_once", verdict.cause)
+            else:
                 self._ledger.released_total += 1
+                self._remember(decision)
+                record.released(self._link, decision)
             return True
-        self._ledger.withheld_total += held.mark(large, now)
+        behind = held.mark(large, now)
+        self._ledger.withheld_total += len(behind) + (since is None)
+        if since is None:
+            self._remember(decision)
+            record.held(self._link, decision)
+        record.held_behind(self._link, message, behind, now)
         again = verdict.look_again_at
         if again is not None:
             again = max(again, now + MIN_LOOK_AGAIN_SECONDS)
@@ -393,6 +421,9 @@ class Outbox:
             again = message.expires_at if again is None else min(message.expires_at, again)
         self.look_again_at = again
         return False
+
+    def _remember(self, decision: Decision) -> None:
+        self.recent = (*self.recent[1 - KEPT_DECISIONS :], decision)
 
     def connection_lost(self, now: float, *, keeps_qos0: bool = False) -> None:
         """The subscriber is away: QoS 0 messages are dropped, and sojourns stop.
@@ -428,8 +459,11 @@ class Outbox:
         self._ledger.withheld_total += 1
         self._held = self._held or LargeMessages()
         self._held.put_back(large, behind)
-        sojourn, verdict = now - large.withheld_since, Verdict(deliver=False, reason=why)
-        self.last_decision = Decision(verdict, topic, n_bytes, sojourn, now)
+        verdict = Verdict(deliver=False, reason=why, cause="broken_off")
+        decision = Decision(verdict, topic, n_bytes, now - large.withheld_since, now)
+        self.last_decision = decision
+        self._remember(decision)
+        self._rules.record.broken_off(self._link, decision)
         self.look_again_at = None
         self._ask = True
 
@@ -571,7 +605,11 @@ class Outbox:
         if now < self._next_expiry or now < self._next_sweep:
             return
         self._next_sweep = now + SWEEP_SECONDS * self.n_messages
-        self._ledger.expired += len(self.take_where(lambda d: d.message.is_expired(now)))
+        expired = self.take_where(lambda d: d.message.is_expired(now))
+        self._ledger.expired += len(expired)
+        n_held = sum(delivery.withheld_since is not None for delivery in expired)
+        if n_held:
+            self._rules.record.count("gone", "expired", n_held)
         self._next_expiry = min(
             (d.message.expires_at for d in self.waiting() if d.message.expires_at is not None),
             default=math.inf,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
@@ -14,6 +15,7 @@ from penstock.broker.link import Link
 from penstock.broker.message import DEFAULT_THRESHOLD_S, Message, SizeClass
 from penstock.broker.outbox.backlog import Backlog
 from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.withholding_record import WithholdingRecord
 
 if TYPE_CHECKING:
     from penstock.broker.outbox.outbox import Outbox
@@ -35,6 +37,7 @@ class OutboxRules:
         gate: asked about large messages.
         guard: for calls of the gate; where it raises, the message is delivered.
         backlog: counts what waits in all of them; None where that has no limit.
+        logger: gets debug lines about large messages.
         half_messages: half of `max_messages`.
         half_bytes: half of `max_bytes`.
         over_half: outboxes, and the backlog, that are more than half full.
@@ -47,6 +50,7 @@ class OutboxRules:
         is_first: the gate's; None where it has none.
         is_large: the same.
         observe: the same.
+        record: counts what becomes of large messages.
     """
 
     gate: DeliveryGate
@@ -56,6 +60,7 @@ class OutboxRules:
     max_bytes: int = sys.maxsize
     drops_oldest: bool = False
     backlog: Backlog | None = None
+    logger: logging.Logger = field(default_factory=lambda: logging.getLogger("penstock"))
     half_messages: int = field(init=False)
     half_bytes: int = field(init=False)
     over_half: set[object] = field(default_factory=set, init=False)
@@ -66,6 +71,7 @@ class OutboxRules:
     is_first: Callable[..., bool] | None = field(init=False)
     is_large: Callable[..., bool] | None = field(init=False)
     observe: Callable[..., None] | None = field(init=False)
+    record: WithholdingRecord = field(init=False)
 
     def __post_init__(self) -> None:
         """Find out once what each message asks for."""
@@ -80,6 +86,7 @@ class OutboxRules:
         self.default_threshold_s = None if has_threshold else DEFAULT_THRESHOLD_S
         self.is_first = guard.over(gate, overridden(gate.is_first, DeliveryGate.is_first), False)
         self.is_large = guard.over(gate, overridden(gate.is_large, DeliveryGate.is_large), True)
+        self.record = WithholdingRecord(gate.policy_name or type(gate).__name__, self.logger)
         self.observe = guard.over(gate, overridden(gate.observe, DeliveryGate.observe), None)
 
     def is_large_for(self, message: Message, link: Link) -> bool:

@@ -16,6 +16,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.sessions import redelivery
 
 if TYPE_CHECKING:
+    from penstock.broker.outbox.delivery import Delivery
     from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
@@ -42,10 +43,13 @@ def acknowledged(
         return
     if reason_code < 0x80:
         session.ledger.delivered += 1
+        if delivery.after is not None:
+            seconds = now - delivery.message.arrived_at
+            core.outbox_rules.record.observe_latency("large", "acknowledged", seconds)
     else:
         session.ledger.drop("refused")
     if qos == 1 and core.timing:
-        sample(session, core, packet_id, 1, now)
+        sample(session, core, packet_id, 1, now, delivery)
     made_room(client, session)
 
 
@@ -71,7 +75,14 @@ def _not_expected(core: Core, packet_id: int) -> None:
     core.counters.unexpected_acknowledgements += 1
 
 
-def sample(session: Session, core: Core, packet_id: int, n_packets: int, now: float) -> None:
+def sample(
+    session: Session,
+    core: Core,
+    packet_id: int,
+    n_packets: int,
+    now: float,
+    delivery: Delivery | None = None,
+) -> None:
     """Tell the samplers of acknowledgements, unless none waits for any.
 
     Args:
@@ -80,9 +91,11 @@ def sample(session: Session, core: Core, packet_id: int, n_packets: int, now: fl
         packet_id: the first Packet Identifier.
         n_packets: how many Packet Identifiers follow each other from there.
         now: monotonic seconds.
+        delivery: that is acknowledged; None where messages were sent as soon as they came.
     """
     link = session.link
-    if core.spares and link.outstanding_since is None:
+    sent_at = link.outstanding_since
+    if core.spares and sent_at is None:
         return
     for sampler in core.timing:
         try:
@@ -95,6 +108,12 @@ def sample(session: Session, core: Core, packet_id: int, n_packets: int, now: fl
             continue
         if has_news:
             session.link_changed()
+    if sent_at is not None and link.outstanding_since != sent_at:  # it was the timed packet
+        if delivery is not None:
+            if delivery.after is not None:
+                return
+            sent_at = min(sent_at, delivery.message.arrived_at)
+        core.outbox_rules.record.observe_latency("small", "acknowledged", now - sent_at)
 
 
 def handle_puback(client: Client, packet_id: int, now: float, reason_code: int = 0) -> None:
@@ -110,13 +129,14 @@ def handle_pubrec(client: Client, packet_id: int, now: float, reason_code: int =
     """
     session = client.session
     core = client.core
-    if session.inflight.release(packet_id) is None:
+    delivery = session.inflight.release(packet_id)
+    if delivery is None:
         _not_expected(core, packet_id)
         if reason_code < 0x80:
             client.sender.send_packet(PubRel(packet_id, _not_found(client)))
         return
     if core.timing:
-        sample(session, core, packet_id, 1, now)
+        sample(session, core, packet_id, 1, now, delivery)
     if reason_code >= 0x80:
         acknowledged(client, packet_id, 2, now, reason_code)
     else:

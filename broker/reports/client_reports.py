@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.broker.client_report import (
@@ -16,6 +16,7 @@ from penstock.broker.client_report import (
 )
 
 if TYPE_CHECKING:
+    from penstock.broker.counters import Metric
     from penstock.broker.link import TcpLook
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
@@ -45,6 +46,10 @@ class Reports:
         """Return a client's report; None where it has no session."""
         session = None if self._core is None else self._core.sessions.get(client_id)
         return None if session is None else report(session, self._clock())
+
+    def withholding(self) -> Sequence[Metric]:
+        """Return what became of all clients' large messages."""
+        return () if self._core is None else self._core.outbox_rules.record.metrics()
 
 
 def report(session: Session, now: float) -> ClientReport:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from penstock.broker.config.limits import OF_MEMORY
+from penstock.broker.counters import Metric, figures
 from penstock.broker.extensions import SinkCounts
 from penstock.broker.faults import note_fault
 from penstock.broker.message import Message
@@ -170,6 +171,8 @@ class SysTopics:
         yield "penstock/withholding/withheld_total", str(ledger.withheld_total)
         yield "penstock/withholding/released_total", str(ledger.released_total)
         yield "penstock/withholding/broken_off_total", str(self._core.counters.broken_off)
+        for metric in self._core.outbox_rules.record.metrics():
+            yield from _metric(metric)
         for sink in self._core.sinks:
             for field in fields(SinkCounts):
                 name = f"ledger/sinks/{sink.name}/{field.name}"
@@ -198,6 +201,22 @@ class SysTopics:
         for field in fields(core.counters):
             if field.name not in _NOT_BY_NAME:
                 yield from _counter(field.name, getattr(core.counters, field.name))
+
+
+def _metric(metric: Metric) -> Iterator[tuple[str, str]]:
+    """Yield the figures of a metric, with its labels as topic levels; none of what is still 0."""
+    for labels, value in metric.samples:
+        levels = [metric.name.replace("_", "/", 1), *labels.values()]
+        root = f"penstock/{'/'.join(levels)}"
+        found = figures(value)
+        if isinstance(value, int):
+            yield root, str(value)
+        elif found["count"]:
+            for bound, number in found["buckets"].items():
+                level = bound.replace("+", "")  # a wildcard is no part of a Topic Name
+                yield f"{root}/le/{level}", str(number)
+            yield f"{root}/sum", str(found["sum"])
+            yield f"{root}/count", str(found["count"])
 
 
 def _counter(name: str, counted: int | dict[Any, int]) -> Iterator[tuple[str, str]]:

@@ -119,6 +119,7 @@ class Shared:
             max_bytes=limits.queued_bytes,
             drops_oldest=limits.queue_full == "drop_oldest",
             backlog=Backlog.of(limits.total_queued_messages, limits.total_queued_bytes),
+            logger=logger,
         )
         self.journal: Commits | None = None
 

@@ -3,6 +3,7 @@
 * ``GET /clients``: reports of up to ``limit`` clients (100; 1000 at most) in the order of their
   client ids, beginning after the id ``after`` where it is given; ``next`` is the ``after`` for the
   rest.
+* ``GET /withholding``: counters and histograms of all clients' large messages.
 * ``GET /clients/{client_id}``: the report of one client; in the path, its id is percent-encoded.
 
 Answers are JSON; `penstock.broker.client_report` describes a report. An error is ``{"error":
@@ -64,6 +65,7 @@ class ConsoleApi:
             [
                 web.get("/clients", self._list),
                 web.get("/clients/{client_id}", self._show),
+                web.get("/withholding", self._withholding),
             ]
         )
         return application
@@ -101,6 +103,10 @@ class ConsoleApi:
                 f"client: read {show(client_id)}; allowed: a client that has a session", 404
             )
         return web.json_response(as_json(report))
+
+    async def _withholding(self, _request: web.Request) -> web.Response:
+        metrics = [metric.as_json() for metric in self._clients.withholding()]
+        return web.json_response({"metrics": metrics})
 
 
 class ConsolePlugin(Plugin):

@@ -76,6 +76,7 @@ class WithholdingGate(DeliveryGate):
             congestion_rate=config.congestion_rate,
             small_weight=config.small_weight,
         )
+        self.policy_name = config.policy
         self.keeps_topics = config.ordering == "topic"
         self.supersedes = config.supersede
         if config.priority:  # without priorities the broker must not call it
@@ -121,9 +122,14 @@ class WithholdingGate(DeliveryGate):
             is_calm = self.is_calm(link, now)
             until = self._breaking.held_until(link, now, is_calm=is_calm)
             if until is not None:
-                return Verdict(deliver=False, look_again_at=until, reason=_NOT_CALM_SINCE)
+                return Verdict(
+                    deliver=False,
+                    look_again_at=until,
+                    reason=_NOT_CALM_SINCE,
+                    cause="not_calm_since",
+                )
         if rtt is None and not overdue:
-            return Verdict(deliver=True, reason="no recent RTT estimate")
+            return Verdict(deliver=True, reason="no recent RTT estimate", cause="no_estimate")
         threshold_l = self._thresholds.threshold_l(link)
         scale = self._relative(link, message.payload_bytes)
         counted = max(rtt or 0.0, overdue)
@@ -245,23 +251,26 @@ class WithholdingGate(DeliveryGate):
         policy, sojourn = self.policy, situation.sojourn
         delivers, latency, limit, release_sojourn = policy.judge(situation)
         compared = f"{policy.compares} {latency:.4g} s"
+        is_calm = situation.l_now <= situation.threshold_l / 2
         if limit == math.inf:
-            why = f"L_now {latency:.4g} s, no limit"
+            why, cause = f"L_now {latency:.4g} s, no limit", "calm" if is_calm else "no_limit"
         elif latency < limit:
-            why = f"{compared} < {limit:.4g} s"
+            why, cause = f"{compared} < {limit:.4g} s", "calm" if is_calm else "cost"
         elif delivers:
             why = f"withheld {sojourn:.4g} s > {policy.max_withhold:.4g} s; {compared}"
+            cause = "bound"
         else:
             why = f"{compared} >= {limit:.4g} s"
+            cause = "overdue" if situation.overdue else "congested"
         reason = (
             f"{policy.name}: {why} ({measured}, size x{situation.size_ratio:.4g}, "
             f"withheld {sojourn:.4g} s, T_Q {situation.probe_period:.4g} s)"
         )
         if delivers:
-            return Verdict(deliver=True, reason=reason)
+            return Verdict(deliver=True, reason=reason, cause=cause)
         release_in = max(0.0, release_sojourn - sojourn)
         look_again_at = situation.now + release_in + STRICTLY_AFTER_SECONDS
-        return Verdict(deliver=False, look_again_at=look_again_at, reason=reason)
+        return Verdict(deliver=False, look_again_at=look_again_at, reason=reason, cause=cause)
 
 
 def _bytes_to_send(message: Message, link: Link) -> int:

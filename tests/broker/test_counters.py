@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from penstock.broker.counters import Counters, count
+from penstock.broker.counters import Counters, Histogram, Metric, Sample, count
 from tests.helpers.virtual import VirtualBroker
 
 
@@ -10,6 +10,27 @@ def test_counting_by_name_starts_at_one() -> None:
     for name in ("a", "b", "a"):
         count(by_name, name)
     assert by_name == {"a": 2, "b": 1}
+
+
+def test_a_histogram_counts_what_is_at_most_its_bounds() -> None:
+    """Prometheus' buckets: each holds the smaller ones, and a value on a bound is not above it."""
+    histogram = Histogram((0.5, 1.0))
+    for value in (0.1, 0.5, 0.7, 3.0):
+        histogram.observe(value)
+    metric = Metric("wait_seconds", "histogram", "Waits.", [Sample({"size": "large"}, histogram)])
+    assert metric.as_json() == {
+        "name": "wait_seconds",
+        "type": "histogram",
+        "help": "Waits.",
+        "samples": [
+            {
+                "labels": {"size": "large"},
+                "buckets": {"0.5": 2, "1": 3, "+Inf": 4},
+                "sum": 4.3,
+                "count": 4,
+            }
+        ],
+    }
 
 
 def test_every_counter_starts_at_nothing() -> None:

@@ -42,11 +42,11 @@ def test_all_that_waits_comes_in_order_of_arrival() -> None:
 def test_every_sojourn_begins_with_the_first_refusal_there_is() -> None:
     """Those that come later begin theirs at the next, and nobody's begins twice."""
     made, found = held("a1", "b1", "a2")
-    assert made.mark(found["a1"], 5.0) == 3
+    assert made.mark(found["a1"], 5.0) == [found["b1"].message, found["a2"].message]
     late = Delivery(Message("c", b"", is_large=True), 1)
     late.is_waiting = True
     made.await_mark(late)
-    assert made.mark(found["a1"], 7.0) == 1
+    assert made.mark(found["a1"], 7.0) == [late.message]
     assert [found[name].withheld_since for name in found] == [5.0] * 3
     assert late.withheld_since == 7.0
 
@@ -56,7 +56,7 @@ def test_one_that_became_large_later_has_a_sojourn_as_well() -> None:
     made, found = held("a1")
     made.mark(found["a1"], 1.0)
     found["a1"].withheld_since = None
-    assert made.mark(found["a1"], 2.0) == 1
+    assert made.mark(found["a1"], 2.0) == []
     assert found["a1"].withheld_since == 2.0
 
 
@@ -77,7 +77,7 @@ def test_released_leaves_what_was_behind_it_to_be_placed() -> None:
     found["a1"].is_waiting = False
     assert names(found, made.release(found["a1"])) == ["a2"]
     assert names(found, made.firsts) == ["b1"]
-    assert made.mark(found["b1"], 1.0) == 2
+    assert made.mark(found["b1"], 1.0) == [found["a2"].message]
     assert found["a1"].withheld_since is None
 
 
@@ -103,7 +103,7 @@ def test_some_are_taken_from_anywhere_the_oldest_first(
     assert names(found, made.waiting()) == left
     made.check_invariants()
     found["b2"].withheld_since = 0.0  # taken or not, it stands for the one that was refused
-    assert made.mark(found["b2"], 1.0) == len({*found} - {*taken, "b2"})
+    assert len(made.mark(found["b2"], 1.0)) == len({*found} - {*taken, "b2"})
 
 
 def test_what_is_taken_out_again_and_again_costs_what_is_looked_at() -> None:

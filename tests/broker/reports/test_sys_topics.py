@@ -9,6 +9,7 @@ from penstock.broker.extensions import PayloadStore
 from penstock.broker.mqtt.packets import PubAck, Publish
 from penstock.broker.outbox.ledger import DROP_REASONS
 from penstock.broker.reports.sys_topics import ROOT, SLICE, SysTopics
+from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualBroker
 
 DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
@@ -55,6 +56,31 @@ def test_every_figure_of_ours_and_every_reason_is_documented() -> None:
     named = [name.removeprefix("penstock/") for name in figures(broker) if "penstock/" in name]
     assert named
     assert [name for name in (*named, *DROP_REASONS) if f"`{name}`" not in text] == []
+
+
+def test_decisions_about_large_messages_are_published_by_policy_outcome_and_cause() -> None:
+    """Counters and histograms have a topic for each of their values."""
+    gate = SwitchGate()
+    broker = VirtualBroker(gate=gate)
+    broker.connect("s").subscribe("t")
+    broker.connect("p").publish("t", b"x" * 200)
+    broker.advance(3)
+    gate.is_open = True
+    broker.advance(1)
+    root = "penstock/withholding/"
+    found = {
+        name.removeprefix(root): value
+        for name, value in figures(broker).items()
+        if name.startswith(root)
+    }
+    assert found["decisions_total/SwitchGate/held/other"] == "1"
+    assert found["decisions_total/SwitchGate/released/other"] == "1"
+    assert found["sojourn_seconds/SwitchGate/le/2.5"] == "0"
+    assert found["sojourn_seconds/SwitchGate/le/5"] == "1"
+    assert found["sojourn_seconds/SwitchGate/le/Inf"] == "1"
+    assert found["sojourn_seconds/SwitchGate/count"] == "1"
+    assert float(found["sojourn_seconds/SwitchGate/sum"]) == pytest.approx(4, abs=1)
+    assert found["latency_seconds/large/sent/count"] == "1"
 
 
 def test_the_ledger_is_published_and_balances() -> None:

@@ -77,7 +77,7 @@ def test_small_message_always_goes() -> None:
 def test_without_estimate_the_message_goes() -> None:
     """No evidence of congestion, and the delivery brings the first estimate."""
     verdict = gate_with(policy="conservative").decide(LARGE, link_with(None), 0.0, NOW)
-    assert verdict == Verdict(deliver=True, reason="no recent RTT estimate")
+    assert verdict == Verdict(deliver=True, reason="no recent RTT estimate", cause="no_estimate")
 
 
 def test_conservative_withholds_until_d_has_passed() -> None:
@@ -90,6 +90,7 @@ def test_conservative_withholds_until_d_has_passed() -> None:
         look_again_at=NOW + 15.001,
         reason="conservative: L_now 4 s >= 2.5 s "
         "(RTT 0.8 s, threshold_l 0.5 s, size x10, withheld 5 s, T_Q 1 s)",
+        cause="congested",
     )
 
 
@@ -101,6 +102,7 @@ def test_conservative_says_that_d_released_the_message() -> None:
         deliver=True,
         reason="conservative: withheld 20.5 s > 20 s; L_now 4 s "
         "(RTT 0.8 s, threshold_l 0.5 s, size x10, withheld 20.5 s, T_Q 1 s)",
+        cause="bound",
     )
 
 
@@ -181,6 +183,30 @@ def test_probe_period_changes_the_decision() -> None:
     assert not gate.decide(LARGE, link, 0.0, NOW).deliver
     gate.probe_period = 6.0
     assert gate.decide(LARGE, link, 0.0, NOW).deliver
+
+
+@pytest.mark.parametrize(
+    ("policy", "rtt", "sojourn", "overdue", "cause"),
+    [
+        ("none", 1e6, 0.0, 0.0, "no_limit"),
+        ("none", 0.1, 0.0, 0.0, "calm"),
+        ("conservative", 0.1, 0.0, 0.0, "calm"),
+        ("conservative", 0.8, 0.0, 0.0, "congested"),
+        ("conservative", 0.1, 0.0, 2.0, "overdue"),
+        ("conservative", 0.8, 20.5, 0.0, "bound"),
+        ("historic", 0.6, 0.0, 0.0, "cost"),
+        ("historic", None, 0.0, 0.0, "no_estimate"),
+        ("adaptive", 0.1, 0.0, 0.0, "calm"),
+    ],
+)
+def test_each_decision_has_a_cause(
+    policy: str, rtt: float | None, sojourn: float, overdue: float, cause: str
+) -> None:
+    """Counters are by cause: it says in a word what the reason says at length."""
+    link = link_with(rtt)
+    link.outstanding_since = NOW - overdue if overdue else None
+    verdict = gate_with(policy=policy).decide(LARGE, link, sojourn, NOW)
+    assert verdict.cause == cause
 
 
 def test_overdue_packet_counts_as_the_least_its_rtt_can_be() -> None:
