@@ -255,11 +255,14 @@ def focus_of(scenario: Scenario) -> set[str]:
     if scenario.measurements.focus is not None:
         return set(scenario.measurements.focus)
     impaired = {impairment.link for impairment in scenario.impairments}
+    ways = {
+        name: scenario.topology.way(scenario.broker_host, subscriber.host) or []
+        for name, subscriber in scenario.subscribers.items()
+    }
     behind = {
         name
-        for name, subscriber in scenario.subscribers.items()
-        for link in scenario.topology.way(scenario.broker_host, subscriber.host) or []
-        if link.name in impaired
+        for name, way in ways.items()
+        if scenario.flows_on(way) or any(link.name in impaired for link in way)
     }
     return behind or set(scenario.subscribers)
 

@@ -153,6 +153,26 @@ class LinkRow(NamedTuple):
     end_s: float
 
 
+class FlowRow(NamedTuple):
+    """A time for which a bulk flow sent.
+
+    Attributes:
+        broker: name.
+        seed: of the run.
+        flow: its name in the scenario.
+        begin_s: when.
+        end_s: until when.
+        acknowledged_bytes: that its receiver had.
+    """
+
+    broker: str
+    seed: int
+    flow: str
+    begin_s: float
+    end_s: float
+    acknowledged_bytes: int
+
+
 class BadPhaseRow(NamedTuple):
     """The beginning of an impairment on a subscriber's way, and what was under way then.
 
@@ -161,7 +181,7 @@ class BadPhaseRow(NamedTuple):
         seed: of the run.
         subscriber: Client Identifier.
         unit: as in `ExpectedRow`.
-        link: its name.
+        link: its name, or that of a bulk flow on the way.
         begin_s: when it became impaired.
         end_s: until when, with whatever impairments followed at once.
         unfinished_large: large messages that the broker had and the subscriber had not.
@@ -272,6 +292,7 @@ class Tables:
     memory: list[MemoryRow] = field(default_factory=list)
     withheld: list[WithheldRow] = field(default_factory=list)
     links: list[LinkRow] = field(default_factory=list)
+    flows: list[FlowRow] = field(default_factory=list)
     bad_phases: list[BadPhaseRow] = field(default_factory=list)
     packets: list[PacketsRow] = field(default_factory=list)
     runs: list[RunRow] = field(default_factory=list)

@@ -57,7 +57,8 @@ def find_impaired(
         group: name of the subscribers in the scenario.
 
     Returns:
-        When a link between them and the broker was impaired, or they did not read yet.
+        When a link between them and the broker was impaired, a bulk flow competed on it, or they
+        did not read yet.
 
     Raises:
         NetemError: the scenario has no such subscribers.
@@ -66,11 +67,18 @@ def find_impaired(
         allowed = ", ".join(scenario.subscribers)
         raise NetemError(f"expected: group {group!r}; allowed: {allowed}")
     plan = scenario.subscribers[group]
-    way = {link.name for link in scenario.topology.way(scenario.broker_host, plan.host) or []}
+    links = scenario.topology.way(scenario.broker_host, plan.host) or []
+    way = {link.name for link in links}
+    flows = scenario.flows_on(links)
     times = [
         (row.begin_s, row.end_s)
         for row in tables.links
         if row.is_impaired and row.link in way and (row.broker, row.seed) == (broker, seed)
+    ]
+    times += [
+        (row.begin_s, row.end_s)
+        for row in tables.flows
+        if row.flow in flows and (row.broker, row.seed) == (broker, seed)
     ]
     if plan.reads_from_seconds is not None:
         times.append((0.0, plan.reads_from_seconds))

@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from penstock.netem.clients.bulk_flow import read_flow_file
 from penstock.netem.clients.publisher import SMALL_BYTES, read_published_file
 from penstock.netem.clients.roster import Roster, publisher_files, subscriber_files, witness_files
 from penstock.netem.clients.subscriber import read_delivered_file
 from penstock.netem.figures.records import (
     BadPhaseRow,
     DeliveryRow,
+    FlowRow,
     LinkRow,
     MessageRow,
     PacketsRow,
@@ -135,8 +137,23 @@ def link_rows(
     ]
 
 
+def flow_rows(roster: Roster, flow: str, file: Path, begin_at: float) -> list[FlowRow]:
+    """Return the times for which a bulk flow sent."""
+    return [
+        FlowRow(
+            roster.broker,
+            roster.seed,
+            flow,
+            each.begin - begin_at,
+            each.end - begin_at,
+            each.acknowledged_bytes,
+        )
+        for each in read_flow_file(file)
+    ]
+
+
 def bad_phase_rows(roster: Roster, tables: Tables, looks: Sequence[Look]) -> list[BadPhaseRow]:
-    """Return each beginning of an impairment on the way to a subscriber in focus.
+    """Return each beginning of an impairment or of a bulk flow on the way to those in focus.
 
     A large message is unfinished at that moment if the broker has it and its last bytes do not
     leave the link before the impairment. The latter is known from when the subscriber had it, less
@@ -144,11 +161,14 @@ def bad_phase_rows(roster: Roster, tables: Tables, looks: Sequence[Look]) -> lis
 
     Args:
         roster: who took part.
-        tables: with the broker's messages, deliveries, expected streams and links in this run.
+        tables: with the broker's messages, deliveries, expected streams, links and flows in this
+            run.
         looks: at what was withheld, in the order of time; seconds since the beginning.
     """
     scenario = roster.scenario
     phases = _bad_phases(scenario, tables.links)
+    for row in tables.flows:
+        phases.setdefault(row.flow, []).append((row.begin_s, row.end_s))
     rows = []
     for subscriber in roster.subscribers:
         if not subscriber.is_focus:
@@ -157,9 +177,11 @@ def bad_phase_rows(roster: Roster, tables: Tables, looks: Sequence[Look]) -> lis
         lanes = {lane.client_id for lane in roster.lanes(subscriber)}
         held = [each for each in looks if each.client_id in lanes]
         spans = _large_spans(tables, subscriber.client_id)
-        for number, link in enumerate(way):
-            delay = _delay_from(scenario, way, number)
-            for begin, end in phases.get(link.name, []):
+        causes = [(link.name, _delay_from(scenario, way, n)) for n, link in enumerate(way)]
+        # Of a flow, it is not known which link's queue it fills.
+        causes += [(flow, _delay_from(scenario, way, 0)) for flow in scenario.flows_on(way)]
+        for cause, delay in causes:
+            for begin, end in phases.get(cause, []):
                 unfinished = sum(at < begin < done - delay for at, done in spans)
                 newest = {each.client_id: each.withheld for each in held if each.at <= begin}
                 withheld = sum(newest.values())
@@ -169,7 +191,7 @@ def bad_phase_rows(roster: Roster, tables: Tables, looks: Sequence[Look]) -> lis
                         roster.seed,
                         subscriber.client_id,
                         roster.units[subscriber.group],
-                        link.name,
+                        cause,
                         begin,
                         end,
                         unfinished,

@@ -35,6 +35,7 @@ from penstock.netem.runs.processes import Families
 from penstock.netem.runs.result_rows import (
     bad_phase_rows,
     delivery_rows,
+    flow_rows,
     link_rows,
     looks_since,
     message_rows,
@@ -344,6 +345,8 @@ class _Round:
             link = site.links[plan.name]
             rows.links += link_rows(roster, plan.name, link.log(), begin_at, ended_at)
             rows.packets += packets_rows(roster, plan, link.device, link.counts(), drops)
+        for name in self._scenario.bulk_flows:
+            rows.flows += flow_rows(roster, name, site.flow_file(name), begin_at)
         rows.bad_phases = bad_phase_rows(roster, rows, looks_since(site.watch_file, begin_at))
         return rows
 

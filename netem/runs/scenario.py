@@ -7,6 +7,7 @@ the impairments, with the same seed: links are bad at the same times for all of 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
@@ -16,6 +17,7 @@ from penstock.broker.config.checked_yaml import NOT_IN_FILE
 from penstock.broker.config.key_types import STRICT, Size
 from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.profiles import Direction, Profile
+from penstock.netem.runs.bulk_flows import BulkFlow
 from penstock.netem.runs.impairments import Impairment
 
 LEAST_PAYLOAD_BYTES: Final = 24
@@ -280,6 +282,7 @@ class Scenario:
         publishers: by client id.
         subscribers: by client id.
         impairments: of links.
+        bulk_flows: TCP connections that compete with the clients', by name.
         measurements: what is measured.
         targets: what is to come out.
         duration_seconds: for which messages are published.
@@ -305,6 +308,7 @@ class Scenario:
     duration_seconds: float
     profiles: dict[str, Ways] = field(default_factory=dict)
     impairments: list[Impairment] = field(default_factory=list)
+    bulk_flows: dict[str, BulkFlow] = field(default_factory=dict)
     measurements: Measurements = field(default_factory=Measurements)
     targets: list[Target] = field(default_factory=list)
     drain_seconds: float = 120.0
@@ -318,6 +322,19 @@ class Scenario:
             name: Profile(name, ways.upstream, ways.downstream)
             for name, ways in self.profiles.items()
         }
+
+    def flow_times(self, name: str, seed: int) -> list[tuple[float, float]]:
+        """Return when a bulk flow sends in the run with a seed: the same for each broker."""
+        return self.bulk_flows[name].times(f"{seed} {name}", self.duration_seconds)
+
+    def flows_on(self, way: Iterable[LinkPlan]) -> list[str]:
+        """Return the bulk flows that share a link with a way."""
+        links = {link.name for link in way}
+        return [
+            name
+            for name, flow in self.bulk_flows.items()
+            if any(link.name in links for link in self.topology.way(*flow.between) or ())
+        ]
 
     def changes_of(self, impairment: Impairment, seed: int) -> Changes:
         """Return what happens to a link in the run with a seed: the same for each broker.

@@ -47,6 +47,7 @@ def find_mistakes(scenario: Scenario) -> Iterator[Mistake]:
     yield from _check_lanes(scenario)
     yield from _check_client_ids(scenario)
     yield from _check_impairments(scenario)
+    yield from _check_bulk_flows(scenario)
     yield from _check_measurements(scenario)
     yield from _check_targets(scenario)
     yield from check_rounds(scenario)
@@ -314,6 +315,28 @@ def _check_impairments(scenario: Scenario) -> Iterator[Mistake]:
             scenario.changes_of(impairment, 0)
         except MistakesError as error:
             yield from (Mistake((*place, *each.place), each.words) for each in error.mistakes)
+
+
+def _check_bulk_flows(scenario: Scenario) -> Iterator[Mistake]:
+    used = _used_links(scenario)
+    for name, flow in scenario.bulk_flows.items():
+        place: Place = ("bulk_flows", name)
+        yield from _check_name(place, name)
+        for end, host in enumerate(flow.between):
+            yield from _check_known((*place, "between", end), host, scenario.topology.hosts)
+        if used is not None and set(flow.between) <= scenario.topology.hosts.keys():
+            way = scenario.topology.way(*flow.between) or []
+            if not any(link.name in used for link in way):
+                allowed = "two hosts with a link between them on a client's way to the broker"
+                yield _wrong((*place, "between"), list(flow.between), allowed)
+        means = {key: getattr(flow, key) for key in ("mean_on_seconds", "mean_off_seconds")}
+        if None in means.values():
+            if any(mean is not None for mean in means.values()):
+                words = f"read one of {' and '.join(means)}; allowed: both, or neither for always"
+                yield Mistake(place, words)
+            continue
+        for key, mean in means.items():
+            yield from _check_above((*place, key), mean)
 
 
 def _used_links(scenario: Scenario) -> set[str] | None:

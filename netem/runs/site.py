@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from penstock.netem.links.device_drops import DeviceDrops
 from penstock.netem.links.network import Host, Link, Network
 from penstock.netem.runs.broker_process import ENVIRONMENT, RunningBroker, log_tail
 from penstock.netem.runs.brokers import console_address, prepare
+from penstock.netem.runs.bulk_flows import FIRST_PORT
 
 READY_SECONDS: Final = 60.0
 """In which clients have to be subscribed or connected, and one second more for each four."""
@@ -109,6 +111,7 @@ class Site:
         self.directory = directory
         self.crews: list[Crew] = []
         self._watch: subprocess.Popen[bytes] | None = None
+        self._flows: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
         scenario = roster.scenario
         self._hosts = {
             name: network.host(
@@ -142,7 +145,8 @@ class Site:
         return self.directory / "withheld"
 
     def start_clients(self) -> None:
-        """Start all clients, and the watch where the broker can be asked."""
+        """Start all clients and bulk flows."""
+        self._start_flows()
         plans = self.roster.crews(self._broker_address, self._clients_directory)
         self.crews = [
             Crew(self.name, plan, self._hosts[host], self.directory) for host, plan in plans.items()
@@ -177,12 +181,46 @@ class Site:
                 command, cwd=self.directory, env=ENVIRONMENT, stderr=log
             )
 
+    def _start_flows(self) -> None:
+        """Start a receiver and a sender for each bulk flow."""
+        for number, (name, flow) in enumerate(self.roster.scenario.bulk_flows.items()):
+            sender, receiver = (self._hosts[host] for host in flow.between)
+            port = str(FIRST_PORT + number)
+            address = self.network.address(sender, receiver)
+            module = [sys.executable, "-m", "penstock.netem.clients.bulk_flow"]
+            log = self.directory / f"flow-{name}.log"
+            for role, host, arguments in (
+                (f"{name} (receiver)", receiver, ["receive", port]),
+                (name, sender, ["send", address, port, str(self.flow_file(name))]),
+            ):
+                with log.open("ab") as errors:
+                    process = host.popen(
+                        [*module, *arguments],
+                        cwd=self.directory,
+                        env=ENVIRONMENT,
+                        stdin=subprocess.PIPE,
+                        stderr=errors,
+                    )
+                self._flows[role] = process, log
+
+    def flow_file(self, name: str) -> Path:
+        """Return the path of the file of a bulk flow's sender."""
+        return self.directory / f"flow-{name}"
+
     def begin(self, begin_at: float) -> None:
-        """Let clients and impairments begin at a monotonic second."""
+        """Let clients, impairments and bulk flows begin at a monotonic second."""
         scenario, seed = self.roster.scenario, self.roster.seed
         for impairment in scenario.impairments:
             changes = scenario.changes_of(impairment, seed)
             self.links[impairment.link].follow(changes, begin_at)
+        for name in scenario.bulk_flows:
+            times = [
+                (begin_at + begin, begin_at + end) for begin, end in scenario.flow_times(name, seed)
+            ]
+            if (orders := self._flows[name][0].stdin) is not None:
+                with contextlib.suppress(BrokenPipeError):  # the next check reports its end
+                    orders.write(json.dumps(times).encode() + b"\n")
+                    orders.flush()
         for crew in self.crews:
             crew.begin(begin_at)
 
@@ -195,7 +233,7 @@ class Site:
                 self.links[plan.name].switch(profiles[plan.profile])
 
     def check(self) -> None:
-        """See that the broker, its clients and the watch run.
+        """See that the broker, its clients, bulk flows and the watch run.
 
         Raises:
             RunError: one of them has ended.
@@ -204,6 +242,12 @@ class Site:
         self.broker.check()
         for crew in self.crews:
             crew.listen()
+        for name, (process, flow_log) in self._flows.items():
+            if process.poll() is not None:
+                raise RunError(
+                    f"bulk flow {name} of {self.name} has ended with status {process.returncode}:"
+                    f"\n{log_tail(flow_log)}"
+                )
         if self._watch is not None and self._watch.poll() is not None:
             raise RunError(
                 f"the watch of {self.name} has ended with status {self._watch.returncode}:"

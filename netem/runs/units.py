@@ -9,8 +9,8 @@ def units(scenario: Scenario) -> dict[str, str]:
     """Return the unit of each subscriber of a scenario, by its name there.
 
     A unit is a link, named as in the topology. Two subscribers belong to one unit if their ways to
-    the broker share a link, or have links whose random times are common. A subscriber on the
-    broker's own host is a unit of its own name.
+    the broker share a link, or have links whose random times are common, or links that a bulk flow
+    joins. A subscriber on the broker's own host is a unit of its own name.
     """
     shared = _Shared()
     common = [each.link for each in scenario.impairments if each.common_times]
@@ -25,6 +25,10 @@ def units(scenario: Scenario) -> dict[str, str]:
     for way in ways.values():
         for link in way:
             shared.join(way[0], link)
+    for flow in scenario.bulk_flows.values():
+        links = scenario.topology.way(*flow.between) or []
+        for plan in links:
+            shared.join(links[0].name, plan.name)
     order = [link.name for link in scenario.topology.links]
     return {
         name: min(shared.with_it(way[0]), key=order.index) if way else name

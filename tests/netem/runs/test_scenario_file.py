@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.netem.errors import NetemError
+from penstock.netem.runs.bulk_flows import BulkFlow
 from penstock.netem.runs.impairments import Impairment, OnOffPlan, TracePlan
 from penstock.netem.runs.scenario import (
     COMMON_FIGURES,
@@ -110,9 +111,9 @@ def test_the_documentation_names_every_key_and_figure() -> None:
         TracePlan,
         Stream,
     )
-    kinds += (Publisher, Subscriber, Broker, Measurements, Target)
+    kinds += (BulkFlow, Publisher, Subscriber, Broker, Measurements, Target)
     keys = {key.name for kind in kinds for key in dataclasses.fields(kind)} - {"name"}
-    for word in (*keys, *COMMON_FIGURES):
+    for word in (*keys, *COMMON_FIGURES, "inherits"):
         assert f"`{word}`" in text, word
     assert all(each in text for each in STREAM_FIGURES)
 
@@ -502,6 +503,26 @@ CHANGES: list[tuple[str, str, list[str]]] = [
         "[{link: cloud-edge",
         "[{link: cloud-edge, trace: {at_seconds: [0], profiles: [bad]}}, {link: cloud-edge",
         ["impairments.1.link: read 'cloud-edge'; allowed: each link once"],
+    ),
+    # Bulk flows.
+    (
+        "duration_seconds: 60",
+        "duration_seconds: 60\nbulk_flows: {backup: {between: [cloud, sky], mean_on_seconds: 1}}",
+        [
+            "bulk_flows.backup.between.1: read 'sky'; allowed: cloud, edge",
+            "bulk_flows.backup: read one of mean_on_seconds and mean_off_seconds; allowed: both",
+        ],
+    ),
+    (
+        "duration_seconds: 60",
+        (
+            "duration_seconds: 60\nbulk_flows: "
+            "{b: {between: [edge, edge], mean_on_seconds: 0, mean_off_seconds: 1}}"
+        ),
+        [
+            "bulk_flows.b.between: read ['edge', 'edge']; allowed: two hosts with a link between",
+            "bulk_flows.b.mean_on_seconds: read 0.0; allowed: above 0",
+        ],
     ),
     # The rest.
     (

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from penstock.netem.runs.bulk_flows import BulkFlow
 from penstock.netem.runs.impairments import Impairment, OnOffPlan
 from penstock.netem.runs.scenario import HostPlan, LinkPlan, Subscriber, Topology
 from penstock.netem.runs.units import units
@@ -38,3 +39,10 @@ def test_links_with_common_times_are_one_unit() -> None:
         impairments = [Impairment(name, on_off=PLAN, common_times=is_common) for name in links]
         plan = scenario(topology=TOPOLOGY, subscribers=SUBSCRIBERS, impairments=impairments)
         assert (units(plan)["c"] == units(plan)["d"]) is is_common
+
+
+def test_links_that_a_bulk_flow_joins_are_one_unit() -> None:
+    """It fills the queues of both at the same times."""
+    flows = {"backup": BulkFlow(("c", "d"))}
+    plan = scenario(topology=TOPOLOGY, subscribers=SUBSCRIBERS, impairments=[], bulk_flows=flows)
+    assert units(plan)["c"] == units(plan)["d"] == "cloud-c"
