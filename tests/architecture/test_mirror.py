@@ -72,10 +72,6 @@ COVERED_ELSEWHERE: Final = {
         "tests/netem/figures/test_tables.py",
         "rows; the tables show that each is read as it was written, and parts of a run joined",
     ),
-    "netem/runs/scenario_checks.py": (
-        "tests/netem/runs/test_scenario_file.py",
-        "what it finds is what a file's reader tells, with the place in the file",
-    ),
     "netem/errors.py": (
         "tests/netem/links/test_network.py",
         "a name; the network shows when it is raised and what it says",

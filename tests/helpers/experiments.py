@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from penstock.netem.links.profiles import Direction
@@ -21,6 +22,32 @@ from penstock.netem.runs.scenario import (
 
 GOOD = Ways(Direction(0.01, 2_500_000), Direction(0.01, 2_500_000))
 BAD = Ways(Direction(0.1, 2_500_000, loss=0.2), Direction(0.1, 2_500_000, loss=0.2))
+
+
+SMALL_FILE = """
+title: A
+about: B
+profiles: {good: {}, bad: {downstream: {delay: 0.5}}}
+topology:
+  hosts: {cloud: {}, edge: {}}
+  links: [{between: [cloud, edge], profile: good}]
+impairments: [{link: cloud-edge, trace: {at_seconds: [0, 5], profiles: [good, bad]}}]
+broker_host: cloud
+brokers: {ours: {kind: penstock}, other: {kind: mosquitto}}
+traffic: {small: {topic: a/b, payload_bytes: 100, period_seconds: 1}}
+publishers: {pub: {host: cloud, streams: [small]}}
+subscribers: {sub: {host: edge, filters: [a/#]}}
+duration_seconds: 60
+targets: [{figure: small p50, broker: ours, over: other, at_most: 0.5}]
+"""
+"""A whole scenario, as short as one can be."""
+
+
+def write_scenario(folder: Path, text: str) -> Path:
+    """Return a file with this text."""
+    file = folder / "mine.yaml"
+    file.write_text(text)
+    return file
 
 
 def scenario(**changes: Any) -> Scenario:

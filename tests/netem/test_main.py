@@ -101,7 +101,7 @@ def test_scenarios_are_listed_with_their_lengths(capsys: pytest.CaptureFixture[s
     assert main(["scenarios"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == names()
-    (line,) = (each for each in lines if each.startswith("transient-congestion"))
+    (line,) = (each for each in lines if each.startswith("transient-congestion "))
     assert re.search(r"Transient congestion: \d+ to \d+ min; short 12 to \d+ s$", line)
 
 

@@ -84,7 +84,14 @@ def test_what_is_no_timing_comes_out_as_it_is_to(
     impaired = {(row.broker, row.link) for row in rows if row.is_impaired}
     links = {each.link for each in scenario.impairments}
     assert impaired == {(broker, link) for broker in scenario.brokers for link in links}
-    bad_from = min(row.begin_s for row in rows if row.is_impaired)
+    flows = measures.tables.flows
+    assert {(row.broker, row.flow) for row in flows} == {
+        (broker, flow) for broker in scenario.brokers for flow in scenario.bulk_flows
+    }
+    assert all(row.acknowledged_bytes > 0 for row in flows)
+    bad_from = min(
+        [row.begin_s for row in flows] + [row.begin_s for row in rows if row.is_impaired]
+    )
     for broker, plan in scenario.brokers.items():
         assert measures.figure("lost", broker) == 0, broker
         assert measures.figure("reordered", broker) == 0, broker
