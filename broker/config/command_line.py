@@ -42,7 +42,10 @@ class CommandLine(typer.Typer):
     def __init__(self) -> None:
         """Make a command line without commands."""
         super().__init__(
-            add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+            add_completion=False,
+            context_settings={"help_option_names": ["-h", "--help"]},
+            rich_markup_mode=None,
+            pretty_exceptions_enable=False,
         )
 
     def command(self, *args: Any, **options: Any) -> Callable[[Any], Any]:

@@ -56,3 +56,14 @@ def test_numbers_within_their_limits_are_taken(capsys: pytest.CaptureFixture[str
 def test_every_program_has_such_a_command_line(name: str) -> None:
     """So that a mistake is told in the same way by all."""
     assert isinstance(load(name).app, CommandLine)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program_shows_its_help_with_the_short_option_too(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """As the command itself does, and as usage errors tell."""
+    assert exit_status(load(name).app, ["-h"], f"penstock {name}") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"Usage: penstock {name}")
+    assert "-h, --help" in shown
