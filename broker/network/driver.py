@@ -180,13 +180,13 @@ class Driver:
 
     def _serve_postponed(self, most: int, now: float) -> None:
         postponed = self._postponed
-        connections = list(itertools.islice(postponed, most))
-        for connection in connections:
-            del postponed[connection]
-            connection.driver.written_at = -math.inf
+        batch = list(itertools.islice(postponed, most))
+        for outgoing in batch:
+            del postponed[outgoing]
+            outgoing.served.written_at = -math.inf
         if not postponed:
             self._postponed_until = math.inf
-        self._serve(connections, now)
+        self._serve(batch, now)
         self.settle(now)
 
     def _turns(self) -> None:
@@ -252,15 +252,15 @@ class Driver:
         if self._has_turns:
             self._seconds_elsewhere += self.clock() - now
 
-    def _serve(self, connections: Iterable[Outgoing], now: float) -> None:
+    def _serve(self, touched: Iterable[Outgoing], now: float) -> None:
         turn = self.core.turn
         turn.is_running = True
-        for connection in connections:
+        for outgoing in touched:
             try:
-                connection.driver.serve(now)
+                outgoing.served.serve(now)
             except Exception:  # a fault must end one connection, not all
                 self.logger.exception("a connection was closed after a fault of the broker")
-                connection.driver.abort()
+                outgoing.served.abort()
         turn.is_running = False
 
     def _set_timer(self, now: float) -> None:
@@ -302,7 +302,7 @@ class Driver:
         )
         self._keep(task)
         if not connection.client.is_open:
-            connection.outgoing.driver.judging = task
+            connection.outgoing.served.judging = task
 
     async def _run_suspended(
         self, connection: Connection, coroutine: Coroutine[Any, Any, None]
@@ -319,7 +319,7 @@ class Driver:
                 "%s: closed after a fault of the broker", connection.client.peer()
             )
             connection.client.end(self.clock())
-        connection.outgoing.driver.resume()
+        connection.outgoing.served.resume()
 
     def leaves(self, now: float) -> None:
         """A client is gone, and what it has sent is still to be handled, until `has_left`."""

@@ -151,7 +151,7 @@ class MqttProtocol(asyncio.Protocol):
             listener=arrival.listener,
             remote_address=arrival.remote_address,
             remote_port=arrival.remote_port,
-            driver=self,
+            served=self,
             ssl_object=arrival.ssl_object,
             certificate_name=arrival.certificate_name,
             refusal=None if place is None else place.refusal,

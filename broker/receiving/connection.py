@@ -50,7 +50,7 @@ class Connection:
         listener: str = "default",
         remote_address: str = "",
         remote_port: int = 0,
-        driver: Any = None,
+        served: Any = None,
         ssl_object: Any = None,
         certificate_name: str | None = None,
         refusal: ReasonCode | None = None,
@@ -63,7 +63,7 @@ class Connection:
             listener: name of the listener in the policy file.
             remote_address: of the peer.
             remote_port: of the peer.
-            driver: whatever the driver wants to find again in a touched connection.
+            served: what the driver serves: this with its transport.
             ssl_object: the TLS connection, or None.
             certificate_name: common name of the client's verified certificate, or None.
             refusal: reason code that answers its CONNECT, or None.
@@ -71,7 +71,7 @@ class Connection:
         self.client = Client(
             core,
             now,
-            driver,
+            served,
             listener,
             remote_address,
             remote_port,

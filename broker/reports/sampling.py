@@ -79,7 +79,7 @@ class Sampling:
             session.ledger.matched + session.n_direct - session.ledger.large
         )
         try:
-            has_news = self._sampler.sample(session.link, client.outgoing.driver.fileno, now)
+            has_news = self._sampler.sample(session.link, client.outgoing.served.fileno, now)
         except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
             self._core.guard.failed(self._sampler, error)
             return

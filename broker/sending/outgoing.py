@@ -30,7 +30,7 @@ class Outgoing:
 
     Attributes:
         core: what all of the broker share.
-        driver: whatever the driver wants to find again in a touched connection.
+        served: what the driver serves once this was touched: the connection with its transport.
         is_touched: on the turn's list for the driver.
         is_pump_wanted: something may be able to leave the outbox.
         needs_look: the driver must look at more of it than what is in `out`.
@@ -50,7 +50,6 @@ class Outgoing:
     __slots__ = (
         "copy_maximum",
         "core",
-        "driver",
         "is_paused",
         "is_pump_wanted",
         "is_touched",
@@ -59,13 +58,14 @@ class Outgoing:
         "out",
         "out_bytes",
         "round_bytes",
+        "served",
         "unread_bytes",
         "wants_more",
     )
 
-    def __init__(self, core: Shared, driver: Any) -> None:
+    def __init__(self, core: Shared, served: Any) -> None:
         self.core = core
-        self.driver = driver
+        self.served = served
         self.is_touched = False
         self.needs_look = False
         self.is_pump_wanted = False

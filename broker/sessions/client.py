@@ -234,7 +234,7 @@ class Client:
         self,
         core: Core,
         now: float,
-        driver: Any,
+        served: Any,
         listener: str,
         remote_address: str,
         remote_port: int,
@@ -244,7 +244,7 @@ class Client:
     ) -> None:
         """Take a network connection; arguments are as those of `Connection`."""
         self.core = core
-        self.outgoing = Outgoing(core, driver)
+        self.outgoing = Outgoing(core, served)
         self.sender = Sender(self.outgoing)
         self.throttle = Throttle(core, self.outgoing)
         self.listener = listener

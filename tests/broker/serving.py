@@ -54,7 +54,7 @@ def protocol_of(server: Server, client_id: str) -> MqttProtocol:
     session = server.core.sessions.get(client_id)
     assert session is not None
     assert session.client is not None
-    protocol = session.client.outgoing.driver
+    protocol = session.client.outgoing.served
     assert isinstance(protocol, MqttProtocol)
     return protocol
 

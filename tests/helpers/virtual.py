@@ -176,7 +176,7 @@ class VirtualClient:
         self.unsent_bytes = 0
         self.room_bytes: int | None = None
         self._buffer = ReceiveBuffer(268_435_460)
-        self.connection = Connection(broker.core, broker.now, driver=self)
+        self.connection = Connection(broker.core, broker.now, served=self)
 
     @property
     def session(self) -> Session:

@@ -29,7 +29,7 @@ def test_an_idle_client_has_nothing_that_only_busy_ones_need() -> None:
             broker.connect(f"idle-{n}", keep_alive=600).connection for n in range(CLIENTS)
         ]
         for connection in connections:
-            connection.outgoing.driver = None  # the client itself does not count
+            connection.outgoing.served = None  # the client itself does not count
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -80,7 +80,7 @@ def test_clients_that_have_gone_are_not_sampled() -> None:
     broker, sampler, _ = started(2)
     session = broker.session("c0")
     assert session.client is not None
-    session.client.outgoing.driver.lose()
+    session.client.outgoing.served.lose()
     broker.advance(10.5)
     assert [name for name, _, _ in sampler.samples] == ["c1"]
 

@@ -289,4 +289,4 @@ def ends(client: VirtualClient, passed: set[VirtualClient]) -> None:
     assert client not in passed
     for blocker in client.connection.client.throttle.blockers:
         assert blocker.outgoing is not None
-        ends(blocker.outgoing.driver, passed | {client})
+        ends(blocker.outgoing.served, passed | {client})
