@@ -168,10 +168,11 @@ class DeliveryGate:
         """Say why the sending of a message is broken off; "" where it is not.
 
         Nothing can overtake a PUBLISH that has begun. Where it is broken off, the connection ends,
-        the message counts as not sent, and the gate is asked about it anew once the client is back.
+        the message counts as not sent, and the gate is asked about it again when the client has
+        reconnected.
 
-        Asked about once a second while others wait behind it, if nothing is lost by it: the last
-        question before it is done.
+        The broker asks about once a second while other messages wait behind this one, if breaking
+        off loses none of them.
         """
         return ""
 

@@ -9,7 +9,10 @@ import pytest
 
 from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.errors import ConfigError
+from penstock.broker.link import Link
+from penstock.broker.message import Message
 from penstock.plugins.withholding.config import WithholdingConfig
+from penstock.plugins.withholding.gate import WithholdingGate
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -60,3 +63,17 @@ def test_mistake_shown_is_what_is_said() -> None:
     with pytest.raises(ConfigError) as caught:
         validate_config(WithholdingConfig, keys, "policy.yaml", "plugins.withholding")
     assert shown.partition("\n```")[0] == str(caught.value)
+
+
+def test_the_reason_shown_is_what_the_gate_says() -> None:
+    """`penstock why` prints the gate's words; the numbers are those of one run."""
+    shown = README.partition("  because ")[2].partition("\n")[0]
+    gate = WithholdingGate(WithholdingConfig(threshold_l=0.5))
+    link = Link("dashboard")
+    for second in (2, 3, 4):  # a small message in each
+        link.rtt_latest, link.rtt_updated_at, link.small_messages = 2.001, second + 0.1, second
+        gate.observe(link)
+    verdict = gate.decide(Message("pictures/gate", bytes(1_000_000)), link, 0.0, 4.2)
+    assert not verdict.deliver
+    number = re.compile(r"\d+(\.\d+)?")
+    assert number.sub("N", shown) == number.sub("N", verdict.reason)

@@ -167,7 +167,7 @@ class MqttProtocol(asyncio.Protocol):
         driver = self.driver
         connection = self.connection
         if connection is None:
-            # Not paused earlier: uvloop begins to read after `connection_made`, come what may.
+            # Not paused earlier: uvloop begins to read after `connection_made` in any case.
             self._early += data
             self.transport.pause_reading()
             return

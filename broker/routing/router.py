@@ -51,7 +51,7 @@ class Router:
         return self._shared.guard.call(store, store.copy, payload, otherwise=payload)
 
     def refuse(self, client_id: str, topic: str, reason_code: int, reason: str = "") -> None:
-        """Count a client's message that is not routed, and log it: of one session ever less often.
+        """Count a client's message that is not routed; log it, per session at growing intervals.
 
         A client that sends nothing else could fill a disk with lines about it. It is counted as
         `reason`, or by the name of the reason code.
@@ -217,7 +217,7 @@ class Router:
     def retain(self, message: Message) -> None:
         """Keep a message as its topic's retained one, or remove that by an empty payload.
 
-        One beyond the limits is counted and logged, ever less often, and its topic has no
+        One beyond the limits is counted, and logged at growing intervals; its topic has no
         retained message then. Whoever can be told is asked to `retained.has_room` first.
         """
         if not self._retained.set(message):

@@ -7,7 +7,7 @@ it already, or the message is large and would be withheld from it. Where no memb
 connected one with the least to do gets the message; where none is connected, the one with the
 least waiting for it, as only a session of QoS 1 or 2 keeps what comes while its client is away.
 
-Whoever holds messages that it cannot send is noted in `holders`;
+A member that holds messages which it cannot send is noted in `holders`;
 `penstock.broker.sessions.redelivery` moves these to members that can.
 """
 
