@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 Report = Mapping[str, Any]
 """A report, or a part of one, as parsed JSON; see `penstock.broker.client_report`."""
+
+_IN_SECONDS: Final = 0.9995
+"""A time from here on is shown in seconds: in milliseconds, three digits would not be enough."""
 
 
 def describe(client: Report) -> list[str]:
@@ -146,7 +149,7 @@ def _times(n: int) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:,.1f} s"
+    return f"{seconds * 1000:.3g} ms" if seconds < _IN_SECONDS else f"{seconds:,.1f} s"
 
 
 def _bytes(n_bytes: int) -> str:

@@ -214,6 +214,17 @@ def test_a_rate_of_a_path_that_had_too_little_to_send_is_a_least_one() -> None:
     assert "  TCP: 1,207 segments retransmitted" in found
 
 
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0004, "0.4 ms"), (0.9994, "999 ms"), (0.9996, "1.0 s"), (1.06, "1.1 s"), (75.0, "75.0 s")],
+)
+def test_a_time_has_three_digits_in_milliseconds_and_else_tenths(
+    seconds: float, words: str
+) -> None:
+    """Just below a second, too, where the digits would round to 1e+03 ms."""
+    assert describe(client(link={"rttvar": seconds}))[2].endswith(f", variance {words}")
+
+
 def test_nothing_a_client_has_named_moves_the_cursor() -> None:
     """Client ids, users and topics are others' to choose."""
     evil = "a\x1b[2J\nb\u202e"
