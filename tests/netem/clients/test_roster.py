@@ -4,6 +4,7 @@ from pathlib import Path
 
 from penstock.netem.clients.client_plan import CrewPlan, LanePlan
 from penstock.netem.clients.roster import WITNESS, Roster, focus_of
+from penstock.netem.runs.bulk_flows import BulkFlow
 from penstock.netem.runs.impairments import Impairment, TracePlan
 from penstock.netem.runs.scenario import (
     Broker,
@@ -110,7 +111,7 @@ def test_who_reads_late_is_not_ended_for_its_silence(tmp_path: Path) -> None:
 
 
 def test_focus_is_on_those_behind_an_impaired_link() -> None:
-    """Unless the scenario names others; where no link is impaired, on all."""
+    """Or one with a bulk flow; unless the scenario names others. Without any, on all."""
     topology = Topology(
         {name: HostPlan() for name in ("cloud", "hub", "near", "far")},
         [
@@ -127,6 +128,11 @@ def test_focus_is_on_those_behind_an_impaired_link() -> None:
         "far",
         "near",
     }
+    flows = {"backup": BulkFlow(("near", "cloud"))}
+    competing = scenario(
+        topology=topology, subscribers=subscribers, impairments=[], bulk_flows=flows
+    )
+    assert focus_of(competing) == {"near"}
     named = scenario(
         topology=topology, subscribers=subscribers, measurements=Measurements(focus=["near"])
     )

@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 
 from penstock.netem.errors import NetemError
-from penstock.netem.figures.records import LinkRow, Tables, WithheldRow
+from penstock.netem.figures.records import FlowRow, LinkRow, Tables, WithheldRow
 from penstock.netem.figures.withheld_times import Accuracy, find_impaired, judge_withholding
+from penstock.netem.runs.bulk_flows import BulkFlow
 from tests.helpers.netem_runs import SCENARIO, expected
 
 
@@ -32,6 +33,20 @@ def test_a_subscriber_is_impaired_with_any_link_of_its_way_and_while_it_does_not
     stalled = dataclasses.replace(SCENARIO.subscribers["sub"], reads_from_seconds=5.0)
     scenario = dataclasses.replace(SCENARIO, subscribers={"sub": stalled})
     assert find_impaired(scenario, tables, "adaptive", 1, "sub") == [(0, 5), (10, 20)]
+
+
+def test_a_bulk_flow_on_the_way_is_an_impairment() -> None:
+    """While it sends; not one on another way, nor one of another run."""
+    flows = {"backup": BulkFlow(("router", "edge")), "other": BulkFlow(("field", "cloud"))}
+    scenario = dataclasses.replace(SCENARIO, bulk_flows=flows)
+    tables = Tables(
+        flows=[
+            FlowRow("adaptive", 1, "backup", 3.0, 5.0, 7),
+            FlowRow("adaptive", 1, "other", 6.0, 7.0, 7),
+            FlowRow("adaptive", 2, "backup", 8.0, 9.0, 7),
+        ]
+    )
+    assert find_impaired(scenario, tables, "adaptive", 1, "sub") == [(3.0, 5.0)]
 
 
 def test_withholding_outside_of_impairments_and_five_seconds_after_is_found() -> None:

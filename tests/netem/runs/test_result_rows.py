@@ -6,6 +6,7 @@ from penstock.netem.clients.roster import Roster
 from penstock.netem.figures.records import (
     BadPhaseRow,
     DeliveryRow,
+    FlowRow,
     LinkRow,
     MessageRow,
     PacketsRow,
@@ -14,9 +15,11 @@ from penstock.netem.figures.records import (
 )
 from penstock.netem.links.channel import Counts
 from penstock.netem.links.device_drops import DeviceDrops
+from penstock.netem.runs.bulk_flows import BulkFlow
 from penstock.netem.runs.result_rows import (
     bad_phase_rows,
     delivery_rows,
+    flow_rows,
     link_rows,
     looks_since,
     message_rows,
@@ -135,6 +138,26 @@ def test_a_large_message_that_was_withheld_is_not_half_sent() -> None:
     row = bad_phases([(1.5, 4.0)], looks)
     assert (row.unfinished_large, row.withheld, row.is_half_sent) == (1, 1, False)
     assert bad_phases([(1.4, 4.0), (1.5, 4.0)], looks).is_half_sent
+
+
+def test_a_bulk_flow_on_the_way_is_a_bad_phase_of_its_own(tmp_path: Path) -> None:
+    """By its name; a large message that has not come through before is half sent."""
+    plan = scenario(impairments=[], bulk_flows={"backup": BulkFlow(("cloud", "edge"))})
+    roster = Roster(plan, "penstock", 3)
+    file = tmp_path / "flow"
+    file.write_text("1002.0 1005.0 777\n")
+    flows = flow_rows(roster, "backup", file, BEGIN_AT)
+    assert flows == [FlowRow("penstock", 3, "backup", 2.0, 5.0, 777)]
+    head = ("penstock", 3)
+    tables = Tables(
+        messages=[MessageRow(*head, "sensor", "large", "t", 0, 300_000, 1, 1.9, 1.9, None, None)],
+        deliveries=[DeliveryRow(*head, "dashboard", "sensor", "large", 0, 1, False, 2.5)],
+        expected=roster.expected(),
+        flows=flows,
+    )
+    assert bad_phase_rows(roster, tables, []) == [
+        BadPhaseRow(*head, "dashboard", "cloud-edge", "backup", 2.0, 5.0, 1, 0, True)
+    ]
 
 
 def test_looks_count_from_the_beginning(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from penstock.netem.display import Display
 from penstock.netem.errors import NetemError, RunError
 from penstock.netem.links.namespaces import FOLDER, own_prefix, start_time_of
 from penstock.netem.runs import runner, site
+from penstock.netem.runs.bulk_flows import BulkFlow
 from penstock.netem.runs.runner import planned_seconds, run_scenario, temporary_folder
 from penstock.netem.runs.scenario import Broker
 from tests.helpers.experiments import scenario
@@ -137,6 +138,26 @@ def test_what_dies_in_the_middle_is_named(
     monkeypatch.setattr(site.Site, "begin", kill_and_begin)
     with pytest.raises(RunError, match=words):
         run_scenario(scenario(brokers={"mosquitto": Broker("mosquitto")}), DISPLAY)
+    assert our_namespaces() == []
+
+
+@NEEDS_ROOT
+def test_a_bulk_flow_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, the rest of the run would be another experiment."""
+    monkeypatch.setattr(runner, "CALM_SECONDS", 0.5)
+    begin = site.Site.begin
+
+    def kill_and_begin(one: site.Site, begin_at: float) -> None:
+        begin(one, begin_at)
+        one._flows["backup"][0].kill()
+
+    monkeypatch.setattr(site.Site, "begin", kill_and_begin)
+    plan = scenario(
+        brokers={"mosquitto": Broker("mosquitto")},
+        bulk_flows={"backup": BulkFlow(("cloud", "edge"))},
+    )
+    with pytest.raises(RunError, match="bulk flow backup of mosquitto has ended with status -9"):
+        run_scenario(plan, DISPLAY)
     assert our_namespaces() == []
 
 

@@ -7,6 +7,7 @@ import pytest
 from penstock.netem.links.link_variation import OnOff
 from penstock.netem.runs.scenario import HostPlan, LinkPlan, Topology, client_ids
 from penstock.netem.runs.scenario_file import read_scenario
+from penstock.netem.runs.units import units
 
 
 def test_a_link_is_named_after_its_hosts() -> None:
@@ -52,3 +53,19 @@ def test_one_client_has_the_name_and_several_have_numbers() -> None:
     """As in tables and in the broker's log."""
     assert client_ids("sub", 1) == ["sub"]
     assert client_ids("sub", 3) == ["sub-1", "sub-2", "sub-3"]
+
+
+def test_a_scenario_names_the_congestion_controls_that_it_needs() -> None:
+    """Its own and those of hosts, so that a kernel without one is told before anything starts."""
+    scenario = read_scenario("transient-congestion-bbr")
+    assert scenario.congestion_controls == {"bbr"}
+    topology = Topology({"cloud": HostPlan("reno"), "edge": HostPlan()}, [])
+    assert replace(scenario, topology=topology).congestion_controls == {"bbr", "reno"}
+    assert read_scenario("transient-congestion").congestion_controls == set()
+
+
+def test_links_of_transient_congestion_have_enough_independent_units() -> None:
+    """Thirty and more: each link of each seed, under every broker in the same round."""
+    scenario = read_scenario("transient-congestion")
+    assert len(set(units(scenario).values())) * len(scenario.seeds) >= 30
+    assert scenario.groups() == [list(scenario.brokers)]
