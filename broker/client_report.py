@@ -81,6 +81,7 @@ class DecisionFigures(NamedTuple):
         outcome: ``sent``; ``held``, which still waits; or ``gone``, which was held and left unsent:
             it expired, was dropped or went to another member of its shared subscription.
         reason: what the gate compared with what.
+        cause: one word for it, of `penstock.broker.outbox.withholding_record.CAUSES`.
         topic: Topic Name of the message.
         payload_bytes: of the message.
         withheld_seconds: how long it has been held; for a client that is away, how long until the
@@ -90,6 +91,7 @@ class DecisionFigures(NamedTuple):
 
     outcome: Literal["sent", "held", "gone"]
     reason: str
+    cause: str
     topic: str
     payload_bytes: int
     withheld_seconds: float
@@ -107,6 +109,8 @@ class WithholdingFigures(NamedTuple):
             then waited again.
         look_again_in_seconds: the gate is asked again after this time at the latest.
         last_decision: None before the first large message.
+        recent: the last decisions by which a message began to be held (``held``) or was sent after
+            a hold (``sent``), oldest first.
     """
 
     withheld: int
@@ -115,6 +119,7 @@ class WithholdingFigures(NamedTuple):
     broken_off_total: int
     look_again_in_seconds: float | None
     last_decision: DecisionFigures | None
+    recent: list[DecisionFigures]
 
 
 class LedgerFigures(NamedTuple):
@@ -162,14 +167,16 @@ class SubscriptionFigures(NamedTuple):
 
 
 class ClientReport(NamedTuple):
-    """One client with a session, at one moment.
+    """One client, at one moment.
 
     Attributes:
         client_id: Client Identifier.
         is_connected: whether it has a network connection.
+        gone_seconds: since its session ended, or its connection to a proxy; None while it has one.
         username: of its newest connection, or None.
         listener: of its newest connection; "" before its first.
-        subscriptions: how many, and of which size class.
+        subscriptions: how many, and of which size class; None where that is not known, as in a
+            proxy and of a client that has gone.
         link: its path.
         withholding: its large messages.
         ledger: all of its messages.
@@ -177,9 +184,10 @@ class ClientReport(NamedTuple):
 
     client_id: str
     is_connected: bool
+    gone_seconds: float | None
     username: str | None
     listener: str
-    subscriptions: SubscriptionFigures
+    subscriptions: SubscriptionFigures | None
     link: LinkFigures
     withholding: WithholdingFigures
     ledger: LedgerFigures
@@ -189,4 +197,6 @@ def as_json(figures: Any) -> Any:
     """Return a report, or a part of one, as JSON values: objects with the fields' names as keys."""
     if isinstance(figures, tuple) and hasattr(figures, "_asdict"):
         return {name: as_json(value) for name, value in figures._asdict().items()}
+    if isinstance(figures, list):
+        return [as_json(value) for value in figures]
     return figures

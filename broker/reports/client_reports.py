@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from penstock.broker.client_report import (
     ClientReport,
@@ -17,9 +17,16 @@ from penstock.broker.client_report import (
 
 if TYPE_CHECKING:
     from penstock.broker.counters import Metric
-    from penstock.broker.link import TcpLook
+    from penstock.broker.extensions import Decision
+    from penstock.broker.link import Link, TcpLook
+    from penstock.broker.message import SizeClass
+    from penstock.broker.outbox.last_clients import LastClient
+    from penstock.broker.outbox.ledger import Ledger
+    from penstock.broker.outbox.outbox import Outbox
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
+
+Outcome = Literal["sent", "held", "gone"]
 
 
 class Reports:
@@ -43,47 +50,128 @@ class Reports:
         return [] if self._core is None else self._core.sessions.client_ids()
 
     def report(self, client_id: str) -> ClientReport | None:
-        """Return a client's report; None where it has no session."""
-        session = None if self._core is None else self._core.sessions.get(client_id)
-        return None if session is None else report(session, self._clock())
+        """Return a client's report; None where it has no session and is not remembered."""
+        core = self._core
+        if core is None:
+            return None
+        session = core.sessions.get(client_id)
+        if session is not None:
+            return report(subject_of(session), self._clock())
+        last = core.last_clients.get(client_id)
+        if last is None:
+            return None
+        return report(subject_of_last(last, _threshold_l_in(core)), self._clock())
 
     def withholding(self) -> Sequence[Metric]:
         """Return what became of all clients' large messages."""
         return () if self._core is None else self._core.outbox_rules.record.metrics()
 
 
-def report(session: Session, now: float) -> ClientReport:
-    """Return a client's report.
+class Subject(NamedTuple):
+    """What the report of one client is made of.
 
-    Args:
-        session: of the client.
-        now: monotonic seconds.
+    Attributes:
+        client_id: Client Identifier.
+        is_connected: whether it has a network connection.
+        username: of its newest connection, or None.
+        listener: of its newest connection; "" before its first.
+        link: its path.
+        outbox: what waits for it.
+        ledger: its account.
+        n_inflight: messages that were sent and are not acknowledged.
+        n_broken_off: times its connection was closed in the middle of a large message.
+        threshold_l: returns the threshold that the gate compares its RTT with; None where that is
+            not known.
+        sizes: size class of each of its subscriptions, None for both; None instead of the list
+            where that is not known.
+        left_at: monotonic seconds at which it went; None while it is there.
     """
-    return ClientReport(
-        client_id=session.client_id,
-        is_connected=session.is_connected,
-        username=session.username,
-        listener=session.listener,
-        subscriptions=subscription_figures(session),
-        link=link_figures(session, now),
-        withholding=withholding_figures(session, now),
-        ledger=ledger_figures(session),
+
+    client_id: str
+    is_connected: bool
+    username: str | None
+    listener: str
+    link: Link
+    outbox: Outbox
+    ledger: Ledger
+    n_inflight: int
+    n_broken_off: int
+    threshold_l: Callable[[Link], float | None]
+    sizes: list[SizeClass | None] | None = None
+    left_at: float | None = None
+
+
+def subject_of(session: Session) -> Subject:
+    """Return what the report of a session's client is made of."""
+    core = session.core
+    breaking = core.breaking
+    return Subject(
+        session.client_id,
+        session.is_connected,
+        session.username,
+        session.listener,
+        session.link,
+        session.outbox,
+        session.settle_direct(),
+        len(session.inflight),
+        0 if breaking is None else breaking.n_broken_off(session),
+        _threshold_l_in(core),
+        [subscription.sizes for subscription in session.subscriptions.values()],
     )
 
 
-def subscription_figures(session: Session) -> SubscriptionFigures:
+def subject_of_last(client: LastClient, threshold_l: Callable[[Link], float | None]) -> Subject:
+    """Return the same of a client that has gone."""
+    return Subject(
+        client.client_id,
+        is_connected=False,
+        username=client.username,
+        listener=client.listener,
+        link=client.link,
+        outbox=client.outbox,
+        ledger=client.ledger,
+        n_inflight=0,
+        n_broken_off=client.n_broken_off,
+        threshold_l=threshold_l,
+        left_at=client.left_at,
+    )
+
+
+def report(subject: Subject, now: float) -> ClientReport:
+    """Return a client's report.
+
+    Args:
+        subject: the client.
+        now: monotonic seconds.
+    """
+    return ClientReport(
+        client_id=subject.client_id,
+        is_connected=subject.is_connected,
+        gone_seconds=_age(subject.left_at, now),
+        username=subject.username,
+        listener=subject.listener,
+        subscriptions=subscription_figures(subject, now),
+        link=link_figures(subject, now),
+        withholding=withholding_figures(subject, now),
+        ledger=ledger_figures(subject, now),
+    )
+
+
+def subscription_figures(subject: Subject, _now: float) -> SubscriptionFigures | None:
     """Return how many subscriptions a client has, and of which size class."""
-    sizes = [subscription.sizes for subscription in session.subscriptions.values()]
+    sizes = subject.sizes
+    if sizes is None:
+        return None
     return SubscriptionFigures(len(sizes), sizes.count("small"), sizes.count("large"))
 
 
-def link_figures(session: Session, now: float) -> LinkFigures:
+def link_figures(subject: Subject, now: float) -> LinkFigures:
     """Return what is known of the path to a client.
 
     Figures of the last connection are left out while the client is away: samplers do not reset
     them.
     """
-    link, is_connected = session.link, session.is_connected
+    link, is_connected = subject.link, subject.is_connected
     return LinkFigures(
         rtt_latest=_rounded(link.rtt_latest) if is_connected else None,
         rtt_source=link.rtt_source,
@@ -92,7 +180,7 @@ def link_figures(session: Session, now: float) -> LinkFigures:
         rtt_min=_rounded(link.rtt_min),
         srtt=_rounded(link.srtt),
         rttvar=_rounded(link.rttvar),
-        threshold_l=_rounded(_threshold_l(session)),
+        threshold_l=_rounded(subject.threshold_l(link)),
         unsent_bytes=link.unsent_bytes if is_connected else 0,
         outstanding_age_seconds=_age(link.outstanding_since, now) if is_connected else None,
         outstanding_bytes=link.outstanding_bytes if is_connected else 0,
@@ -100,31 +188,42 @@ def link_figures(session: Session, now: float) -> LinkFigures:
     )
 
 
-def withholding_figures(session: Session, now: float) -> WithholdingFigures:
+def withholding_figures(subject: Subject, now: float) -> WithholdingFigures:
     """Return what the gate does to a client's large messages."""
-    outbox, ledger = session.outbox, session.ledger
-    breaking = session.core.breaking
-    is_asked = session.is_connected and outbox.is_withholding
-    again = outbox.look_again_at if is_asked else None
+    outbox, ledger = subject.outbox, subject.ledger
+    decision = outbox.last_decision
+    is_held = outbox.is_withholding
+    again = outbox.look_again_at if subject.is_connected and is_held else None
+    last = None
+    if decision is not None:
+        outcome: Outcome = "sent" if decision.verdict.deliver else "held" if is_held else "gone"
+        last = _decision_figures(decision, outcome, now)
+        if outcome == "held" and subject.is_connected:
+            waited = round(decision.sojourn + last.age_seconds, 6)
+            last = last._replace(withheld_seconds=waited)
     return WithholdingFigures(
         withheld=outbox.n_withheld,
         withheld_total=ledger.withheld_total,
         released_total=ledger.released_total,
-        broken_off_total=0 if breaking is None else breaking.n_broken_off(session),
+        broken_off_total=subject.n_broken_off,
         look_again_in_seconds=None if again is None else _rounded(max(0.0, again - now)),
-        last_decision=_decision_figures(session, now),
+        last_decision=last,
+        recent=[
+            _decision_figures(one, "sent" if one.verdict.deliver else "held", now)
+            for one in outbox.recent
+        ],
     )
 
 
-def ledger_figures(session: Session) -> LedgerFigures:
+def ledger_figures(subject: Subject, _now: float) -> LedgerFigures:
     """Return where a client's messages are."""
-    outbox, ledger = session.outbox, session.settle_direct()
+    outbox, ledger = subject.outbox, subject.ledger
     withheld = outbox.n_withheld
-    says_why = session.is_connected or not outbox.n_messages
+    says_why = subject.is_connected or not outbox.n_messages
     return LedgerFigures(
         matched=ledger.matched,
         delivered=ledger.delivered,
-        inflight=len(session.inflight),
+        inflight=subject.n_inflight,
         withheld=withheld,
         queued=outbox.n_messages - withheld,
         expired=ledger.expired,
@@ -135,21 +234,16 @@ def ledger_figures(session: Session) -> LedgerFigures:
     )
 
 
-def _decision_figures(session: Session, now: float) -> DecisionFigures | None:
-    outbox = session.outbox
-    decision = outbox.last_decision
-    if decision is None:
-        return None
+def _decision_figures(decision: Decision, outcome: Outcome, now: float) -> DecisionFigures:
     verdict, topic, payload_bytes, sojourn, at = decision
-    age = max(0.0, now - at)
-    is_held = not verdict.deliver and outbox.is_withholding
     return DecisionFigures(
-        outcome="sent" if verdict.deliver else "held" if is_held else "gone",
+        outcome=outcome,
         reason=verdict.reason,
+        cause=verdict.cause or "other",
         topic=topic,
         payload_bytes=payload_bytes,
-        withheld_seconds=round(sojourn + age if is_held and session.is_connected else sojourn, 6),
-        age_seconds=round(age, 6),
+        withheld_seconds=round(sojourn, 6),
+        age_seconds=round(max(0.0, now - at), 6),
     )
 
 
@@ -168,10 +262,10 @@ def _tcp_figures(look: TcpLook, now: float) -> TcpFigures:
     )
 
 
-def _threshold_l(session: Session) -> float | None:
-    """Return the threshold that the gate compares the client's RTT with; None if the gate fails."""
-    core = session.core
-    return core.guard.call(core.gate, core.gate.threshold_l, session.link, otherwise=None)
+def _threshold_l_in(core: Core) -> Callable[[Link], float | None]:
+    """Return what says the gate's threshold for a link; None if the gate fails."""
+    gate = core.gate
+    return lambda link: core.guard.call(gate, gate.threshold_l, link, otherwise=None)
 
 
 def _age(since: float | None, now: float) -> float | None:

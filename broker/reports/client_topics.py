@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 from penstock.broker.client_report import as_json
@@ -28,27 +28,26 @@ from penstock.broker.faults import note_fault
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MAX_STRING_BYTES
 from penstock.broker.reports.client_reports import (
+    Subject,
     ledger_figures,
     link_figures,
+    subject_of,
     subscription_figures,
     withholding_figures,
 )
 from penstock.broker.reports.periodic_work import PeriodicWork
 from penstock.broker.sessions.core import Core
 
-if TYPE_CHECKING:
-    from penstock.broker.sessions.session import Session
-
 ROOT: Final = "$SYS/broker/penstock/clients"
 
 SLICE: Final = 8
 """Clients published in one slice: 0.5 ms with all of their documents."""
 
-DOCUMENTS: Final[dict[str, Callable[[Session, float], Any]]] = {
+DOCUMENTS: Final[dict[str, Callable[[Subject, float], Any]]] = {
     "link": link_figures,
     "withholding": withholding_figures,
-    "ledger": lambda session, _now: ledger_figures(session),
-    "subscriptions": lambda session, _now: subscription_figures(session),
+    "ledger": ledger_figures,
+    "subscriptions": subscription_figures,
 }
 """Last level of the topic to the function that makes the document."""
 
@@ -136,6 +135,7 @@ class ClientTopics:
         if session is None:
             return
         root = f"{ROOT}/{topic_level(client_id)}/"
+        subject: Subject | None = None
         for name, figures in DOCUMENTS.items():
             topic = root + name
             topic_bytes = topic.encode()
@@ -143,6 +143,7 @@ class ClientTopics:
                 return
             plan = core.tree.fresh_plan(topic, topic_bytes)
             if plan.targets or plan.shares or plan.split is not None:
-                text = json.dumps(as_json(figures(session, now)))
+                subject = subject or subject_of(session)
+                text = json.dumps(as_json(figures(subject, now)))
                 message = Message(topic, text.encode(), arrived_at=now, topic_bytes=topic_bytes)
                 core.router.give(message, plan, now)

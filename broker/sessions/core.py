@@ -26,6 +26,7 @@ from penstock.broker.extensions import (
     PayloadStore,
 )
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, ProtocolVersion
+from penstock.broker.outbox.last_clients import LastClients
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.payload import PIECE_BYTES, STORED_ABOVE_BYTES
 from penstock.broker.quotas.login_backoff import LoginBackoff
@@ -85,6 +86,7 @@ class Core(Shared):
         authenticators: methods of enhanced authentication, by name.
         logins: failed logins, and who has to wait after too many.
         ended: the sum of the ledgers of ended sessions.
+        last_clients: those whose sessions ended last.
         fast_plans: protocol version to topic bytes to `FastPlan`; emptied with the plans.
         breaking: breaks off the sending of large messages; None where the gate does not.
         router: gives messages to sessions and sinks.
@@ -161,6 +163,7 @@ class Core(Shared):
         self.sizes_by_listener = sizes_by_listener
         self.logins = LoginBackoff(limits)
         self.ended = Ledger()
+        self.last_clients = LastClients()
         self.retained = RetainedMessages(
             limits.retained_messages,
             sys.maxsize if limits.retained_bytes is None else limits.retained_bytes,

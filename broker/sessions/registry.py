@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.broker.events import ClientDisconnected, ClientUnsubscribed, SessionEnded
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.outbox.last_clients import LastClient
 from penstock.broker.quotas.session_quota import SessionQuota
 from penstock.broker.sessions import redelivery, retained_delivery
 from penstock.broker.sessions.session import Session
@@ -244,8 +245,22 @@ class SessionRegistry:
         core.ended.add(session.settle_direct())
         core.forget(session.link)
         core.room.session_ended(session.client_id)
+        n_broken_off = 0
         if core.breaking is not None:
+            n_broken_off = core.breaking.n_broken_off(session)
             core.breaking.forget(session)
+        core.last_clients.add(
+            LastClient(
+                session.client_id,
+                session.username,
+                session.listener,
+                session.link,
+                session.outbox,
+                session.ledger,
+                n_broken_off,
+                now,
+            )
+        )
         send_will(core, session, now)
         if core.callbacks.session_ended:
             core.guard.tell(core.callbacks.session_ended, SessionEnded(session))

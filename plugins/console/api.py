@@ -77,7 +77,7 @@ class ConsoleApi:
         rows: list[str] = []
         for n, client_id in enumerate(client_ids, start=1):
             report = self._clients.report(client_id)
-            if report is not None:  # None after its session's end
+            if report is not None and report.gone_seconds is None:  # its session may have ended
                 rows.append(json.dumps(as_json(report)))
             if not n % REPORTS_IN_A_TURN:
                 await asyncio.sleep(0)

@@ -39,6 +39,8 @@ def printable(text: str) -> str:
 
 def _who(client: Report) -> str:
     words = "connected" if client["is_connected"] else "not connected"
+    if client["gone_seconds"] is not None:
+        words = f"gone for {_seconds(client['gone_seconds'])}"
     if client["username"] is not None:
         words += f", user {printable(client['username'])}"
     if client["listener"]:
@@ -46,8 +48,10 @@ def _who(client: Report) -> str:
     return f"{printable(client['client_id'])}: {words}"
 
 
-def _subscriptions(subscriptions: Report) -> Iterator[str]:
+def _subscriptions(subscriptions: Report | None) -> Iterator[str]:
     """Name the size classes, where a subscription has one."""
+    if subscriptions is None:
+        return
     words = [
         f"{subscriptions[sizes]:,} to {sizes} messages alone"
         for sizes in ("small", "large")
@@ -132,6 +136,18 @@ def _large_messages(withholding: Report) -> Iterator[str]:
     else:
         yield f"  the last was held {age} ago and has expired, was dropped or moved: {what}"
     yield f"  because {printable(decision['reason'])}"
+    for one in withholding["recent"]:
+        yield _recent(one)
+
+
+def _recent(decision: Report) -> str:
+    """Return the line of a hold or a release."""
+    what = f"{_bytes(decision['payload_bytes'])} on {printable(decision['topic'])}"
+    was = "held"
+    if decision["outcome"] == "sent":
+        was = f"released after {_seconds(decision['withheld_seconds'])}"
+    cause = printable(decision["cause"])
+    return f"  {_seconds(decision['age_seconds'])} ago: {was} ({cause}): {what}"
 
 
 def _ledger(ledger: Report) -> Iterator[str]:

@@ -17,7 +17,7 @@ from penstock.broker.client_report import (
 
 DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 
-DECISION = DecisionFigures("held", "closed", "cam/1", 1_000_000, 3.25, 0.25)
+DECISION = DecisionFigures("held", "closed", "congested", "cam/1", 1_000_000, 3.25, 0.25)
 PARTS: tuple[Any, ...] = (
     ClientReport,
     LinkFigures,
@@ -30,21 +30,24 @@ PARTS: tuple[Any, ...] = (
 
 def test_a_report_is_an_object_of_objects() -> None:
     """Its parts keep their names, tuples within tuples too, and JSON takes all of it."""
-    figures = WithholdingFigures(1, 2, 1, 3, 0.5, DECISION)
+    figures = WithholdingFigures(1, 2, 1, 3, 0.5, DECISION, [DECISION])
+    decision = {
+        "outcome": "held",
+        "reason": "closed",
+        "cause": "congested",
+        "topic": "cam/1",
+        "payload_bytes": 1_000_000,
+        "withheld_seconds": 3.25,
+        "age_seconds": 0.25,
+    }
     assert json.loads(json.dumps(as_json(figures))) == {
         "withheld": 1,
         "withheld_total": 2,
         "released_total": 1,
         "broken_off_total": 3,
         "look_again_in_seconds": 0.5,
-        "last_decision": {
-            "outcome": "held",
-            "reason": "closed",
-            "topic": "cam/1",
-            "payload_bytes": 1_000_000,
-            "withheld_seconds": 3.25,
-            "age_seconds": 0.25,
-        },
+        "last_decision": decision,
+        "recent": [decision],
     }
 
 

@@ -15,7 +15,7 @@ from penstock.broker.faults import Guard, is_logged, note_fault
 from penstock.broker.mqtt.packets import Connect, Will
 from penstock.broker.payload import STORED_ABOVE_BYTES
 from penstock.broker.plugin_loader import LoadedPlugins
-from penstock.broker.reports.client_reports import report
+from penstock.broker.reports.client_reports import report, subject_of
 from penstock.broker.reports.sampling import Sampling
 from penstock.broker.reports.sys_topics import SysTopics
 from tests.helpers.access import Access
@@ -139,7 +139,7 @@ def leave_will(broker: VirtualBroker) -> None:
 def report_client(broker: VirtualBroker) -> None:
     """Report a client to whoever asks."""
     broker.connect("s")
-    report(broker.session("s"), broker.now)
+    report(subject_of(broker.session("s")), broker.now)
 
 
 def report_all(broker: VirtualBroker) -> None:

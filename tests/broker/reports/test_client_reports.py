@@ -6,7 +6,7 @@ import pytest
 
 from penstock.broker.client_report import ClientReport, DecisionFigures, TcpFigures
 from penstock.broker.link import Link, TcpLook
-from penstock.broker.reports.client_reports import Reports, report
+from penstock.broker.reports.client_reports import Reports, report, subject_of
 from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualBroker
 
@@ -31,7 +31,7 @@ class Gate(SwitchGate):
 
 def told(broker: VirtualBroker, client_id: str = "s") -> ClientReport:
     """Return what is reported of a client now."""
-    return report(broker.session(client_id), broker.now)
+    return report(subject_of(broker.session(client_id)), broker.now)
 
 
 def publish(broker: VirtualBroker, payload: bytes, **options: Any) -> None:
@@ -45,11 +45,11 @@ def test_a_client_of_which_nothing_is_known_has_empty_figures() -> None:
     broker = VirtualBroker()
     broker.connect("s", username="joe")
     found = told(broker)
-    assert found[:4] == ("s", True, "joe", found.listener)
+    assert found[:5] == ("s", True, None, "joe", found.listener)
     link = found.link
     assert (link.rtt_latest, link.rtt_age_seconds, link.rtt_source) == (None, None, "")
     assert (link.threshold_l, link.outstanding_age_seconds, link.tcp) == (None, None, None)
-    assert found.withholding == (0, 0, 0, 0, None, None)
+    assert found.withholding == (0, 0, 0, 0, None, None, [])
     assert found.ledger == (0, 0, 0, 0, 0, 0, 0, {}, 0, "empty")
 
 
@@ -115,14 +115,18 @@ def test_a_held_message_is_told_with_its_wait_so_far_and_then_as_sent() -> None:
     publish(broker, b"behind", qos=1)
     broker.advance(0.5)
     held = told(broker)
-    assert held.withholding.last_decision == DecisionFigures("held", "closed", "t", 200, 0.5, 0.5)
+    assert held.withholding.last_decision == DecisionFigures(
+        "held", "closed", "other", "t", 200, 0.5, 0.5
+    )
     assert held.withholding[:5] == (2, 1, 0, 0, 1.5)
     assert (held.ledger.withheld, held.ledger.queued, held.ledger.queued_bytes) == (2, 0, 206)
     assert held.ledger.waits_for == "withheld: closed"
     gate.is_open = True
     broker.advance(2.5)
     sent = told(broker)
-    assert sent.withholding.last_decision == DecisionFigures("sent", "open", "t", 200, 2.0, 1.0)
+    assert sent.withholding.last_decision == DecisionFigures(
+        "sent", "open", "other", "t", 200, 2.0, 1.0
+    )
     assert sent.withholding[:5] == (0, 1, 1, 0, None)
     assert (sent.ledger.matched, sent.ledger.inflight) == (2, 2)
 

@@ -8,7 +8,7 @@ import pytest
 from penstock.broker.access_control import RECEIVE, AccessControl, Action, SessionView
 from penstock.broker.mqtt.packets import Publish, Subscribe, SubscriptionRequest, Unsubscribe
 from penstock.broker.mqtt.topics import validate_topic
-from penstock.broker.reports.client_reports import report
+from penstock.broker.reports.client_reports import report, subject_of
 from penstock.broker.reports.client_topics import DOCUMENTS, ROOT, ClientTopics, topic_level
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -43,11 +43,12 @@ def test_who_names_a_client_gets_its_documents_at_once_and_then_each_interval() 
     watcher.subscribe(f"{ROOT}/dev7/#")
     broker.advance(0)
     found = documents(watcher)
-    told = report(broker.session("dev7"), broker.now)
+    told = report(subject_of(broker.session("dev7")), broker.now)
     assert found.keys() == named("dev7")
     assert found["dev7/link"] == {**told.link._asdict()}
     assert found["dev7/withholding"] == {**told.withholding._asdict()}
     assert found["dev7/ledger"] == {**told.ledger._asdict()}
+    assert told.subscriptions is not None
     assert found["dev7/subscriptions"] == {**told.subscriptions._asdict()}
     for _ in range(3):
         broker.advance(INTERVAL)

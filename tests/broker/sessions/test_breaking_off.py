@@ -13,7 +13,7 @@ from penstock.broker.events import Callbacks, PacketSent
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel, Unsubscribe
 from penstock.broker.payload import SENT_PIECE_BYTES
-from penstock.broker.reports.client_reports import report
+from penstock.broker.reports.client_reports import report, subject_of
 from penstock.broker.reports.sys_topics import SysTopics
 from penstock.broker.sessions.breaking_off import LEAST_EXPIRY_SECONDS, LOOK_SECONDS, RETURN_SECONDS
 from tests.helpers.durable import DurableBroker
@@ -395,7 +395,7 @@ def test_reports_and_figures_count_it() -> None:
     path.publish_large("cam", "L")
     path.publish("alarm", "a")
     assert path.break_off()
-    figures = report(path.broker.session("s"), path.broker.now).withholding
+    figures = report(subject_of(path.broker.session("s")), path.broker.now).withholding
     assert (figures.broken_off_total, figures.withheld_total, figures.withheld) == (1, 1, 1)
     watcher = path.broker.connect("w")
     watcher.subscribe("$SYS/broker/penstock/withholding/#")

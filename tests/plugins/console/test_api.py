@@ -14,7 +14,7 @@ from yarl import URL
 from penstock.broker.client_report import ClientReport, as_json
 from penstock.broker.errors import ConfigError
 from penstock.broker.extensions import PluginContext
-from penstock.broker.reports.client_reports import Reports, report
+from penstock.broker.reports.client_reports import Reports, report, subject_of
 from penstock.plugins.console.api import ConsoleApi, ConsolePlugin
 from penstock.plugins.console.config import ConsoleConfig
 from penstock.plugins.web.service import HttpStartError
@@ -42,7 +42,7 @@ def broker_of(*client_ids: str) -> VirtualBroker:
 
 def told(broker: VirtualBroker, client_id: str) -> Any:
     """Return what is to be told of a client."""
-    return as_json(report(broker.session(client_id), broker.now))
+    return as_json(report(subject_of(broker.session(client_id)), broker.now))
 
 
 async def test_every_request_is_documented() -> None:

@@ -31,9 +31,31 @@ TCP: dict[str, Any] = {
     "congestion_control": "cubic",
 }
 
+RECENT: list[dict[str, Any]] = [
+    {
+        "outcome": "sent",
+        "reason": "historic: L_now 0.5 s < 3.5 s (...)",
+        "cause": "calm",
+        "topic": "cam/1",
+        "payload_bytes": 980_000,
+        "withheld_seconds": 12.4,
+        "age_seconds": 31.0,
+    },
+    {
+        "outcome": "held",
+        "reason": "historic: L_now 8 s >= 3.5 s (...)",
+        "cause": "congested",
+        "topic": "cam/1",
+        "payload_bytes": 1_000_000,
+        "withheld_seconds": 0.0,
+        "age_seconds": 3.2,
+    },
+]
+
 DECISION: dict[str, Any] = {
     "outcome": "held",
     "reason": REASON,
+    "cause": "congested",
     "topic": "cam/1",
     "payload_bytes": 1_000_000,
     "withheld_seconds": 3.2,
@@ -64,6 +86,7 @@ def client(**parts: dict[str, Any]) -> dict[str, Any]:
         "broken_off_total": 0,
         "look_again_in_seconds": 1.3,
         "last_decision": DECISION,
+        "recent": RECENT,
     }
     ledger = {
         "matched": 1_020,
@@ -81,6 +104,7 @@ def client(**parts: dict[str, Any]) -> dict[str, Any]:
     return {
         "client_id": "dev7",
         "is_connected": True,
+        "gone_seconds": None,
         "username": "joe",
         "listener": "default",
         "subscriptions": subscriptions | parts.get("subscriptions", {}),
@@ -106,9 +130,19 @@ def test_a_client_with_a_bad_link_and_a_held_message() -> None:
         "  held now, for 3.2 s: 1,000,000 bytes on cam/1, looked at again in 1.3 s at the latest",
         "  2 more are withheld",
         f"  because {REASON}",
+        "  31.0 s ago: released after 12.4 s (calm): 980,000 bytes on cam/1",
+        "  3.2 s ago: held (congested): 1,000,000 bytes on cam/1",
         LEDGER_LINE,
         "  1,000,300 bytes wait: withheld",
     ]
+
+
+def test_a_client_that_has_gone_is_told_as_it_was() -> None:
+    """When it went stands first; what it had subscribed to is not known any more."""
+    found = client() | {"is_connected": False, "gone_seconds": 12.0, "subscriptions": None}
+    lines = describe(found)
+    assert lines[0] == "dev7: gone for 12.0 s, user joe, listener default"
+    assert lines[1:] == describe(client())[1:]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,78 @@
+"""What is still known of the last clients that have gone: why their messages were held.
+
+An operator asks after a client has failed, and its session may have ended by then.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from penstock.broker.extensions import Decision
+from penstock.broker.link import Link
+from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.outbox import Outbox
+
+MAX_CLIENTS: Final = 256
+"""Clients that are remembered, some 3 KB each."""
+
+MAX_NAME_CHARACTERS: Final = 256
+"""Of client id and user name together: clients make up ids, and one may have 65,535 bytes."""
+
+MAX_TOPIC_CHARACTERS: Final = 256
+"""Of a topic in a decision; the rest is cut off."""
+
+
+class LastClient(NamedTuple):
+    """A client that has gone.
+
+    Attributes:
+        client_id: Client Identifier.
+        username: of its last connection, or None.
+        listener: the same.
+        link: its path.
+        outbox: empty; it has the last decisions.
+        ledger: its account.
+        n_broken_off: times a connection of it was closed in the middle of a large message.
+        left_at: monotonic seconds.
+    """
+
+    client_id: str
+    username: str | None
+    listener: str
+    link: Link
+    outbox: Outbox
+    ledger: Ledger
+    n_broken_off: int
+    left_at: float
+
+
+class LastClients:
+    """The last clients that have gone, `MAX_CLIENTS` at most, each by its Client Identifier."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, LastClient] = {}
+
+    def add(self, client: LastClient) -> None:
+        """Remember a client that has gone; nothing else changes what it refers to."""
+        if len(client.client_id) + len(client.username or "") > MAX_NAME_CHARACTERS:
+            return
+        outbox, clients = client.outbox, self._clients
+        outbox.journal = None
+        if outbox.last_decision is not None:
+            outbox.last_decision = _shortened(outbox.last_decision)
+            outbox.recent = tuple(map(_shortened, outbox.recent))
+        clients.pop(client.client_id, None)
+        clients[client.client_id] = client
+        if len(clients) > MAX_CLIENTS:
+            del clients[next(iter(clients))]
+
+    def get(self, client_id: str) -> LastClient | None:
+        """Return the last client of that name that has gone; None where none is remembered."""
+        return self._clients.get(client_id)
+
+
+def _shortened(decision: Decision) -> Decision:
+    topic = decision.topic
+    if len(topic) <= MAX_TOPIC_CHARACTERS:
+        return decision
+    return decision._replace(topic=f"{topic[:MAX_TOPIC_CHARACTERS]}...")
