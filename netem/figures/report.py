@@ -107,6 +107,7 @@ def to_markdown(
     parts = [
         f"# {scenario.title}\n",
         f"{scenario.about.strip()}\n",
+        _doubts(info),
         _verdicts(info, verdicts),
         *pictures,
         *(_latencies(measures, stream) for stream in measures.streams_in_focus()),
@@ -129,6 +130,10 @@ def _table(head: list[str], rows: Iterable[list[str]], *, words: int = 1) -> str
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def _doubts(info: RunInfo) -> str:
+    return "\n".join(f"**Doubtful:** {remark}.\n" for remark in info.remarks)
+
+
 def _verdicts(info: RunInfo, verdicts: list[Verdict]) -> str:
     if not verdicts:
         return ""
@@ -137,7 +142,6 @@ def _verdicts(info: RunInfo, verdicts: list[Verdict]) -> str:
     text = f"## Verdict: {met} of {len(judged)} targets met\n\n"
     if len(judged) < len(verdicts):
         text += f"A {info.length} run does not judge timings; they are shown.\n\n"
-    text += "".join(f"**Doubtful:** {remark}.\n\n" for remark in info.remarks)
     return text + "".join(f"- {each.line}\n" for each in verdicts)
 
 

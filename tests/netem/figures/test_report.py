@@ -12,7 +12,7 @@ from penstock.netem.figures.measures import Measures
 from penstock.netem.figures.report import read_tables, to_markdown, write_report
 from penstock.netem.figures.tables import Format
 from penstock.netem.runs.scenario import Subscriber, Target
-from tests.helpers.netem_runs import INFO, SCENARIO, whole_run, write_run
+from tests.helpers.netem_runs import INFO, SCENARIO, whole_run, with_scenario, write_run
 
 
 def rows_of(text: str, heading: str) -> dict[str, list[str]]:
@@ -58,6 +58,15 @@ def test_the_report_holds_what_was_found(tmp_path: Path, form: Format) -> None:
         in text
     )
     assert "| router-edge | good: 40 ms round trip, 2,500 kB/s | 2 | 20.0 s | 0.00 s |" in text
+
+
+def test_a_report_without_targets_says_what_makes_it_doubtful(tmp_path: Path) -> None:
+    """Before any figure."""
+    info = with_scenario(dataclasses.replace(INFO, remarks=["seed 1: busy"]), targets=[])
+    write_run(tmp_path, info, whole_run())
+    write_report(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert text.index("**Doubtful:** seed 1: busy.\n") < text.index("## ")
 
 
 def test_the_report_says_how_to_run_it_again(tmp_path: Path) -> None:
