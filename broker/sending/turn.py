@@ -46,22 +46,22 @@ class Turn:
         self.steps = 0
         self.most_steps = MOST_STEPS
 
-    def touch(self, connection: Outgoing) -> None:
-        """Let the driver look at all that a connection may want."""
-        connection.needs_look = True
-        if not connection.is_touched:
-            self.write_soon(connection)
+    def touch(self, outgoing: Outgoing) -> None:
+        """Let the driver look at all that the connection may want."""
+        outgoing.needs_look = True
+        if not outgoing.is_touched:
+            self.write_soon(outgoing)
 
-    def write_soon(self, connection: Outgoing) -> None:
+    def write_soon(self, outgoing: Outgoing) -> None:
         """Let the driver write what is in `out`, and no more; the connection is not touched yet."""
-        connection.is_touched = True
-        self.touched.append(connection)
+        outgoing.is_touched = True
+        self.touched.append(outgoing)
         if not self.is_running:
             self._wake()
 
     def take_touched(self) -> list[Outgoing]:
-        """Return the connections touched since the last call, and start a new list."""
+        """Return what was touched since the last call, and start a new list."""
         touched, self.touched = self.touched, []
-        for connection in touched:
-            connection.is_touched = False
+        for outgoing in touched:
+            outgoing.is_touched = False
         return touched
