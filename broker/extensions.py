@@ -365,8 +365,8 @@ class PluginContext(NamedTuple):
             from the directory the program was started in.
         clock: returns monotonic seconds, on the same clock as every `now`.
         listeners: names of the listeners in the policy file.
-        clients: knows the clients once the plugin is started; None where there is no broker, as
-            in the edge proxy.
+        clients: knows the clients once the plugin is started; None where there are none.
+        is_proxy: the plugin is one of the edge proxy.
     """
 
     logger: logging.Logger
@@ -374,6 +374,7 @@ class PluginContext(NamedTuple):
     clock: Callable[[], float]
     listeners: Sequence[str] = ()
     clients: ClientReports | None = None
+    is_proxy: bool = False
 
 
 class Plugin:

@@ -146,6 +146,7 @@ def load_plugins(
     clock: Callable[[], float] = time.monotonic,
     listeners: Iterable[str] = (),
     clients: ClientReports | None = None,
+    is_proxy: bool = False,
 ) -> LoadedPlugins:
     """Make the plugins that the policy names in short.
 
@@ -155,7 +156,8 @@ def load_plugins(
         policy: a checked policy file.
         clock: monotonic seconds, handed to the plugins.
         listeners: names of the broker's listeners, handed to the plugins.
-        clients: of the broker, handed to the plugins; None where there is none.
+        clients: of the broker or proxy, handed to the plugins; None where there is none.
+        is_proxy: they are the edge proxy's.
 
     Raises:
         ConfigError: an unknown name, a wrong key or value, or two plugins for one place.
@@ -178,7 +180,7 @@ def load_plugins(
             problems.extend(error.problems)
             continue
         logger = logging.getLogger(f"penstock.{name}")
-        context = PluginContext(logger, policy.file, clock, tuple(listeners), clients)
+        context = PluginContext(logger, policy.file, clock, tuple(listeners), clients, is_proxy)
         made[name] = _make(name, cls, config, context)
         _check_contracts(name, made[name])
     problems.extend(_conflicts(made))

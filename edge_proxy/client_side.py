@@ -14,7 +14,6 @@ which the broker's own inflight limit makes rare.
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Final
 
 from penstock.broker.errors import ProtocolError
@@ -84,6 +83,8 @@ class ClientSide:
         self._leftover = b""
         self._is_stopped = False
         self._urgent_bytes = 0
+        # Packet id to (arrival, whether it is large), of what left the outbox unacknowledged.
+        self._arrivals: dict[int, tuple[float, bool]] = {}
         self._n_expired = 0  # of those that were acknowledged to the broker
         self.ledger = Ledger()
         self.outbox = make_outbox(link, self.ledger, shared.outbox_rules)
@@ -299,7 +300,6 @@ class ClientSide:
             return
         self.wants_pump = False
         outbox = self.outbox
-        n_withheld = self.ledger.withheld_total
         self._link.unsent_bytes = unsent_bytes
         while self.out_bytes < self._limits.write_high_bytes:
             delivery = outbox.take(now)
@@ -311,22 +311,11 @@ class ClientSide:
                 break
         else:
             self.wants_pump = True
-        if self.ledger.withheld_total != n_withheld:
-            self._log_withheld()
         if self.ledger.expired != self._n_expired:
             self._n_expired = self.ledger.expired
             self._refuse_expired(now)
         if self._is_stopped and self._has_room():
             self._go_on_reading(now)
-
-    def _log_withheld(self) -> None:
-        decision = self.outbox.last_decision
-        if decision is not None and self._shared.logger.isEnabledFor(logging.DEBUG):
-            self._shared.logger.debug(
-                "client %s: a message is withheld: %s",
-                self._link.client_id,
-                decision.verdict.reason,
-            )
 
     def _has_room(self) -> bool:
         outbox, limits = self.outbox, self._limits
@@ -345,7 +334,11 @@ class ClientSide:
     def _send(self, delivery: Delivery, now: float) -> None:
         message = delivery.message
         qos = delivery.qos
-        is_dup = self.acks.sent(delivery.packet_id) if qos else False
+        is_dup = False
+        if qos:
+            is_dup = self.acks.sent(delivery.packet_id)
+            is_large = delivery.after is not None
+            self._arrivals[delivery.packet_id] = message.arrived_at, is_large
         header = publish_header(
             message.topic_bytes,
             message.payload_bytes,
@@ -398,9 +391,33 @@ class ClientSide:
         elif outcome is Outcome.REFUSED:
             self.ledger.drop("refused")
         is_first_answer = packet_type != PacketType.PUBCOMP and outcome is not Outcome.UNKNOWN
+        sent_at = self._link.outstanding_since
         if is_first_answer and self.samplers.acknowledged(packet_id, now):
             self.link_changed()
+        is_timed = sent_at is not None and self._link.outstanding_since != sent_at
+        if is_timed or self._arrivals:
+            self._observe_latency(packet_id, outcome, sent_at if is_timed else None, now)
         return True
+
+    def _observe_latency(
+        self, packet_id: int, outcome: Outcome, sent_at: float | None, now: float
+    ) -> None:
+        """Take the latency of a large message, or of a small one that a sampler has timed.
+
+        Args:
+            packet_id: of the acknowledged message.
+            outcome: of the acknowledgement.
+            sent_at: monotonic seconds at which a timed message was sent; None for others.
+            now: monotonic seconds.
+        """
+        arrived_at, is_large = self._arrivals.get(packet_id, (sent_at, False))
+        record = self._shared.outbox_rules.record
+        if is_large and outcome is Outcome.DELIVERED and arrived_at is not None:
+            record.observe_latency("large", "acknowledged", now - arrived_at)
+        elif not is_large and sent_at is not None and arrived_at is not None:
+            record.observe_latency("small", "acknowledged", now - arrived_at)
+        if outcome is not Outcome.RECEIVED:
+            self._arrivals.pop(packet_id, None)
 
     def close(self) -> None:
         """Drop waiting messages of QoS 0; the broker still has those of QoS 1 and 2."""

@@ -28,6 +28,8 @@ from penstock.broker.mqtt.receive_buffer import (
     read_remaining_length,
 )
 from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.outbox.last_clients import LastClient
+from penstock.broker.outbox.outbox import Outbox
 from penstock.edge_proxy.client_side import ClientSide
 from penstock.edge_proxy.client_stream import ClientStream
 from penstock.edge_proxy.direction import Direction
@@ -79,7 +81,7 @@ class Pair:
         self._is_accepted = False
         self._is_broker_paused = False
         self._stream: ClientStream
-        self._received_at = now
+        self._now = now
         self.client: ClientSide
         self.link = Link("")
         self.fileno = -1
@@ -90,7 +92,7 @@ class Pair:
 
     def receive_data(self, direction: Direction, chunk: bytes, now: float) -> None:
         """Take bytes in a direction; a peer's fault never raises here."""
-        self._received_at = now
+        self._now = now
         if self.is_closing:
             return
         try:
@@ -118,17 +120,20 @@ class Pair:
             self._refuse(ReasonCode.SERVER_UNAVAILABLE)
             self._end(f"refused: {reason}")
 
-    def connection_lost(self, direction: Direction, reason: str = "") -> None:
+    def connection_lost(self, direction: Direction, now: float, reason: str = "") -> None:
         """The connection whose bytes have a direction has ended.
 
         Args:
             direction: UPSTREAM for that of the client, DOWNSTREAM for that of the broker.
+            now: monotonic seconds.
             reason: why it ended; "" where it was closed normally.
         """
+        self._now = now
         self._end(f"the {direction.sender}'s connection {reason or 'was closed'}")
 
-    def close(self, reason_code: ReasonCode) -> None:
+    def close(self, reason_code: ReasonCode, now: float) -> None:
         """End both connections, and send an MQTT 5 client the reason."""
+        self._now = now
         if not self.is_closing:
             self._disconnect(reason_code)
             self._end(describe_reason_code(reason_code))
@@ -176,6 +181,7 @@ class Pair:
         """
         if not self._is_accepted or self.is_closing:
             return
+        self._now = now
         client = self.client
         try:
             client.pump(unsent_bytes, now)
@@ -199,6 +205,7 @@ class Pair:
 
     def handle_timeout(self, now: float) -> None:
         """Do what is due, if anything."""
+        self._now = now
         if self.is_closing:
             return
         if not self.wants_broker:
@@ -264,7 +271,7 @@ class Pair:
         self._stream.receive_data(data[stop:], self._to_broker)
 
     def _acknowledged(self, packet_type: int, packet_id: int, reason_code: int) -> bool:
-        return self.client.acknowledged(packet_type, packet_id, reason_code, self._received_at)
+        return self.client.acknowledged(packet_type, packet_id, reason_code, self._now)
 
     def _look_for_connack(self, now: float) -> None:
         """Note the broker's answer to CONNECT, once."""
@@ -282,6 +289,7 @@ class Pair:
             "assigned_client_identifier", self.link.client_id
         )
         self._is_accepted = True
+        self._shared.pairs[self.link.client_id] = self
         self._connack_due = None
         self.client.wants_pump = True
         self.client.samplers.connected(now)
@@ -334,8 +342,31 @@ class Pair:
         account = ""
         if self._is_accepted:
             shared.n_ended += 1
+            self._leave()
             account = f"; {describe(self.client.ledger)}"
         shared.logger.info("%s: ended: %s%s", self, reason, account)
+
+    def _leave(self) -> None:
+        """Let reports tell of the client as one that has gone, without what waited for it."""
+        shared, client, link = self._shared, self.client, self.link
+        if shared.pairs.get(link.client_id) is not self:
+            return  # a newer connection of the same client
+        del shared.pairs[link.client_id]
+        outbox = Outbox(link, client.ledger, shared.outbox_rules)
+        outbox.last_decision = client.outbox.last_decision
+        outbox.recent = client.outbox.recent
+        shared.last_clients.add(
+            LastClient(
+                link.client_id,
+                link.username,
+                "",
+                link,
+                outbox,
+                client.ledger,
+                n_broken_off=0,
+                left_at=self._now,
+            )
+        )
 
 
 def without_topic_aliases(connect: Connect, frame: bytes) -> bytes:

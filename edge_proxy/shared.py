@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.broker.counters import Counters
+from penstock.broker.counters import Counters, Metric
 from penstock.broker.extensions import DeliveryGate, LinkSampler
 from penstock.broker.faults import Guard
 from penstock.broker.link import Link
+from penstock.broker.outbox.last_clients import LastClients
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.rules import OutboxRules
 from penstock.edge_proxy.content_index import ContentIndex
@@ -18,6 +19,20 @@ from penstock.edge_proxy.topic_cache import TopicCache
 
 if TYPE_CHECKING:
     from penstock.edge_proxy.config import ProxyLimits
+    from penstock.edge_proxy.pair import Pair
+
+
+def describe_large(metrics: Iterable[Metric]) -> str:
+    """Return counters and histograms on one line, without what is 0."""
+    words = []
+    for name, _type, _help, samples in metrics:
+        for labels, value in samples:
+            named = f"{name.removeprefix('withholding_')} {' '.join(labels.values())}"
+            if isinstance(value, int):
+                words.append(f"{named}: {value}")
+            elif n_values := value.buckets()["+Inf"]:
+                words.append(f"{named}: {n_values}, mean {value.total / n_values:.3g}")
+    return "; ".join(words)
 
 
 def describe(ledger: Ledger) -> str:
@@ -48,6 +63,8 @@ class Shared:
         logger: for what an operator should know.
         counters: of connections that were refused.
         ended: the sum of the ledgers of clients that have left.
+        pairs: Client Identifier to its pair, of clients that the broker has accepted.
+        last_clients: those that have left last.
         n_ended: how many have left; clients that the broker refused are not counted.
         extension_errors: exceptions raised by plugins, by the name of the plugin.
         guard: for each call into a plugin.
@@ -78,15 +95,21 @@ class Shared:
         self.guard = Guard(logger, self.extension_errors)
         self.gate = DeliveryGate() if gate is None else gate
         # The limits are enforced by not reading: messages that were read must not be dropped.
-        self.outbox_rules = OutboxRules(self.gate, self.guard)
+        self.outbox_rules = OutboxRules(self.gate, self.guard, logger=logger)
         self.samplers = tuple(samplers)
         self.topics = TopicCache(
             partial(self.guard.call, self.gate, self.gate.threshold_s, otherwise=None)
         )
         self.payloads = ContentIndex()
         self.ended = Ledger()
+        self.pairs: dict[str, Pair] = {}
+        self.last_clients = LastClients()
         self.n_ended = 0
         self.user_properties_ignored = 0
+
+    def threshold_l(self, link: Link) -> float | None:
+        """Return the RTT above which the gate takes a path for congested; None if it has none."""
+        return self.guard.call(self.gate, self.gate.threshold_l, link, otherwise=None)
 
     def introduce(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> None:
         """Pass the user properties of a client's CONNECT to the gate."""

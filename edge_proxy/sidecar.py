@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from typing import Final
 
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
@@ -13,8 +14,9 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.network.open_files import most_connections
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
+from penstock.edge_proxy.client_reports import ProxyReports
 from penstock.edge_proxy.config import ProxyConfig
-from penstock.edge_proxy.shared import Shared, describe
+from penstock.edge_proxy.shared import Shared, describe, describe_large
 from penstock.edge_proxy.transport import Pairs
 
 BACKLOG: Final = 1024
@@ -69,18 +71,20 @@ class Sidecar:
 
     async def _start(self) -> None:
         config = self._config
-        plugins = load_plugins(config)
+        reports = ProxyReports(time.monotonic)
+        plugins = load_plugins(config, clients=reports, is_proxy=True)
         _check_plugins(plugins, config)
         self.shared = Shared(
             config.limits, logger=self._logger, gate=plugins.gate, samplers=plugins.samplers
         )
+        reports.attach(self.shared)
         self._pairs = Pairs(
             self.shared,
             config.broker_host,
             config.broker_port,
             timeout_seconds=config.broker_timeout_seconds,
             connack_timeout_seconds=config.connack_timeout_seconds,
-            connections=self._connections(),
+            connections=self._connections(sum(one.open_files for one in plugins.plugins)),
         )
         self._plugins = plugins
         await plugins.start()
@@ -97,9 +101,9 @@ class Sidecar:
             "listening on %s:%d for the broker at %s", *self.address, self._pairs.broker_name
         )
 
-    def _connections(self) -> int:
+    def _connections(self, files_of_plugins: int) -> int:
         """Return how many clients may be connected at a time."""
-        most = most_connections(files_each=FILES_OF_A_CLIENT)
+        most = most_connections(files_each=FILES_OF_A_CLIENT, files_elsewhere=files_of_plugins)
         wanted = self._config.limits.connections
         if wanted is not None and wanted > most:
             self._logger.warning(
@@ -138,6 +142,9 @@ class Sidecar:
                 await self._pairs.all_ended()
         await self._close()
         self._logger.info("served %d clients: %s", self.shared.n_ended, describe(self.ledger()))
+        large = describe_large(self.shared.outbox_rules.record.metrics())
+        if large:
+            self._logger.info("large messages: %s", large)
         refused = self.shared.counters.connections_refused
         if refused:
             self._logger.info(

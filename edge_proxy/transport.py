@@ -210,7 +210,9 @@ class PairTransport:
             )
 
     def _drop_half_closed(self, direction: Direction) -> None:
-        self.pair.connection_lost(direction, "was half-closed and took nothing more")
+        self.pair.connection_lost(
+            direction, self._pairs.clock(), "was half-closed and took nothing more"
+        )
         self.abort()
 
     def paused(self, direction: Direction) -> None:
@@ -231,7 +233,9 @@ class PairTransport:
             return
         if direction is Direction.UPSTREAM:
             self.pair.fileno = -1
-        self.pair.connection_lost(direction, f"broke: {error}" if error else "")
+        self.pair.connection_lost(
+            direction, self._pairs.clock(), f"broke: {error}" if error else ""
+        )
         self.serve()
 
     def broker_unreachable(self, reason: str) -> None:
@@ -241,12 +245,12 @@ class PairTransport:
 
     def close(self, reason_code: ReasonCode) -> None:
         """End the pair normally."""
-        self.pair.close(reason_code)
+        self.pair.close(reason_code, self._pairs.clock())
         self.serve()
 
     def abort(self) -> None:
         """Drop both connections without sending the rest."""
-        self.pair.close(ReasonCode.UNSPECIFIED_ERROR)
+        self.pair.close(ReasonCode.UNSPECIFIED_ERROR, self._pairs.clock())
         for transport in list(self._transports.values()):
             transport.abort()
 
@@ -321,7 +325,7 @@ class PairTransport:
             call()
         except Exception:
             self.logger.exception("%s: closed after a fault of the proxy", self.pair)
-            self.pair.close(ReasonCode.UNSPECIFIED_ERROR)
+            self.pair.close(ReasonCode.UNSPECIFIED_ERROR, self._pairs.clock())
         self.serve()
 
     def _close(self) -> None:

@@ -122,7 +122,7 @@ class ConsolePlugin(Plugin):
         super().__init__(config, context)
         if context.clients is None:
             problem = ConfigProblem(
-                "plugins.console", "a plugin that tells of a broker's clients", "in a broker alone"
+                "plugins.console", "a plugin that tells of clients", "in a broker or a proxy"
             )
             raise ConfigError(context.policy_file, [problem])
         self.http_url = ""

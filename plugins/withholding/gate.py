@@ -304,7 +304,7 @@ class WithholdingPlugin(Plugin):
         path, file = "plugins.withholding.listeners", context.policy_file
         self._policy_file = file
         check_listeners(path, config.listeners, context.listeners, file)
-        if config.break_off_after is not None and context.clients is None:
+        if config.break_off_after is not None and context.is_proxy:
             path = "plugins.withholding.break_off_after"
             read = f"{config.break_off_after:g}"
             problem = ConfigProblem(path, read, "null: only a broker closes connections")

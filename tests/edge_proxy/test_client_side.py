@@ -434,7 +434,7 @@ def test_what_waits_when_the_client_goes() -> None:
     pair.broker_sends(
         publish("big", 200, packet_id=1), publish("big"), publish("small", packet_id=2)
     )
-    pair.pair.connection_lost(UP)
+    pair.pair.connection_lost(UP, pair.now)
     pair.settle()
     ledger = pair.shared.ended
     assert ledger.dropped == {"connection_lost": 1}

@@ -17,7 +17,9 @@ from penstock.edge_proxy.config import (
     load_proxy_config,
     parse_proxy_config,
 )
+from penstock.plugins.console.config import ConsoleConfig
 from penstock.plugins.probing.config import ProbingConfig
+from penstock.plugins.web.limits import HttpLimits
 from penstock.plugins.withholding.config import WithholdingConfig
 from tests.helpers.examples import default_of, in_bytes, section, shown
 
@@ -32,6 +34,8 @@ SECTIONS: dict[tuple[str, ...], type[Any]] = {
     ("limits",): ProxyLimits,
     ("plugins", "probing"): ProbingConfig,
     ("plugins", "withholding"): WithholdingConfig,
+    ("plugins", "console"): ConsoleConfig,
+    ("plugins", "console", "http_limits"): HttpLimits,
 }
 """Where the keys of each configuration stand in the example."""
 

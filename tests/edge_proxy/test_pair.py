@@ -119,7 +119,7 @@ def test_a_refusal_by_the_broker_passes(caplog: pytest.LogCaptureFixture) -> Non
     pair.broker_sends(ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED))
     assert pair.to_client() == [ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED)]
     assert "client c (test:1): refused by the broker: not authorized (0x87)" in caplog.text
-    pair.pair.connection_lost(DOWN)
+    pair.pair.connection_lost(DOWN, pair.now)
     assert pair.shared.n_ended == 0
 
 
@@ -204,11 +204,11 @@ def test_a_client_that_fails_before_its_connack_is_refused() -> None:
 def test_nothing_is_taken_after_the_end() -> None:
     """What comes late from either side is left alone; the account is closed once."""
     pair = VirtualPair.connected()
-    pair.pair.connection_lost(UP)
+    pair.pair.connection_lost(UP, pair.now)
     pair.client_sends(publish("up"))
     pair.broker_sends(publish("down"))
-    pair.pair.connection_lost(DOWN)
-    pair.pair.close(ReasonCode.SERVER_SHUTTING_DOWN)
+    pair.pair.connection_lost(DOWN, pair.now)
+    pair.pair.close(ReasonCode.SERVER_SHUTTING_DOWN, pair.now)
     pair.pair.broker_unreachable("late")
     pair.pair.handle_timeout(2000.0)
     pair.settle()
@@ -221,7 +221,7 @@ def test_nothing_is_taken_after_the_end() -> None:
 def test_a_stop_says_goodbye(version: int, goodbye: list[Any]) -> None:
     """An MQTT 5 client is told that the server is shutting down."""
     pair = VirtualPair.connected(version)
-    pair.pair.close(ReasonCode.SERVER_SHUTTING_DOWN)
+    pair.pair.close(ReasonCode.SERVER_SHUTTING_DOWN, pair.now)
     pair.settle()
     assert pair.to_client() == goodbye
     assert pair.to_broker() == []
@@ -231,7 +231,7 @@ def test_no_goodbye_before_the_broker_has_answered() -> None:
     """[MQTT-3.14.0-1]: DISCONNECT only after a CONNACK of success."""
     pair = VirtualPair()
     pair.client_sends(Connect())
-    pair.pair.close(ReasonCode.SERVER_SHUTTING_DOWN)
+    pair.pair.close(ReasonCode.SERVER_SHUTTING_DOWN, pair.now)
     pair.settle()
     assert pair.to_client() == []
 
@@ -241,7 +241,7 @@ def test_the_account_is_logged_at_the_end(caplog: pytest.LogCaptureFixture) -> N
     caplog.set_level("INFO")
     pair = VirtualPair.connected(gate=SwitchGate())
     pair.broker_sends(publish("small"), publish("big", 200, packet_id=1))
-    pair.pair.connection_lost(DOWN, "broke: reset")
+    pair.pair.connection_lost(DOWN, pair.now, "broke: reset")
     assert caplog.messages[-1] == (
         "client c (test:1): ended: the broker's connection broke: reset; messages matched 2, "
         "delivered 1, expired 0, dropped 0, left to the broker 1; withheld 1, released 0"
@@ -327,7 +327,7 @@ def test_pair_that_has_ended_is_freed_without_the_collector(direction: Direction
     gc.collect()
     gc.disable()
     try:
-        pair.pair.connection_lost(direction)
+        pair.pair.connection_lost(direction, pair.now)
         del pair
         assert client() is None
     finally:

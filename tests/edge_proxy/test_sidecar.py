@@ -28,6 +28,8 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.process.program import ReloadingService
 from penstock.edge_proxy.config import parse_proxy_config
 from penstock.edge_proxy.sidecar import ListenError, Sidecar
+from penstock.netem.runs.broker_process import reserved_port
+from penstock.plugins.console import why
 from penstock.plugins.withholding.gate import WithholdingGate
 from tests.helpers.gates import SwitchGate
 from tests.helpers.pairs import publish
@@ -151,6 +153,36 @@ async def test_a_plugins_gate_withholds_and_the_account_says_so(
         assert await broker.receive_end() == b""
     line = "served 1 clients: messages matched 2, delivered 1, expired 0, dropped 0, left to the"
     assert any(message.startswith(line) for message in caplog.messages)
+
+
+async def test_why_a_message_is_held_is_told_by_the_console(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``penstock why`` asks a proxy as it asks a broker, and the end's log has the sums."""
+    caplog.set_level(logging.INFO)
+    withholding = "{policy: conservative, threshold_s: 100, threshold_l: 1.0e-9}"
+    probing = "{probe_period: 0.05}"
+    with reserved_port() as port:
+        console = f"{{http: '127.0.0.1:{port}'}}"
+        plugins = f"{{probing: {probing}, withholding: {withholding}, console: {console}}}"
+        url = f"http://127.0.0.1:{port}"
+        async with running(f"plugins: {plugins}") as (proxy, upstream):
+            client = await open_client(proxy.address, client_id="c")
+            broker = await upstream.accepted()
+            await client.receive()
+            await until(lambda: proxy.shared.pairs["c"].link.rtt_latest is not None)
+            broker.send(publish("cam", 200, packet_id=1))
+            await until(lambda: proxy.ledger().withheld_total == 1)
+            assert await asyncio.to_thread(why.main, ["c", "--url", url]) == 0
+            await client.close()
+            await until(lambda: not proxy.shared.pairs)
+            assert await asyncio.to_thread(why.main, ["c", "--url", url]) == 0
+    here, gone = capsys.readouterr().out.split("c: gone for ")
+    assert here.startswith("c: connected\n")
+    assert "held now" in here
+    assert "because conservative: L_now" in here
+    assert "ago: held (congested): 200 bytes on cam" in gone
+    assert "large messages: decisions_total conservative held congested: 1" in caplog.text
 
 
 async def test_a_stop_waits_only_so_long(life: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, Field
+from dataclasses import MISSING, Field, asdict, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,16 @@ def shown(example: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 
 def default_of(field: Field[Any]) -> Any:
-    """Return a field's default behind what pydantic may have wrapped it in."""
+    """Return a field's default behind what pydantic has wrapped it in; a section's as a dict."""
     if field.default is MISSING:
         assert field.default_factory is not MISSING
-        return field.default_factory()
-    factory = getattr(field.default, "default_factory", None)
-    return factory() if factory is not None else getattr(field.default, "default", field.default)
+        default = field.default_factory()
+    else:
+        factory = getattr(field.default, "default_factory", None)
+        default = getattr(field.default, "default", field.default)
+        if factory is not None:
+            default = factory()
+    return asdict(default) if is_dataclass(default) and not isinstance(default, type) else default
 
 
 def in_bytes(value: Any) -> Any:

@@ -208,8 +208,8 @@ async def test_an_address_that_is_taken_is_told() -> None:
             await second.start()
 
 
-def test_a_proxy_has_no_console() -> None:
-    """Where there is no broker there are no sessions to tell of."""
+def test_where_there_are_no_clients_there_is_no_console() -> None:
+    """A program that has neither clients nor a proxy's would answer nothing."""
     context = PluginContext(logging.getLogger("test"), "proxy.yaml", lambda: 0.0)
     with pytest.raises(ConfigError, match=r"plugins\.console: read a plugin that tells"):
         ConsolePlugin(ConsoleConfig(), context)

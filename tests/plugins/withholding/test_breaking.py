@@ -135,6 +135,7 @@ def test_it_is_off_unless_asked_for() -> None:
 
 def test_edge_proxy_refuses_it() -> None:
     """A proxy's clients have their sessions with the broker: it could not give anything back."""
-    context = PluginContext(logging.getLogger("penstock.withholding"), "proxy.yaml", lambda: NOW)
+    logger = logging.getLogger("penstock.withholding")
+    context = PluginContext(logger, "proxy.yaml", lambda: NOW, is_proxy=True)
     with pytest.raises(ConfigError, match="break_off_after: read 3; allowed: null"):
         WithholdingPlugin(WithholdingConfig(break_off_after=3.0), context)

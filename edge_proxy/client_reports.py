@@ -1,0 +1,69 @@
+"""The `ClientReports` of a proxy, for the plugin `console` and so for ``penstock why``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.broker.client_report import ClientReport
+from penstock.broker.counters import Metric
+from penstock.broker.reports.client_reports import Subject, report, subject_of_last
+
+if TYPE_CHECKING:
+    from penstock.broker.link import Link
+    from penstock.edge_proxy.pair import Pair
+    from penstock.edge_proxy.shared import Shared
+
+
+class ProxyReports:
+    """What can be asked about a proxy's clients: those that their broker has accepted."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Begin without clients; `attach` adds them.
+
+        Args:
+            clock: returns monotonic seconds.
+        """
+        self._clock = clock
+        self._shared: Shared | None = None
+
+    def attach(self, shared: Shared) -> None:
+        """Report on this proxy's clients from now on."""
+        self._shared = shared
+
+    def client_ids(self) -> list[str]:
+        """Return the Client Identifier of every connected client."""
+        return [] if self._shared is None else list(self._shared.pairs)
+
+    def report(self, client_id: str) -> ClientReport | None:
+        """Return a client's report, also of one that has gone; None where it is not known."""
+        shared = self._shared
+        if shared is None:
+            return None
+        pair = shared.pairs.get(client_id)
+        if pair is not None:
+            return report(_subject_of(pair, shared.threshold_l), self._clock())
+        last = shared.last_clients.get(client_id)
+        if last is None:
+            return None
+        return report(subject_of_last(last, shared.threshold_l), self._clock())
+
+    def withholding(self) -> Sequence[Metric]:
+        """Return what became of all clients' large messages."""
+        return () if self._shared is None else self._shared.outbox_rules.record.metrics()
+
+
+def _subject_of(pair: Pair, threshold_l: Callable[[Link], float | None]) -> Subject:
+    client, link = pair.client, pair.link
+    return Subject(
+        link.client_id,
+        is_connected=True,
+        username=link.username,
+        listener="",
+        link=link,
+        outbox=client.outbox,
+        ledger=client.ledger,
+        n_inflight=client.acks.n_inflight,
+        n_broken_off=0,
+        threshold_l=threshold_l,
+    )
