@@ -89,6 +89,7 @@ CONSTANTS: Final = (
     Varied(history, "REMEMBERED_SEGMENTS", (25.0, 100.0)),
     Varied(history, "AFTER_CALM_GAIN", (1 / 512, 1 / 128)),
     Varied(history, "RATE_SECONDS", (60.0, 1500.0)),
+    Varied(history, "SUPPOSED_SECONDS", (3.0, 30.0)),
     Varied(history, "CALM_RATE_RATIO", (1 / 4, 3 / 4)),
     Varied(thresholds, "SPREAD_RATIO", (4.0, 16.0)),
     Varied(estimators, "QUARTILE_GAIN", (0.02, 0.1)),

@@ -42,7 +42,8 @@ The rate is measured where it can be: by the full-pipe rate of a transfer in thi
 measured rate counts for as long as the message would take at it. Then a message goes and measures
 again, so exploring takes at most half of the time. Before the first measurement, loss-based
 congestion control is expected to be as slow as the TCP throughput equation says, and any other as
-fast as in calm.
+fast as in calm. Where the kernel sees nothing of the congestion, it is beyond the connection's end,
+such as a relay: there, L and C are those of the RTT.
 
 Where few lengths are left, one more is added: as long again as it has lasted so far. It stands for
 congestion unlike any before. A hold ends after twice `max_withhold`, so that large messages pass
@@ -127,12 +128,14 @@ def _transfer(
     history: CongestionHistory, situation: Situation, level: float, half_rate: float
 ) -> Transfer:
     """Return what a message takes, where the kernel's figures are known."""
-    n_bytes, to_latency = situation.n_bytes, situation.size_ratio / 2
-    calm = max(_calm(history, situation), n_bytes * history.calm_slowness())
-    slowness = history.measured_slowness(situation.now, n_bytes)
-    slowness = slowness or history.assumed_slowness(level)
-    # Before any rate is known, as by the RTT alone.
-    congested = level / 2 + n_bytes * slowness if slowness else to_latency * level
+    n_bytes, calm = situation.n_bytes, _calm(history, situation)
+    slowness = 0.0
+    if history.is_seen_by_kernel:
+        calm = max(calm, n_bytes * history.calm_slowness())
+        slowness = history.measured_slowness(situation.now, n_bytes)
+        slowness = slowness or history.assumed_slowness(level)
+    # Without a rate of this path, as by the RTT alone.
+    congested = level / 2 + n_bytes * slowness if slowness else situation.size_ratio / 2 * level
     return Transfer(max(congested, calm), calm, half_rate)
 
 

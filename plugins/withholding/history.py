@@ -49,6 +49,10 @@ RATE_SECONDS = 300.0
 """Over which the rate of small messages is averaged, as the least RTT is found: an alarm in some
 minutes counts."""
 
+SUPPOSED_SECONDS = 10.0
+"""Seconds before the first count in which one small message is assumed to have come, so that a new
+subscriber's first alarms are protected."""
+
 CALM_RATE_RATIO = 1 / 2
 """Rate of a transfer over that of calm from which on the path is calm, whatever RTTs are: they are
 those of the connection's own queue, or of what waited in congestion that is over."""
@@ -128,6 +132,8 @@ class CongestionHistory:
             the first.
         is_loss_based: whether the connection's congestion control slows down for each loss; True
             before the first look.
+        is_seen_by_kernel: whether the kernel's RTT or losses show the congestion. They do not where
+            it is beyond the connection's end, such as a relay, whose rates say nothing then.
         small_per_second: small messages that came lately, 1/s.
     """
 
@@ -159,10 +165,11 @@ class CongestionHistory:
     best_rate: float | None = None
     calm_seconds_per_byte: float | None = None
     is_loss_based: bool = True
-    small_per_second: float = 0.0
+    is_seen_by_kernel: bool = True
+    small_per_second: float = field(default_factory=lambda: 1 / SUPPOSED_SECONDS)
     _n_small: int | None = None
     _counted_at: float = 0.0
-    _count_seconds: float = 0.0
+    _count_seconds: float = field(default_factory=lambda: SUPPOSED_SECONDS)
     large_bytes: int = 0
     _large_at: float = 0.0
     _drained_at: float = 0.0
@@ -207,6 +214,8 @@ class CongestionHistory:
         """
         before, seconds = self._n_small, now - self._counted_at
         if before is None:
+            # Those that came before the first RTT are of the supposed seconds.
+            self.small_per_second += n_messages / self._count_seconds
             self._n_small, self._counted_at = n_messages, now
         elif seconds > 0:
             # The plain mean at first, then exponential.
@@ -219,6 +228,8 @@ class CongestionHistory:
     def observe_large(self, n_bytes: int, least_seconds: float, now: float) -> None:
         """Take note of a large message that has left.
 
+        It leaves when the kernel has taken the one before, so packets wait for this one alone.
+
         Args:
             n_bytes: of its payload.
             least_seconds: that it takes in calm, by the latency profile.
@@ -226,7 +237,7 @@ class CongestionHistory:
         """
         self._drained_before, self._large_at = self._drained_at, now
         seconds = max(least_seconds, n_bytes * self.calm_slowness())
-        self._drained_at = max(self._drained_at, now) + seconds
+        self._drained_at = now + seconds
 
     def own_seconds(self, sent_at: float) -> float:
         """Return for how long a packet waited for the connection's own large messages in calm.
@@ -243,25 +254,29 @@ class CongestionHistory:
             return
         self._looked_at = look.looked_at
         self.is_loss_based = look.congestion_control in LOSS_BASED
-        rate = look.delivery_rate
-        # The kernel keeps a full pipe's rate until a faster one: the same rate is not a new sample.
-        if rate is not None and not look.is_app_limited and rate != self.full_rate:
-            self.full_rate = rate
-            self.full_rate_at = look.looked_at
-            best = rate if self.best_rate is None else self.best_rate
-            self.best_rate = max(rate, best + AFTER_CALM_GAIN * (rate - best))
-            calm = self.calm_seconds_per_byte
-            if self.began_at is not None and calm and rate * calm > CALM_RATE_RATIO:
-                self._end(look.looked_at)
-            if self.began_at is None:
-                # In steps, so that a rate of the last bad phase hardly counts.
-                before = self.calm_seconds_per_byte or 1 / rate
-                step = GAIN * before
-                self.calm_seconds_per_byte = before + max(-step, min(step, 1 / rate - before))
         if self.began_at is None:
             self._counted = None
         else:
             self._follow_losses(look)
+        rate = look.delivery_rate
+        # The kernel keeps a full pipe's rate until a faster one: the same rate is not a new sample.
+        if rate is not None and not look.is_app_limited and rate != self.full_rate:
+            self._observe_rate(rate, look.looked_at)
+
+    def _observe_rate(self, rate: int, at: float) -> None:
+        """Take the rate of a full pipe."""
+        self.full_rate, self.full_rate_at = rate, at
+        best = rate if self.best_rate is None else self.best_rate
+        self.best_rate = max(rate, best + AFTER_CALM_GAIN * (rate - best))
+        calm = self.calm_seconds_per_byte
+        is_as_in_calm = calm is not None and rate * calm > CALM_RATE_RATIO
+        if self.began_at is not None and is_as_in_calm and self.is_seen_by_kernel:
+            self._end(at)
+        if self.began_at is None:
+            # In steps, so that a rate of the last bad phase hardly counts.
+            before = calm or 1 / rate
+            step = GAIN * before
+            self.calm_seconds_per_byte = before + max(-step, min(step, 1 / rate - before))
 
     def measured_slowness(self, now: float, n_bytes: int) -> float:
         """Return the time for a byte by the last transfer in congestion, seconds; 0 for unknown.
@@ -352,6 +367,8 @@ class CongestionHistory:
         if self._n_sent == LOOK_SEGMENTS:
             rtt = max(rtt, self.level)  # the kernel's smoothed RTT has only begun to rise
         loss_ratio = self._n_lost / self._n_sent
+        is_slow = (look.rtt or 0.0) > self.level / 2
+        self.is_seen_by_kernel = is_slow or loss_ratio > SUPPOSED_LOST / LOOK_SEGMENTS
         self.seconds_per_byte = seconds_per_byte(rtt, look.rttvar or 0.0, loss_ratio)
 
     def _observe_congested(self, rtt: float, sent_at: float, spacing: float) -> None:

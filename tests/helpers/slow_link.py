@@ -66,11 +66,11 @@ class Ledger:
 
     def __init__(self, client: PahoClient) -> None:
         self._client = client
-        self._figures: dict[str, int] = {}
+        self._figures: dict[str, float] = {}
         assert client.connect()
         assert client.subscribe(self.ROOT + "#")
 
-    def wait_until(self, condition: Callable[[Callable[[str], int]], bool]) -> None:
+    def wait_until(self, condition: Callable[[Callable[[str], float]], bool]) -> None:
         """Wait until a condition on the figures holds."""
         while not condition(self.of):
             self._take()
@@ -86,10 +86,10 @@ class Ledger:
             )
         )
 
-    def of(self, name: str) -> int:
+    def of(self, name: str) -> float:
         """Return a figure as it was published last; 0 before."""
         return self._figures.get(name, 0)
 
     def _take(self) -> None:
         message = self._client.message()
-        self._figures[message.topic.removeprefix(self.ROOT)] = int(message.payload)
+        self._figures[message.topic.removeprefix(self.ROOT)] = float(message.payload)

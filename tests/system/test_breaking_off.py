@@ -92,7 +92,6 @@ class Field:
             "withholding": {
                 "policy": "conservative",
                 "threshold_l": 0.15,
-                "probe_period": 0.5,
                 "max_withhold": 20.0,
                 "break_off_after": 2.0,
             },

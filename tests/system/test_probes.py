@@ -21,7 +21,6 @@ PLUGINS: Mapping[str, Any] = {
         "threshold_s": 9_000,
         "threshold_l": 0.3,
         "max_withhold": 60.0,
-        "probe_period": 0.1,
     },
 }
 """Nothing but probes tells of the path, and a probe is longer than threshold_s."""

@@ -18,7 +18,8 @@ def plugins(policy: str) -> Mapping[str, Any]:
     """Return plugins with a policy that holds a large message for some ten seconds at least.
 
     The round trip of a bad link is above threshold_l, that of a good one below. A large message
-    takes twenty times as long as a small one: longer than anybody would send on a bad link.
+    takes twenty times as long as a small one: longer than anybody would send on a bad link. The
+    small ones are few and urgent.
     """
     return {
         "probing": {"sources": ["tcp_info", "puback"], "probe_period": 0.1, "max_age_seconds": 20},
@@ -28,7 +29,7 @@ def plugins(policy: str) -> Mapping[str, Any]:
             "threshold_l": 0.3,
             "max_withhold": 60.0,
             "congestion_rate": 1.0,
-            "probe_period": 0.1,
+            "small_weight": 100.0,
             "profile": {10_000: 1.0, 1_000_000: 100.0},
         },
     }

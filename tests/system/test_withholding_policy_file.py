@@ -19,9 +19,12 @@ MISTAKES = [
     ("{policy: 3}", "policy: read 3; allowed: 'none', 'conservative', 'probabilistic', 'histori"),
     (
         "{threshold_s: -1}",
-        "threshold_s: read -1; allowed: a number of bytes, or a text with a unit",
+        "threshold_s: read -1; allowed: a whole number of bytes, or a text with a unit",
     ),
-    ("{threshold_s: 10 KX}", "threshold_s: read '10 KX'; allowed: a number of bytes, or a text"),
+    (
+        "{threshold_s: 10 KX}",
+        "threshold_s: read '10 KX'; allowed: a whole number of bytes, or a text",
+    ),
     ("{threshold_l: -0.5}", "threshold_l: read -0.5; allowed: seconds above 0, or auto"),
     ("{threshold_l: soon}", "threshold_l: read 'soon'; allowed: seconds above 0, or auto"),
     ("{max_withhold: -20}", "max_withhold: read -20; allowed: greater than 0"),
@@ -40,7 +43,7 @@ MISTAKES = [
     ),
     (
         "{threshold_s_by_topic: {cam/+: -5}}",
-        "threshold_s_by_topic.cam/+: read -5; allowed: a number of bytes, or a text",
+        "threshold_s_by_topic.cam/+: read -5; allowed: a whole number of bytes, or a text",
     ),
     (
         "{listeners: {feild: {threshold_s: 5}}}",
@@ -48,7 +51,7 @@ MISTAKES = [
     ),
     (
         "{listeners: {field: {threshold_s: -5}}}",
-        "listeners.field.threshold_s: read -5; allowed: a number of bytes, or a text",
+        "listeners.field.threshold_s: read -5; allowed: a whole number of bytes, or a text",
     ),
     (
         "{listeners: {field: {treshold_l: 5}}}",

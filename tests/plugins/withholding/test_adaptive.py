@@ -466,3 +466,15 @@ def test_calm_path_delivers_whatever_was_lost_in_congestion() -> None:
     judgement = POLICY.judge(with_bytes(congested_at(1.0, history)))
     assert judgement.delivers
     assert judgement.limit == math.inf
+
+
+def test_beyond_a_relay_only_the_rtt_counts() -> None:
+    """The kernel's rate is that to the relay: by the RTT, a megabyte takes 20 s in congestion."""
+    history = slow(history_of([5.0] * 20), bytes_per_second=100_000_000)
+    history.observe(4.0, 1.0, 1.0, THRESHOLD_L)
+    situation = with_bytes(congested_at(1.5, history))
+    assert POLICY.judge(situation).delivers
+    history.is_seen_by_kernel = False
+    judgement = POLICY.judge(situation)
+    assert not judgement.delivers
+    assert judgement.release_sojourn == pytest.approx(4.5)

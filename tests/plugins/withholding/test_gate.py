@@ -350,7 +350,7 @@ def test_adaptive_waits_as_long_as_this_subscriber_has_taught_it() -> None:
     # From calm sample to calm sample it was 7 s each time. The last was sent at 46.9, and the
     # prior length of 8 s is not ruled out yet.
     assert verdict.look_again_at == pytest.approx(46.9 + 8.0 + 0.001)
-    assert verdict.reason.startswith("adaptive: cost 8.643 s >= ")
+    assert verdict.reason.startswith("adaptive: cost 9.335 s >= ")
     later = gate.decide(LARGE, link, 4.901, 54.901)
     assert later.deliver
 
