@@ -85,6 +85,9 @@ def run(
         str | None, typer.Option(help="Of all TCP connections, instead of the scenario's: bbr.")
     ] = None,
     form: Annotated[str, typer.Option("--format", help="Of the tables: parquet, csv.")] = "parquet",
+    figures: Annotated[
+        Path | None, typer.Option(help="Write the report's tables there too, as JSON, for pages.")
+    ] = None,
     *,
     short: Annotated[
         bool, typer.Option("--short", help="Seconds instead of minutes; judges no timings.")
@@ -108,6 +111,7 @@ def run(
         check=check,
         engine=engine,
         congestion_control=congestion_control,
+        figures=figures,
     )
     raise typer.Exit(0 if is_well else 1)
 
@@ -124,13 +128,17 @@ def scenarios() -> None:
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Of a run, with its tables.")],
+    figures: Annotated[
+        Path | None, typer.Option(help="Write the report's tables there too, as JSON, for pages.")
+    ] = None,
 ) -> None:
     """Write the report and the plots of a run again, from its tables."""
     try:
-        from penstock.netem.figures.report import write_report  # noqa: PLC0415 - matplotlib is slow to load
+        from penstock.netem.figures.report import check_figures, write_report  # noqa: PLC0415 - matplotlib is slow to load
     except ModuleNotFoundError as error:
         raise _needs_extra(error) from error
-    for verdict in write_report(folder):
+    check_figures(figures)
+    for verdict in write_report(folder, figures):
         _say(verdict.line)
     _say(str(folder / "report.md"))
 

@@ -221,10 +221,18 @@ def shaded(measures: Measures) -> list[Patch]:
     return [Patch(color=IMPAIRED_COLOUR, label=label)]
 
 
-def shade(axes: Axes, measures: Measures, broker: str, seed: int) -> None:
-    """Show when the way to a subscriber in focus was impaired; where it never is, any link."""
+def shade(axes: Axes, measures: Measures, broker: str, seed: int, unit: str | None = None) -> None:
+    """Show when the way to a subscriber in focus was impaired; where it never is, any link.
+
+    Args:
+        axes: to draw into.
+        measures: of the run.
+        broker: name.
+        seed: of the run.
+        unit: name of the unit of the subscriber; None for any.
+    """
     if _is_focus_impaired(measures):
-        times = measures.impaired(broker, seed)
+        times = measures.impaired(broker, seed, unit)
     else:
         times = union(
             (row.begin_s, row.end_s)

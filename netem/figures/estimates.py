@@ -111,6 +111,7 @@ def all_of(standings: Iterable[Standing]) -> Standing:
 def bootstrap(n_units: int, statistic: Statistic) -> Estimate:
     """Return a statistic of independent units, with its interval.
 
+    The units of a resample are hashable, so a statistic that several figures need may be cached.
     The interval is the expanded percentile interval over `N_RESAMPLES` resamples of the units
     (Hesterberg 2015, "What Teachers Should Know About the Bootstrap"): percentiles alone are too
     narrow for few units. The resamples of a number of units are always the same, so equal results
@@ -139,6 +140,11 @@ def bootstrap(n_units: int, statistic: Statistic) -> Estimate:
 def exact(value: float, n_units: int) -> Estimate:
     """Return a figure that leaves nothing to chance, such as a count of what must never happen."""
     return Estimate(value, value, value, n_units)
+
+
+def sum_of(values: Sequence[float]) -> Statistic:
+    """Return the statistic: sum of one value for each unit."""
+    return lambda units: math.fsum([values[unit] for unit in units])
 
 
 def mean_of(values: Sequence[float]) -> Statistic:
@@ -197,9 +203,9 @@ def difference(one: Statistic, other: Statistic) -> Statistic:
 
 
 @cache
-def _resamples(n_units: int) -> list[list[int]]:
+def _resamples(n_units: int) -> list[tuple[int, ...]]:
     rng = random.Random(n_units)  # noqa: S311 - no secret
-    return [rng.choices(range(n_units), k=n_units) for _ in range(N_RESAMPLES)]
+    return [tuple(rng.choices(range(n_units), k=n_units)) for _ in range(N_RESAMPLES)]
 
 
 @cache

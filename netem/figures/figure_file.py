@@ -61,6 +61,7 @@ class Origin:
         machine: on which it ran.
         python: that ran it.
         date: of its begin, as YYYY-MM-DD in UTC.
+        doubts: reasons to doubt the figures.
     """
 
     command: str
@@ -68,11 +69,13 @@ class Origin:
     machine: str
     python: str
     date: str
+    doubts: Sequence[str] = ()
 
     def __str__(self) -> str:
-        """Return it in a line."""
+        """Return it in a line, and what makes it doubtful behind it."""
         made_by = f"commit {self.commit}" if self.commit else "an installed package"
-        return f"`{self.command}`; {made_by}, {self.date}, {self.python}, {self.machine}."
+        line = f"`{self.command}`; {made_by}, {self.date}, {self.python}, {self.machine}."
+        return " ".join([line, *(f"**Doubtful:** {each}." for each in self.doubts)])
 
 
 def check_writable(file: Path) -> None:

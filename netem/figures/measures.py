@@ -3,22 +3,39 @@
 Latencies are those of the subscribers in focus, from when a message was due at its publisher to
 its last byte at the subscriber; promises are those to all subscribers. A message that never came
 is not left out: its latency is infinite, so that a broker does not look faster for what it lost.
-All seeds of a broker count together; where one has no data, the figure is not a number, and meets
-nothing.
+
+Chance decides anew for each independent unit: a link, or links that share their chance, of a seed.
+Figures of latencies, of withholding and of bad phases have an interval over these units; figures of
+a broker's process have one over seeds. Brokers are compared unit by unit. Counts, and the greatest
+latency, are exact. Where a seed has no data, the figure is not a number, and meets nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Final, Literal
+from functools import cache, cached_property, partial
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.netem.errors import NetemError
+from penstock.netem.figures.estimates import (
+    Estimate,
+    Standing,
+    Statistic,
+    all_of,
+    at_least,
+    at_most,
+    bootstrap,
+    exact,
+    mean_of,
+    pooled_mean,
+    pooled_quantile,
+    ratio,
+    sum_of,
+)
 from penstock.netem.figures.intervals import Interval, union
 from penstock.netem.figures.outcomes import Outcome, Promises, join, keep_account
 from penstock.netem.figures.records import MemoryRow, Tables
@@ -46,7 +63,35 @@ WITHHELD: Final = ("withheld_outside", "withheld_share")
 """Seconds of withholding that no impairment explains, of all subscribers in focus and seeds; and
 the share of impaired time in which something was withheld."""
 
+HALF_SENT_SHARE: Final = "half_sent_share"
+"""Share of the bad phases of subscribers in focus that begin with a large message half sent."""
+
 Seconds = NDArray[np.float64]
+
+Unit: TypeAlias = tuple[str, int]
+"""An independent unit: its name, as in `ExpectedRow`, and the seed of the run."""
+
+
+class Figure(NamedTuple):
+    """A figure of a broker, before its interval is known.
+
+    Attributes:
+        statistic: of its units.
+        n_units: number of them; 0 where data is missing.
+        is_exact: whether it leaves nothing to chance.
+    """
+
+    statistic: Statistic
+    n_units: int
+    is_exact: bool = False
+
+    def estimate(self) -> Estimate:
+        """Return its value, with its interval where it has one."""
+        if not self.n_units:
+            return Estimate(math.nan, math.nan, math.nan, 0)
+        if self.is_exact:
+            return exact(self.statistic(range(self.n_units)), self.n_units)
+        return bootstrap(self.n_units, self.statistic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +101,61 @@ class Verdict:
     Attributes:
         target: what was to come out.
         value: the figure of its broker.
-        over_value: the figure of the broker that it is divided by or compared with; None where
-            there is none.
-        is_met: whether the bound holds; not where data is missing.
+        over_value: the figure of the broker that it is divided by; None where there is none.
+        held: what is held against the bound: the ratio of both, or the figure itself.
+        standing: how that stands to the bound; missed where data is missing.
         is_judged: whether it counts: a timing does not in a short run.
-        text: all of that in a line.
     """
 
     target: Target
     value: float
     over_value: float | None
-    is_met: bool
+    held: Estimate
+    standing: Standing
     is_judged: bool
-    text: str
+
+    @property
+    def word(self) -> str:
+        """Return ``met``, ``missed``, ``not shown`` or ``not judged``."""
+        return self.standing if self.is_judged else "not judged"
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether it is judged, and missed."""
+        return self.is_judged and self.standing is Standing.MISSED
+
+    @property
+    def found(self) -> str:
+        """Return what came out, with its interval and the number of independent units."""
+        target, held = self.target, self.held
+        text = target.broker
+        if self.over_value is None:
+            text += f" {show_estimate(target.figure, held)}"
+            if target.over is not None:
+                text += f" against {target.over}"
+        else:
+            text += f" {show(target.figure, self.value)}"
+            text += f", {target.over} {show(target.figure, self.over_value)}"
+            text += ", no ratio" if math.isnan(held.value) else f": {show_ratio(held)} of it"
+        if math.isnan(held.value) or _is_exact(target.figure):
+            return text
+        return f"{text}, {count_units(held.n_units)}"
+
+    @property
+    def bounds(self) -> str:
+        """Return what was to come out."""
+        target = self.target
+        words = []
+        for word, bound in (("at most", target.at_most), ("at least", target.at_least)):
+            if bound is not None:
+                is_ratio = self.over_value is not None
+                words.append(f"{word} {f'{bound:g}' if is_ratio else show(target.figure, bound)}")
+        return ", ".join(words)
 
     @property
     def line(self) -> str:
-        """Return ``met: ...``, ``missed: ...`` or ``not judged: ...``."""
-        word = ("met" if self.is_met else "missed") if self.is_judged else "not judged"
-        return f"{word}: {self.text}"
+        """Return all of that in a line."""
+        return f"{self.word}: {self.target.figure}: {self.found} ({self.bounds})"
 
 
 def quantile(latencies: Seconds, share: float) -> float:
@@ -103,7 +184,9 @@ class Measures:
         self.scenario = scenario
         self.tables = tables
         self._promises: dict[tuple[str, int], Promises] = {}
-        self._accuracy: dict[tuple[str, int], Accuracy] = {}
+        self._accuracy: dict[tuple[str, int, str], Accuracy] = {}
+        self._estimates: dict[tuple[str, str, str | None, bool], Estimate] = {}
+        self._figures: dict[tuple[str, str, str | None], Figure] = {}
 
     @cached_property
     def outcomes(self) -> dict[tuple[str, int], list[Outcome]]:
@@ -111,30 +194,86 @@ class Measures:
         return join(self.tables)
 
     @cached_property
-    def _latencies(self) -> dict[tuple[str, int, str], Seconds]:
-        found: dict[tuple[str, int, str], list[float]] = {}
-        for (broker, seed), outcomes in self.outcomes.items():
-            for outcome in outcomes:
-                if outcome.is_focus:
-                    key = (broker, seed, outcome.message.stream)
-                    found.setdefault(key, []).append(outcome.latency)
-        return {key: np.sort(np.array(each)) for key, each in found.items()}
+    def _places(self) -> dict[tuple[str, int, str], tuple[str, str]]:
+        """Group and unit of each subscriber, by broker, seed and Client Identifier."""
+        return {
+            (row.broker, row.seed, row.subscriber): (row.group, row.unit)
+            for row in self.tables.expected
+        }
 
-    def latencies(self, broker: str, stream: str, seeds: Iterable[int] | None = None) -> Seconds:
-        """Return the latencies of a stream, ascending, infinite for what never came.
+    @cached_property
+    def _in_units(self) -> dict[tuple[str, str, str | None], dict[Unit, list[Outcome]]]:
+        """Outcomes by broker, stream and group, which is None for all in focus, and by unit."""
+        found: dict[tuple[str, str, str | None], dict[Unit, list[Outcome]]] = {}
+        for (broker, seed), outcomes in self.outcomes.items():
+            for each in outcomes:
+                group, unit = self._places[broker, seed, each.subscriber]
+                key = (broker, each.message.stream, None if each.is_focus else group)
+                found.setdefault(key, {}).setdefault((unit, seed), []).append(each)
+        return found
+
+    @cached_property
+    def _units(self) -> dict[tuple[str | None, str | None], list[Unit]]:
+        """Units by stream, which is None for all, and by group, as in `_in_units`."""
+        found: dict[tuple[str | None, str | None], dict[Unit, None]] = {}
+        for row in self.tables.expected:
+            for stream in (None, row.stream):
+                key = (stream, None if row.is_focus else row.group)
+                found.setdefault(key, {})[row.unit, row.seed] = None
+        return {key: sorted(units, key=lambda unit: unit[1]) for key, units in found.items()}
+
+    def units(self, stream: str | None = None, group: str | None = None) -> list[Unit]:
+        """Return the independent units, the same for all brokers: by seed, then as they stand.
+
+        Args:
+            stream: that their subscribers get; None for any.
+            group: of the subscribers; None for all in focus.
+        """
+        return self._units.get((stream, group), [])
+
+    def in_unit(self, broker: str, unit: Unit) -> list[Outcome]:
+        """Return what came to the subscribers in focus of a unit."""
+        name, seed = unit
+        return [
+            each
+            for each in self.outcomes.get((broker, seed), [])
+            if each.is_focus and self._places[broker, seed, each.subscriber][1] == name
+        ]
+
+    def by_unit(self, broker: str, stream: str, group: str | None = None) -> list[list[Outcome]]:
+        """Return the outcomes of a stream, a list for each of `units`.
 
         Args:
             broker: name.
             stream: name.
-            seeds: which of the runs; None for all.
+            group: of the subscribers; None for all in focus.
 
         Returns:
-            ``(n_messages,)``, seconds; none where one of the runs has none.
+            An empty list where one of the runs has none.
         """
-        keys = [(broker, seed, stream) for seed in (seeds or self.scenario.seeds)]
-        if any(key not in self._latencies for key in keys):
-            return np.array([])
-        return np.sort(np.concatenate([self._latencies[key] for key in keys]))
+        found = self._in_units.get((broker, stream, group), {})
+        if {seed for _, seed in found} != set(self.scenario.seeds):
+            return []
+        return [found.get(unit, []) for unit in self.units(stream, group)]
+
+    def samples(self, broker: str, stream: str, group: str | None = None) -> list[list[float]]:
+        """Return the latencies of a stream, a list for each of `units`; arguments as `by_unit`.
+
+        Returns:
+            Seconds, infinite for what never came; an empty list where one of the runs has none.
+        """
+        return [
+            [each.latency for each in of_unit] for of_unit in self.by_unit(broker, stream, group)
+        ]
+
+    def latencies(self, broker: str, stream: str) -> Seconds:
+        """Return the latencies of a stream to the subscribers in focus, ascending.
+
+        Returns:
+            ``(n_messages,)``, seconds, infinite for what never came; none where one of the runs has
+            none.
+        """
+        return np.sort([each for of_unit in self.samples(broker, stream) for each in of_unit])
 
     def promises(self, broker: str, seed: int) -> Promises | None:
         """Return how promises to all subscribers were kept; None where nothing is known."""
@@ -166,12 +305,20 @@ class Measures:
         known = [stream for stream in traffic if stream in focus]
         return sorted(known, key=lambda stream: traffic[stream].payload_bytes)
 
-    def impaired(self, broker: str, seed: int) -> list[Interval]:
-        """Return when any subscriber in focus could not be reached as usual."""
+    def impaired(self, broker: str, seed: int, unit: str | None = None) -> list[Interval]:
+        """Return when any subscriber in focus could not be reached as usual.
+
+        Args:
+            broker: name.
+            seed: of the run.
+            unit: name of the unit of the subscribers; None for all.
+        """
         groups = {
             row.group
             for row in self.tables.expected
-            if row.is_focus and (row.broker, row.seed) == (broker, seed)
+            if row.is_focus
+            and (row.broker, row.seed) == (broker, seed)
+            and unit in (None, row.unit)
         }
         return union(
             each
@@ -179,45 +326,87 @@ class Measures:
             for each in find_impaired(self.scenario, self.tables, broker, seed, group)
         )
 
-    def withholding(self, broker: str, seed: int) -> Accuracy | None:
-        """Return how withholding fits to impairments; None where the links' states are unknown."""
-        key = (broker, seed)
-        if key not in self._accuracy:
-            if not any((row.broker, row.seed) == key for row in self.tables.links):
-                return None
-            self._accuracy[key] = judge_withholding(self.scenario, self.tables, *key)
-        return self._accuracy[key]
+    @cached_property
+    def _runs_with_links(self) -> set[tuple[str, int]]:
+        return {(row.broker, row.seed) for row in self.tables.links}
 
-    def figure(
-        self, name: str, broker: str, *, over: str | None = None, seeds: list[int] | None = None
-    ) -> float:
-        """Return a figure.
+    def withholding(self, broker: str) -> list[Accuracy] | None:
+        """Return how withholding fits to impairments, for each of `units`.
+
+        Returns:
+            None where the links' states are unknown in one of the runs.
+        """
+        if not all((broker, seed) in self._runs_with_links for seed in self.scenario.seeds):
+            return None
+        found = []
+        for unit, seed in self.units():
+            key = (broker, seed, unit)
+            if key not in self._accuracy:
+                judged = judge_withholding(self.scenario, self.tables, broker, seed, unit)
+                self._accuracy[key] = judged
+            found.append(self._accuracy[key])
+        return found
+
+    def figure(self, name: str, broker: str, *, over: str | None = None) -> float:
+        """Return the value of a figure; nan where data is missing. Otherwise as `estimate`."""
+        found = self._figure(name, broker, over)
+        return found.statistic(range(found.n_units)) if found.n_units else math.nan
+
+    def estimate(self, name: str, broker: str, *, over: str | None = None) -> Estimate:
+        """Return a figure with its interval.
 
         Args:
             name: one of `Scenario.figures`.
             broker: whose.
             over: the broker that a share compares with; no other figure looks at it.
-            seeds: which of the runs; None for all. Latencies of several are taken together,
-                counts and seconds added, memory is their mean.
-
-        Returns:
-            Its value; nan where data is missing.
 
         Raises:
             NetemError: there is no such figure or broker, or a share has nothing to compare with.
         """
-        runs = seeds or self.scenario.seeds
+        key = (name, broker, over, False)
+        if key not in self._estimates:
+            self._estimates[key] = self._figure(name, broker, over).estimate()
+        return self._estimates[key]
+
+    def ratio(self, name: str, broker: str, over: str) -> Estimate:
+        """Return a figure of a broker over that of another, paired by unit, with its interval.
+
+        Raises:
+            NetemError: as `estimate` says.
+        """
+        key = (name, broker, over, True)
+        if key not in self._estimates:
+            ours, theirs = (self._figure(name, each, None) for each in (broker, over))
+            both = ratio(ours.statistic, theirs.statistic)
+            n_units = min(ours.n_units, theirs.n_units)
+            self._estimates[key] = Figure(both, n_units, ours.is_exact).estimate()
+        return self._estimates[key]
+
+    def _figure(self, name: str, broker: str, over: str | None) -> Figure:
+        key = (name, broker, over)
+        if key not in self._figures:
+            found = self._find(name, broker, over)
+            # A ratio needs the same resamples of both sides again.
+            self._figures[key] = found._replace(statistic=cache(found.statistic))
+        return self._figures[key]
+
+    def _find(self, name: str, broker: str, over: str | None) -> Figure:
         for each in (broker, over):
             if each is not None and each not in self.scenario.brokers:
                 allowed = ", ".join(self.scenario.brokers)
                 raise NetemError(f"figure {name}: broker {each!r}; allowed: {allowed}")
+        seeds = self.scenario.seeds
         if name in COUNTS:
-            accounts = [self.promises(broker, seed) for seed in runs]
-            return sum(math.nan if a is None else float(getattr(a, name)) for a in accounts)
+            accounts = [self.promises(broker, seed) for seed in seeds]
+            counts = [math.nan if a is None else float(getattr(a, name)) for a in accounts]
+            return Figure(sum_of(counts), len(seeds), is_exact=True)
         if name in MEMORY:
-            return float(np.mean([self._grown(broker, seed, name) for seed in runs]))
+            grown = [self._grown(broker, seed, name) for seed in seeds]
+            return Figure(mean_of(grown), len(seeds))
         if name in WITHHELD:
-            return self._withheld(name, [self.withholding(broker, seed) for seed in runs])
+            return self._withheld(name, self.withholding(broker) or [])
+        if name == HALF_SENT_SHARE:
+            return self._half_sent(broker)
         stream, _, kind = name.rpartition(" ")
         if stream not in self.scenario.traffic or kind not in (*LATENCIES, SHARE_AS_FAST):
             raise NetemError(
@@ -226,13 +415,9 @@ class Measures:
         if kind == SHARE_AS_FAST:
             if over is None:
                 raise NetemError(f"figure {name}: no broker to compare with; allowed: over")
-            return self._share_as_fast(stream, broker, over, runs)
-        latencies = self.latencies(broker, stream, runs)
-        if not len(latencies):
-            return math.nan
-        if kind in QUANTILES:
-            return quantile(latencies, QUANTILES[kind])
-        return float(latencies.max() if kind == "max" else latencies.mean())
+            return self._share_as_fast(stream, broker, over)
+        samples = self.samples(broker, stream)
+        return Figure(latency_statistic(samples, kind), len(samples), kind == "max")
 
     def _grown(self, broker: str, seed: int, name: str) -> float:
         grown = [each for _, each in self.growth(broker, seed)]
@@ -241,57 +426,83 @@ class Measures:
         return max(grown) if name == "memory" else grown[-1]
 
     @staticmethod
-    def _withheld(name: str, found: list[Accuracy | None]) -> float:
-        known = [each for each in found if each is not None]
-        if len(known) < len(found):
-            return math.nan
-        accuracy = sum(known, Accuracy())
+    def _withheld(name: str, found: list[Accuracy]) -> Figure:
         if name == "withheld_outside":
-            return accuracy.outside
-        return accuracy.both / accuracy.impaired if accuracy.impaired else math.nan
+            return Figure(sum_of([each.outside for each in found]), len(found))
+        both = sum_of([each.both for each in found])
+        return Figure(ratio(both, sum_of([each.impaired for each in found])), len(found))
 
-    def _share_as_fast(self, stream: str, broker: str, over: str, seeds: list[int]) -> float:
-        fast = pairs = 0
-        for seed in seeds:
-            ours, theirs = (
+    def bad_phases(self, broker: str) -> list[tuple[int, int]]:
+        """Return how many bad phases began, and with a large message half sent, by `units`."""
+        found = dict.fromkeys(self.units(), (0, 0))
+        for row in self.tables.bad_phases:
+            if row.broker == broker and (row.unit, row.seed) in found:
+                n_phases, n_half = found[row.unit, row.seed]
+                found[row.unit, row.seed] = n_phases + 1, n_half + row.is_half_sent
+        return list(found.values())
+
+    def _half_sent(self, broker: str) -> Figure:
+        phases = self.bad_phases(broker)
+        n_phases, n_half = (sum_of([each[place] for each in phases]) for place in (0, 1))
+        return Figure(ratio(n_half, n_phases), len(phases))
+
+    def _share_as_fast(self, stream: str, broker: str, over: str) -> Figure:
+        ours, theirs = (self.by_unit(name, stream) for name in (broker, over))
+        fast, pairs = [], []
+        # Both are empty where there is no data; units are the same, in the same order.
+        for one, other in zip(ours, theirs, strict=False):
+            latency, latency_of_other = (
                 {
                     (each.message.publisher, each.message.number, each.subscriber): each.latency
-                    for each in self.outcomes.get((name, seed), [])
-                    if each.is_focus and each.message.stream == stream
+                    for each in of_unit
                 }
-                for name in (broker, over)
+                for of_unit in (one, other)
             )
-            both = ours.keys() & theirs.keys()
-            if not both:
-                return math.nan
-            pairs += len(both)
-            fast += sum(
-                math.isfinite(ours[key]) and ours[key] <= theirs[key] + TOLERANCE_SECONDS
-                for key in both
+            both = latency.keys() & latency_of_other.keys()
+            pairs.append(len(both))
+            fast.append(
+                sum(
+                    math.isfinite(latency[key])
+                    and latency[key] <= latency_of_other[key] + TOLERANCE_SECONDS
+                    for key in both
+                )
             )
-        return fast / pairs
+        return Figure(ratio(sum_of(fast), sum_of(pairs)), len(pairs))
 
     def judge(self, target: Target, length: Literal["full", "short"]) -> Verdict:
         """Return what came out for a target.
 
         Raises:
-            NetemError: as `figure` says.
+            NetemError: as `estimate` says.
         """
-        value = self.figure(target.figure, target.broker, over=target.over)
-        is_share = target.figure.endswith(f" {SHARE_AS_FAST}")
-        over_value = None
-        held = value
-        if target.over is not None and not is_share:
+        held = self.estimate(target.figure, target.broker, over=target.over)
+        value, over_value = held.value, None
+        if target.over is not None and not target.figure.endswith(f" {SHARE_AS_FAST}"):
             over_value = self.figure(target.figure, target.over)
-            # Division by nothing is no ratio: two brokers that grew by nothing compare as nan.
-            held = value / over_value if over_value > 0 else math.nan
-        # No comparison holds for what is not a number.
-        is_met = (target.at_most is None or held <= target.at_most) and (
-            target.at_least is None or held >= target.at_least
-        )
+            held = self.ratio(target.figure, target.broker, target.over)
+        standings = []
+        if target.at_most is not None:
+            standings.append(at_most(held, target.at_most))
+        if target.at_least is not None:
+            standings.append(at_least(held, target.at_least))
+        standing = Standing.MISSED if math.isnan(held.value) else all_of(standings)
         is_judged = not (target.is_timing and length == "short")
-        text = _put(target, value, over_value, held)
-        return Verdict(target, value, over_value, is_met, is_judged, text)
+        return Verdict(target, value, over_value, held, standing, is_judged)
+
+
+def latency_statistic(samples: list[list[float]], kind: str) -> Statistic:
+    """Return a figure of latencies as a statistic of units.
+
+    Args:
+        samples: seconds, a list for each unit.
+        kind: one of `LATENCIES`.
+    """
+    if kind in QUANTILES:
+        return pooled_quantile(samples, QUANTILES[kind])
+    if kind == "mean":
+        return pooled_mean(samples)
+    greatest = [max(each, default=-math.inf) for each in samples]
+    return lambda units: max(greatest[unit] for unit in units)
 
 
 def percent(share: float) -> float:
@@ -313,25 +524,29 @@ def show(figure: str, value: float) -> str:
         megabytes = value / 1e6
         # Nothing has no sign.
         return f"{megabytes:.0f} MB" if megabytes >= 100 else f"{round(megabytes, 1) + 0:.1f} MB"
-    if kind in (SHARE_AS_FAST, "withheld_share"):
+    if kind in (SHARE_AS_FAST, "withheld_share", HALF_SENT_SHARE):
         return f"{percent(value):.1f} %"
     if kind == "withheld_outside":
         return f"{value:.1f} s"
     return f"{value:.0f}"
 
 
-def _put(target: Target, value: float, over_value: float | None, held: float) -> str:
-    """Return what came out and what was to, in a line."""
-    is_share = target.figure.endswith(f" {SHARE_AS_FAST}")
-    text = f"{target.figure}: {target.broker} {show(target.figure, value)}"
-    if target.over is not None and is_share:
-        text += f" against {target.over}"
-    elif over_value is not None:
-        text += f", {target.over} {show(target.figure, over_value)}"
-        text += ", no ratio" if math.isnan(held) else f": {held:.2f} of it"
-    bounds = []
-    for word, bound in (("at most", target.at_most), ("at least", target.at_least)):
-        if bound is not None:
-            as_figure = over_value is None
-            bounds.append(f"{word} {show(target.figure, bound) if as_figure else f'{bound:g}'}")
-    return f"{text} ({', '.join(bounds)})"
+def _is_exact(figure: str) -> bool:
+    return figure.rpartition(" ")[2] in (*COUNTS, "max")
+
+
+def show_estimate(figure: str, found: Estimate) -> str:
+    """Return a figure in words, with its interval where it depends on chance and has one."""
+    if _is_exact(figure):
+        return show(figure, found.value)
+    return found.show(partial(show, figure))
+
+
+def show_ratio(found: Estimate) -> str:
+    """Return a ratio with its interval, where it has one."""
+    return found.show(lambda value: "∞" if math.isinf(value) else f"{value:.2f}")
+
+
+def count_units(n_units: int) -> str:
+    """Return ``12 units``."""
+    return f"{n_units} unit{'s' * (n_units != 1)}"

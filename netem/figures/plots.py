@@ -1,6 +1,7 @@
 """Plots of a run, made to be shown: one finding each.
 
-Over time only the first seed is shown, as others are bad at other times; distributions are of all.
+Over time only the first seed is shown, and of latencies only one unit of it, as others are bad at
+other times; distributions are of all.
 """
 
 from __future__ import annotations
@@ -69,21 +70,28 @@ def draw(info: RunInfo, measures: Measures, folder: Path) -> list[Plot]:
 
 
 def draw_latencies(info: RunInfo, measures: Measures, folder: Path) -> Plot | None:
-    """Draw the latency of each message over time, a panel for each broker."""
+    """Draw the latency of each message of a unit over time, a panel for each broker."""
     scenario = measures.scenario
     seed = scenario.seeds[0]
+    unit = _shown_unit(measures)
     colours = paint(scenario)
     shown = [name for name in colours if (name, seed) in measures.outcomes]
     streams = measures.streams_in_focus()
-    if not shown or not streams:
+    if not shown or not streams or unit is None:
         return None
+    came = {broker: measures.in_unit(broker, (unit, seed)) for broker in shown}
+    held_from = sorted(
+        {row.subscriber for row in measures.tables.withheld}
+        & {each.subscriber for of_broker in came.values() for each in of_broker}
+    )
     title = begin(f"{streams[0]} messages: p90 of {compare(measures, f'{streams[0]} p90')}")
-    about = f"Latency of each message by when it was due, seed {seed}"
-    if len(scenario.seeds) > 1:
-        about += f"; figures are of all {len(scenario.seeds)} seeds"
+    about = f"Latency of each message by when it was due, {unit}, seed {seed}"
+    n_units = len(measures.units())
+    if n_units > 1:
+        about += f"; figures are of all {n_units} units"
     panel = max(1.2, min(2.3, 7.2 / len(shown)))
     canvas = Canvas(info, title, about, inches=2.4 + panel * len(shown))
-    canvas.key(_shapes(measures, streams))
+    canvas.key(_shapes(measures, streams, came, held_from))
     # Beside the name of the first broker: the key may need the whole line above it.
     style: dict[str, Any] = {"fontsize": 10.5, "color": FAINT, "fontstyle": "italic"}
     canvas.figure.text(0.99, canvas.top, "p50, p90", va="top", ha="right", **style)
@@ -94,9 +102,9 @@ def draw_latencies(info: RunInfo, measures: Measures, folder: Path) -> Plot | No
     ends = list(dict.fromkeys((streams[0], streams[-1])))
     for axes, broker in zip(grid[:, 0], shown, strict=True):
         tidy(axes)
-        shade(axes, measures, broker, seed)
-        _scatter(axes, measures.outcomes[broker, seed], colours[broker])
-        _mark_withheld(axes, measures, broker, seed)
+        shade(axes, measures, broker, seed, unit)
+        _scatter(axes, came[broker], colours[broker])
+        _mark_withheld(axes, measures, broker, seed, held_from)
         figures = [
             f"{stream} {show('p50', measures.figure(f'{stream} p50', broker))}, "
             f"{show('p90', measures.figure(f'{stream} p90', broker))}"
@@ -114,8 +122,12 @@ def draw_latencies(info: RunInfo, measures: Measures, folder: Path) -> Plot | No
     label_latencies(first, "y")
     # Room at the foot for what is withheld, and at the top for whole rings.
     low, high = first.get_ylim()
-    first.set_ylim(low / (high / low) ** (2 * _foot(measures)), high * (high / low) ** 0.04)
-    held = [row.end_s for row in measures.tables.withheld if row.seed == seed]
+    first.set_ylim(low / (high / low) ** (2 * _foot(held_from)), high * (high / low) ** 0.04)
+    held = [
+        row.end_s
+        for row in measures.tables.withheld
+        if row.seed == seed and row.subscriber in held_from
+    ]
     end_s = max(scenario.duration_seconds, *held, 0.0)
     first.set_xlim(-0.006 * end_s, 1.006 * end_s)
     grid[-1, 0].set_xlabel("seconds since the beginning of the traffic", fontsize=13)
@@ -123,11 +135,24 @@ def draw_latencies(info: RunInfo, measures: Measures, folder: Path) -> Plot | No
     return Plot("latency.png", title, about)
 
 
-def _mark_withheld(axes: Axes, measures: Measures, broker: str, seed: int) -> None:
-    """Show at the foot when anything was withheld: a row for each subscriber."""
+def _shown_unit(measures: Measures) -> str | None:
+    """Return the first unit of the first seed that was impaired, or the first one, if any."""
+    seed = measures.scenario.seeds[0]
+    names = [name for name, of_seed in measures.units() if of_seed == seed]
+    impaired = (
+        name
+        for name in names
+        if any(measures.impaired(broker, seed, name) for broker in measures.scenario.brokers)
+    )
+    return next(impaired, names[0] if names else None)
+
+
+def _mark_withheld(
+    axes: Axes, measures: Measures, broker: str, seed: int, names: list[str]
+) -> None:
+    """Show at the foot when anything was withheld: a row for each subscriber of those named."""
     rows = measures.tables.withheld
-    names = sorted({row.subscriber for row in rows if row.seed == seed})
-    height = _foot(measures) / max(1, len(names))
+    height = _foot(names) / max(1, len(names))
     for place, name in enumerate(names):
         held = [
             (row.begin_s, row.end_s - row.begin_s)
@@ -144,15 +169,14 @@ def _mark_withheld(axes: Axes, measures: Measures, broker: str, seed: int) -> No
         )
 
 
-def _foot(measures: Measures) -> float:
-    """Return the share of a panel in which withholding is marked."""
-    return 0.045 if len({row.subscriber for row in measures.tables.withheld}) < 2 else 0.12
+def _foot(names: list[str]) -> float:
+    """Return the share of a panel in which withholding from so many subscribers is marked."""
+    return 0.045 if len(names) < 2 else 0.12
 
 
 def _scatter(axes: Axes, outcomes: list[Outcome], colour: str) -> None:
-    """Draw messages to subscribers in focus: small ones as dots, large ones as rings."""
-    focus = [each for each in outcomes if each.is_focus]
-    came = [each for each in focus if each.copies]
+    """Draw messages: small ones as dots, large ones as rings."""
+    came = [each for each in outcomes if each.copies]
     alpha = 0.35 if len(came) > MANY_MESSAGES else 1.0
     area = 30 if len(came) < FEW_MESSAGES else 11
     styles: tuple[tuple[bool, dict[str, Any]], ...] = (
@@ -167,7 +191,7 @@ def _scatter(axes: Axes, outcomes: list[Outcome], colour: str) -> None:
             alpha=alpha,
             **style,
         )
-    never = [each.message.due_s for each in focus if not each.copies]
+    never = [each.message.due_s for each in outcomes if not each.copies]
     axes.scatter(
         never,
         [0.97] * len(never),
@@ -180,7 +204,9 @@ def _scatter(axes: Axes, outcomes: list[Outcome], colour: str) -> None:
     )
 
 
-def _shapes(measures: Measures, streams: list[str]) -> list[Any]:
+def _shapes(
+    measures: Measures, streams: list[str], came: dict[str, list[Outcome]], held_from: list[str]
+) -> list[Any]:
     """Return what the shapes of `draw_latencies` mean: those that are there."""
     sizes = [measures.scenario.traffic[stream].payload_bytes for stream in streams]
     small = sorted({size for size in sizes if size <= LARGE_BYTES})
@@ -205,18 +231,13 @@ def _shapes(measures: Measures, streams: list[str]) -> list[Any]:
     if large:
         shapes.append(dot(f"large, {_range(large)}", "o", 8, is_full=False))
     shapes += shaded(measures)
-    if measures.tables.withheld:
-        shapes.append(Line2D([], [], color=INK, linewidth=5, label=_withheld_words(measures)))
-    if any(
-        each.is_focus and not each.copies for of_it in measures.outcomes.values() for each in of_it
-    ):
+    if held_from:
+        several = len(held_from) > 1
+        label = "withheld, a row for each subscriber" if several else "large messages withheld"
+        shapes.append(Line2D([], [], color=INK, linewidth=5, label=label))
+    if any(not each.copies for of_broker in came.values() for each in of_broker):
         shapes.append(dot("never delivered", "x", 6))
     return shapes
-
-
-def _withheld_words(measures: Measures) -> str:
-    several = len({row.subscriber for row in measures.tables.withheld}) > 1
-    return "withheld, a row for each subscriber" if several else "large messages withheld"
 
 
 def _range(sizes: list[int]) -> str:

@@ -239,7 +239,7 @@ def draw_memory_by_latency(info: RunInfo, measures: Measures, folder: Path) -> P
             color=colours[broker],
             linewidth=2.4,
         )
-        figure = show("memory", measures.figure("memory", broker, seeds=[seed]))
+        figure = show("memory", max((grown for _, grown in growth), default=math.nan))
         rank = correlate(measures, broker, seed, sizes[-1])
         told = "" if math.isnan(rank) else f"; rank correlation {rank:.2f}"
         above.set_title(

@@ -85,8 +85,17 @@ def find_impaired(
     return union(times)
 
 
-def judge_withholding(scenario: Scenario, tables: Tables, broker: str, seed: int) -> Accuracy:
+def judge_withholding(
+    scenario: Scenario, tables: Tables, broker: str, seed: int, unit: str | None = None
+) -> Accuracy:
     """Return how the times of withholding from the subscribers in focus fit to impairments.
+
+    Args:
+        scenario: as it was run.
+        tables: of the run.
+        broker: name.
+        seed: of the run.
+        unit: name of the independent unit of the subscribers; None for all of them.
 
     Raises:
         NetemError: a subscriber is not one of the scenario's.
@@ -94,7 +103,7 @@ def judge_withholding(scenario: Scenario, tables: Tables, broker: str, seed: int
     groups = {
         row.subscriber: row.group
         for row in tables.expected
-        if row.is_focus and (row.broker, row.seed) == (broker, seed)
+        if row.is_focus and (row.broker, row.seed) == (broker, seed) and unit in (None, row.unit)
     }
     impaired = {
         group: find_impaired(scenario, tables, broker, seed, group)

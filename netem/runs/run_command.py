@@ -17,7 +17,7 @@ import typer
 
 from penstock.netem.display import Display
 from penstock.netem.errors import NetemError, RunError
-from penstock.netem.figures.report import NAME, write_report
+from penstock.netem.figures.report import NAME, check_figures, write_report
 from penstock.netem.figures.tables import Format
 from penstock.netem.links.congestion_control import check_congestion_control
 from penstock.netem.links.engines import Engine, choose_engine
@@ -46,6 +46,7 @@ def run(
     check: bool,
     engine: Engine = Engine.AUTO,
     congestion_control: str | None = None,
+    figures: Path | None = None,
 ) -> bool:
     """Run an experiment and write its tables, plots and report.
 
@@ -59,6 +60,7 @@ def run(
         check: whether missed targets count.
         engine: what makes links.
         congestion_control: of hosts that name none; None for the scenario's.
+        figures: file for the tables of the report, for pages; None for none.
 
     Returns:
         Whether no judged target was missed; always true without `check`.
@@ -78,6 +80,7 @@ def run(
         plan = replace(plan, congestion_control=congestion_control)
     for name in plan.congestion_controls:
         check_congestion_control(name)
+    check_figures(figures)
     require_root()
     info = RunInfo(
         scenario=plan,
@@ -109,7 +112,7 @@ def run(
             display.stage("report")
             info = replace(info, processor=outcome.processor, remarks=outcome.remarks)
             write_result(folder, outcome.rows, info, Format(form))
-            verdicts = write_report(folder)
+            verdicts = write_report(folder, figures)
     except BaseException:
         with contextlib.suppress(OSError):
             folder.rmdir()  # of a run without a result; one that is not empty stays
@@ -119,7 +122,7 @@ def run(
     for verdict in verdicts:
         typer.echo(verdict.line)
     typer.echo(f"report: {folder / NAME}")
-    return not (check and any(each.is_judged and not each.is_met for each in verdicts))
+    return not (check and any(each.is_missed for each in verdicts))
 
 
 def choose(scenario: Scenario, brokers: str | None, seeds: str | None) -> Scenario:

@@ -39,6 +39,7 @@ COMMON_FIGURES: Final = (
     "memory_left",
     "withheld_outside",
     "withheld_share",
+    "half_sent_share",
 )
 """What all messages together come to; `penstock.netem.figures.measures` says what each is."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.netem.__main__ import main
+from penstock.netem.figures.figure_file import read_figure_file
 from penstock.netem.links.namespaces import FOLDER
 from penstock.netem.runs.scenario_file import names
 from tests.helpers.netem_runs import INFO, whole_run, write_run
@@ -212,11 +213,18 @@ def test_a_report_is_written_again_from_its_tables(
 ) -> None:
     """Verdicts are said, one a line; a folder without a run is named, status 2."""
     write_run(tmp_path, INFO, whole_run())
-    assert main(["report", str(tmp_path)]) == 0
+    figures = tmp_path / "figures.json"
+    assert main(["report", str(tmp_path), "--figures", str(figures)]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "met: small p90: adaptive 200 ms, mosquitto 2.0 s: 0.10 of it (at most 0.5)",
+        "not shown: small p90: adaptive 200 ms, mosquitto 2.0 s: 0.10 of it, 1 unit (at most 0.5)",
         "met: lost: adaptive 0 (at most 0)",
         str(tmp_path / "report.md"),
     ]
+    _, tables = read_figure_file(figures)
+    assert tables["verdicts"].rows[1][0] == "lost"
+    assert main(["report", str(tmp_path), "--figures", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"penstock netem: --figures: {tmp_path}: not a regular file\n"
+    )
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert "nowhere/run.json" in capsys.readouterr().err

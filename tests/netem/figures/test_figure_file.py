@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,19 @@ def test_file_is_read_as_it_was_written(page: Path) -> None:
     assert origin.command == "penstock plan x"
     assert "cores" in str(origin)
     assert origin.date in str(origin)
+
+
+def test_doubts_stand_behind_the_origin(tmp_path: Path) -> None:
+    """So that a page that shows the origin shows them; a file without any is read as before."""
+    origin = replace(begin("penstock plan x"), doubts=["busy", "late"])
+    write_figure_file(tmp_path / "run.json", origin, {})
+    read, _ = read_figure_file(tmp_path / "run.json")
+    assert read == origin
+    assert str(read).endswith(". **Doubtful:** busy. **Doubtful:** late.")
+    old = json.loads((tmp_path / "run.json").read_text())
+    del old["origin"]["doubts"]
+    (tmp_path / "run.json").write_text(json.dumps(old))
+    assert "Doubtful" not in str(read_figure_file(tmp_path / "run.json")[0])
 
 
 def test_page_shows_what_the_file_has(page: Path) -> None:

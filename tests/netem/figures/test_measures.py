@@ -8,8 +8,9 @@ import math
 import pytest
 
 from penstock.netem.errors import NetemError
+from penstock.netem.figures.estimates import Standing
 from penstock.netem.figures.measures import Measures, quantile, show
-from penstock.netem.figures.records import MemoryRow, Tables
+from penstock.netem.figures.records import BadPhaseRow, MemoryRow, Tables
 from penstock.netem.runs.scenario import Target
 from tests.helpers.netem_runs import (
     INFO,
@@ -52,7 +53,7 @@ def test_what_never_came_has_the_longest_latency() -> None:
     assert measures.figure("lost", "adaptive") == 1
 
 
-def test_seeds_count_together_and_alone() -> None:
+def test_seeds_count_together() -> None:
     """Latencies of two runs are one set, counts add up, memory is the mean."""
     scenario = dataclasses.replace(SCENARIO, seeds=[1, 2])
     tables = Tables(
@@ -74,11 +75,83 @@ def test_seeds_count_together_and_alone() -> None:
     measures = Measures(scenario, tables)
     assert list(measures.latencies("adaptive", "small")) == [1, 3, math.inf]
     assert measures.figure("small p50", "adaptive") == 3
-    assert measures.figure("small p50", "adaptive", seeds=[1]) == 1
     assert measures.figure("lost", "adaptive") == 1
-    assert measures.figure("lost", "adaptive", seeds=[1]) == 0
     assert measures.figure("memory", "adaptive") == (4000 + 2000) / 2
-    assert measures.figure("memory_left", "adaptive", seeds=[1]) == 200
+    assert measures.figure("memory_left", "adaptive") == (200 + 2000) / 2
+
+
+def of_units(ours: list[float], theirs: list[float]) -> Measures:
+    """Return a run of a seed for each value: ten small messages that took so long."""
+    seeds = list(range(len(ours)))
+    tables = Tables()
+    for broker, latencies in (("adaptive", ours), ("mosquitto", theirs)):
+        for seed, latency in zip(seeds, latencies, strict=True):
+            tables.expected.append(expected(broker=broker, seed=seed))
+            for number in range(10):
+                tables.messages.append(message(number, float(number), broker=broker, seed=seed))
+                row = delivery(number, number + latency, broker=broker, seed=seed)
+                tables.deliveries.append(row)
+    return Measures(dataclasses.replace(SCENARIO, seeds=seeds), tables)
+
+
+def test_links_of_a_seed_are_units_of_their_own() -> None:
+    """Of two seeds and two links, one of which two subscribers share: four, by seed."""
+    scenario = dataclasses.replace(SCENARIO, seeds=[1, 2])
+    tables = Tables()
+    for seed in (1, 2):
+        for place, link in enumerate(("cloud-a", "cloud-b", "cloud-b"), start=1):
+            row = expected(seed=seed)._replace(subscriber=f"sub-{place}", unit=link)
+            tables.expected.append(row)
+            arrived = delivery(0, float(place), seed=seed)._replace(subscriber=f"sub-{place}")
+            tables.deliveries.append(arrived)
+        tables.messages.append(message(0, 0.0, seed=seed))
+    measures = Measures(scenario, tables)
+    assert measures.units("small") == [
+        ("cloud-a", 1),
+        ("cloud-b", 1),
+        ("cloud-a", 2),
+        ("cloud-b", 2),
+    ]
+    assert measures.samples("adaptive", "small") == [[1.0], [2.0, 3.0], [1.0], [2.0, 3.0]]
+    assert measures.estimate("small mean", "adaptive").n_units == 4
+    assert [each.subscriber for each in measures.in_unit("adaptive", ("cloud-b", 2))] == [
+        "sub-2",
+        "sub-3",
+    ]
+
+
+def test_ratios_are_paired_by_unit() -> None:
+    """Units differ by a factor of ten, both brokers alike: the ratio has no spread."""
+    measures = of_units(
+        [0.1 * each for each in range(1, 11)], [1.0 * each for each in range(1, 11)]
+    )
+    alone = measures.estimate("small mean", "mosquitto")
+    assert alone.value == pytest.approx(5.5)
+    assert alone.low < 4.5
+    assert alone.high > 6.5
+    over = measures.ratio("small mean", "adaptive", "mosquitto")
+    assert over[:3] == pytest.approx((0.1, 0.1, 0.1))
+    assert over.n_units == 10
+
+
+def test_an_interval_that_straddles_the_bound_shows_nothing() -> None:
+    """Half of the units are better than the bound and half are worse; bounds beyond are clear."""
+    measures = of_units([0.4, 0.6] * 6, [1.0] * 12)
+    for bound, standing in (
+        (0.3, Standing.MISSED),
+        (0.5, Standing.NOT_SHOWN),
+        (0.7, Standing.MET),
+    ):
+        target = Target("small mean", "adaptive", at_most=bound)
+        assert measures.judge(target, "full").standing == standing
+    assert measures.judge(Target("lost", "adaptive", at_most=0), "full").standing == Standing.MET
+
+
+def test_few_units_show_nothing() -> None:
+    """Five have no interval, whatever the figure is."""
+    measures = of_units([0.1] * 5, [0.1] * 5)
+    verdict = measures.judge(Target("small mean", "adaptive", at_most=9), "full")
+    assert verdict.line == "not shown: small mean: adaptive 100 ms, 5 units (at most 9.0 s)"
 
 
 def test_messages_are_compared_one_by_one() -> None:
@@ -128,7 +201,7 @@ def test_missing_data_is_no_number_and_meets_nothing(figure: str) -> None:
         Target(figure, "adaptive", at_least=0),
         Target(figure, "adaptive", over="mosquitto", at_most=1e9),
     ):
-        assert not measures.judge(target, "full").is_met
+        assert measures.judge(target, "full").standing == Standing.MISSED
 
 
 def test_a_seed_without_data_makes_the_figure_unknown() -> None:
@@ -137,18 +210,21 @@ def test_a_seed_without_data_makes_the_figure_unknown() -> None:
     measures = Measures(info.scenario, whole_run(INFO))
     for figure in ("small p50", "lost", "memory", "withheld_outside"):
         assert math.isnan(measures.figure(figure, "adaptive"))
-        assert not math.isnan(measures.figure(figure, "adaptive", seeds=[1]))
+        assert not math.isnan(Measures(SCENARIO, whole_run()).figure(figure, "adaptive"))
 
 
 def test_a_ratio_is_held_against_its_bound() -> None:
-    """p50 of 0.05 s against 2 s; the line names both."""
-    measures = of_latencies([0.05] * 3, [2.0] * 3)
+    """p50 of 0.1 s against 2 s; the line names both, the interval and the units."""
+    measures = of_units([0.1] * 6, [2.0] * 6)
     met = measures.judge(Target("small p50", "adaptive", over="mosquitto", at_most=0.5), "full")
-    assert met.is_met
-    assert (met.value, met.over_value) == pytest.approx((0.05, 2.0))
-    assert met.text == "small p50: adaptive 50 ms, mosquitto 2.0 s: 0.03 of it (at most 0.5)"
+    assert met.standing == Standing.MET
+    assert (met.value, met.over_value) == pytest.approx((0.1, 2.0))
+    assert met.line == (
+        "met: small p50: adaptive 100 ms, mosquitto 2.0 s: 0.05 (0.05 to 0.05) of it, 6 units"
+        " (at most 0.5)"
+    )
     missed = Target("small p50", "adaptive", over="mosquitto", at_most=0.02)
-    assert not measures.judge(missed, "full").is_met
+    assert measures.judge(missed, "full").is_missed
 
 
 def test_two_infinite_means_have_no_ratio() -> None:
@@ -157,19 +233,19 @@ def test_two_infinite_means_have_no_ratio() -> None:
     verdict = measures.judge(
         Target("small mean", "adaptive", over="mosquitto", at_most=1.0), "full"
     )
-    assert not verdict.is_met
-    assert "no ratio" in verdict.text
+    assert verdict.is_missed
+    assert "no ratio" in verdict.line
 
 
 def test_a_share_is_compared_and_not_divided() -> None:
     """Its bound is in per cent of messages."""
-    measures = of_latencies([0.05] * 3, [2.0] * 3)
+    measures = of_units([0.1] * 6, [2.0] * 6)
     verdict = measures.judge(
         Target("small share_as_fast", "adaptive", over="mosquitto", at_least=0.95), "full"
     )
-    assert verdict.is_met
-    assert verdict.text == (
-        "small share_as_fast: adaptive 100.0 % against mosquitto (at least 95.0 %)"
+    assert verdict.line == (
+        "met: small share_as_fast: adaptive 100.0 % (100.0 % to 100.0 %) against mosquitto,"
+        " 6 units (at least 95.0 %)"
     )
 
 
@@ -197,7 +273,10 @@ def test_unknown_figures_and_brokers_are_named_with_what_is_allowed() -> None:
 
 def test_every_name_has_a_figure() -> None:
     """What an error offers, and a target may name, can be had."""
-    measures = Measures(SCENARIO, whole_run())
+    tables = whole_run()
+    phase = BadPhaseRow("adaptive", 1, "sub", "router-edge", "router-edge", 10.0, 20.0, 1, 0, True)
+    tables.bad_phases.append(phase)
+    measures = Measures(SCENARIO, tables)
     for name in SCENARIO.figures():
         assert not math.isnan(measures.figure(name, "adaptive", over="mosquitto")), name
 

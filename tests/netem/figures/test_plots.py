@@ -13,6 +13,7 @@ from penstock.netem.figures.canvas import FOCUS_COLOUR, IMPAIRED_COLOUR, OVER_CO
 from penstock.netem.figures.measures import Measures
 from penstock.netem.figures.plots import draw, draw_distributions, draw_latencies, draw_memory
 from penstock.netem.figures.records import Tables
+from penstock.netem.runs.scenario import HostPlan, LinkPlan, Subscriber, Topology
 from tests.helpers.netem_runs import INFO, SCENARIO, message, whole_run
 
 
@@ -64,6 +65,35 @@ def test_a_bad_link_of_others_is_shown_too(tmp_path: Path) -> None:
     assert count(tmp_path / "latency.png", IMPAIRED_COLOUR) < 2_000
 
 
+def test_one_unit_is_shown_with_its_own_bad_times(tmp_path: Path) -> None:
+    """Another link, bad all the time and with messages of its own, changes nothing but figures."""
+    tables = whole_run()
+    draw_latencies(INFO, Measures(SCENARIO, tables), tmp_path)
+    alone = count(tmp_path / "latency.png", IMPAIRED_COLOUR)
+    subscribers = {**SCENARIO.subscribers, "other": Subscriber("far", ["#"])}
+    hosts = {**SCENARIO.topology.hosts, "far": HostPlan()}
+    links = [*SCENARIO.topology.links, LinkPlan(("cloud", "far"), "good")]
+    scenario = dataclasses.replace(
+        SCENARIO, subscribers=subscribers, topology=Topology(hosts, links)
+    )
+    tables.expected.extend(
+        row._replace(subscriber="other", group="other", unit="cloud-far")
+        for row in whole_run().expected
+    )
+    tables.deliveries.extend(
+        row._replace(subscriber="other", delivered_s=row.delivered_s + 9)
+        for row in whole_run().deliveries
+    )
+    tables.links.extend(
+        row._replace(link="cloud-far", is_impaired=True) for row in whole_run().links
+    )
+    plot = draw_latencies(INFO, Measures(scenario, tables), tmp_path)
+    assert plot is not None
+    assert plot.about.endswith("due, router-edge, seed 1; figures are of all 2 units")
+    both = count(tmp_path / "latency.png", IMPAIRED_COLOUR)
+    assert abs(both - alone) < alone / 10
+
+
 def test_what_never_came_is_not_hidden(tmp_path: Path) -> None:
     """A distribution of which half never came ends at its half; title and plot say so."""
     tables = whole_run()
@@ -113,7 +143,10 @@ def test_seeds_that_are_not_shown_are_told(tmp_path: Path) -> None:
     info = dataclasses.replace(INFO, scenario=scenario)
     plots = draw(info, Measures(scenario, whole_run(info)), tmp_path)
     assert [plot.about for plot in plots] == [
-        "Latency of each message by when it was due, seed 1; figures are of all 2 seeds",
+        (
+            "Latency of each message by when it was due, router-edge, seed 1; figures are of all 2 "
+            "units"
+        ),
         "Share of messages delivered within a time, all 2 seeds together",
         (
             "Resident set of the broker beyond what it was before the traffic, seed 1; the title "

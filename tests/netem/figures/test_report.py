@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.netem.errors import NetemError
+from penstock.netem.errors import NetemError, RunError
+from penstock.netem.figures.estimates import Standing
+from penstock.netem.figures.figure_file import read_figure_file
 from penstock.netem.figures.measures import Measures
-from penstock.netem.figures.report import read_tables, to_markdown, write_report
+from penstock.netem.figures.report import check_figures, read_tables, to_markdown, write_report
+from penstock.netem.figures.sections import sections
 from penstock.netem.figures.tables import Format
-from penstock.netem.runs.scenario import Subscriber, Target
+from penstock.netem.runs.scenario import Target
 from tests.helpers.netem_runs import INFO, SCENARIO, whole_run, with_scenario, write_run
 
 
@@ -28,31 +31,37 @@ def test_the_report_holds_what_was_found(tmp_path: Path, form: Format) -> None:
     """Figures by broker and stream, counted by hand."""
     write_run(tmp_path, INFO, whole_run(), form)
     verdicts = write_report(tmp_path)
-    assert [(each.target, each.is_met) for each in verdicts] == [
-        (target, True) for target in SCENARIO.targets
+    assert [(each.target, each.standing) for each in verdicts] == [
+        (SCENARIO.targets[0], Standing.NOT_SHOWN),
+        (SCENARIO.targets[1], Standing.MET),
     ]
     text = (tmp_path / "report.md").read_text()
     assert text.startswith(
-        "# Made up\n\nA run that nobody made, to count by hand.\n\n## Verdict: 2 of 2"
+        "# Made up\n\nA run that nobody made, to count by hand.\n\n"
+        "## Verdict: 1 of 2 targets met, 1 not shown\n"
     )
-    assert "- met: small p90: adaptive 200 ms, mosquitto 2.0 s: 0.10 of it (at most 0.5)\n" in text
+    ratio = "small p90: adaptive 200 ms, mosquitto 2.0 s: 0.10 of it, 1 unit (at most 0.5)"
+    assert f"- not shown: {ratio}\n" in text
     # 20 of 30 small ones took 50 ms, 10 of them 200 ms: (20 * 50 + 10 * 200) / 30 = 100.
     assert rows_of(text, "Latency of `small`: 100 B every 1 s at QoS 1") == {
-        "adaptive": [
-            *("50 ms", "200 ms", "200 ms", "100 ms", "200 ms", "30", "0"),
-            *("1.00, 0.10, 0.14", "100.0 %"),
-        ],
-        "mosquitto": ["50 ms", "2.0 s", "2.0 s", "700 ms", "2.0 s", "30", "0", "", ""],
+        "adaptive": ["50 ms", "200 ms", "200 ms", "100 ms", "200 ms", "30", "0", "1"],
+        "mosquitto": ["50 ms", "2.0 s", "2.0 s", "700 ms", "2.0 s", "30", "0", "1"],
+    }
+    assert rows_of(text, "Latency of `small` over mosquitto's") == {
+        "adaptive": ["1.00", "0.10", "0.10", "0.14", "100.0 %", "1"]
     }
     # 20 ms to the broker; 15 of 30 are not later than twice the median, 10 are.
-    assert "| small | adaptive | 20 ms | 80 ms | 33.3 % |" in text
+    assert "| small | adaptive | 20 ms | 80 ms | 33.3 % | 1 |" in text
     assert rows_of(text, "Promises")["adaptive"] == ["36", "0", "0", "0", "0", "0"]
     assert rows_of(text, "Memory") == {
-        "adaptive": ["30.0 MB", "2.0 MB", "0.0 MB", "0.25"],
-        "mosquitto": ["30.0 MB", "8.0 MB", "0.0 MB", ""],
+        "adaptive": ["30.0 MB", "2.0 MB", "0.0 MB", "0.25", "1"],
+        "mosquitto": ["30.0 MB", "8.0 MB", "0.0 MB", "", "1"],
     }
-    assert rows_of(text, "Withholding") == {"adaptive": ["11.0 s", "90.0 %", "0.0 s", "2"]}
-    assert rows_of(text, "Processor") == {"adaptive": ["5.0 %"], "mosquitto": ["1.0 %"]}
+    assert rows_of(text, "Withholding") == {"adaptive": ["11.0 s", "90.0 %", "0.0 s", "2", "1"]}
+    assert rows_of(text, "Processor") == {
+        "adaptive": ["5.0 %", "1"],
+        "mosquitto": ["1.0 %", "1"],
+    }
     assert (
         "| router-edge | lossy: 200 ms round trip, 2,500 kB/s, 20 % lost | 1 | 10.0 s | 0.00 s |"
         in text
@@ -101,13 +110,9 @@ def test_what_is_missing_or_missed_comes_first() -> None:
     info = dataclasses.replace(INFO, scenario=scenario, length="short")
     measures = Measures(scenario, tables)
     verdicts = [measures.judge(target, "short") for target in targets]
-    assert [(each.is_judged, each.is_met) for each in verdicts] == [
-        (False, True),
-        (True, False),
-        (True, False),
-    ]
-    text = to_markdown(info, measures, verdicts, [])
-    assert "## Verdict: 0 of 2 targets met" in text
+    assert [each.word for each in verdicts] == ["not judged", "missed", "missed"]
+    text = to_markdown(info, verdicts, [], sections(info, measures))
+    assert "## Verdict: 0 of 2 targets met, 2 missed\n" in text
     assert "- not judged: small p90" in text
     assert "- missed: lost: adaptive 1 (at most 0)\n" in text
     assert "- missed: memory: adaptive -, mosquitto -, no ratio (at most 0.2)\n" in text
@@ -115,41 +120,62 @@ def test_what_is_missing_or_missed_comes_first() -> None:
     assert rows_of(text, "Latency of `small`")["adaptive"][2:5] == ["∞", "∞", "∞"]
 
 
-def test_other_subscribers_are_shown_apart() -> None:
-    """Each group for itself; what is in focus is not among them."""
-    tables = whole_run()
-    tables.expected.extend(
-        row._replace(subscriber="other-2", group="other", is_focus=False)
-        for row in whole_run().expected
-        if row.stream == "small" and row.broker == "adaptive"
-    )
-    tables.deliveries.append(tables.deliveries[0]._replace(subscriber="other-2", delivered_s=3.0))
-    others = {**SCENARIO.subscribers, "other": Subscriber("field", ["small/#"], count=2)}
-    scenario = dataclasses.replace(SCENARIO, subscribers=others)
-    info = dataclasses.replace(INFO, scenario=scenario)
-    text = to_markdown(info, Measures(scenario, tables), [], [])
-    section = text.partition("## Latency of other subscribers")[2].partition("\n## ")[0]
-    assert [line for line in section.splitlines() if line.startswith("| other")] == [
-        "| other | small | adaptive | ∞ | ∞ | ∞ | ∞ | 30 | 29 |"
-    ]
-    assert "- `other` on field, each of 2, subscribes to `small/#` at QoS 1." in text
-    assert "other subscribers" not in to_markdown(INFO, Measures(SCENARIO, whole_run()), [], [])
-
-
-def test_seeds_show_their_spread() -> None:
-    """The second run's small messages take twice as long in its bad time."""
-    scenario = dataclasses.replace(SCENARIO, seeds=[1, 2])
-    info = dataclasses.replace(INFO, scenario=scenario)
+def test_figures_have_intervals_over_units() -> None:
+    """Of twelve, a link of twelve seeds; in four of them small messages take twice as long."""
+    info = with_scenario(seeds=list(range(12)))
     tables = whole_run(info)
     tables.deliveries[:] = [
         row._replace(delivered_s=row.delivered_s + 0.2)
-        if row.seed == 2 and row.stream == "small" and 10 <= row.number < 20
+        if row.broker == "adaptive" and row.seed < 4 and 10 <= row.number < 20
         else row
         for row in tables.deliveries
     ]
-    text = to_markdown(info, Measures(scenario, tables), [], [])
+    measures = Measures(info.scenario, tables)
+    verdicts = [measures.judge(target, "full") for target in info.scenario.targets]
+    text = to_markdown(info, verdicts, [], sections(info, measures))
+    assert "## Verdict: 2 of 2 targets met\n" in text
+    ratio = "adaptive 400 ms, mosquitto 2.0 s: 0.20 (0.10 to 0.20) of it, 12 units (at most 0.5)"
+    assert f"- met: small p90: {ratio}\n" in text
+    assert "- met: lost: adaptive 0 (at most 0)\n" in text
     row = rows_of(text, "Latency of `small`")["adaptive"]
-    assert row[:2] == ["50 ms", "400 ms (200 ms to 400 ms)"]
+    assert row[:2] == ["50 ms (50 ms to 50 ms)", "400 ms (200 ms to 400 ms)"]
+    assert row[4:] == ["400 ms", "360", "0", "12"]
+    assert rows_of(text, "Latency of `small` over")["adaptive"][1] == "0.20 (0.10 to 0.20)"
+    memory = rows_of(text, "Memory")["adaptive"]
+    assert memory[3:] == ["0.25 (0.25 to 0.25)", "12"]
+
+
+def test_the_tables_are_written_for_pages(tmp_path: Path) -> None:
+    """With the verdicts, the command of the run, and what makes it doubtful."""
+    write_run(tmp_path, dataclasses.replace(INFO, remarks=["seed 1: busy"]), whole_run())
+    figures = tmp_path / "figures.json"
+    write_report(tmp_path, figures)
+    origin, tables = read_figure_file(figures)
+    assert str(origin) == (
+        "`penstock netem run made-up`; commit abc1234, 2026-01-02, CPython 3.11.9, 2 cores, "
+        "some model, 8 GiB, Linux 6.1. **Doubtful:** seed 1: busy."
+    )
+    assert tables["verdicts"].rows == [
+        [
+            "small p90",
+            "adaptive 200 ms, mosquitto 2.0 s: 0.10 of it, 1 unit",
+            "at most 0.5",
+            "not shown",
+        ],
+        ["lost", "adaptive 0", "at most 0", "met"],
+    ]
+    assert tables["small latency"].columns[:3] == ["broker", "p50", "p90"]
+    assert tables["small over mosquitto"].rows[0][:3] == ["adaptive", "1.00", "0.10"]
+
+
+def test_figures_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    """Before a run, and after it."""
+    write_run(tmp_path, INFO, whole_run())
+    file = tmp_path / "none" / "figures.json"
+    with pytest.raises(NetemError, match=f"^--figures: {file}: no folder"):
+        check_figures(file)
+    with pytest.raises(RunError, match=f"^{file}: "):
+        write_report(tmp_path, file)
 
 
 def test_missing_and_wrong_files_are_named(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ def test_withholding_outside_of_impairments_and_five_seconds_after_is_found() ->
     )
     found = judge_withholding(SCENARIO, tables, "adaptive", 1)
     assert found == Accuracy(withheld=15.5, impaired=10, both=9, outside=1.5, most_messages=3)
+    assert judge_withholding(SCENARIO, tables, "adaptive", 1, "router-edge") == found
+    assert judge_withholding(SCENARIO, tables, "adaptive", 1, "field-cloud") == Accuracy()
 
 
 def test_subscribers_that_are_not_in_focus_do_not_count() -> None:

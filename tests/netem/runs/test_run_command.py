@@ -97,6 +97,7 @@ def test_a_wrong_choice_is_named(brokers: str | None, seeds: str | None, words: 
         (["transient-congestion", "--brokers", "emqx"], "read 'emqx'; allowed: mosquitto, "),
         (["transient-congestion", "--seeds", "one"], "read 'one'"),
         (["transient-congestion", "--format", "xlsx"], "read 'xlsx'; allowed: parquet, csv"),
+        (["transient-congestion", "--figures", "/none/f.json"], "/none/f.json: no folder /none"),
         ([], "SCENARIO"),
     ],
 )
