@@ -27,6 +27,10 @@ MISTAKES = [
     ),
     ("{threshold_l: -0.5}", "threshold_l: read -0.5; allowed: seconds above 0, or auto"),
     ("{threshold_l: soon}", "threshold_l: read 'soon'; allowed: seconds above 0, or auto"),
+    (
+        "{probe_period: 5}",
+        "probe_period: read a key that has moved; allowed: it as plugins.probing.probe_period",
+    ),
     ("{max_withhold: -20}", "max_withhold: read -20; allowed: greater than 0"),
     ("{congestion_rate: 0}", "congestion_rate: read 0; allowed: greater than 0"),
     (
