@@ -37,7 +37,6 @@ from typing import Annotated, Any, Final
 import typer
 
 from benchmarks.loads import wire
-from benchmarks.lossy_report import quantile
 from benchmarks.peers import (
     PEERS,
     Peer,
@@ -46,6 +45,7 @@ from benchmarks.peers import (
     running,
 )
 from benchmarks.program import Program, describe_run, tell
+from penstock.netem.figures.estimates import pooled_quantile
 from penstock.netem.links.profiles import Direction, Profile
 from penstock.netem.links.relay import Relay
 
@@ -209,6 +209,11 @@ def run_side_by_side(brokers: Sequence[Peer], seconds: float) -> list[Outcome]:
                 publisher.sendall(packet)
         deadline = time.monotonic() + END_SECONDS
         return [subscriber.finish(len(messages), deadline) for subscriber in subscribers]
+
+
+def quantile(seconds: Sequence[float], share: float) -> float:
+    """Return the least value that a share of all do not exceed; nan of none."""
+    return pooled_quantile([seconds], share)([0])
 
 
 def to_markdown(outcomes: Sequence[Outcome]) -> list[str]:

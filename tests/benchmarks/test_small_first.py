@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import small_first
-from benchmarks.lossy_report import quantile
-from benchmarks.small_first import BROKERS, Outcome, main, plan, to_markdown, verdict
+from benchmarks.small_first import BROKERS, Outcome, main, plan, quantile, to_markdown, verdict
 
 
 def test_messages_are_due_in_order_and_fill_four_fifths_of_the_link() -> None:
