@@ -86,6 +86,8 @@ class PriorityOutbox(Outbox):
             self._remove(delivery)
             if self._has_expired(delivery, now):
                 continue
+            if delivery.message.is_large:
+                self._leaves_for_link(delivery, now)
             if self.n_messages > len(self._first) + len(self._first0):
                 self._first_bytes += delivery.link_bytes
             return delivery

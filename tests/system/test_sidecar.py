@@ -412,6 +412,7 @@ async def test_a_client_without_a_broker(version: int, tmp_path: Path) -> None:
     with running_mosquitto(tmp_path) as broker, running_proxy(tmp_path, broker.port) as proxy:
         peer = await raw(proxy.port, version)
         broker.process.kill()
+        broker.process.wait()  # only then does nobody listen
         assert await peer.receive_end() == b""
         refused = await open_client(("127.0.0.1", proxy.port), version)
         assert await refused.receive() == ConnAck(reason_code=ReasonCode.SERVER_UNAVAILABLE)
