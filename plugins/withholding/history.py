@@ -367,7 +367,8 @@ class CongestionHistory:
         if self._n_sent == LOOK_SEGMENTS:
             rtt = max(rtt, self.level)  # the kernel's smoothed RTT has only begun to rise
         loss_ratio = self._n_lost / self._n_sent
-        is_slow = (look.rtt or 0.0) > self.level / 2
+        # Of an RTT that is a small part of the level, a message would hardly feel anything.
+        is_slow = (look.rtt or 0.0) > NEAR_RATIO * self.level
         self.is_seen_by_kernel = is_slow or loss_ratio > SUPPOSED_LOST / LOOK_SEGMENTS
         self.seconds_per_byte = seconds_per_byte(rtt, look.rttvar or 0.0, loss_ratio)
 

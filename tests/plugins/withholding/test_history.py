@@ -194,17 +194,18 @@ def test_takes_whatever_comes_in_constant_memory(samples: list[tuple[float, floa
 
 
 class Kernel:
-    """A kernel with an RTT of 0.2 s that counts segments."""
+    """A kernel that counts segments."""
 
-    def __init__(self) -> None:
+    def __init__(self, rtt: float = 0.2) -> None:
         self.segments = self.lost = 0
+        self._rtt = rtt
 
     def look(self, at: float, *, sent: int = 0, lost: int = 0, rate: int | None = None) -> TcpLook:
         """Return what it says, after so much was sent and lost; rate is that of a full pipe."""
         self.segments += sent
         self.lost += lost
         told = TcpLook(at, congestion_control="cubic")
-        told.rtt, told.rttvar = 0.2, 0.05
+        told.rtt, told.rttvar = self._rtt, self._rtt / 4
         told.segments, told.retransmissions = self.segments, self.lost
         told.delivery_rate, told.is_app_limited = rate or 500, rate is None
         return told
@@ -408,7 +409,7 @@ def test_best_rate_is_that_of_a_full_pipe_and_forgotten_slowly() -> None:
 
 def test_congestion_beyond_a_relay_is_not_the_kernels() -> None:
     """Its RTT stays low and nothing is lost, whatever acknowledgements of MQTT take."""
-    history, kernel = fed(CALM), Kernel()
+    history, kernel = fed(CALM), Kernel(rtt=0.001)
     congested(range(1, 11), kernel, history, sent=5)
     assert not history.is_seen_by_kernel
     congested(range(11, 13), kernel, history, sent=5, lost=2)
@@ -417,18 +418,16 @@ def test_congestion_beyond_a_relay_is_not_the_kernels() -> None:
 
 def test_fast_first_hop_does_not_end_congestion_behind_a_relay() -> None:
     """What the kernel hands to a relay as fast as ever has not arrived."""
-    history, kernel = fed(CALM), Kernel()
+    history, kernel = fed(CALM), Kernel(rtt=0.001)
     history.observe_look(kernel.look(0.5, rate=80_000_000))
     congested(range(1, 5), kernel, history, sent=5, rate=70_000_000)
     assert history.began_at == 1.0
 
 
 def test_rtt_that_the_kernel_sees_is_its_congestion() -> None:
-    """Nothing is lost, but its own RTT is more than half of the level."""
+    """Nothing is lost, but its own RTT is more than an eighth of the level."""
     history, kernel = fed(CALM), Kernel()
     for second in range(1, 11):
         history.observe(0.6, second, second, THRESHOLD_L)
-        look = kernel.look(second, sent=5)
-        look.rtt = 0.4
-        history.observe_look(look)
+        history.observe_look(kernel.look(second, sent=5))
     assert history.is_seen_by_kernel
