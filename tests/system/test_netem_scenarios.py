@@ -21,7 +21,7 @@ pytestmark = NEEDS_ROOT
 
 ROOT = Path(__file__).resolve().parents[2]
 
-AT_A_TIME = 2
+AT_A_TIME = 3
 """Runs: they wait most of the time, and other tests run beside them."""
 
 MOST_SECONDS = 300.0
