@@ -95,7 +95,8 @@ class LowerQuartile:
     Each sample above the estimate raises the excess by a quarter of `QUARTILE_GAIN` of it, each
     sample below lowers it by three quarters: both balance where one sample in four is below. So it
     follows from 1 ms to 1 s within some hundred samples, and congestion for less than three
-    quarters of the time does not show in it.
+    quarters of the time does not show in it. It begins at twice the first RTT: a path is not called
+    steady before it has shown so.
 
     Attributes:
         value: seconds, or None before the first sample.
@@ -114,7 +115,7 @@ class LowerQuartile:
             rtt: seconds.
             minimum: least recent RTT, seconds, this sample included.
         """
-        excess = max(self._excess, LEAST_EXCESS)
+        excess = max(self._excess if self.value is not None else minimum, LEAST_EXCESS)
         is_above = rtt - minimum > excess
         self._excess = excess * (1 + QUARTILE_GAIN * (is_above - 0.75))
         self.value = minimum + self._excess

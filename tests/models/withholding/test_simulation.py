@@ -121,12 +121,19 @@ def test_overdue_query_counts_as_its_age() -> None:
 
 
 def test_learned_threshold_l_follows_the_least_rtt() -> None:
-    """None stands for ``auto``: 50 ms above the least RTT where that varies as little as here."""
-    calm, bad = ([0.2] * 5 + [rtt] * 5 + [0.2] for rtt in (0.24, 0.26))
-    learned = Setting(threshold_l=None)
-    assert simulate(ConservativePolicy(20.0), calm, learned)[2] == pytest.approx(1.0)
-    assert simulate(ConservativePolicy(20.0), bad, learned)[1] == pytest.approx(1.3)
-    assert simulate(ConservativePolicy(20.0), bad[:7], learned)[1] == pytest.approx(1.3)
+    """None stands for ``auto``: three times the least RTT, so that 0.5 s is calm where 0.2 is."""
+    trace = [0.2] * 5 + [0.5] * 5
+    fixed, learned = (Setting(threshold_l=value) for value in (0.3, None))
+    assert simulate(ConservativePolicy(20.0), trace, fixed)[1] == 0 + 2.5
+    assert simulate(ConservativePolicy(20.0), [*trace, *trace], learned)[1:] == [2.5, 1.0, 2.5]
+
+
+def test_learned_threshold_l_narrows_on_a_steady_path() -> None:
+    """After two minutes of 0.2 s alone, 0.26 s are congestion and 0.24 s are none."""
+    steady, learned = [0.2] * 120, Setting(threshold_l=None)
+    calm, bad = ([*steady, *[rtt] * 5, 0.2] for rtt in (0.24, 0.26))
+    assert simulate(ConservativePolicy(20.0), calm, learned)[25] == pytest.approx(1.0)
+    assert simulate(ConservativePolicy(20.0), bad, learned)[25] == pytest.approx(1 + 1.0)
 
 
 def test_adaptive_sends_in_the_second_in_which_congestion_has_always_ended() -> None:

@@ -178,3 +178,14 @@ def test_lower_quartile_does_not_show_congestion_of_half_of_the_time() -> None:
     for n in range(2000):
         quartile.add(0.5 if n // 20 % 2 else 3.0, 0.5)
     assert quartile.value == pytest.approx(0.5, abs=0.01)
+
+
+def test_path_is_not_called_steady_before_it_has_shown_so() -> None:
+    """A few samples like the first are not enough; a hundred are."""
+    quartile = LowerQuartile()
+    for _ in range(5):
+        quartile.add(0.5, 0.5)
+    assert quartile.value == pytest.approx(0.5 + 0.5 * 0.9625**5)
+    for _ in range(120):
+        quartile.add(0.5, 0.5)
+    assert quartile.value == pytest.approx(0.5, abs=0.006)
