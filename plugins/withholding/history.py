@@ -281,7 +281,7 @@ class CongestionHistory:
     def measured_slowness(self, now: float, n_bytes: int) -> float:
         """Return the time for a byte by the last transfer in congestion, seconds; 0 for unknown.
 
-        A rate counts for as long as so many bytes take at it, and for a probe period at least.
+        A rate found in the present congestion counts for as long as so many bytes take at it.
 
         Args:
             now: monotonic seconds.
