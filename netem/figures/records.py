@@ -262,8 +262,8 @@ class MachineRow(NamedTuple):
         busy_share: of all processors that was in use.
         steal_share: of all processors that the hypervisor gave to others.
         others_share: of all processors that programs used which the run did not start.
-        pressure_share: of the time in which a process waited for a processor; None if the kernel
-            does not tell.
+        wait_share: of the time, for which the process of the run that waited longest waited for a
+            processor; None if the kernel does not tell.
         runnable: processes that ran or waited for a processor at the end.
         most_late_s: greatest lateness of a forwarder of the round.
         is_doubtful: whether latencies of this time may be those of the machine.
@@ -276,7 +276,7 @@ class MachineRow(NamedTuple):
     busy_share: float
     steal_share: float
     others_share: float
-    pressure_share: float | None
+    wait_share: float | None
     runnable: int
     most_late_s: float
     is_doubtful: bool

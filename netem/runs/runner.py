@@ -240,7 +240,7 @@ class _Round:
                 load.busy_share,
                 load.steal_share,
                 load.others_share,
-                None if math.isnan(load.pressure_share) else load.pressure_share,
+                None if math.isnan(load.wait_share) else load.wait_share,
                 load.runnable,
                 load.most_late_seconds,
                 bool(load.reasons),
@@ -386,4 +386,7 @@ class _LoadWatch:
         self._newest = newest
 
     def _look(self) -> Look:
-        return look(time.monotonic(), self._families.processor_seconds(EVERYTHING))
+        families = self._families
+        return look(
+            time.monotonic(), families.processor_seconds(EVERYTHING), families.waits(EVERYTHING)
+        )

@@ -1,21 +1,17 @@
 from __future__ import annotations
 
-import math
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.netem.runs import machine_load
 from penstock.netem.runs.machine_load import (
     Load,
     Look,
     describe_doubt,
     load_between,
     look,
-    parse_pressure,
     parse_stat,
 )
 
@@ -28,7 +24,7 @@ procs_running 3
 procs_blocked 0
 """
 
-QUIET = Load(0.0, 1.0, 0.5, 0.0, 0.05, 0.2, 1, 0.001)
+QUIET = Load(0.0, 1.0, 0.5, 0.0, 0.05, 0.02, 1, 0.001)
 
 
 def test_processor_time_and_runnable_processes_are_read() -> None:
@@ -36,54 +32,60 @@ def test_processor_time_and_runnable_processes_are_read() -> None:
     assert parse_stat(STAT, 100) == (15.6, 0.3, 3)
 
 
-def test_pressure_is_read() -> None:
-    """The total of the line some, in seconds."""
-    text = "some avg10=1.00 avg60=0.0 avg300=0.0 total=2500000\nfull avg10=0.00 total=7\n"
-    assert parse_pressure(text) == 2.5
-
-
 def test_this_machine_can_be_looked_at() -> None:
     """Totals only go up."""
-    one = look(time.monotonic(), 0.0)
-    other = look(time.monotonic(), 0.0)
+    one = look(time.monotonic(), 0.0, {})
+    other = look(time.monotonic(), 0.0, {})
     assert other.busy >= one.busy > 0
     assert other.runnable >= 1
 
 
-def test_a_kernel_without_pressure_leaves_it_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is no reason for doubt then."""
-    monkeypatch.setattr(machine_load, "PRESSURE", tmp_path / "none")
-    one = look(1.0, 0.0)
-    assert math.isnan(one.pressure)
-    assert math.isnan(load_between(one, one._replace(at=2.0), 0.0).pressure_share)
-    assert QUIET._replace(pressure_share=math.nan).reasons == ()
-
-
-def test_shares_are_those_of_all_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two processors for 2 s, 3 s were in use: 0.4 stolen, 2 by the run, 0.6 by others."""
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    before = Look(10.0, 100.0, 1.0, 50.0, 5.0, 1)
-    after = Look(12.0, 103.0, 1.4, 52.0, 5.5, 4)
-    load = load_between(before, after, 0.02)
-    assert load == pytest.approx((10.0, 12.0, 0.75, 0.1, 0.15, 0.25, 4, 0.02))
-
-
-def test_own_time_that_was_noticed_late_makes_no_others_negative() -> None:
-    """Processor time of processes is read a little after that of the machine."""
-    before, after = Look(0.0, 0.0, 0.0, 0.0, 0.0, 1), Look(1.0, 0.5, 0.0, 0.6, 0.0, 1)
-    assert load_between(before, after, 0.0).others_share == 0.0
+def test_the_process_that_waited_longest_counts() -> None:
+    """One that has begun in between has waited since its start."""
+    before = Look(0.0, 0.0, 0.0, 0.0, {1: 5.0, 2: 7.0, 3: 1.0}, 1)
+    after = Look(2.0, 0.0, 0.0, 0.0, {1: 5.1, 2: 7.3, 4: 0.2}, 1)
+    assert load_between(before, after, 0.0).wait_share == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"busy_share": 0.95}, "processors over 90 % busy"),
-        ({"steal_share": 0.06}, "over 5 % stolen"),
         ({"others_share": 0.2}, "other programs over 10 %"),
-        ({"pressure_share": 0.6}, "processes waited for over 50 % of the time"),
-        ({"most_late_seconds": 0.02}, "packets over 10 ms late"),
+    ],
+)
+def test_a_kernel_that_does_not_tell_of_waits_leaves_it_to_the_processors(
+    change: dict[str, Any], reason: str
+) -> None:
+    """Where it tells, busy processors are no reason: what is in use may be of lower priority."""
+    one = Look(1.0, 0.0, 0.0, 0.0, {}, 1)
+    untold = load_between(one, one._replace(at=2.0), 0.0)
+    assert untold.reasons == ()
+    assert untold._replace(**change).reasons == (reason,)
+    assert QUIET._replace(**change).reasons == ()
+
+
+def test_shares_are_those_of_all_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two processors for 2 s, 3 s were in use: 0.4 stolen, 2 by the run, 0.6 by others."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    before = Look(10.0, 100.0, 1.0, 50.0, {1: 5.0}, 1)
+    after = Look(12.0, 103.0, 1.4, 52.0, {1: 5.5}, 4)
+    load = load_between(before, after, 0.02)
+    assert load == pytest.approx((10.0, 12.0, 0.75, 0.1, 0.15, 0.25, 4, 0.02))
+
+
+def test_own_time_that_was_noticed_late_makes_no_others_negative() -> None:
+    """Processor time of processes is read a little after that of the machine."""
+    before, after = Look(0.0, 0.0, 0.0, 0.0, {}, 1), Look(1.0, 0.5, 0.0, 0.6, {}, 1)
+    assert load_between(before, after, 0.0).others_share == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"steal_share": 0.06}, "over 5 % stolen"),
+        ({"wait_share": 0.6}, "a process waited for over 50 % of the time"),
+        ({"most_late_seconds": 0.06}, "packets over 50 ms late"),
     ],
 )
 def test_each_sign_of_a_busy_machine_is_a_reason_for_doubt(
@@ -96,10 +98,10 @@ def test_each_sign_of_a_busy_machine_is_a_reason_for_doubt(
 
 def test_doubt_is_told_in_seconds_for_each_reason() -> None:
     """A second with two reasons counts once in all."""
-    both = QUIET._replace(begin=1.0, end=3.0, busy_share=1.0, most_late_seconds=1.0)
+    both = QUIET._replace(begin=1.0, end=3.0, wait_share=1.0, most_late_seconds=1.0)
     late = QUIET._replace(begin=3.0, end=4.0, most_late_seconds=1.0)
     assert describe_doubt([QUIET, both, late]) == (
         3.0,
-        "processors over 90 % busy for 2 s, packets over 10 ms late for 3 s",
+        "a process waited for over 50 % of the time for 2 s, packets over 50 ms late for 3 s",
     )
     assert describe_doubt([QUIET]) == (0, "")

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -57,3 +58,19 @@ def test_a_process_that_has_ended_takes_nothing_and_its_time_is_kept(
         process.kill()
     assert families.rss_bytes("broker") > 50_000_000
     assert families.processor_seconds("broker") >= before
+
+
+def test_a_process_waits_while_another_has_its_processor() -> None:
+    """Two that are always ready on one processor: each waits for the other."""
+    spin = (
+        f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})\nwhile True: pass"
+    )
+    with ExitStack() as held:
+        spinning = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
+        for process in spinning:
+            held.enter_context(process)
+            held.callback(process.kill)
+        families = Families({"both": [process.pid for process in spinning]})
+        assert families.waits("both").keys() == {process.pid for process in spinning}
+        while any(seconds < 0.1 for seconds in families.waits("both").values()):
+            pass
