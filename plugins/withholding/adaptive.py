@@ -55,7 +55,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from penstock.plugins.withholding.history import CongestionHistory
 from penstock.plugins.withholding.policy import Judgement, Policy, Situation
@@ -99,44 +99,47 @@ class AdaptivePolicy(Policy):
 
     def judge(self, situation: Situation) -> Judgement:
         """Compare the cost of sending now with that of the best wait."""
-        history, overdue = situation.history, situation.overdue
-        is_calm = history is None or (history.began_at is None and not overdue)
-        small_per_second = self.small_weight * situation.small_per_second
-        if history is None or is_calm or (situation.n_bytes and not small_per_second):
-            return Judgement(
-                delivers=True, latency=situation.l_now, limit=math.inf, release_sojourn=0.0
-            )
-        level = max(history.level, overdue)
-        if overdue and (history.began_at is None or history.is_off_level(level)):
-            # Another congestion than the last: how bad it is, only this packet tells.
-            level = max(level, OVERDUE_RATIO * overdue)
+        l_now, _, sojourn, _, _, _, overdue, n_bytes, small_per_second, history = situation
+        half_rate = self.small_weight * small_per_second / 2
+        if (
+            history is None
+            or (history.began_at is None and not overdue)
+            or (n_bytes and not half_rate)
+        ):
+            return Judgement(delivers=True, latency=l_now, limit=math.inf, release_sojourn=0.0)
+        level = history.level
+        if overdue:
+            level = max(level, overdue)
+            if history.began_at is None or history.is_off_level(level):
+                # Another congestion than the last: how bad it is, only this packet tells.
+                level = max(level, OVERDUE_RATIO * overdue)
         ends = _ends(history, situation)
-        if situation.n_bytes:
-            transfer = _transfer(history, situation, level, small_per_second / 2)
+        if n_bytes:
+            congested, calm = _transfer(history, situation, level)
             lag = history.lag_seconds + history.until_next_sample()
-            at_once, waiting, wait = best_hold(ends, lag, transfer)
+            at_once, waiting, wait = best_hold(ends, lag, congested, calm, half_rate)
         else:
-            at_once, waiting, wait = _best_wait_by_rtt(
-                history, situation, ends, level, small_per_second / 2
-            )
-        sojourn, bound = situation.sojourn, self.max_withhold
+            at_once, waiting, wait = _best_wait_by_rtt(history, situation, ends, level, half_rate)
+        bound = self.max_withhold
         delivers = at_once < waiting or sojourn > bound
         return Judgement(delivers, at_once, waiting, min(sojourn + wait, bound))
 
 
 def _transfer(
-    history: CongestionHistory, situation: Situation, level: float, half_rate: float
-) -> Transfer:
-    """Return what a message takes, where the kernel's figures are known."""
+    history: CongestionHistory, situation: Situation, level: float
+) -> tuple[float, float]:
+    """Return what a message takes in congestion and in calm, by the kernel's figures, seconds."""
     n_bytes, calm = situation.n_bytes, _calm(history, situation)
     slowness = 0.0
     if history.is_seen_by_kernel:
-        calm = max(calm, n_bytes * history.calm_slowness())
+        slowness = history.calm_slowness()
+        if slowness:
+            calm = max(calm, n_bytes * slowness)
         slowness = history.measured_slowness(situation.now, n_bytes)
         slowness = slowness or history.assumed_slowness(level)
     # Without a rate of this path, as by the RTT alone.
     congested = level / 2 + n_bytes * slowness if slowness else situation.size_ratio / 2 * level
-    return Transfer(max(congested, calm), calm, half_rate)
+    return congested, calm
 
 
 def _best_wait_by_rtt(
@@ -174,10 +177,10 @@ def _ends(history: CongestionHistory, situation: Situation) -> list[float]:
 
     An end before now is one that no sample has shown yet.
     """
-    now = situation.now
+    _, _, _, probe_period, now, _, overdue, _, _, _ = situation
     began_at, known_until = history.began_at, history.sampled_at
-    if situation.overdue:
-        began_at = now - situation.overdue if began_at is None else began_at
+    if overdue:
+        began_at = now - overdue if began_at is None else began_at
         known_until = now
     if began_at is None or known_until is None:
         return [0.0]
@@ -189,7 +192,7 @@ def _ends(history: CongestionHistory, situation: Situation) -> list[float]:
     from_now = began_at - now
     ends = [length + from_now for length in lengths[n_shorter + step // 2 :: step]]
     if n_left < MAX_ENDS:
-        insort(ends, lasted + max(lasted, situation.probe_period) + from_now)
+        insort(ends, lasted + max(lasted, probe_period) + from_now)
     return ends
 
 
@@ -248,29 +251,9 @@ def best_wait(
     return at_once, congested + least / n_ends, wait
 
 
-class Transfer(NamedTuple):
-    """A transfer that goes on after the end of congestion.
-
-    Attributes:
-        congested: seconds that the message takes in congestion that does not end.
-        calm: seconds that it takes in calm.
-        half_rate: half of the weighted rate of small messages, 1/s.
-    """
-
-    congested: float
-    calm: float
-    half_rate: float
-
-    def cost(self, end: float) -> float:
-        """Return the cost of a message that is sent so many seconds before congestion ends."""
-        congested, calm, half_rate = self
-        seconds = congested
-        if end < congested:
-            seconds = calm + max(0.0, end) * (1 - calm / congested)
-        return seconds + half_rate * seconds * seconds
-
-
-def best_hold(ends: list[float], lag: float, transfer: Transfer) -> tuple[float, float, float]:
+def best_hold(
+    ends: list[float], lag: float, congested: float, calm: float, half_rate: float
+) -> tuple[float, float, float]:
     """Return what `best_wait` returns, for a transfer that goes on after the end of congestion.
 
     Two waits are tried: until the last end, and, where ends are further away than the transfer
@@ -279,36 +262,44 @@ def best_hold(ends: list[float], lag: float, transfer: Transfer) -> tuple[float,
     Args:
         ends: as in `best_wait`.
         lag: as in `best_wait`.
-        transfer: of the message.
+        congested: seconds that the message takes in congestion that does not end.
+        calm: seconds that it takes in calm.
+        half_rate: half of the weighted rate of small messages, 1/s.
     """
-    congested, calm, half_rate = transfer
-    n_ends = len(ends)
     calm_cost = calm + half_rate * calm * calm
     if congested <= calm:
         return calm_cost, math.inf, 0.0
+    # Sent r seconds before the end, the message takes calm + slope * r. What that costs more than
+    # in calm is linear * r + square * r * r, at most that of a transfer in congestion alone.
     slope = 1 - calm / congested
-    congested_cost = congested + half_rate * congested * congested
+    linear = slope * (1 + 2 * half_rate * calm)
+    square = half_rate * slope * slope
+    most = (linear + square * congested) * congested
+    n_ends = len(ends)
     wait = last = max(0.0, ends[-1])
-    at_once, waiting = 0.0, n_ends * calm_cost
+    # For each plan: the sum over all ends, without the cost in calm that all plans share.
+    at_once = waiting = 0.0
     for end in ends:
         if end >= congested:
-            at_once += congested_cost
+            at_once += most
         elif end > 0:
-            seconds = calm + slope * end
-            at_once += seconds + half_rate * seconds * seconds
-        else:
-            at_once += calm_cost
+            at_once += (linear + square * end) * end
         seen = end + lag
-        if seen > 0:
-            waiting += min(last, seen)
+        if seen >= last:
+            waiting += last
+        elif seen > 0:
+            waiting += seen
     middle = ends[n_ends // 2]
     if last - middle > congested and middle > 0:
-        giving_up = sum(
-            max(0.0, min(end + lag, middle)) + calm_cost
-            if end <= middle
-            else middle + transfer.cost(end - middle)
-            for end in ends
-        )
+        giving_up = 0.0
+        for end in ends:
+            left = end - middle
+            if left >= congested:
+                giving_up += middle + most
+            elif left > 0:
+                giving_up += middle + (linear + square * left) * left
+            else:
+                giving_up += max(0.0, min(end + lag, middle))
         if giving_up < waiting:
             waiting, wait = giving_up, middle
-    return at_once / n_ends, waiting / n_ends, wait
+    return calm_cost + at_once / n_ends, calm_cost + waiting / n_ends, wait

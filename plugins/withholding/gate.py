@@ -133,17 +133,17 @@ class WithholdingGate(DeliveryGate):
         threshold_l = self._thresholds.threshold_l(link)
         scale = self._relative(link, message.payload_bytes)
         counted = max(rtt or 0.0, overdue)
-        situation = Situation(
-            l_now=scale * counted / 2,
-            threshold_l=scale * threshold_l,
-            sojourn=sojourn,
-            probe_period=self.probe_period,
-            now=now,
-            size_ratio=scale,
-            overdue=overdue if overdue > threshold_l else 0.0,
-            n_bytes=_bytes_to_send(message, link),
-            small_per_second=history.small_per_second,
-            history=history,
+        situation = Situation(  # by position, which is faster than by name
+            scale * counted / 2,
+            scale * threshold_l,
+            sojourn,
+            self.probe_period,
+            now,
+            scale,
+            overdue if overdue > threshold_l else 0.0,
+            _bytes_to_send(message, link),
+            history.small_per_second,
+            history,
         )
         unanswered = " so far" if overdue and overdue == counted else ""
         return self._verdict(
@@ -211,8 +211,11 @@ class WithholdingGate(DeliveryGate):
     def _relative(self, link: Link, payload_bytes: int) -> float:
         """Return the latency of a size over that of the smallest, on a subscriber's path."""
         fit = self.fits.get(link)
-        learned = None if fit is None else fit.relative(payload_bytes, self._floor_seconds)
-        return self.profile.relative(payload_bytes) if learned is None else learned
+        if fit is not None:
+            learned = fit.relative(payload_bytes, self._floor_seconds)
+            if learned is not None:
+                return learned
+        return self.profile.relative(payload_bytes)
 
     def _rtt(self, link: Link) -> float | None:
         """Return the newest RTT of a packet of the profile's first row, seconds, or None."""
@@ -248,29 +251,32 @@ class WithholdingGate(DeliveryGate):
             situation: what it decides on.
             measured: RTT and threshold_l before they were scaled, in words.
         """
-        policy, sojourn = self.policy, situation.sojourn
+        policy = self.policy
+        l_now, threshold_l, sojourn, probe_period, now, size_ratio, overdue, _, _, _ = situation
         delivers, latency, limit, release_sojourn = policy.judge(situation)
-        compared = f"{policy.compares} {latency:.4g} s"
-        is_calm = situation.l_now <= situation.threshold_l / 2
         if limit == math.inf:
-            why, cause = f"L_now {latency:.4g} s, no limit", "calm" if is_calm else "no_limit"
+            why = f"L_now {latency:.4g} s, no limit"
+            cause = "calm" if l_now <= threshold_l / 2 else "no_limit"
         elif latency < limit:
-            why, cause = f"{compared} < {limit:.4g} s", "calm" if is_calm else "cost"
+            why = f"{policy.compares} {latency:.4g} s < {limit:.4g} s"
+            cause = "calm" if l_now <= threshold_l / 2 else "cost"
         elif delivers:
-            why = f"withheld {sojourn:.4g} s > {policy.max_withhold:.4g} s; {compared}"
+            why = (
+                f"withheld {sojourn:.4g} s > {policy.max_withhold:.4g} s; "
+                f"{policy.compares} {latency:.4g} s"
+            )
             cause = "bound"
         else:
-            why = f"{compared} >= {limit:.4g} s"
-            cause = "overdue" if situation.overdue else "congested"
+            why = f"{policy.compares} {latency:.4g} s >= {limit:.4g} s"
+            cause = "overdue" if overdue else "congested"
         reason = (
-            f"{policy.name}: {why} ({measured}, size x{situation.size_ratio:.4g}, "
-            f"withheld {sojourn:.4g} s, T_Q {situation.probe_period:.4g} s)"
+            f"{policy.name}: {why} ({measured}, size x{size_ratio:.4g}, "
+            f"withheld {sojourn:.4g} s, T_Q {probe_period:.4g} s)"
         )
         if delivers:
-            return Verdict(deliver=True, reason=reason, cause=cause)
+            return Verdict(True, None, reason, cause)
         release_in = max(0.0, release_sojourn - sojourn)
-        look_again_at = situation.now + release_in + STRICTLY_AFTER_SECONDS
-        return Verdict(deliver=False, look_again_at=look_again_at, reason=reason, cause=cause)
+        return Verdict(False, now + release_in + STRICTLY_AFTER_SECONDS, reason, cause)
 
 
 def _bytes_to_send(message: Message, link: Link) -> int:

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import insort
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -58,7 +58,7 @@ CALM_RATE_RATIO = 1 / 2
 those of the connection's own queue, or of what waited in congestion that is over."""
 
 MAX_LENGTHS = 48
-"""Lengths that are kept: enough that some are left when most have been exceeded, in 400 bytes."""
+"""Lengths that are kept: enough that some are left when most have been exceeded, in 350 bytes."""
 
 PRIOR_LENGTHS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Seconds; assumed for a subscriber without a history."""
@@ -138,7 +138,8 @@ class CongestionHistory:
     """
 
     lengths: array[float] = field(default_factory=lambda: array("f", PRIOR_LENGTHS))
-    _newest_first: array[float] = field(default_factory=lambda: array("f", PRIOR_LENGTHS))
+    _newest_first: bytes = bytes(range(len(PRIOR_LENGTHS)))
+    """Of each length its place in `lengths`, that of the newest first."""
     began_at: float | None = None
     sampled_at: float | None = None
     known_at: float = 0.0
@@ -193,8 +194,9 @@ class CongestionHistory:
             if self.began_at is None:
                 self._follow_calm(rtt)
             # Answers may overtake each other; the later answer is the newer sample.
-            sent_at = max(sent_at, self.sampled_at)
             spacing = sent_at - self.sampled_at
+            if spacing < 0:
+                sent_at, spacing = self.sampled_at, 0.0
         self.sampled_at = sent_at
         self.known_at = known_at
         if rtt <= threshold_l:
@@ -219,10 +221,12 @@ class CongestionHistory:
             self._n_small, self._counted_at = n_messages, now
         elif seconds > 0:
             # The plain mean at first, then exponential.
-            self._count_seconds = min(RATE_SECONDS, self._count_seconds + seconds)
-            n_new = max(0, n_messages - before)
-            change = n_new / seconds - self.small_per_second
-            self.small_per_second += min(1.0, seconds / self._count_seconds) * change
+            counted = self._count_seconds
+            if counted < RATE_SECONDS:
+                counted = self._count_seconds = min(RATE_SECONDS, counted + seconds)
+            n_new = n_messages - before if n_messages > before else 0
+            weight = seconds / counted if seconds < counted else 1.0
+            self.small_per_second += weight * (n_new / seconds - self.small_per_second)
             self._n_small, self._counted_at = n_messages, now
 
     def observe_large(self, n_bytes: int, least_seconds: float, now: float) -> None:
@@ -246,7 +250,7 @@ class CongestionHistory:
             sent_at: monotonic seconds at which the packet was sent.
         """
         until = self._drained_at if self._large_at <= sent_at else self._drained_before
-        return max(0.0, until - sent_at)
+        return until - sent_at if until > sent_at else 0.0
 
     def observe_look(self, look: TcpLook) -> None:
         """Take the kernel's figures, once for each look; after `observe`."""
@@ -354,48 +358,56 @@ class CongestionHistory:
     def _follow_losses(self, look: TcpLook) -> None:
         """Count what was sent and lost since the last look, if that was in congestion, too."""
         before, self._counted = self._counted, (look.segments, look.retransmissions)
-        if before is not None:
-            # A new connection's counters begin at 0 again.
-            n_sent = max(0, look.segments - before[0])
-            n_lost = min(n_sent, max(0, look.retransmissions - before[1]))
-            counted = min(1.0, LOOK_SEGMENTS / n_sent) if n_sent else 0.0
-            n_all = self._n_sent + counted * n_sent
-            kept = min(1.0, REMEMBERED_SEGMENTS / n_all)
-            self._n_sent = kept * n_all
-            self._n_lost = kept * (self._n_lost + counted * n_lost)
-        rtt = look.rtt or 0.0
-        if self._n_sent == LOOK_SEGMENTS:
-            rtt = max(rtt, self.level)  # the kernel's smoothed RTT has only begun to rise
-        loss_ratio = self._n_lost / self._n_sent
+        n_all, n_all_lost = self._n_sent, self._n_lost
+        # A new connection's counters begin at 0 again.
+        if before is not None and look.segments > before[0]:
+            n_sent, n_lost = look.segments - before[0], look.retransmissions - before[1]
+            if not 0 <= n_lost <= n_sent:
+                n_lost = 0 if n_lost < 0 else n_sent
+            counted = LOOK_SEGMENTS / n_sent if n_sent > LOOK_SEGMENTS else 1.0
+            n_all += counted * n_sent
+            n_all_lost += counted * n_lost
+            if n_all > REMEMBERED_SEGMENTS:
+                n_all_lost *= REMEMBERED_SEGMENTS / n_all
+                n_all = REMEMBERED_SEGMENTS
+            self._n_sent, self._n_lost = n_all, n_all_lost
+        rtt, loss_ratio = look.rtt or 0.0, n_all_lost / n_all
         # Of an RTT that is a small part of the level, a message would hardly feel anything.
-        is_slow = (look.rtt or 0.0) > NEAR_RATIO * self.level
-        self.is_seen_by_kernel = is_slow or loss_ratio > SUPPOSED_LOST / LOOK_SEGMENTS
+        self.is_seen_by_kernel = (
+            rtt > NEAR_RATIO * self.level or loss_ratio > SUPPOSED_LOST / LOOK_SEGMENTS
+        )
+        if n_all == LOOK_SEGMENTS:
+            rtt = max(rtt, self.level)  # the kernel's smoothed RTT has only begun to rise
         self.seconds_per_byte = seconds_per_byte(rtt, look.rttvar or 0.0, loss_ratio)
 
     def _observe_congested(self, rtt: float, sent_at: float, spacing: float) -> None:
         if self.began_at is not None:
-            is_off = self.is_off_level(rtt)
-            self._widen(abs(rtt - self.level))
-            if self._resume(rtt):
+            off, far = abs(rtt - self.level), self._far_from(self.level)
+            is_off = off > far
+            # Limited, so that a new level is no spread.
+            self._deviation += GAIN * ((far if is_off else off) - self._deviation)
+            if self._suspended is not None and self._resume(self._suspended, rtt, off):
                 pass
             elif is_off:
                 self._suspend(self.began_at, sent_at)
-            else:
+            elif self._suspended is not None:
                 self._end_suspended()
         if self.began_at is None:
             self.began_at = sent_at
             self._n_level = 0
             self._deviation = self._deviation or rtt / 2
-        self._n_level += 1
-        before = self.level if self._n_level > 1 else 0.0
-        if self._n_level > 1:
-            off_before, off = self.latest - before, rtt - before
+        n_level = self._n_level = self._n_level + 1
+        if n_level == 1:
+            self.level = rtt
+        else:
+            level = self.level
+            off_before, off = self.latest - level, rtt - level
             self._variance += GAIN * (off_before * off_before - self._variance)
             self._covariance += GAIN * (off_before * off - self._covariance)
             before_spacing = self.spacing_seconds or spacing
             self.spacing_seconds = before_spacing + GAIN * (spacing - before_spacing)
+            self.level = level + (GAIN if n_level * GAIN > 1 else 1 / n_level) * off
         self.latest = rtt
-        self.level = before + max(1 / self._n_level, GAIN) * (rtt - before)
 
     def _suspend(self, began_at: float, ended_at: float) -> None:
         """End the present congestion on trial, as one sample suggests.
@@ -406,13 +418,15 @@ class CongestionHistory:
             self._suspended = _Suspended(began_at, ended_at, self.level, self._n_level)
         self.began_at = None
 
-    def _resume(self, rtt: float) -> bool:
-        """Continue the suspended congestion, if the sample is closer to it."""
-        old = self._suspended
-        if old is None:
-            return False
-        off = abs(rtt - old.level)
-        if off > min(self._far_from(old.level), abs(rtt - self.level)):
+    def _resume(self, old: _Suspended, rtt: float, off: float) -> bool:
+        """Continue the suspended congestion, if the sample is closer to it.
+
+        Args:
+            old: the suspended one.
+            rtt: of the sample, seconds.
+            off: its distance from the present level, seconds.
+        """
+        if abs(rtt - old.level) > min(self._far_from(old.level), off):
             return False
         self.began_at, self.level, self._n_level = old.began_at, old.level, old.n_level
         self._suspended = None
@@ -423,11 +437,6 @@ class CongestionHistory:
         if self._suspended is not None:
             self._remember(self._suspended.ended_at - self._suspended.began_at)
             self._suspended = None
-
-    def _widen(self, off: float) -> None:
-        """Take one distance into the mean deviation, limited so that a new level is no spread."""
-        far = self._far_from(self.level)
-        self._deviation += GAIN * (min(off, far) - self._deviation)
 
     def _far_from(self, level: float) -> float:
         return max(FAR_DEVIATIONS * self._deviation, NEAR_RATIO * level)
@@ -440,7 +449,13 @@ class CongestionHistory:
             self.began_at = None
 
     def _remember(self, length: float) -> None:
-        if len(self.lengths) == MAX_LENGTHS:
-            self.lengths.remove(self._newest_first.pop())
-        insort(self.lengths, length)
-        self._newest_first.insert(0, length)
+        lengths, places = self.lengths.tolist(), list(self._newest_first)
+        if len(lengths) == MAX_LENGTHS:
+            oldest = places.pop()
+            del lengths[oldest]
+            places = [place - (place > oldest) for place in places]
+        new = bisect_right(lengths, length)
+        lengths.insert(new, length)
+        # New objects: an array that grows keeps more memory than its items need.
+        self._newest_first = bytes([new, *(place + (place >= new) for place in places)])
+        self.lengths = array("f", lengths)

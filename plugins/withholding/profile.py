@@ -11,6 +11,8 @@ MOST_RELATIVE: Final = 1e9
 """Upper bound of a relative latency: two rows that lie close together could extrapolate to an
 overflow."""
 
+_LOG_MOST_RELATIVE: Final = math.log(MOST_RELATIVE)
+
 
 def table_problem(table: Mapping[int, float]) -> tuple[int | None, str] | None:
     """Return why a table is not a profile.
@@ -79,4 +81,4 @@ class LatencyProfile:
         row = min(bisect_right(self._log_sizes, log_size), len(self._slopes)) - 1
         beyond = log_size - self._log_sizes[row]
         log_relative = self._log_latencies[row] + self._slopes[row] * beyond
-        return math.exp(min(log_relative, math.log(MOST_RELATIVE)))
+        return math.exp(min(log_relative, _LOG_MOST_RELATIVE))

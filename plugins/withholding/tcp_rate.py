@@ -15,7 +15,8 @@ def seconds_per_byte(rtt: float, rttvar: float, loss_ratio: float) -> float:
     """Return the time that TCP needs for a byte of a long transfer, seconds.
 
     ``1 / X_Bps`` with b = 1 (RFC 5348, 3.1): ``R * sqrt(2p / 3)`` for windows that are halved,
-    ``t_RTO * 3 * sqrt(3p / 8) * p * (1 + 32p**2)`` for time-outs, each for a segment.
+    ``t_RTO * 3 * sqrt(3p / 8) * p * (1 + 32p**2)`` for time-outs, each for a segment. The second
+    root is 3/4 of the first.
 
     Args:
         rtt: R, smoothed, seconds.
@@ -24,6 +25,5 @@ def seconds_per_byte(rtt: float, rttvar: float, loss_ratio: float) -> float:
     """
     p = loss_ratio
     rto = rtt + max(4 * rttvar, LEAST_RTO_SECONDS)
-    halving = rtt * math.sqrt(2 * p / 3)
-    waiting = rto * 3 * math.sqrt(3 * p / 8) * p * (1 + 32 * p * p)
-    return (halving + waiting) / SEGMENT_BYTES
+    waiting = rto * (9 / 4) * p * (1 + 32 * p * p)
+    return (rtt + waiting) * math.sqrt(2 * p / 3) / SEGMENT_BYTES

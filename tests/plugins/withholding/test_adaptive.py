@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from penstock.plugins.withholding.adaptive import (
     AdaptivePolicy,
-    Transfer,
     best_hold,
     best_wait,
 )
@@ -298,24 +297,59 @@ def with_bytes(situation: Situation, *, small_per_second: float = 2.0) -> Situat
     [
         # It ends in 5 s: sent now, 5 s of 20 pass a quarter, the rest takes 0.75 s of calm. Two
         # small messages a second wait for half of that each: 5.75 ** 2.
-        ([5.0], Transfer(20.0, 1.0, 1.0), (5.75 + 5.75**2, 5 + 2.0, 5.0)),
+        ([5.0], (20.0, 1.0, 1.0), (5.75 + 5.75**2, 5 + 2.0, 5.0)),
         # The same without small messages: waiting costs the difference.
-        ([5.0], Transfer(20.0, 1.0, 0.0), (5.75, 6.0, 5.0)),
+        ([5.0], (20.0, 1.0, 0.0), (5.75, 6.0, 5.0)),
         # It lasts longer than the transfer takes, whenever it ends.
-        ([30.0], Transfer(4.0, 1.0, 1.0), (20.0, 32.0, 30.0)),
+        ([30.0], (4.0, 1.0, 1.0), (20.0, 32.0, 30.0)),
         # 2 s or 30 s: the wait is given up after 2 s, as 4 s of transfer cost 20.
-        ([2.0, 2.0, 30.0], Transfer(4.0, 1.0, 1.0), ((2 * 8.75 + 20) / 3, 30 / 3, 2.0)),
+        ([2.0, 2.0, 30.0], (4.0, 1.0, 1.0), ((2 * 8.75 + 20) / 3, 30 / 3, 2.0)),
         # It has ended unseen.
-        ([-1.0], Transfer(20.0, 1.0, 1.0), (2.0, 2.0, 0.0)),
+        ([-1.0], (20.0, 1.0, 1.0), (2.0, 2.0, 0.0)),
         # Calm takes as long: nothing to gain.
-        ([5.0], Transfer(20.0, 20.0, 1.0), (420.0, math.inf, 0.0)),
+        ([5.0], (20.0, 20.0, 1.0), (420.0, math.inf, 0.0)),
     ],
 )
 def test_best_hold_is_the_hand_computed_one(
-    ends: list[float], transfer: Transfer, expected: tuple[float, float, float]
+    ends: list[float],
+    transfer: tuple[float, float, float],
+    expected: tuple[float, float, float],
 ) -> None:
     """A transfer goes on after the end of congestion; ends are seen without lag."""
-    assert best_hold(ends, 0.0, transfer) == pytest.approx(expected)
+    assert best_hold(ends, 0.0, *transfer) == pytest.approx(expected)
+
+
+def cost_of_hold(
+    ends: list[float], lag: float, transfer: tuple[float, float, float], wait: float
+) -> float:
+    """Return the mean cost of sending after a wait at the latest, by the definition of a plan."""
+    congested, calm, half_rate = transfer
+
+    def cost(end: float) -> float:
+        """Return that of a transfer that begins so many seconds before the end."""
+        passed = min(1.0, max(0.0, end) / congested)
+        seconds = max(0.0, min(end, congested)) + calm * (1 - passed)
+        return seconds + half_rate * seconds**2
+
+    waited = [wait if end > wait else min(wait, max(0.0, end + lag)) for end in ends]
+    return sum(seconds + cost(end - wait) for seconds, end in zip(waited, ends, strict=True)) / len(
+        ends
+    )
+
+
+@given(ends_lists, st.floats(0, 20), latencies, st.floats(0.001, 1000), st.floats(0, 10))
+def test_costs_of_a_hold_are_those_of_its_definition(
+    ends: list[float], lag: float, calm: float, more: float, rate: float
+) -> None:
+    """Both that of sending now and that of the wait, and neither wait tried is cheaper."""
+    transfer = (calm + more, calm, rate)
+    at_once, waiting, wait = best_hold(ends, lag, *transfer)
+    assert at_once == pytest.approx(cost_of_hold(ends, lag, transfer, 0.0))
+    assert waiting == pytest.approx(cost_of_hold(ends, lag, transfer, wait))
+    last, middle = max(0.0, ends[-1]), max(0.0, ends[len(ends) // 2])
+    assert waiting <= cost_of_hold(ends, lag, transfer, last) * (1 + 1e-6)
+    if last - middle > transfer[0]:
+        assert waiting <= cost_of_hold(ends, lag, transfer, middle) * (1 + 1e-6)
 
 
 @given(ends_lists, st.floats(0, 20), latencies, latencies)
@@ -323,7 +357,7 @@ def test_a_message_never_gains_by_being_held_itself(
     ends: list[float], lag: float, calm: float, more: float
 ) -> None:
     """Without small messages, no wait is cheaper than sending now."""
-    at_once, waiting, _ = best_hold(ends, lag, Transfer(calm + more, calm, 0.0))
+    at_once, waiting, _ = best_hold(ends, lag, calm + more, calm, 0.0)
     assert at_once <= waiting + 1e-6
 
 
@@ -333,9 +367,9 @@ def test_more_small_messages_never_end_a_hold(
 ) -> None:
     """What is held for some small messages is held for more of them."""
     congested = calm + more
-    at_once, waiting, _ = best_hold(ends, lag, Transfer(congested, calm, rate))
+    at_once, waiting, _ = best_hold(ends, lag, congested, calm, rate)
     if at_once >= waiting:
-        at_once, waiting, _ = best_hold(ends, lag, Transfer(congested, calm, rate + additional))
+        at_once, waiting, _ = best_hold(ends, lag, congested, calm, rate + additional)
         assert at_once >= waiting - 1e-6 * waiting
 
 

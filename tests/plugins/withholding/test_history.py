@@ -176,6 +176,20 @@ def test_oldest_lengths_make_way() -> None:
     assert list(history.lengths) == [7.0] * MAX_LENGTHS
 
 
+@given(st.lists(st.integers(1, 20), max_size=3 * MAX_LENGTHS))
+def test_newest_lengths_are_kept_in_ascending_order(added: list[int]) -> None:
+    """Whatever their order was; of what is supposed of everybody, the longest goes first."""
+    history = fed(CALM)
+    second = 1.0
+    for length in added:
+        history.observe(BAD, second, second, THRESHOLD_L)
+        second += length
+        history.observe(CALM, second, second, THRESHOLD_L)
+        second += 1
+    came = [*reversed(PRIOR_LENGTHS), *added]
+    assert list(history.lengths) == sorted(came[-MAX_LENGTHS:])
+
+
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.001, 100)), max_size=300))
 def test_takes_whatever_comes_in_constant_memory(samples: list[tuple[float, float]]) -> None:
     """Lengths stay ascending, above 0 and few; a thousand subscribers take 1.5 MB."""
@@ -190,7 +204,7 @@ def test_takes_whatever_comes_in_constant_memory(samples: list[tuple[float, floa
         assert len(lengths) <= MAX_LENGTHS
     held = [getattr(history, name) for name in CongestionHistory.__slots__]
     assert sys.getsizeof(history) + sum(map(sys.getsizeof, held)) <= 1536
-    assert sum(isinstance(value, array) for value in held) == 2
+    assert sum(isinstance(value, array | bytes) for value in held) == 2
 
 
 class Kernel:
