@@ -138,7 +138,7 @@ class CongestionHistory:
     """
 
     lengths: array[float] = field(default_factory=lambda: array("f", PRIOR_LENGTHS))
-    _newest_first: bytes = bytes(range(len(PRIOR_LENGTHS)))
+    _newest_first: bytes = field(default_factory=lambda: bytes(range(len(PRIOR_LENGTHS))))
     """Of each length its place in `lengths`, that of the newest first."""
     began_at: float | None = None
     sampled_at: float | None = None

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.broker.link import TcpLook
+from penstock.plugins.withholding import history as history_module
 from penstock.plugins.withholding.history import MAX_LENGTHS, PRIOR_LENGTHS, CongestionHistory
 from penstock.plugins.withholding.tcp_rate import seconds_per_byte
 
@@ -173,6 +174,20 @@ def test_oldest_lengths_make_way() -> None:
         second += length
         history.observe(CALM, second, second, THRESHOLD_L)
         second += 1
+    assert list(history.lengths) == [7.0] * MAX_LENGTHS
+
+
+@pytest.mark.parametrize("prior", [(1.0, 2.0, 4.0), tuple(float(n) for n in range(1, 11))])
+def test_any_number_of_prior_lengths_is_forgotten_in_time(
+    prior: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the sensitivity rows of the model vary it."""
+    monkeypatch.setattr(history_module, "PRIOR_LENGTHS", prior)
+    history = CongestionHistory()
+    for n in range(MAX_LENGTHS):
+        begin = 100.0 * n
+        history.observe(2.0, begin, begin, 0.5)
+        history.observe(0.1, begin + 7.0, begin + 7.0, 0.5)
     assert list(history.lengths) == [7.0] * MAX_LENGTHS
 
 
