@@ -131,6 +131,9 @@ def _on_off(
     plan: OnOffPlan, profiles: Mapping[str, Profile], seed: int | str, place: Place
 ) -> OnOff:
     good, bad = _find({(*place, "good"): plan.good, (*place, "bad"): plan.bad}, profiles)
+    if good is bad:
+        words = f"read {plan.bad!r}; allowed: another profile than good"
+        raise MistakesError([Mistake((*place, "bad"), words)])
     try:
         return OnOff(good, bad, plan.mean_good_seconds, plan.mean_bad_seconds, seed)
     except ValueError as error:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.topics import matches, validate_topic, validate_topic_filter
 from penstock.netem.checked_yaml import Mistake, MistakesError, Place
+from penstock.netem.links.link_variation import LEAST_SECONDS
 from penstock.netem.runs.scenario import LEAST_PAYLOAD_BYTES, MAX_SEED, Scenario, Stream, client_ids
 
 MAX_PAYLOAD_BYTES: Final = 268_000_000
@@ -315,6 +316,11 @@ def _check_impairments(scenario: Scenario) -> Iterator[Mistake]:
             scenario.changes_of(impairment, 0)
         except MistakesError as error:
             yield from (Mistake((*place, *each.place), each.words) for each in error.mistakes)
+            continue
+        trace, seconds = impairment.trace, scenario.duration_seconds
+        if trace is not None and trace.at_seconds[-1] >= seconds > 0:
+            allowed = f"seconds below duration_seconds, {seconds:g}"
+            yield _wrong((*place, "trace", "at_seconds"), list(trace.at_seconds), allowed)
 
 
 def _check_bulk_flows(scenario: Scenario) -> Iterator[Mistake]:
@@ -336,7 +342,8 @@ def _check_bulk_flows(scenario: Scenario) -> Iterator[Mistake]:
                 yield Mistake(place, words)
             continue
         for key, mean in means.items():
-            yield from _check_above((*place, key), mean)
+            if not LEAST_SECONDS <= mean < math.inf:
+                yield _wrong((*place, key), mean, f"from {LEAST_SECONDS:g}")
 
 
 def _used_links(scenario: Scenario) -> set[str] | None:

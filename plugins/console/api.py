@@ -100,7 +100,9 @@ class ConsoleApi:
         report = self._clients.report(client_id)
         if report is None:
             raise RequestError(
-                f"client: read {show(client_id)}; allowed: a client that has a session", 404
+                f"client: read {show(client_id)}; allowed: a client that has a session, or "
+                "one of the last that have gone",
+                404,
             )
         return web.json_response(as_json(report))
 

@@ -34,7 +34,7 @@ class ConsoleError(PenstockError):
 
 
 class UnknownClientError(PenstockError):
-    """The broker has no session of this client; status 1."""
+    """The broker has no session of this client and does not remember it; status 1."""
 
 
 @app.command()

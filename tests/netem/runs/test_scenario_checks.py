@@ -277,6 +277,16 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     ),
     (
         "trace: {at_seconds: [0, 5], profiles: [good, bad]}",
+        "trace: {at_seconds: [0, 60], profiles: [good, bad]}",
+        ["impairments.0.trace.at_seconds: read [0.0, 60.0]; allowed: seconds below duration"],
+    ),
+    (
+        "trace: {at_seconds: [0, 5], profiles: [good, bad]}",
+        "on_off: {good: bad, bad: bad, mean_good_seconds: 1, mean_bad_seconds: 1}",
+        ["impairments.0.on_off.bad: read 'bad'; allowed: another profile than good"],
+    ),
+    (
+        "trace: {at_seconds: [0, 5], profiles: [good, bad]}",
         "trace: {at_seconds: [0, 5], profiles: [good, worse]}",
         ["impairments.0.trace.profiles.1: read 'worse'; allowed: good, bad"],
     ),
@@ -325,7 +335,7 @@ CHANGES: list[tuple[str, str, list[str]]] = [
         ),
         [
             "bulk_flows.b.between: read ['edge', 'edge']; allowed: two hosts with a link between",
-            "bulk_flows.b.mean_on_seconds: read 0.0; allowed: above 0",
+            "bulk_flows.b.mean_on_seconds: read 0.0; allowed: from 0.001",
         ],
     ),
     # The rest.

@@ -137,7 +137,7 @@ short:
 
 def test_a_scenario_inherits_from_another(tmp_path: Path) -> None:
     """Laid over it key by key, short lengths over each other; a null removes a key."""
-    short = "short: {duration_seconds: 5, brokers: {other: null}, targets: null}"
+    short = "short: {duration_seconds: 6, brokers: {other: null}, targets: null}"
     (tmp_path / "base.yaml").write_text(SMALL_FILE + short)
     heir = """
 inherits: base.yaml
@@ -152,7 +152,7 @@ short: {brokers: {third: null}}
     assert list(full.brokers) == ["ours", "other", "third", "fourth"]
     assert full.name == "mine"
     assert list(short_one.brokers) == ["ours", "fourth"]
-    assert (short_one.duration_seconds, short_one.targets) == (5, [])
+    assert (short_one.duration_seconds, short_one.targets) == (6, [])
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,8 @@ async def test_an_unknown_client_is_told_with_status_1(
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err == (
-        'penstock why: client: read "dev\\u001b7"; allowed: a client that has a session\n'
+        'penstock why: client: read "dev\\u001b7"; allowed: a client that has a session, or one of '
+        "the last that have gone\n"
     )
 
 
