@@ -47,28 +47,38 @@ class LastClient(NamedTuple):
 
 
 class LastClients:
-    """The last clients that have gone, `MAX_CLIENTS` at most, each by its Client Identifier."""
+    """The last clients that have gone, `MAX_CLIENTS` at most, each by its Client Identifier.
+
+    Clients of which nothing was held are evicted first: many short-lived ones must not push out
+    the one whose messages were held.
+    """
 
     def __init__(self) -> None:
-        self._clients: dict[str, LastClient] = {}
+        self._held: dict[str, LastClient] = {}
+        self._others: dict[str, LastClient] = {}
 
     def add(self, client: LastClient) -> None:
         """Remember a client that has gone; nothing else changes what it refers to."""
         if len(client.client_id) + len(client.username or "") > MAX_NAME_CHARACTERS:
             return
-        outbox, clients = client.outbox, self._clients
+        outbox, held, others = client.outbox, self._held, self._others
         outbox.journal = None
+        held.pop(client.client_id, None)
+        others.pop(client.client_id, None)
+        if outbox.recent:
+            outbox.recent = tuple(map(_shortened, outbox.recent))
+            held[client.client_id] = client
+        else:
+            others[client.client_id] = client
         if outbox.last_decision is not None:
             outbox.last_decision = _shortened(outbox.last_decision)
-            outbox.recent = tuple(map(_shortened, outbox.recent))
-        clients.pop(client.client_id, None)
-        clients[client.client_id] = client
-        if len(clients) > MAX_CLIENTS:
-            del clients[next(iter(clients))]
+        if len(held) + len(others) > MAX_CLIENTS:
+            evicted = others or held
+            del evicted[next(iter(evicted))]
 
     def get(self, client_id: str) -> LastClient | None:
         """Return the last client of that name that has gone; None where none is remembered."""
-        return self._clients.get(client_id)
+        return self._held.get(client_id) or self._others.get(client_id)
 
 
 def _shortened(decision: Decision) -> Decision:

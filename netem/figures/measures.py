@@ -103,7 +103,8 @@ class Verdict:
         value: the figure of its broker.
         over_value: the figure of the broker that it is divided by; None where there is none.
         held: what is held against the bound: the ratio of both, or the figure itself.
-        standing: how that stands to the bound; missed where data is missing.
+        standing: how that stands to the bound; missed where data is missing, not shown where two
+            figures have no ratio.
         is_judged: whether it counts: a timing does not in a short run.
     """
 
@@ -485,7 +486,11 @@ class Measures:
             standings.append(at_most(held, target.at_most))
         if target.at_least is not None:
             standings.append(at_least(held, target.at_least))
-        standing = Standing.MISSED if math.isnan(held.value) else all_of(standings)
+        standing = all_of(standings)
+        if math.isnan(held.value):
+            # Two known figures without a ratio, such as two infinite ones, show nothing.
+            is_known = over_value is not None and not math.isnan(value + abs(over_value))
+            standing = Standing.NOT_SHOWN if is_known else Standing.MISSED
         is_judged = not (target.is_timing and length == "short")
         return Verdict(target, value, over_value, held, standing, is_judged)
 

@@ -73,6 +73,29 @@ def test_the_last_clients_are_remembered_and_no_others() -> None:
     assert reports.report(long) is None
 
 
+def test_clients_of_which_nothing_was_held_are_evicted_first() -> None:
+    """Any number of short-lived ones does not push out the client that is asked about."""
+    broker = VirtualBroker(gate=SwitchGate())
+    publisher = broker.connect("p")
+    for name in ("s", "s2"):
+        client = broker.connect(name)
+        client.subscribe("t")
+        publisher.publish("t", LARGE)
+        client.lose()
+    reports = reports_of(broker)
+    for number in range(MAX_CLIENTS + 1):
+        broker.connect(f"c{number}").lose()
+    assert reports.report("s") is not None
+    assert reports.report("c2") is None
+    assert reports.report("c3") is not None
+    # Of clients that had messages held, the oldest goes; one that was back without is no such one.
+    broker.connect("s").lose()
+    for number in range(MAX_CLIENTS):
+        broker.connect(f"d{number}").lose()
+    assert reports.report("s") is None
+    assert reports.report("s2") is not None
+
+
 def test_a_long_topic_of_a_decision_is_cut() -> None:
     """It may have 65,535 bytes, and each client several."""
     broker = VirtualBroker(gate=SwitchGate())

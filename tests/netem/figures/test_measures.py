@@ -228,13 +228,13 @@ def test_a_ratio_is_held_against_its_bound() -> None:
 
 
 def test_two_infinite_means_have_no_ratio() -> None:
-    """Neither is better, so the bound is missed."""
-    measures = of_latencies([None], [None])
-    verdict = measures.judge(
-        Target("small mean", "adaptive", over="mosquitto", at_most=1.0), "full"
-    )
-    assert verdict.is_missed
+    """Neither is better, so nothing is shown; one that is infinite alone misses its bound."""
+    target = Target("small mean", "adaptive", over="mosquitto", at_most=1.0)
+    verdict = of_latencies([None], [None]).judge(target, "full")
+    assert verdict.word == "not shown"
+    assert not verdict.is_missed
     assert "no ratio" in verdict.line
+    assert of_units([math.inf] * 6, [2.0] * 6).judge(target, "full").is_missed
 
 
 def test_a_share_is_compared_and_not_divided() -> None:
