@@ -33,9 +33,11 @@ HOW_COUNTED: Final = f"""\
 - A message that had not come when the run ended is lost at QoS 1 and 2, and not delivered at QoS 0.
   It is not left out of latencies: it counts as infinite (∞).
 - In brackets: the 95 % confidence interval, by a bootstrap over independent units. A unit is a
-  link, or links that share their chance, of a seed; of a broker's process (memory, processor) it is
-  a run, one for each seed. Of fewer than {LEAST_UNITS} units there is no interval. Ratios compare
-  two brokers unit by unit. Counts and the greatest latency are exact.
+  link, or links that share their chance, of a seed: the times at which they are bad, a bulk flow,
+  or the messages of one publisher, whose phase is one draw. Where the scenario says so
+  (`unit: seed`), and of a broker's process (memory, processor), it is a run, one for each seed. Of
+  fewer than {LEAST_UNITS} units there is no interval. Ratios compare two brokers unit by unit.
+  Counts and the greatest latency are exact.
 - Units count together: latencies as one set, counts as a sum, memory as the mean. A figure of which
   a seed has no data is a dash, and meets no target.
 - A target is met where the whole interval keeps its bound, missed where the whole interval is

@@ -233,6 +233,9 @@ class Measurements:
         withheld_period_seconds: between two looks at what Penstock withholds from `focus`.
         focus: names of the subscribers whose latencies are reported and compared; None for
             those with an impaired link on their way, or all where there is none.
+        unit: what counts as independent: ``link``, for links that share nothing with each other,
+            as `penstock.netem.runs.units` finds them; or ``seed``, for a whole run, where what is
+            asked about is what links share, such as the broker.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -241,6 +244,7 @@ class Measurements:
     memory_period_seconds: float = 0.5
     withheld_period_seconds: float = 0.2
     focus: list[str] | None = None
+    unit: Literal["link", "seed"] = "link"
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +348,14 @@ class Scenario:
             MistakesError: it says what cannot be.
         """
         return impairment.changes(self.all_profiles(), seed)
+
+    def topics_of(self, publisher: Publisher) -> set[str]:
+        """Return the Topic Names that the publishers of an entry have in all."""
+        return {
+            self.traffic[stream].topic.replace("{n}", str(number))
+            for stream in publisher.streams
+            for number in range(1, publisher.count + 1)
+        }
 
     @property
     def congestion_controls(self) -> set[str]:

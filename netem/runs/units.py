@@ -2,52 +2,68 @@
 
 from __future__ import annotations
 
-from penstock.netem.runs.scenario import Scenario
+from collections.abc import Iterable
+
+from penstock.broker.mqtt.topics import matches
+from penstock.netem.runs.scenario import Publisher, Scenario, Subscriber
+
+SEED_UNIT = "seed"
+"""Name of the unit that is all of a run, where `Measurements.unit` says so."""
 
 
 def units(scenario: Scenario) -> dict[str, str]:
     """Return the unit of each subscriber of a scenario, by its name there.
 
-    A unit is a link, named as in the topology. Two subscribers belong to one unit if their ways to
-    the broker share a link, or have links whose random times are common, or links that a bulk flow
-    joins. A subscriber on the broker's own host is a unit of its own name.
+    A unit is a link, named as in the topology. Two subscribers belong to one unit if chance draws
+    something for both:
+
+    * their ways to the broker share a link, or have links whose random times are common, or links
+      that a bulk flow joins;
+    * both get the messages of one publisher's stream, whose phase is one draw, or those of
+      publishers whose ways share a link with each other.
+
+    A subscriber on the broker's own host that shares nothing is a unit of its own name.
     """
+    if scenario.measurements.unit == "seed":
+        return dict.fromkeys(scenario.subscribers, SEED_UNIT)
     shared = _Shared()
-    common = [each.link for each in scenario.impairments if each.common_times]
-    for link in common:
-        shared.join(common[0], link)
-    ways = {
-        name: [
-            link.name for link in scenario.topology.way(scenario.broker_host, subscriber.host) or []
-        ]
-        for name, subscriber in scenario.subscribers.items()
-    }
-    for way in ways.values():
-        for link in way:
-            shared.join(way[0], link)
+    shared.join(each.link for each in scenario.impairments if each.common_times)
     for flow in scenario.bulk_flows.values():
-        links = scenario.topology.way(*flow.between) or []
-        for plan in links:
-            shared.join(links[0].name, plan.name)
-    order = [link.name for link in scenario.topology.links]
-    return {
-        name: min(shared.with_it(way[0]), key=order.index) if way else name
-        for name, way in ways.items()
-    }
+        shared.join(link.name for link in scenario.topology.way(*flow.between) or [])
+    subscribers = scenario.subscribers.items()
+    ways = {name: [*_way(scenario, each), name] for name, each in subscribers}
+    for way in ways.values():
+        shared.join(way)
+    for publisher in scenario.publishers.values():
+        way = _way(scenario, publisher)
+        for topic in scenario.topics_of(publisher):
+            getting = [
+                name
+                for name, each in subscribers
+                if any(matches(topic_filter, topic) for topic_filter in each.filters)
+            ]
+            shared.join([*way, *getting] if getting else [])
+    order = [*(link.name for link in scenario.topology.links), *scenario.subscribers]
+    return {name: min(shared.with_it(name), key=order.index) for name in ways}
+
+
+def _way(scenario: Scenario, client: Subscriber | Publisher) -> list[str]:
+    links = scenario.topology.way(scenario.broker_host, client.host) or []
+    return [link.name for link in links]
 
 
 class _Shared:
-    """Sets of links that share something."""
+    """Sets of links and subscribers that share something."""
 
     def __init__(self) -> None:
         self._sets: dict[str, set[str]] = {}
 
-    def join(self, one: str, other: str) -> None:
-        """Note that two links share something; both may be the same."""
-        both = self.with_it(one) | self.with_it(other)
-        for link in both:
-            self._sets[link] = both
+    def join(self, names: Iterable[str]) -> None:
+        """Note that all of these share something."""
+        every = set().union(*map(self.with_it, names))
+        for name in every:
+            self._sets[name] = every
 
-    def with_it(self, link: str) -> set[str]:
-        """Return a link and all that share something with it."""
-        return self._sets.get(link, {link})
+    def with_it(self, name: str) -> set[str]:
+        """Return a link or subscriber and all that share something with it."""
+        return self._sets.get(name, {name})
