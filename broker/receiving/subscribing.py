@@ -148,6 +148,10 @@ async def _subscribe(
             subscription.retain_as_published = retain_as_published
             subscription.subscription_id = subscription_id
             subscription.sizes = sizes
+        if sizes != "large":
+            session.link.gets_small = True
+        elif not session.subscriptions:
+            session.link.gets_small = False
         is_new = add_subscription(core, session, subscription)
         if is_anything_due or topic_filter[0] == "$":
             granted.append((subscription, retain_handling, is_new))

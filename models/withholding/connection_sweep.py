@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -15,12 +17,12 @@ from penstock.netem.figures.estimates import (
     Statistic,
     at_most,
     bootstrap,
+    difference,
     pooled_mean,
     pooled_quantile,
     ratio,
 )
 from penstock.netem.figures.figure_file import Table
-from penstock.plugins.probing import estimators
 from penstock.plugins.withholding import adaptive, history, policies, thresholds
 from penstock.plugins.withholding.config import PolicyName, WithholdingConfig
 
@@ -75,7 +77,6 @@ class Varied(NamedTuple):
 
 
 CONSTANTS: Final = (
-    Varied(adaptive, "MAX_ENDS", (6, 24)),
     Varied(adaptive, "OVERDUE_RATIO", (1.0, 4.0)),
     Varied(policies, "FUSE_RATIO", (1.0, 1e6)),
     Varied(history, "MAX_LENGTHS", (12, 192)),
@@ -83,20 +84,29 @@ CONSTANTS: Final = (
     Varied(history, "GAIN", (1 / 16, 1 / 4)),
     Varied(history, "FAR_DEVIATIONS", (2.0, 8.0)),
     Varied(history, "NEAR_RATIO", (1 / 16, 1 / 4)),
-    Varied(history, "SUPPOSED_CALM", (2, 32)),
-    Varied(history, "LOOK_SEGMENTS", (5.0, 20.0)),
-    Varied(history, "SUPPOSED_LOST", (0.1, 1.0)),
-    Varied(history, "REMEMBERED_SEGMENTS", (25.0, 100.0)),
-    Varied(history, "AFTER_CALM_GAIN", (1 / 512, 1 / 128)),
+    Varied(history, "SUPPOSED_LOSS_RATIO", (0.01, 0.1)),
+    Varied(history, "REMEMBERED_SEGMENTS", (40.0, 160.0)),
     Varied(history, "RATE_SECONDS", (60.0, 1500.0)),
-    Varied(history, "SUPPOSED_SECONDS", (3.0, 30.0)),
     Varied(history, "CALM_RATE_RATIO", (1 / 4, 3 / 4)),
     Varied(thresholds, "SPREAD_RATIO", (4.0, 16.0)),
-    Varied(estimators, "QUARTILE_GAIN", (0.02, 0.1)),
 )
 
-SENSITIVE_CASES: Final = ("lossy", "bbr", "cliff")
-"""In which constants are varied."""
+SENSITIVE_FIGURES: Final = (
+    ("lossy", "small p90"),
+    ("lossy", "large mean"),
+    ("bbr", "large mean"),
+    ("cliff", "small p90"),
+    ("cliff", "large mean"),
+    ("no small", "large mean"),
+    ("rare small", "large mean"),
+    ("busy", "large mean"),
+    ("field", "small p90"),
+)
+"""What is shown where constants are varied: case and figure."""
+
+
+_MOST_PARTS: Final = 1024
+"""Values that have at most so many parts of 1 are shown as fractions: 1/512."""
 
 
 @dataclass(frozen=True)
@@ -163,38 +173,68 @@ def _verdict(target: Target, value: Estimate, standing: Standing) -> list[str]:
 def sensitivity_tables(effort: Effort, tell: Callable[[str], None]) -> dict[str, Table]:
     """Set each constant to half and double or so; return what that does to `adaptive`.
 
+    The first rows have the figures with the constants as they are, and half of the width of their
+    95 % intervals. All rows are of the same links. A star marks a figure that differs from that of
+    the first row by an amount whose 95 % interval is clear of 0.
+
     Args:
         effort: for each case and value.
         tell: is told what is run.
     """
     config = WithholdingConfig(policy="adaptive")
-    baselines = {
-        case: run(case, WithholdingConfig(policy=BASELINE), effort) for case in SENSITIVE_CASES
-    }
-    shown = [("lossy", "small p90"), ("lossy", "large mean"), ("bbr", "large mean")]
-    shown += [("cliff", "small p90"), ("cliff", "large mean")]
-    header = ["constant", "value", *(f"{case}: {figure}" for case, figure in shown)]
+    cases = list(dict.fromkeys(case for case, _ in SENSITIVE_FIGURES))
+    baselines = {case: run(case, WithholdingConfig(policy=BASELINE), effort) for case in cases}
+    header = ["constant", "value", *(f"{case}: {figure}" for case, figure in SENSITIVE_FIGURES)]
 
-    def row(name: str, value: str) -> list[str]:
+    def run_all(name: str, value: str) -> dict[str, list[Latencies]]:
         tell(f"{name} {value}")
-        found = {case: run(case, config, effort) for case in SENSITIVE_CASES}
-        cells = [
-            f"{compare(figure, found[case], baselines[case]).value:.2f}" for case, figure in shown
-        ]
-        return [name, value, *cells]
+        return {case: run(case, config, effort) for case in cases}
 
-    rows = [row("as they are", "")]
+    as_they_are = run_all("as they are", "")
+    first = [
+        compare(figure, as_they_are[case], baselines[case]) for case, figure in SENSITIVE_FIGURES
+    ]
+    rows = [
+        ["as they are", "", *(f"{each.value:.2f}" for each in first)],
+        ["± (95 %)", "", *map(_half_width, first)],
+    ]
     for module, name, values in CONSTANTS:
         for value in values:
+            shown = _shown(value)
             with _set(module, name, value):
-                rows.append(row(f"`{name}`", _shown(value)))
+                found = run_all(name, shown)
+            cells = [
+                _compared(figure, found[case], as_they_are[case], baselines[case])
+                for case, figure in SENSITIVE_FIGURES
+            ]
+            rows.append([f"`{name}`", shown, *cells])
     return {"sensitivity": Table(header, rows)}
+
+
+def _compared(
+    figure: str, found: list[Latencies], first: list[Latencies], baseline: list[Latencies]
+) -> str:
+    """Return a figure over that of the baseline, with a star if it is not that of the first row."""
+    statistic = Figures[figure]
+    ours, theirs = (ratio(statistic(each), statistic(baseline)) for each in (found, first))
+    shown = f"{ours(range(len(found))):.2f}"
+    if found == first:
+        return shown
+    apart = bootstrap(len(found), difference(ours, theirs))
+    return f"{shown}*" if apart.low > 0 or apart.high < 0 else shown
+
+
+def _half_width(found: Estimate) -> str:
+    return "-" if math.isnan(found.low) else f"{(found.high - found.low) / 2:.2f}"
 
 
 def _shown(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(_shown, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    fraction = Fraction(value)
+    return str(fraction) if 1 < fraction.denominator <= _MOST_PARTS else f"{value:,.9g}"
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class Prober:
             floor_seconds=DEFAULT_FLOOR_SECONDS,
         )
         self._minimum = WindowedMinimum(WINDOW_SECONDS)
-        self._quartile = LowerQuartile()
+        self._quartile = LowerQuartile(WINDOW_SECONDS)
         self._unanswered: deque[int] = deque()
 
     def threshold_l(self) -> float:
@@ -116,7 +116,7 @@ class Prober:
     def _take(self, rtt: float, sent_at: int, second: int) -> None:
         self.link.rtt_latest = rtt
         self.link.rtt_min = self._minimum.add(rtt, second)
-        self._quartile.add(rtt, self.link.rtt_min)
+        self._quartile.add(rtt, self.link.rtt_min, self._setting.probe_period)
         self.link.rtt_quartile = self._quartile.value
         self.history.observe(rtt, sent_at, second, self.threshold_l())
 

@@ -12,10 +12,6 @@ BETA = 1 / 4
 """Gain of the RTT variance (RFC 6298, 2.3)."""
 
 
-QUARTILE_GAIN = 0.05
-"""Of the lower quartile for each sample: congestion of a minute raises its excess over the minimum
-by two to five times, and a hundred calm samples take that back."""
-
 LEAST_EXCESS = 0.001
 """Seconds: the lower quartile does not come closer to the minimum."""
 
@@ -92,33 +88,46 @@ class WindowedMinimum:
 class LowerQuartile:
     """Lower quartile of recent RTTs, by its excess over their minimum, in constant memory.
 
-    Each sample above the estimate raises the excess by a quarter of `QUARTILE_GAIN` of it, each
-    sample below lowers it by three quarters: both balance where one sample in four is below. So it
-    follows from 1 ms to 1 s within some hundred samples, and congestion for less than three
-    quarters of the time does not show in it. It begins at twice the first RTT: a path is not called
-    steady before it has shown so.
+    Each sample counts for the time since the one before, so that the value does not depend on the
+    rate of samples. Time with samples above the estimate raises the excess, e-fold in a window;
+    time with samples below lowers it three times as fast. Both balance where RTTs are below it for
+    a quarter of the time, so congestion for less than three quarters of the time does not show in
+    the long run, and one of half a window raises the excess to 1.6 times.
+
+    Until a quarter of the window has passed, the time so far stands for it. The excess begins at
+    twice the first RTT: a path is not called steady before it has shown so.
 
     Attributes:
         value: seconds, or None before the first sample.
     """
 
-    __slots__ = ("_excess", "value")
+    __slots__ = ("_excess", "_seconds", "_window_seconds", "value")
 
-    def __init__(self) -> None:
+    def __init__(self, window_seconds: float) -> None:
+        self._window_seconds = window_seconds
+        self._seconds = 0.0
         self._excess = 0.0
         self.value: float | None = None
 
-    def add(self, rtt: float, minimum: float) -> None:
+    def add(self, rtt: float, minimum: float, seconds: float) -> None:
         """Take one sample.
 
         Args:
             rtt: seconds.
             minimum: least recent RTT, seconds, this sample included.
+            seconds: since the sample before; whatever it is for the first one.
         """
-        excess = max(self._excess if self.value is not None else minimum, LEAST_EXCESS)
-        is_above = rtt - minimum > excess
-        self._excess = excess * (1 + QUARTILE_GAIN * (is_above - 0.75))
-        self.value = minimum + self._excess
+        if self.value is None:
+            excess = max(minimum, LEAST_EXCESS)
+        else:
+            excess = max(self._excess, LEAST_EXCESS)
+            if seconds > 0:
+                known = min(self._seconds + seconds, self._window_seconds / 4)
+                self._seconds = known
+                share = seconds / known if seconds < known else 1.0
+                excess *= math.exp(share * (0.25 if rtt - minimum > excess else -0.75))
+        self._excess = excess
+        self.value = minimum + excess
 
 
 class MovingAverage:
@@ -252,7 +261,7 @@ class SourceEstimates:
         self.updated_at: float | None = None
         self.smoothed = SmoothedRtt()
         self.minimum = WindowedMinimum(window_seconds)
-        self.quartile = LowerQuartile()
+        self.quartile = LowerQuartile(window_seconds)
         self.average = MovingAverage(window_seconds)
         self._is_smoothed = estimator == "ewma"
         self._recent_minimum: WindowedMinimum | None = None
@@ -284,7 +293,8 @@ class SourceEstimates:
         self._take(srtt, srtt, 0, now)
 
     def _take(self, rtt: float, srtt: float, payload_bytes: int, now: float) -> None:
-        self.quartile.add(rtt, self.minimum.add(rtt, now))
+        since = 0.0 if self.updated_at is None else now - self.updated_at
+        self.quartile.add(rtt, self.minimum.add(rtt, now), since)
         self.average.add(rtt, now)
         self.payload_bytes = payload_bytes
         self.updated_at = now

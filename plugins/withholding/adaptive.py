@@ -57,10 +57,10 @@ from bisect import bisect_right, insort
 from dataclasses import dataclass
 from typing import ClassVar
 
-from penstock.plugins.withholding.history import CongestionHistory
+from penstock.plugins.withholding.history import MAX_LENGTHS, CongestionHistory
 from penstock.plugins.withholding.policy import Judgement, Policy, Situation
 
-MAX_ENDS = 12
+MAX_ENDS = MAX_LENGTHS // 4
 """Of more lengths than these, every second or third is taken: a decision costs some microseconds,
 and of many lengths the middle ones say little that their neighbours do not. With fewer left,
 congestion may well be of a kind not met before."""

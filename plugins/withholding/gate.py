@@ -166,6 +166,8 @@ class WithholdingGate(DeliveryGate):
             return
         if history is None:
             history = self.histories[link] = CongestionHistory()
+            if not link.gets_small:
+                history.small_per_second = 0.0
         known_at = link.rtt_updated_at
         if history.sampled_at is None or known_at > history.known_at:
             sent_at = known_at - link.rtt_latest

@@ -49,10 +49,6 @@ RATE_SECONDS = 300.0
 """Over which the rate of small messages is averaged, as the least RTT is found: an alarm in some
 minutes counts."""
 
-SUPPOSED_SECONDS = 10.0
-"""Seconds before the first count in which one small message is assumed to have come, so that a new
-subscriber's first alarms are protected."""
-
 CALM_RATE_RATIO = 1 / 2
 """Rate of a transfer over that of calm from which on the path is calm, whatever RTTs are: they are
 those of the connection's own queue, or of what waited in congestion that is over."""
@@ -64,7 +60,13 @@ PRIOR_LENGTHS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Seconds; assumed for a subscriber without a history."""
 
 GAIN = 1 / 8
-"""Least weight of a new sample in level and deviation (alpha of RFC 6298)."""
+"""Least weight of a new sample in level and deviation (alpha of RFC 6298), and of a look in the
+losses. As many samples as it averages over are supposed to have followed the first calm one, all
+equal to it, so that one congestion right after it does not make calm worthless."""
+
+SLOW_GAIN = GAIN**3
+"""Least weight of a new sample in `after_calm`, and of a lower rate in `best_rate`: congestion
+after calm is rare and costs much, so few samples say little."""
 
 FAR_DEVIATIONS = 4.0
 """Deviations from the level at which another congestion has begun (K of RFC 6298)."""
@@ -73,26 +75,22 @@ NEAR_RATIO = 1 / 8
 """A sample this close to the level, as a fraction of it, belongs to the same congestion however
 steady that has been: a message would hardly feel the difference."""
 
-SUPPOSED_CALM = 8
-"""Samples that are assumed to have followed the first calm one, all equal to it, so that one
-congestion right after it does not make calm worthless."""
+SUPPOSED_LOSS_RATIO = 0.03
+"""Loss that is supposed of a subscriber's first congestion; otherwise a large message would be sent
+in the second before a loss is seen. Losses above it are congestion that the kernel sees."""
 
-LOOK_SEGMENTS = 10.0
-"""Segments that one look counts for at most, as a bad path carries in a second: hundreds that were
-sent while a backlog was its own congestion say nothing of the next bad phase. So many are assumed
-to have been sent in congestion before a subscriber's first."""
-
-SUPPOSED_LOST = 0.3
-"""Those lost of them; otherwise a large message would be sent in the second before a loss is seen.
-"""
-
-REMEMBERED_SEGMENTS = 50.0
+REMEMBERED_SEGMENTS = 80.0
 """Segments sent in congestion over which losses are averaged: enough to tell a fifth from a
 twentieth."""
 
-AFTER_CALM_GAIN = 1 / 256
-"""Least weight of a new sample in `after_calm`: congestion after calm is rare and costs much, so
-few samples say little."""
+
+def supposed_seconds() -> float:
+    """Return the seconds before the first count in which one small message is supposed to come.
+
+    That is one in a congestion of mean length, as far as lengths are supposed: the first alarms of
+    a new subscriber are protected.
+    """
+    return sum(PRIOR_LENGTHS) / len(PRIOR_LENGTHS)
 
 
 class _Suspended(NamedTuple):
@@ -151,14 +149,14 @@ class CongestionHistory:
     level: float = 0.0
     after_calm: float | None = None
     _n_level: int = 0
-    _n_after_calm: int = field(default_factory=lambda: SUPPOSED_CALM)
+    _n_after_calm: float = field(default_factory=lambda: 1 / GAIN)
     _deviation: float = 0.0
     _variance: float = 0.0
     _covariance: float = 0.0
     _suspended: _Suspended | None = None
     _looked_at: float = 0.0
-    _n_sent: float = field(default_factory=lambda: LOOK_SEGMENTS)
-    _n_lost: float = field(default_factory=lambda: SUPPOSED_LOST)
+    _n_sent: float = field(default_factory=lambda: GAIN * REMEMBERED_SEGMENTS)
+    _n_lost: float = field(default_factory=lambda: SUPPOSED_LOSS_RATIO * GAIN * REMEMBERED_SEGMENTS)
     _counted: tuple[int, int] | None = None
     seconds_per_byte: float = 0.0
     full_rate: int | None = None
@@ -167,10 +165,10 @@ class CongestionHistory:
     calm_seconds_per_byte: float | None = None
     is_loss_based: bool = True
     is_seen_by_kernel: bool = True
-    small_per_second: float = field(default_factory=lambda: 1 / SUPPOSED_SECONDS)
+    small_per_second: float = field(default_factory=lambda: 1 / supposed_seconds())
     _n_small: int | None = None
     _counted_at: float = 0.0
-    _count_seconds: float = field(default_factory=lambda: SUPPOSED_SECONDS)
+    _count_seconds: float = field(default_factory=supposed_seconds)
     large_bytes: int = 0
     _large_at: float = 0.0
     _drained_at: float = 0.0
@@ -271,7 +269,7 @@ class CongestionHistory:
         """Take the rate of a full pipe."""
         self.full_rate, self.full_rate_at = rate, at
         best = rate if self.best_rate is None else self.best_rate
-        self.best_rate = max(rate, best + AFTER_CALM_GAIN * (rate - best))
+        self.best_rate = max(rate, best + SLOW_GAIN * (rate - best))
         calm = self.calm_seconds_per_byte
         is_as_in_calm = calm is not None and rate * calm > CALM_RATE_RATIO
         if self.began_at is not None and is_as_in_calm and self.is_seen_by_kernel:
@@ -312,7 +310,7 @@ class CongestionHistory:
         if not self.is_loss_based:
             return self.calm_slowness()
         if not self.seconds_per_byte:
-            return seconds_per_byte(level, 0.0, SUPPOSED_LOST / LOOK_SEGMENTS)
+            return seconds_per_byte(level, 0.0, SUPPOSED_LOSS_RATIO)
         return self.seconds_per_byte
 
     def calm_slowness(self) -> float:
@@ -353,7 +351,7 @@ class CongestionHistory:
     def _follow_calm(self, rtt: float) -> None:
         self._n_after_calm += 1
         before = rtt if self.after_calm is None else self.after_calm
-        self.after_calm = before + max(1 / self._n_after_calm, AFTER_CALM_GAIN) * (rtt - before)
+        self.after_calm = before + max(1 / self._n_after_calm, SLOW_GAIN) * (rtt - before)
 
     def _follow_losses(self, look: TcpLook) -> None:
         """Count what was sent and lost since the last look, if that was in congestion, too."""
@@ -364,7 +362,10 @@ class CongestionHistory:
             n_sent, n_lost = look.segments - before[0], look.retransmissions - before[1]
             if not 0 <= n_lost <= n_sent:
                 n_lost = 0 if n_lost < 0 else n_sent
-            counted = LOOK_SEGMENTS / n_sent if n_sent > LOOK_SEGMENTS else 1.0
+            # Hundreds that were sent while a backlog was its own congestion say nothing of the
+            # next bad phase.
+            most = GAIN * REMEMBERED_SEGMENTS
+            counted = most / n_sent if n_sent > most else 1.0
             n_all += counted * n_sent
             n_all_lost += counted * n_lost
             if n_all > REMEMBERED_SEGMENTS:
@@ -373,10 +374,8 @@ class CongestionHistory:
             self._n_sent, self._n_lost = n_all, n_all_lost
         rtt, loss_ratio = look.rtt or 0.0, n_all_lost / n_all
         # Of an RTT that is a small part of the level, a message would hardly feel anything.
-        self.is_seen_by_kernel = (
-            rtt > NEAR_RATIO * self.level or loss_ratio > SUPPOSED_LOST / LOOK_SEGMENTS
-        )
-        if n_all == LOOK_SEGMENTS:
+        self.is_seen_by_kernel = rtt > NEAR_RATIO * self.level or loss_ratio > SUPPOSED_LOSS_RATIO
+        if n_all == GAIN * REMEMBERED_SEGMENTS:  # none counted yet
             rtt = max(rtt, self.level)  # the kernel's smoothed RTT has only begun to rise
         self.seconds_per_byte = seconds_per_byte(rtt, look.rttvar or 0.0, loss_ratio)
 

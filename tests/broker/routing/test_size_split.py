@@ -98,6 +98,19 @@ def test_each_lane_gets_its_size_class(topic_filter: str, version: int, qos: int
     check_books(broker)
 
 
+def test_a_link_tells_that_subscriptions_bring_no_small_messages() -> None:
+    """Where all that a session made are for large ones."""
+    broker = with_gate()
+    small, large, both = lanes(broker)
+    assert [each.session.link.gets_small for each in (small, large, both)] == [True, False, True]
+    large.subscribe("u/#", properties=asking("large"))
+    assert not large.session.link.gets_small
+    large.subscribe("v/#", properties=asking("small"))
+    assert large.session.link.gets_small
+    large.subscribe("w/#", properties=asking("large"))
+    assert large.session.link.gets_small
+
+
 def test_small_messages_take_the_fast_way_where_somebody_subscribes_to_one_class() -> None:
     """The cached plan is that of small messages."""
     broker = with_gate()

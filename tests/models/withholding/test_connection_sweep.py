@@ -30,13 +30,36 @@ def test_constants_are_varied_one_at_a_time_and_stand_again() -> None:
     """Each in its module while it is varied, and no more after it."""
     before = [getattr(module, name) for module, name, _ in CONSTANTS]
     tables = sensitivity_tables(TINY, lambda _: None)
-    assert len(tables["sensitivity"].rows) == 1 + 2 * len(CONSTANTS)
+    assert len(tables["sensitivity"].rows) == 2 + 2 * len(CONSTANTS)
     assert [getattr(module, name) for module, name, _ in CONSTANTS] == before
 
 
 def test_a_constant_that_is_set_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hold that may last no time at all is none: the figures are those without a policy."""
+    """A hold that may last no time at all is none: the figures are those without a policy.
+
+    Seven links have an interval, and small messages of a lossy path are later without a hold.
+    """
     fuse = next(each for each in CONSTANTS if each.name == "FUSE_RATIO")
     monkeypatch.setattr(connection_sweep, "CONSTANTS", (fuse._replace(values=(1e-6, 2.0)),))
-    rows: list[Any] = list(sensitivity_tables(Effort(2, 200.0), lambda _: None)["sensitivity"].rows)
-    assert rows[1][2:] != rows[0][2:] == rows[2][2:]
+    shown = (("lossy", "small p90"), ("lossy", "large mean"))
+    monkeypatch.setattr(connection_sweep, "SENSITIVE_FIGURES", shown)
+    rows: list[Any] = list(sensitivity_tables(Effort(7, 200.0), lambda _: None)["sensitivity"].rows)
+    assert rows[1][:2] == ["± (95 %)", ""]
+    assert float(rows[1][2]) > 0
+    assert rows[2][2] == "1.00*"
+    assert rows[3][2:] == rows[0][2:]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(1 / 512, "1/512"), (0.75, "3/4"), (0.01, "0.01"), (1e6, "1,000,000"), ((1.0, 2.0), "1, 2")],
+)
+def test_values_of_constants_are_shown_as_they_are_written(
+    value: Any, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of two as fractions, and thousands apart."""
+    fuse = next(each for each in CONSTANTS if each.name == "FUSE_RATIO")
+    monkeypatch.setattr(connection_sweep, "CONSTANTS", (fuse._replace(values=(value, 2.0)),))
+    monkeypatch.setattr(connection_sweep, "SENSITIVE_FIGURES", ())
+    rows = sensitivity_tables(TINY, lambda _: None)["sensitivity"].rows
+    assert rows[2][1] == shown

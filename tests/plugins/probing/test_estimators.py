@@ -4,9 +4,10 @@ import math
 import random
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.plugins.probing.estimators import (
@@ -162,30 +163,77 @@ def test_pure_modules_load_without_clock_chance_and_io() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+WINDOW_SECONDS = 300.0
+
+SPACINGS = [0.05, 0.2, 1.0, 5.0]
+"""Seconds between two samples: of the kernel and of PUBACKs, and of a spare T_Q."""
+
+
+def follow(quartile: LowerQuartile, rtts: Iterable[float], spacing: float, minimum: float) -> None:
+    """Let samples come regularly."""
+    for rtt in rtts:
+        quartile.add(rtt, minimum, spacing)
+
+
+def steady(spacing: float) -> LowerQuartile:
+    """Return what is known of a path after half an hour of 20 ms and 1 ms more now and then."""
+    quartile = LowerQuartile(WINDOW_SECONDS)
+    follow(quartile, (0.02 + 0.001 * (n % 2) for n in range(int(1800 / spacing))), spacing, 0.02)
+    return quartile
+
+
+@pytest.mark.parametrize("spacing", SPACINGS)
 @given(st.floats(0.01, 1.0), st.floats(0.01, 1.0))
-def test_lower_quartile_is_that_of_evenly_distributed_samples(least: float, spread: float) -> None:
+@settings(max_examples=10)
+def test_lower_quartile_is_that_of_evenly_distributed_samples(
+    spacing: float, least: float, spread: float
+) -> None:
     """A quarter of the way from the least to the largest, within a third of that distance."""
     rng = random.Random(7)  # noqa: S311 (a test)
-    quartile = LowerQuartile()
-    for _ in range(600):
-        quartile.add(least + spread * rng.random(), least)
+    quartile = LowerQuartile(WINDOW_SECONDS)
+    rtts = (least + spread * rng.random() for _ in range(int(6 * WINDOW_SECONDS / spacing)))
+    follow(quartile, rtts, spacing, least)
     assert quartile.value == pytest.approx(least + spread / 4, abs=spread / 12)
 
 
-def test_lower_quartile_does_not_show_congestion_of_half_of_the_time() -> None:
-    """Twenty samples good, twenty bad, again and again: it stays near the good ones."""
-    quartile = LowerQuartile()
-    for n in range(2000):
-        quartile.add(0.5 if n // 20 % 2 else 3.0, 0.5)
+@pytest.mark.parametrize("spacing", SPACINGS)
+def test_lower_quartile_does_not_show_congestion_of_half_of_the_time(spacing: float) -> None:
+    """Twenty seconds good, twenty bad, again and again: it stays near the good ones."""
+    quartile = LowerQuartile(WINDOW_SECONDS)
+    rtts = (0.5 if n * spacing // 20 % 2 else 3.0 for n in range(int(2000 / spacing)))
+    follow(quartile, rtts, spacing, 0.5)
     assert quartile.value == pytest.approx(0.5, abs=0.01)
 
 
+@pytest.mark.parametrize("spacing", SPACINGS)
+def test_lower_quartile_hardly_rises_in_congestion_of_some_minutes(spacing: float) -> None:
+    """At any rate of samples: e-fold in a window, so that an RTT of 100 ms still stands out."""
+    quartile = steady(spacing)
+    before = quartile.value
+    assert before is not None
+    assert before < 0.0221
+    follow(quartile, [0.1] * int(240 / spacing), spacing, 0.02)
+    assert quartile.value is not None
+    assert (quartile.value - 0.02) / (before - 0.02) == pytest.approx(math.exp(240 / 300), rel=0.02)
+
+
+def test_samples_that_come_together_count_once() -> None:
+    """They are of the same time."""
+    one, other = steady(1.0), steady(1.0)
+    follow(one, [0.1], 1.0, 0.02)
+    follow(other, [0.1], 1.0, 0.02)
+    follow(other, [0.1] * 50, 0.0, 0.02)
+    assert one.value == other.value
+
+
 def test_path_is_not_called_steady_before_it_has_shown_so() -> None:
-    """A few samples like the first are not enough; a hundred are."""
-    quartile = LowerQuartile()
-    for _ in range(5):
-        quartile.add(0.5, 0.5)
-    assert quartile.value == pytest.approx(0.5 + 0.5 * 0.9625**5)
-    for _ in range(120):
-        quartile.add(0.5, 0.5)
+    """A few samples like the first are not enough; two minutes are."""
+    quartile = LowerQuartile(WINDOW_SECONDS)
+    follow(quartile, [0.5], 1.0, 0.5)
+    assert quartile.value == 1.0
+    follow(quartile, [0.5] * 4, 1.0, 0.5)
+    assert quartile.value == pytest.approx(
+        0.5 + 0.5 * math.exp(-0.75 * (1 + 1 / 2 + 1 / 3 + 1 / 4))
+    )
+    follow(quartile, [0.5] * 240, 1.0, 0.5)
     assert quartile.value == pytest.approx(0.5, abs=0.006)

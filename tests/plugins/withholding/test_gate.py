@@ -12,7 +12,7 @@ import penstock.models.withholding.simulation
 from penstock.broker.contracts import overridden
 from penstock.broker.errors import ConfigError
 from penstock.broker.extensions import DeliveryGate, PluginContext, Verdict
-from penstock.broker.link import Link
+from penstock.broker.link import Link, TcpLook
 from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.ledger import Ledger
@@ -350,7 +350,7 @@ def test_adaptive_waits_as_long_as_this_subscriber_has_taught_it() -> None:
     # From calm sample to calm sample it was 7 s each time. The last was sent at 46.9, and the
     # prior length of 8 s is not ruled out yet.
     assert verdict.look_again_at == pytest.approx(46.9 + 8.0 + 0.001)
-    assert verdict.reason.startswith("adaptive: cost 9.335 s >= ")
+    assert verdict.reason.startswith("adaptive: cost 9.329 s >= ")
     later = gate.decide(LARGE, link, 4.901, 54.901)
     assert later.deliver
 
@@ -369,6 +369,16 @@ def test_adaptive_sends_at_once_to_a_subscriber_whose_congestion_lasts() -> None
     estimate(gate, long, 2.0, 2002.0)
     assert not gate.decide(LARGE, short, 0.0, 48.0).deliver
     assert gate.decide(LARGE, long, 0.0, 2002.0).deliver
+
+
+@pytest.mark.parametrize("gets_small", [True, False])
+def test_no_small_messages_are_supposed_where_subscriptions_bring_none(*, gets_small: bool) -> None:
+    """A new subscriber of large messages alone: to hold them protects nothing."""
+    gate, link = gate_with(policy="adaptive"), link_with(None)
+    link.gets_small, link.tcp = gets_small, TcpLook(10.0, congestion_control="cubic")
+    for second in range(10):
+        estimate(gate, link, 0.1 if second < 8 else 2.0, float(second))
+    assert gate.decide(LARGE, link, 0.0, 9.0).deliver is not gets_small
 
 
 def test_history_ends_with_the_subscriber() -> None:

@@ -266,7 +266,7 @@ def test_losses_are_counted_among_what_was_sent_in_congestion() -> None:
     """A megabyte sent in calm is not counted; the next congestion begins with the last one's."""
     history, kernel = fed(CALM), Kernel()
     congested(range(1, 41), kernel, history, sent=5, lost=1)
-    assert history.assumed_slowness(BAD) == pytest.approx(lossy(0.2), rel=0.02)
+    assert history.assumed_slowness(BAD) == pytest.approx(lossy(0.2), rel=0.05)
     before = history.assumed_slowness(BAD)
     for second in range(41, 61):
         history.observe(CALM, second, second, THRESHOLD_L)
@@ -275,12 +275,12 @@ def test_losses_are_counted_among_what_was_sent_in_congestion() -> None:
     assert history.assumed_slowness(BAD) == before
 
 
-def test_losses_are_those_of_the_last_fifty_segments() -> None:
+def test_losses_are_those_of_the_last_eighty_segments() -> None:
     """A path that no longer loses anything is as fast as any again."""
     history, kernel = fed(CALM), Kernel()
     congested(range(1, 41), kernel, history, sent=5, lost=1)
     congested(range(41, 61), kernel, history, sent=10)
-    assert history.assumed_slowness(BAD) == pytest.approx(lossy(0.2 * (5 / 6) ** 20), rel=0.05)
+    assert history.assumed_slowness(BAD) == pytest.approx(lossy(0.2 * (8 / 9) ** 20), rel=0.05)
 
 
 def test_many_segments_of_one_look_count_for_ten() -> None:
@@ -288,7 +288,7 @@ def test_many_segments_of_one_look_count_for_ten() -> None:
     history, kernel = fed(CALM), Kernel()
     congested(range(1, 41), kernel, history, sent=5, lost=1)
     congested(range(41, 42), kernel, history, sent=1000, lost=100)
-    assert history.assumed_slowness(BAD) == pytest.approx(lossy((10 + 1) / 60), rel=0.02)
+    assert history.assumed_slowness(BAD) == pytest.approx(lossy((16 + 1) / 90), rel=0.05)
 
 
 def test_a_look_counts_once() -> None:
@@ -383,16 +383,16 @@ def test_rate_of_small_messages_is_a_mean_of_five_minutes() -> None:
     assert history.small_per_second < 0.01
 
 
-def test_new_subscriber_is_supposed_to_get_a_small_message_in_ten_seconds() -> None:
-    """Until shown otherwise: without any, one in all the time since, and in those ten seconds."""
+def test_new_subscriber_is_supposed_to_get_a_small_message_in_each_congestion() -> None:
+    """Of 10.5 s, the mean of what is supposed; without any, one in that and all the time since."""
     history = CongestionHistory()
     history.observe_small(0, 0.0)
-    assert history.small_per_second == pytest.approx(1 / 10)
+    assert history.small_per_second == pytest.approx(1 / 10.5)
     history.observe_small(0, 10.0)
-    assert history.small_per_second == pytest.approx(1 / 20)
+    assert history.small_per_second == pytest.approx(1 / 20.5)
     for second in range(11, 111):
         history.observe_small(0, float(second))
-    assert history.small_per_second == pytest.approx(1 / 120)
+    assert history.small_per_second == pytest.approx(1 / 120.5)
 
 
 def test_next_sample_is_expected_by_the_interval_of_any_moment() -> None:
@@ -433,7 +433,7 @@ def test_best_rate_is_that_of_a_full_pipe_and_forgotten_slowly() -> None:
     history.observe_look(kernel.look(4.0, rate=2_500_000))
     assert history.best_rate == 2_500_000
     history.observe_look(kernel.look(5.0, rate=100_000))
-    assert history.best_rate == pytest.approx(2_490_625)
+    assert history.best_rate == pytest.approx(2_495_312.5)
 
 
 def test_congestion_beyond_a_relay_is_not_the_kernels() -> None:
