@@ -262,7 +262,7 @@ class MachineRow(NamedTuple):
         busy_share: of all processors that was in use.
         steal_share: of all processors that the hypervisor gave to others.
         others_share: of all processors that programs used which the run did not start.
-        wait_share: of the time, for which the process of the run that waited longest waited for a
+        wait_share: of the time, for which the thread of the run that waited longest waited for a
             processor; None if the kernel does not tell.
         runnable: processes that ran or waited for a processor at the end.
         most_late_s: greatest lateness of a forwarder of the round.

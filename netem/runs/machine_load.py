@@ -3,6 +3,10 @@
 Latencies of a second in which processes of the run had to wait for a processor may be those of this
 machine. A mean over a whole run would hide such seconds. What counts is how long they waited
 themselves: programs of a lower priority keep processors busy, and nobody waits for those.
+
+Processes of the run wait for each other too, which is no doubt: they wake up at the same packet, as
+they would on machines of their own that are as loaded. The kernel does not tell for whom a process
+waited. But it cannot have waited for other programs for longer than these ran.
 """
 
 from __future__ import annotations
@@ -28,9 +32,13 @@ OTHERS_SHARE: Final = 0.1
 not tell for how long processes wait."""
 
 WAIT_SHARE: Final = 0.5
-"""Share of the time for which one process of the run waited for a processor. Processes that wake up
-at the same packet wait for each other: on a quiet machine of two processors for 0.4 of the second
-in which 35 links carry a megabyte each."""
+"""Share of the time for which one thread of the run waited for a processor, whoever had it: this
+machine is too small for the run. Processes that wake up at the same packet wait for each other: on
+a quiet machine of two processors for 0.4 of the second in which 35 links carry a megabyte each."""
+
+DISTURBED_SHARE: Final = 0.1
+"""Share of the time for which a thread of the run may have waited for other programs. On a quiet
+machine, these run for less than that."""
 
 DOUBTFUL_SECONDS: Final = 0.05
 """Lateness of a packet in a forwarder, of which the same second shows 0.02."""
@@ -44,15 +52,17 @@ class Look(NamedTuple):
     Attributes:
         at: monotonic seconds.
         busy: seconds of all processors together that were in use, `steal` included.
+        programs: of these, the seconds that programs used, and not interrupts.
         steal: seconds that the hypervisor gave to others.
         own: seconds that the processes of the run used.
-        waits: seconds for which each process of the run has waited for a processor, by its id;
+        waits: seconds for which each thread of the run has waited for a processor, by its id;
             empty if the kernel does not tell.
         runnable: processes that run or wait for a processor at this moment.
     """
 
     at: float
     busy: float
+    programs: float
     steal: float
     own: float
     waits: Mapping[int, float]
@@ -68,8 +78,10 @@ class Load(NamedTuple):
         busy_share: of all processors, 0 to 1.
         steal_share: of all processors.
         others_share: of all processors, by programs that the run did not start.
-        wait_share: of the time, for which the process of the run that waited longest waited for a
+        wait_share: of the time, for which the thread of the run that waited longest waited for a
             processor; nan if the kernel does not tell.
+        disturbed_share: of the time, for which it may have waited for programs that the run did not
+            start; nan likewise.
         runnable: processes that ran or waited at the end.
         most_late_seconds: greatest lateness of a forwarder.
     """
@@ -80,6 +92,7 @@ class Load(NamedTuple):
     steal_share: float
     others_share: float
     wait_share: float
+    disturbed_share: float
     runnable: int
     most_late_seconds: float
 
@@ -98,6 +111,9 @@ class Load(NamedTuple):
             f"a process waited for over {100 * WAIT_SHARE:.0f} % of the time": (
                 self.wait_share > WAIT_SHARE
             ),
+            f"a process may have waited for others for over {100 * DISTURBED_SHARE:.0f} %": (
+                self.disturbed_share > DISTURBED_SHARE
+            ),
             f"packets over {1000 * DOUBTFUL_SECONDS:.0f} ms late": (
                 self.most_late_seconds > DOUBTFUL_SECONDS
             ),
@@ -113,17 +129,23 @@ def look(now: float, own_seconds: float, waits: Mapping[int, float]) -> Look:
         own_seconds: processor time of the processes of the run.
         waits: as in `Look`.
     """
-    busy, steal, runnable = parse_stat(STAT.read_text(), os.sysconf("SC_CLK_TCK"))
-    return Look(now, busy, steal, own_seconds, waits, runnable)
+    busy, programs, steal, runnable = parse_stat(STAT.read_text(), os.sysconf("SC_CLK_TCK"))
+    return Look(now, busy, programs, steal, own_seconds, waits, runnable)
 
 
-def parse_stat(text: str, ticks_per_second: int) -> tuple[float, float, int]:
-    """Return seconds in use, seconds stolen, and runnable processes, from /proc/stat (proc(5))."""
+def parse_stat(text: str, ticks_per_second: int) -> tuple[float, float, float, int]:
+    """Return what /proc/stat says (proc(5)).
+
+    Returns:
+        (seconds in use, those of programs, seconds stolen, runnable processes).
+    """
     values = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line}
     # user, nice, system, idle, iowait, irq, softirq, steal; guests' time is part of user's.
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, values["cpu"][:8])
-    busy = user + nice + system + irq + softirq + steal
-    return busy / ticks_per_second, steal / ticks_per_second, int(values["procs_running"][0])
+    programs = user + nice + system
+    busy = programs + irq + softirq + steal
+    tick = 1 / ticks_per_second
+    return busy * tick, programs * tick, steal * tick, int(values["procs_running"][0])
 
 
 def load_between(before: Look, after: Look, most_late_seconds: float) -> Load:
@@ -132,15 +154,17 @@ def load_between(before: Look, after: Look, most_late_seconds: float) -> Load:
     processors = os.cpu_count() or 1
     busy = after.busy - before.busy
     steal = after.steal - before.steal
-    others = max(0.0, busy - steal - (after.own - before.own))
-    waits = [total - before.waits.get(pid, 0.0) for pid, total in after.waits.items()]
+    others = max(0.0, after.programs - before.programs - (after.own - before.own))
+    waits = [total - before.waits.get(thread, 0.0) for thread, total in after.waits.items()]
+    wait = max(waits, default=math.nan)
     return Load(
         before.at,
         after.at,
         busy / seconds / processors,
         steal / seconds / processors,
         others / seconds / processors,
-        max(waits) / seconds if waits else math.nan,
+        wait / seconds,
+        min(wait, others) / seconds,
         after.runnable,
         most_late_seconds,
     )

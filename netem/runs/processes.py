@@ -51,18 +51,20 @@ class Families:
         return sum(seconds.values())
 
     def waits(self, name: str) -> dict[int, float]:
-        """Return for how long each process of a group has waited for a processor, by its id.
+        """Return for how long each thread of a group has waited for a processor, by its id.
 
         Returns:
-            Seconds of its main thread; empty where the kernel does not tell.
+            Seconds; empty where the kernel does not tell.
         """
         self._look_if_due()
         found = {}
         for pid in self._members[name]:
             with contextlib.suppress(OSError):
-                # Time on a processor, time that it was ready and waited, both in ns, and slices:
-                # sched-stats of the kernel's documentation.
-                found[pid] = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+                for thread in Path(f"/proc/{pid}/task").iterdir():
+                    # Time on a processor, time that it was ready and waited, both in ns, and
+                    # slices: sched-stats of the kernel's documentation.
+                    told = (thread / "schedstat").read_text()
+                    found[int(thread.name)] = int(told.split()[1]) / 1e9
         return found
 
     def _look_if_due(self) -> None:
