@@ -167,7 +167,11 @@ class WithholdingRecord:
         ]
 
     def _log(self, link: Link, what: str, decision: Decision) -> None:
-        """Log a decision, at most `MAX_LINES` in a window; the next line says what was left out."""
+        """Log a decision, at most `MAX_LINES` in a window.
+
+        Another line says at once that lines are left out, and the first line of a later window
+        comes after one that says how many were.
+        """
         logger = self._logger
         if not logger.isEnabledFor(DEBUG):
             return
@@ -187,3 +191,6 @@ class WithholdingRecord:
                 decision.sojourn,
                 decision.verdict.reason,
             )
+        elif self._n_lines == MAX_LINES + 1:
+            left = self._window_at + WINDOW_SECONDS - decision.at
+            logger.debug("lines about large messages are left out for %.3g s", left)

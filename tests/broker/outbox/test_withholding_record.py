@@ -166,16 +166,19 @@ def test_each_hold_and_release_is_a_debug_line(caplog: pytest.LogCaptureFixture)
 def test_lines_are_limited_and_say_how_many_were_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A broker that holds thousands does not fill the disk with debug lines."""
+    """A broker that holds thousands does not fill the disk; what is missing is told at once."""
     caplog.set_level(logging.DEBUG, "test")
     broker, _ = broker_with(Gate(look_again_after=1000))
     publisher = broker.connect("p")
     for number in range(MAX_LINES + 10):
         publisher.publish(f"t/{number}", LARGE, qos=1)
+    said = "lines about large messages are left out for 10 s"
+    assert caplog.messages.count(said) == 1
+    assert caplog.messages[-1] == said
     broker.advance(WINDOW_SECONDS)
     publisher.publish("later", LARGE, qos=1)
     told = [line for line in caplog.messages if "held: " in line or "left out" in line]
-    assert len(told) == MAX_LINES + 2
+    assert len(told) == MAX_LINES + 3
     assert told[-2] == "10 lines about large messages were left out"
     assert "on later" in told[-1]
 
