@@ -149,7 +149,7 @@ class CongestionHistory:
     level: float = 0.0
     after_calm: float | None = None
     _n_level: int = 0
-    _n_after_calm: float = field(default_factory=lambda: 1 / GAIN)
+    _n_after_calm: int = field(default_factory=lambda: round(1 / GAIN))
     _deviation: float = 0.0
     _variance: float = 0.0
     _covariance: float = 0.0
