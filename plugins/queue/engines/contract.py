@@ -1,0 +1,586 @@
+"""The contract of a queue's engine, the same for every implementation.
+
+An engine keeps *logical queues*. Each is made of *physical queues*, numbered from 0, and has any
+number of *groups*: each group gets all messages, independent of the others.
+
+* **Offsets.** A message stored in a physical queue gets the next offset there. Offsets only grow,
+  without gaps, and are never reused, not even after a restart.
+* **Incarnation.** A queue that is deleted and created again is another queue: its incarnation, a
+  UUID, is part of every position and receipt handle, so one of the old queue is refused.
+* **Storing.** The future of `append` completes when its messages are as safe as the engine
+  promises; before that nobody can read them. It tells the outcome of each message. Messages of one
+  call keep their order. A message with a deduplication identifier that was stored within the
+  queue's window is not stored again.
+* **Room.** `reserve` says at once whether a message fits into the limits of a queue, and holds its
+  place until `append` or `release`. What was reserved is never refused for a limit.
+* **Leases.** A group of kind `lease` gives each visible message to one caller, the oldest first,
+  and makes it invisible for the visibility timeout. What is not acknowledged in that time becomes
+  visible again: delivery is at least once. How often a message was received survives a restart; a
+  lease need not: after a restart, what was not acknowledged is visible. With `order: key`, a
+  message waits for the earlier ones of its key until they are settled.
+* **Receipt handles** cannot be guessed, and name one receive of one message in one group. A handle
+  settles its message until the message is received again.
+* **Offsets groups.** A group of kind `offsets` reads ranges and commits what it is done with.
+  Reading changes nothing: the same range holds the same messages until `commit`.
+* **Cutting.** What every group has settled or committed leaves the queue; so does what is older
+  than the retention, whoever waits for it. A queue without groups keeps its messages until then. A
+  group that nobody has used for `group_expiry_seconds` no longer holds messages: it is deleted.
+* **Time.** Delays, leases, expiry and retention count seconds of the engine's own clock, which
+  never steps: it goes on while the program runs, and while the machine does. Wall time is told to
+  readers, and decides nothing.
+* **Failing.** A method that raises has changed nothing that other callers can see. When the cause
+  is gone, the next call works; nothing needs to be reopened.
+
+All methods are called on one event loop's thread, and none blocks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+from penstock.broker.errors import PenstockError
+from penstock.broker.message import Message, SizeClass
+from penstock.plugins.queue.client import ReceivedMessage
+
+Action: TypeAlias = Literal["ack", "nack", "extend", "dead"]
+Start: TypeAlias = Literal["earliest", "latest"] | float
+"""Where a group begins: at the first message, behind the last, or at the first that arrived at or
+after a time, in seconds since the Unix epoch."""
+
+DROP_REASONS = {
+    "queue_full": "the queue held as much as its max_messages or max_bytes allow",
+    "storage_full": "the storage had no space left",
+    "storage_error": "the storage refused to write",
+    "unreadable": "its payload store could not read it back, or its properties are no JSON",
+}
+"""Every reason for which an engine does not store a message, and its meaning."""
+
+
+class EngineStartError(PenstockError):
+    """An engine that cannot be opened; the program ends with status 2."""
+
+
+class StorageError(PenstockError):
+    """The engine's storage cannot be read or written; what was acknowledged before is safe."""
+
+
+class StorageFullError(StorageError):
+    """The storage has no space left."""
+
+
+class UnknownQueueError(PenstockError):
+    """No logical queue of this name."""
+
+
+class UnknownGroupError(PenstockError):
+    """The queue has no group of this name."""
+
+
+class ExistsError(PenstockError):
+    """A queue or group of this name exists, with other settings."""
+
+
+class GroupKindError(PenstockError):
+    """A call that is only for groups of the other kind."""
+
+
+class IncarnationError(PenstockError):
+    """A position of a queue that was deleted; one of the same name was created after it.
+
+    Attributes:
+        incarnation: of the queue that exists.
+    """
+
+    def __init__(self, queue: str, read: str, incarnation: str) -> None:
+        super().__init__(
+            f"incarnation of queue {queue}: read {read}; allowed: {incarnation}. The queue was "
+            "deleted and created again, so positions in the old one mean nothing"
+        )
+        self.incarnation = incarnation
+
+
+class RangeGoneError(PenstockError):
+    """A range begins below the earliest offset: it was committed, or its messages expired.
+
+    Attributes:
+        earliest: first offset that can be read.
+    """
+
+    def __init__(self, start: int, earliest: int) -> None:
+        super().__init__(
+            f"start: read {start}; allowed: {earliest} or more, what lies below has left the queue"
+        )
+        self.earliest = earliest
+
+
+class OffsetError(PenstockError):
+    """An offset or a physical queue that does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """Settings of a group.
+
+    Attributes:
+        kind: `lease` for receivers that settle single messages, `offsets` for readers that commit
+            positions.
+        start: where the group begins when it is created.
+        topics: MQTT topic filters; what matches none is settled for the group unseen. None for all.
+        group_expiry_seconds: time without any request of the group after which it is deleted; None
+            for never.
+        visibility_timeout: seconds for which a received message is invisible to others.
+        order: `key` delivers the messages of a key one after the other, in the order in which they
+            were stored; `any` does not wait.
+        max_receives: how often a message is received before it becomes a dead letter; None for any
+            number.
+        dead_letter_queue: logical queue that dead letters go to; None to drop and count them.
+        max_leased_messages: messages that may be leased at a time.
+    """
+
+    kind: Literal["lease", "offsets"] = "lease"
+    start: Start = "earliest"
+    topics: tuple[str, ...] | None = None
+    group_expiry_seconds: float | None = None
+    visibility_timeout: float = 30.0
+    order: Literal["any", "key"] = "any"
+    max_receives: int | None = None
+    dead_letter_queue: str | None = None
+    max_leased_messages: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSpec:
+    """Settings of a logical queue.
+
+    Attributes:
+        physical_queues: number of physical queues for new messages. When it is reduced, the surplus
+            ones are still read until they are empty.
+        key: what the key of a message is: ``topic`` for its whole topic, ``topic:N`` for its level
+            N from 0, ``publisher`` for the Client Identifier, ``property:NAME`` for a user
+            property; None for a queue without keys. The messages of a key are in one physical
+            queue.
+        max_messages: messages that the queue may hold; None for any number.
+        max_bytes: payload bytes that it may hold; None for any number.
+        retention_seconds: age at which a message leaves, read or not; None for never.
+        delay_seconds: time from the arrival of a message until it can be received.
+        deduplication_seconds: window of deduplication identifiers.
+        keeps_last: of each key, only the newest message is kept.
+        when_full: `refuse` new messages, or `drop_oldest` to remove the oldest ones, read or not;
+            `drop_newest` is `refuse` for the engine.
+        topics: MQTT topic filters whose messages the queue takes; nothing to the engine.
+        sizes: size class of these messages; nothing to the engine.
+        tags: texts by name, which mean nothing to the engine.
+        groups: declared groups by name.
+    """
+
+    physical_queues: int = 4
+    key: str | None = None
+    max_messages: int | None = None
+    max_bytes: int | None = None
+    retention_seconds: float | None = None
+    delay_seconds: float = 0.0
+    deduplication_seconds: float = 300.0
+    keeps_last: bool = False
+    when_full: Literal["refuse", "drop_newest", "drop_oldest"] = "refuse"
+    topics: tuple[str, ...] = ()
+    sizes: SizeClass | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    groups: Mapping[str, GroupSpec] = field(default_factory=dict)
+
+
+class NewMessage(NamedTuple):
+    """A message to be stored.
+
+    Attributes:
+        message: as it was published. User property ``penstock-key`` may hold its key.
+        deduplication_id: b"" for none.
+        delay_seconds: until it can be received; None for the queue's.
+    """
+
+    message: Message
+    deduplication_id: bytes = b""
+    delay_seconds: float | None = None
+
+
+class AppendResult(NamedTuple):
+    """The outcome of each message of one `append`.
+
+    Attributes:
+        offsets: of each message; -1 where it is not stored. That of a duplicate is that of the
+            message that was stored before, or -1 where that is not known any more.
+        duplicates: indexes of messages that were stored before.
+        refused: reason, one of `DROP_REASONS`, by index of those that are not stored.
+    """
+
+    offsets: Sequence[int]
+    duplicates: Sequence[int]
+    refused: Mapping[int, str]
+
+
+class Position(NamedTuple):
+    """A place in a logical queue.
+
+    Attributes:
+        incarnation: of the queue.
+        offsets: next offset to be read, by number of physical queue.
+    """
+
+    incarnation: str
+    offsets: Mapping[int, int]
+
+
+class Usage(NamedTuple):
+    """What a physical queue holds.
+
+    Attributes:
+        earliest: first offset that may still exist; everything below is gone.
+        next: offset of the next message.
+        messages: existing messages, invisible ones included.
+        stored_bytes: bytes that they take in the storage.
+    """
+
+    earliest: int
+    next: int
+    messages: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSnapshot:
+    """A group as it is.
+
+    Attributes:
+        spec: its settings.
+        position: below it everything is settled or committed, by physical queue.
+        waiting: messages that the group has not settled or committed, leased ones included.
+        leased: of these, how many are invisible to its receivers now.
+        delayed: of these, how many wait for their delay.
+        received: messages given to receivers since the engine was opened, repeated ones included.
+        settled: by action, and `expired` (message expiry), `filtered` (topic filters) and `dead`.
+        idle_seconds: since the newest request of the group.
+    """
+
+    spec: GroupSpec
+    position: Mapping[int, int]
+    waiting: int
+    leased: int
+    delayed: int
+    received: int
+    settled: Mapping[str, int]
+    idle_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSnapshot:
+    """A logical queue as it is; made without a look at the storage.
+
+    Attributes:
+        incarnation: of the queue.
+        spec: its settings.
+        usage: by number of physical queue.
+        messages: of all physical queues.
+        payload_bytes: of these messages.
+        stored_bytes: that they take in the storage.
+        reserved: messages whose room is reserved and that are not stored yet.
+        removed: messages that left unread by a group or more, by reason: `retention`, `keeps_last`,
+            `purge`, `drop_oldest`.
+        set_aside: messages that could not be read and are kept out of the queue.
+        oldest_seconds: age of the oldest message; None for an empty queue.
+        groups: by name.
+    """
+
+    incarnation: str
+    spec: QueueSpec
+    usage: Mapping[int, Usage]
+    messages: int
+    payload_bytes: int
+    stored_bytes: int
+    reserved: int
+    removed: Mapping[str, int]
+    set_aside: int
+    oldest_seconds: float | None
+    groups: Mapping[str, GroupSnapshot]
+
+
+class Engine(Protocol):
+    """See the module's docstring for the contract.
+
+    A method that names a queue or a group raises `UnknownQueueError` or `UnknownGroupError` where
+    there is none, and `GroupKindError` where the group is of the other kind.
+    """
+
+    async def open(self) -> None:
+        """Open the storage; must be called first.
+
+        Raises:
+            EngineStartError: says why the engine cannot be opened.
+        """
+
+    async def close(self) -> None:
+        """Finish running work and free everything; may be called again."""
+
+    async def create_queue(self, queue: str, spec: QueueSpec) -> QueueSnapshot:
+        """Create a queue with the groups of its settings; a queue with the same settings is kept.
+
+        Raises:
+            ExistsError: it exists with other settings.
+            StorageError: nothing has changed.
+        """
+
+    async def change_queue(self, queue: str, spec: QueueSpec) -> QueueSnapshot:
+        """Give a queue other settings; its groups are left as they are, missing ones are created.
+
+        Raises:
+            StorageError: nothing has changed.
+        """
+
+    async def delete_queue(self, queue: str) -> None:
+        """Delete a queue with its messages and groups.
+
+        Raises:
+            StorageError: nothing has changed.
+        """
+
+    def queues(self) -> Sequence[str]:
+        """Return the names of all queues."""
+
+    def snapshot(self, queue: str) -> QueueSnapshot:
+        """Return what the queue holds; it costs microseconds, however much that is."""
+
+    def reserve(self, queue: str, n_messages: int, n_bytes: int) -> bool:
+        """Hold room for messages that will be appended; say whether there is any.
+
+        Args:
+            queue: name of the logical queue.
+            n_messages: how many.
+            n_bytes: of their payloads.
+        """
+
+    def release(self, queue: str, n_messages: int, n_bytes: int) -> None:
+        """Give back room that was reserved and will not be used."""
+
+    def append(
+        self, queue: str, physical_queue: int, messages: Sequence[NewMessage]
+    ) -> asyncio.Future[AppendResult]:
+        """Store messages at the end of a physical queue; their room was reserved.
+
+        The future fails with a `StorageError` where none of the messages is stored. Room is given
+        back for each message that is not stored.
+        """
+
+    def forget(self, queue: str, deduplication_ids: Sequence[bytes]) -> asyncio.Future[None]:
+        """End the windows of deduplication identifiers: the next message with one is stored.
+
+        The future completes when a crash cannot bring them back.
+        """
+
+    async def create_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
+        """Create a group; one with the same settings is kept.
+
+        Raises:
+            ExistsError: it exists with other settings.
+            StorageError: nothing has changed.
+        """
+
+    async def change_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
+        """Give a group other settings; its position stays.
+
+        Raises:
+            GroupKindError: the kind would change.
+            StorageError: nothing has changed.
+        """
+
+    async def delete_group(self, queue: str, group: str) -> None:
+        """Delete a group; it holds no messages any more.
+
+        Raises:
+            StorageError: nothing has changed.
+        """
+
+    async def lease(
+        self,
+        queue: str,
+        group: str,
+        physical_queue: int,
+        max_messages: int,
+        max_bytes: int,
+        visibility_timeout: float | None = None,
+    ) -> list[ReceivedMessage]:
+        """Receive visible messages of one physical queue, at most `max_bytes` after the first.
+
+        Message expiry is counted down in their properties; what has expired is settled unseen. A
+        message that was received `max_receives` times becomes a dead letter instead.
+
+        Args:
+            queue: name of the logical queue.
+            group: of kind `lease`.
+            physical_queue: its number.
+            max_messages: most messages.
+            max_bytes: payload bytes.
+            visibility_timeout: seconds; None for the group's.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+
+    def give_back(self, queue: str, group: str, deliveries: Sequence[ReceivedMessage]) -> None:
+        """Make messages visible whose receiver left before it got them.
+
+        Such a receive does not count. It does nothing for a queue or a group that is gone.
+        """
+
+    async def settle(
+        self,
+        queue: str,
+        group: str,
+        action: Action,
+        receipt_handles: Sequence[str],
+        seconds: float = 0.0,
+    ) -> Mapping[int, str]:
+        """Settle receives.
+
+        Args:
+            queue: name of the logical queue.
+            group: of kind `lease`.
+            action: `ack` when the message is done with; `nack` to make it visible after `seconds`;
+                `extend` to keep it invisible for `seconds` from this moment; `dead` to make it a
+                dead letter.
+            receipt_handles: of the receives.
+            seconds: see `action`.
+
+        Returns:
+            By index what a handle is that settles nothing: ``stale`` where the message was settled
+            or received again since, or its lease is over for `extend`; ``unknown`` where the engine
+            has not made it for this queue and group.
+
+        Raises:
+            StorageError: nothing is settled; the leases go on.
+        """
+
+    async def read(
+        self, queue: str, physical_queue: int, start: int, end: int, max_messages: int
+    ) -> list[bytes]:
+        """Return messages with ``start <= offset < end`` as frames of the batch format.
+
+        The answer may be shorter than the range (it is cut to some MiB) but never empty
+        while the range holds a message.
+
+        Raises:
+            RangeGoneError: `start` is below the earliest offset.
+            OffsetError: no such physical queue, `start` above `end`, or `end` above the next
+                offset.
+            StorageError: the storage cannot be read.
+        """
+
+    async def plan(
+        self, queue: str, start: Position, max_messages: int | None, max_bytes: int | None
+    ) -> Position:
+        """Return the end of the next range for a reader, from a position on.
+
+        Physical queues get equal shares of the limits; what one does not use is for the others. An
+        offset of `start` below the earliest is taken as the earliest.
+
+        Args:
+            queue: name of the logical queue.
+            start: physical queues that it lacks begin at their earliest offset.
+            max_messages: of all physical queues; None for all.
+            max_bytes: the same in stored bytes, by segments; at least one message fits.
+
+        Raises:
+            IncarnationError: `start` is of another queue.
+            OffsetError: an offset above the next one.
+            StorageError: the storage cannot be read.
+        """
+
+    async def locate(self, queue: str, start: Start) -> Position:
+        """Return the position that a `Start` means.
+
+        Raises:
+            StorageError: the storage cannot be read.
+        """
+
+    async def commit(self, queue: str, group: str, position: Position) -> None:
+        """Move an offsets group up to a position; offsets below its present one do nothing.
+
+        Raises:
+            IncarnationError: the position is of another queue.
+            OffsetError: no such physical queue, or an offset above the next one.
+            StorageError: nothing has changed.
+        """
+
+    async def seek(self, queue: str, group: str, start: Start) -> Position:
+        """Move a group to another place, back as far as messages exist; its leases end.
+
+        Returns:
+            Where it is then.
+
+        Raises:
+            StorageError: nothing has changed.
+        """
+
+    async def wait_for_arrival(self, queue: str, group: str, seen: int, wait: float) -> int:
+        """Wait until something may have become visible to a group.
+
+        That is a message that was stored, or whose lease or delay is over.
+
+        Args:
+            queue: name of the logical queue.
+            group: its name.
+            seen: what the last call returned; -1 at first, which returns at once.
+            wait: seconds at most.
+
+        Returns:
+            A number that is another one each time when something may have become visible.
+        """
+
+    async def purge(self, queue: str) -> int:
+        """Remove all messages; return how many.
+
+        Raises:
+            StorageError: some may have been removed.
+        """
+
+    async def redrive(self, queue: str, target: str | None, max_messages: int | None) -> int:
+        """Move dead letters back to the queues they came from; return how many.
+
+        Args:
+            queue: of the dead letters.
+            target: queue for all of them; None for the one in which each died.
+            max_messages: at most; None for all.
+
+        Raises:
+            UnknownQueueError: a queue in which one died is gone; those before it are moved.
+            StorageError: those before are moved.
+        """
+
+    async def maintain(self) -> None:
+        """Do what time asks for: retention, group expiry, windows; give space back.
+
+        Called every few seconds.
+
+        Raises:
+            StorageError: some of it is left for the next call.
+        """
+
+    async def compact(self) -> int:
+        """Give all unused space of the storage back; return the bytes that it takes less.
+
+        Raises:
+            StorageError: nothing has changed.
+        """
+
+    async def backup(self, path: str) -> int:
+        """Write a copy of the storage, as of one moment, to a new file; return its bytes.
+
+        Raises:
+            StorageError: there is no such copy.
+        """
+
+    def failure(self) -> str | None:
+        """Return why the storage cannot be written or read; None where it works."""
+
+    def figures(self) -> Mapping[str, Any]:
+        """Return the engine's own figures for operators, such as sizes of files."""
