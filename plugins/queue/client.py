@@ -10,11 +10,13 @@ import base64
 import http.client
 import json
 import select
+import ssl
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, pairwise
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from urllib.parse import quote, urlencode, urlsplit
 
 BATCH_CONTENT_TYPE: Final = "application/vnd.penstock.batch"
@@ -24,22 +26,188 @@ BATCH_HEADER: Final = struct.Struct("<4sB3xIQ")
 KIND_RECORDS: Final = 0
 KIND_DELIVERIES: Final = 1
 
+DEFAULT_GROUP: Final = "default"
+"""The group that a queue has where the policy file names none."""
+
+Action: TypeAlias = Literal["ack", "nack", "extend", "dead"]
+"""What becomes of a received message; see `QueueClient.settle`."""
+
 
 class QueueError(Exception):
-    """A request that the queue refused or did not answer.
+    """A request that the queue refused or did not answer; the subclasses say which by status.
 
     Attributes:
         status: HTTP status; 0 where no answer came.
         message: the server's message, or why there was no answer.
+        answer: the JSON object of the refusal; empty where there was none.
     """
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, answer: Mapping[str, Any] | None = None) -> None:
         super().__init__(f"{status}: {message}" if status else message)
         self.status = status
         self.message = message
+        self.answer = dict(answer or {})
 
-    def __reduce__(self) -> tuple[type[QueueError], tuple[int, str]]:
-        return (QueueError, (self.status, self.message))
+    def __reduce__(self) -> tuple[type[QueueError], tuple[int, str, dict[str, Any]]]:
+        return (type(self), (self.status, self.message, self.answer))
+
+
+class NoAnswerError(QueueError):
+    """Nobody answered: no connection, a broken one, or no answer in time."""
+
+
+class AccessError(QueueError):
+    """Status 401 or 403: no valid token, or one without the role that the request needs."""
+
+
+class UnknownNameError(QueueError):
+    """Status 404: no such queue or group."""
+
+
+class ConflictError(QueueError):
+    """Status 409: it exists with other settings, or the group is of the other kind."""
+
+
+class OtherIncarnationError(ConflictError):
+    """Status 409: the position is of a queue that was deleted; one of its name was created since.
+
+    Attributes:
+        incarnation: of the queue that exists.
+    """
+
+    @property
+    def incarnation(self) -> str:
+        """The incarnation of the queue that exists."""
+        return str(self.answer["incarnation"])
+
+
+class RangeGoneError(QueueError):
+    """Status 410: the range begins below the earliest offset.
+
+    Attributes:
+        earliest: first offset that can be read; None where the server does not say.
+    """
+
+    @property
+    def earliest(self) -> int | None:
+        """The first offset that can be read; None where the server does not say."""
+        earliest = self.answer.get("earliest")
+        return earliest if isinstance(earliest, int) else None
+
+
+class BusyError(QueueError):
+    """Status 429: too many requests wait, too much is leased, or the queue is full."""
+
+
+class UnavailableError(QueueError):
+    """Status 500 or above: the server or its storage cannot do it at the moment."""
+
+
+class NoSpaceError(UnavailableError):
+    """Status 507: the storage is full."""
+
+
+class NotStoredError(QueueError):
+    """Messages that were refused, while others of the request may have been stored.
+
+    Attributes:
+        stored: how many were stored.
+        duplicates: indexes of messages that were stored before.
+        refused: reason by index of each message that is not stored.
+    """
+
+    @property
+    def stored(self) -> int:
+        """How many were stored."""
+        return int(self.answer.get("stored", 0))
+
+    @property
+    def duplicates(self) -> list[int]:
+        """Indexes of messages that were stored before."""
+        return list(self.answer.get("duplicates", []))
+
+    @property
+    def refused(self) -> dict[int, str]:
+        """The reason for each message that is not stored, by index."""
+        return {int(index): reason for index, reason in self.answer["refused"].items()}
+
+
+_BY_STATUS: Final[Mapping[int, type[QueueError]]] = {
+    401: AccessError,
+    403: AccessError,
+    404: UnknownNameError,
+    409: ConflictError,
+    410: RangeGoneError,
+    429: BusyError,
+    507: NoSpaceError,
+}
+
+
+def error_of(status: int, message: str, answer: Mapping[str, Any] | None = None) -> QueueError:
+    """Return the error of a refusal, of the class that belongs to it.
+
+    Args:
+        status: HTTP status; 0 for no answer.
+        message: why.
+        answer: the JSON object of the refusal.
+    """
+    kind = _BY_STATUS.get(status, UnavailableError if status >= _SERVER_ERRORS else QueueError)
+    if status == 0:
+        kind = NoAnswerError
+    elif answer and isinstance(answer.get("refused"), dict) and answer["refused"]:
+        kind = NotStoredError
+    elif kind is ConflictError and answer and "incarnation" in answer:
+        kind = OtherIncarnationError
+    return kind(status, message, answer)
+
+
+_SERVER_ERRORS: Final = 500
+
+
+class Position(NamedTuple):
+    """A place in a logical queue.
+
+    Attributes:
+        incarnation: of the queue, a UUID. A queue that is deleted and created again has another.
+        offsets: next offset to be read, by number of physical queue.
+    """
+
+    incarnation: str
+    offsets: Mapping[int, int]
+
+
+class OutgoingMessage(NamedTuple):
+    """A message for `QueueClient.enqueue`.
+
+    Attributes:
+        topic: Topic Name.
+        payload: payload bytes.
+        properties: MQTT 5 properties by name; None for none.
+        key: messages with the same key keep their order in a queue that has keys; None for what the
+            queue's `key` says.
+        delay_seconds: until it can be received; None for the queue's.
+        deduplication_id: a second message with the same text is not stored within the queue's
+            window; "" for none.
+    """
+
+    topic: str
+    payload: bytes
+    properties: Mapping[str, Any] | None = None
+    key: str | None = None
+    delay_seconds: float | None = None
+    deduplication_id: str = ""
+
+
+class Enqueued(NamedTuple):
+    """What became of the messages of one `QueueClient.enqueue`.
+
+    Attributes:
+        stored: how many were stored.
+        duplicates: indexes of those that were stored before, by their deduplication identifier.
+    """
+
+    stored: int
+    duplicates: list[int]
 
 
 class Batch(NamedTuple):
@@ -65,12 +233,11 @@ class Batch(NamedTuple):
 
 
 class ReceivedMessage(NamedTuple):
-    """One dequeued message; delete it by its `receipt_handle` once it is processed.
+    """One received message; settle it by its `receipt_handle` once it is processed.
 
     Attributes:
         receipt_handle: names this receive of the message; opaque.
-        receive_count: how often the message was received since the server started, including this
-            time.
+        receive_count: how often the group has received the message, including this time.
         physical_queue: number of its physical queue.
         offset: its offset there.
         topic: Topic Name.
@@ -187,30 +354,60 @@ def read_deliveries(body: bytes) -> list[ReceivedMessage]:
     return deliveries
 
 
+def read_token(path: str | Path) -> str:
+    """Return the bearer token in a file: its only line.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is empty, or holds more than one line.
+    """
+    lines = Path(path).read_text(encoding="utf-8").strip().splitlines()
+    if len(lines) != 1 or not lines[0].isascii() or not lines[0].isprintable():
+        raise ValueError(f"{path}: read {len(lines)} lines; allowed: one line, the token in ASCII")
+    return lines[0]
+
+
 class QueueClient:
     """Client of the queue's HTTP API on kept-alive connections, one for each thread.
 
-    May be shared by threads and pickled.
+    May be shared by threads and pickled. Every method raises a `QueueError`, by its class, where
+    the server refuses or does not answer.
 
     Args:
         url: of the API, such as ``http://127.0.0.1:8080``.
         timeout_seconds: how long to wait for the server, in addition to the wait of a request.
+        token: bearer token; None where the server asks for none.
+        ca_file: PEM file of the certificate authority of an ``https`` server; None for those of the
+            system.
     """
 
-    def __init__(self, url: str, timeout_seconds: float = 30) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+    def __init__(
+        self,
+        url: str,
+        timeout_seconds: float = 30,
+        *,
+        token: str | None = None,
+        ca_file: str | None = None,
+    ) -> None:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            parts, host, port = urlsplit(""), None, None
+        if parts.scheme not in ("http", "https") or not host:
             raise ValueError(f"queue URL: read {url!r}; allowed: http://HOST:PORT")
         self.url = url
         self.timeout_seconds = timeout_seconds
-        self._is_tls = parts.scheme == "https"
-        self._host = parts.hostname
-        self._port = parts.port or (443 if self._is_tls else 80)
+        self._token = token
+        self._ca_file = ca_file
+        self._tls = ssl.create_default_context(cafile=ca_file) if parts.scheme == "https" else None
+        self._host = host
+        self._port = port or (80 if self._tls is None else 443)
         self._prefix = parts.path.rstrip("/")
         self._local = threading.local()
 
-    def __reduce__(self) -> tuple[type[QueueClient], tuple[str, float]]:
-        return (QueueClient, (self.url, self.timeout_seconds))
+    def __reduce__(self) -> tuple[Callable[..., QueueClient], tuple[str, float, Any, Any]]:
+        return (_client, (self.url, self.timeout_seconds, self._token, self._ca_file))
 
     def close(self) -> None:
         """Close this thread's connection; the next request opens a new one."""
@@ -219,102 +416,205 @@ class QueueClient:
             connection.close()
             self._local.connection = None
 
-    def queues(self) -> list[dict[str, Any]]:
-        """Return the logical queues with their figures, as ``GET /queues`` answers.
+    # -- queues and groups ---------------------------------------------------------------------
 
-        Raises:
-            QueueError: no answer, or a refusal.
-        """
+    def health(self) -> dict[str, Any]:
+        """Return the server's health; an `UnavailableError` says why its storage does not work."""
+        return self._ask_json("GET", "/health")
+
+    def queues(self) -> list[dict[str, Any]]:
+        """Return the logical queues with their figures, as ``GET /queues`` answers."""
         found: list[dict[str, Any]] = self._ask_json("GET", "/queues")["queues"]
         return found
 
-    def enqueue(
-        self, queue: str, messages: Iterable[tuple[str, bytes]], *, publisher: str = ""
-    ) -> int:
-        """Store messages; when this returns they are durable.
+    def queue(self, queue: str) -> dict[str, Any]:
+        """Return one logical queue with its settings, groups and figures."""
+        return self._ask_json("GET", _path(queue))
 
-        It is not repeated when the connection breaks: the messages may or may not have been stored
-        then.
+    def put_queue(self, queue: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Create a queue, or give it other settings.
 
         Args:
-            queue: name of the logical queue.
-            messages: (topic, payload) pairs.
-            publisher: stored as the publisher.
+            queue: its name.
+            settings: keys of a queue in the policy file, such as ``max_messages``; those that are
+                left out have their defaults.
 
         Returns:
-            How many messages were stored.
-
-        Raises:
-            QueueError: the messages may not have been stored.
+            The queue, as `queue` does.
         """
-        rows = [
-            {
-                "topic": topic,
-                "payload": base64.b64encode(payload).decode(),
-                "publisher": publisher,
-            }
-            for topic, payload in messages
-        ]
-        path = f"/queues/{quote(queue, safe='')}/messages"
-        stored: int = self._ask_json("POST", path, {"messages": rows}, repeat=False)["enqueued"]
-        return stored
+        return self._ask_json("PUT", _path(queue), dict(settings))
 
-    def dequeue(
-        self, queue: str, n_max: int = 10, wait_seconds: float = 0
-    ) -> list[ReceivedMessage]:
-        """Receive up to `n_max` messages; each is invisible to other receivers for a while.
+    def delete_queue(self, queue: str) -> None:
+        """Delete a queue with its messages and groups."""
+        self._ask_json("DELETE", _path(queue), repeat=False)
 
-        Delete each processed message within the queue's visibility timeout, or it is delivered
-        again.
+    def group(self, queue: str, group: str) -> dict[str, Any]:
+        """Return a group with its settings, position and figures."""
+        return self._ask_json("GET", _path(queue, "groups", group))
+
+    def put_group(self, queue: str, group: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Create a group, or give it other settings; see `put_queue`."""
+        return self._ask_json("PUT", _path(queue, "groups", group), dict(settings))
+
+    def delete_group(self, queue: str, group: str) -> None:
+        """Delete a group; it holds no messages any more."""
+        self._ask_json("DELETE", _path(queue, "groups", group), repeat=False)
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def enqueue(
+        self,
+        queue: str,
+        messages: Iterable[OutgoingMessage | tuple[str, bytes]],
+        *,
+        publisher: str = "",
+    ) -> Enqueued:
+        """Store messages; when this returns they are durable.
+
+        Where the connection breaks, the messages may or may not have been stored. The request is
+        repeated if each message has a deduplication identifier, else not.
 
         Args:
             queue: name of the logical queue.
-            n_max: most messages of the answer (N_max of papers 000 and 001).
-            wait_seconds: how long the server may wait for a first message.
+            messages: `OutgoingMessage` or (topic, payload) pairs.
+            publisher: stored as the publisher where the server asks for no token; with a token, its
+                name is.
+
+        Raises:
+            NotStoredError: says which were stored.
+            QueueError: none are known to be stored.
+        """
+        rows = [_row(OutgoingMessage(*message), publisher) for message in messages]
+        path = _path(queue, "messages")
+        is_repeatable = all("deduplication_id" in row for row in rows)
+        answer = self._ask_json("POST", path, {"messages": rows}, repeat=is_repeatable)
+        return Enqueued(answer["stored"], answer.get("duplicates", []))
+
+    def receive(
+        self,
+        queue: str,
+        group: str = DEFAULT_GROUP,
+        *,
+        max_messages: int = 10,
+        wait_seconds: float = 0,
+        visibility_timeout: float | None = None,
+        min_messages: int = 1,
+        min_bytes: int = 0,
+    ) -> list[ReceivedMessage]:
+        """Receive messages; each is invisible to other receivers of the group for a while.
+
+        Settle each processed message within the visibility timeout, or it is delivered again.
+
+        Args:
+            queue: name of the logical queue.
+            group: of kind `lease`.
+            max_messages: most messages of the answer (N_max of papers 000 and 001).
+            wait_seconds: how long the server may hold the request until enough has arrived.
+            visibility_timeout: seconds; None for the group's.
+            min_messages: how many messages are enough, where the queue's `dequeue` is `rds+wake`.
+            min_bytes: how many payload bytes are enough, the same.
 
         Returns:
             The messages; an empty list where none came in time.
-
-        Raises:
-            QueueError: no answer, or a refusal.
         """
-        path = f"/queues/{quote(queue, safe='')}/dequeue"
-        body = {"n_max": n_max, "wait_seconds": wait_seconds}
-        answer = self._ask("POST", path, body, accept=BATCH_CONTENT_TYPE, more_seconds=wait_seconds)
-        try:
-            return read_deliveries(answer)
-        except ValueError as error:
-            raise QueueError(200, f"answer of {path}: {error}") from error
+        body: dict[str, Any] = {"max_messages": max_messages, "wait_seconds": wait_seconds}
+        if visibility_timeout is not None:
+            body["visibility_timeout"] = visibility_timeout
+        if min_messages != 1:
+            body["min_messages"] = min_messages
+        if min_bytes:
+            body["min_bytes"] = min_bytes
+        path = _path(queue, "groups", group, "receive")
+        return self._ask_deliveries(path, body, wait_seconds)
 
-    def delete(self, queue: str, receipt_handles: Sequence[str]) -> list[str]:
-        """Delete processed messages; repeating it does no harm.
+    def settle(
+        self,
+        queue: str,
+        receipt_handles: Sequence[str],
+        action: Action = "ack",
+        *,
+        group: str = DEFAULT_GROUP,
+        seconds: float = 0,
+    ) -> dict[int, str]:
+        """Settle received messages; repeating it does no harm.
+
+        Args:
+            queue: name of the logical queue.
+            receipt_handles: of the receives.
+            action: `ack` when the message is done with, `nack` to make it visible after `seconds`,
+                `extend` to keep it invisible for `seconds` from this moment, `dead` to make it a
+                dead letter.
+            group: in which it was received.
+            seconds: see `action`.
 
         Returns:
-            The handles that named no message: it was deleted before, or received again by another
-            client after the visibility timeout.
+            By index, what is wrong with a handle that settled nothing: ``stale`` where the message
+            was settled or received again since, ``unknown`` where it is of no receive here.
+        """
+        body = {"action": action, "receipt_handles": list(receipt_handles), "seconds": seconds}
+        answer = self._ask_json("POST", _path(queue, "groups", group, "settle"), body)
+        return {int(index): reason for index, reason in answer["failed"].items()}
+
+    def peek(
+        self, queue: str, *, group: str | None = None, max_messages: int = 10
+    ) -> list[dict[str, Any]]:
+        """Return waiting messages as JSON values, payloads in base64; nothing changes.
+
+        Args:
+            queue: name of the logical queue.
+            group: whose messages; None for all that the queue holds.
+            max_messages: most messages of the answer.
+        """
+        query: dict[str, Any] = {"max_messages": max_messages}
+        if group is not None:
+            query["group"] = group
+        path = f"{_path(queue, 'peek')}?{urlencode(query)}"
+        found: list[dict[str, Any]] = self._ask_json("GET", path)["messages"]
+        return found
+
+    # -- positions and ranges ------------------------------------------------------------------
+
+    def position(self, queue: str, at: str | float = "earliest") -> Position:
+        """Return a position: `earliest`, `latest`, or by arrival in seconds since the Unix epoch.
+
+        The range between the earliest and the latest can be read, repeatedly.
+        """
+        path = f"{_path(queue, 'position')}?{urlencode({'at': at})}"
+        return _position(self._ask_json("GET", path), path)
+
+    def plan(
+        self,
+        queue: str,
+        start: Position | None = None,
+        *,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        wait_seconds: float = 0,
+    ) -> Position:
+        """Return the end of the next range for a reader.
+
+        Args:
+            queue: name of the logical queue.
+            start: where it begins; None for the earliest offsets.
+            max_messages: messages of all physical queues; None for all.
+            max_bytes: the same in stored bytes, about.
+            wait_seconds: how long the server may hold the request while nothing is there.
+
+        Returns:
+            A position, equal to `start` where nothing is there.
 
         Raises:
-            QueueError: nothing is known to be deleted.
+            OtherIncarnationError: the queue was deleted and created again.
         """
-        path = f"/queues/{quote(queue, safe='')}/delete"
-        body = {"receipt_handles": list(receipt_handles)}
-        unknown: list[str] = self._ask_json("POST", path, body)["unknown"]
-        return unknown
-
-    def offsets(self, queue: str) -> dict[int, tuple[int, int]]:
-        """Return (earliest, next) for each physical queue.
-
-        `earliest` is the first existing offset, `next` that of the next message: the range
-        ``[earliest, next)`` can be read, repeatedly.
-
-        Raises:
-            QueueError: no answer, or a refusal.
-        """
-        answer = self._ask_json("GET", f"/queues/{quote(queue, safe='')}/offsets")
-        return {
-            int(number): (offsets["earliest"], offsets["next"])
-            for number, offsets in answer["physical_queues"].items()
-        }
+        body: dict[str, Any] = {"wait_seconds": wait_seconds}
+        if start is not None:
+            body |= _position_json(start)
+        if max_messages is not None:
+            body["max_messages"] = max_messages
+        if max_bytes is not None:
+            body["max_bytes"] = max_bytes
+        path = _path(queue, "plan")
+        return _position(self._ask_json("POST", path, body, more_seconds=wait_seconds), path)
 
     def read_range(
         self,
@@ -323,6 +623,8 @@ class QueueClient:
         start: int,
         end: int,
         max_messages: int | None = None,
+        *,
+        incarnation: str | None = None,
     ) -> Batch:
         """Read the messages of one physical queue with ``start <= offset < end``.
 
@@ -334,15 +636,19 @@ class QueueClient:
             start: first offset.
             end: the offset after the last.
             max_messages: stop after so many; None for all.
+            incarnation: of the queue that the offsets are of; None where that is not known.
 
         Raises:
-            QueueError: no answer, or a refusal; status 410 where `start` was committed before.
+            RangeGoneError: `start` has left the queue.
+            OtherIncarnationError: the queue was deleted and created again.
         """
         batches: list[Batch] = []
         missing = end - start if max_messages is None else min(max_messages, end - start)
         while missing > 0 and start < end:
-            query = urlencode({"start": start, "end": end, "max_messages": missing})
-            path = f"/queues/{quote(queue, safe='')}/physical/{physical_queue}/range?{query}"
+            query = {"start": start, "end": end, "max_messages": missing}
+            known = {} if incarnation is None else {"incarnation": incarnation}
+            path = _path(queue, "physical", str(physical_queue), "range")
+            path = f"{path}?{urlencode(query | known)}"
             body = self._ask("GET", path, accept=BATCH_CONTENT_TYPE)
             try:
                 batch = read_batch(body)
@@ -355,21 +661,86 @@ class QueueClient:
             start = batch.offset[-1] + 1
         return batches[0] if len(batches) == 1 else join_batches(batches)
 
-    def commit(self, queue: str, offsets: Mapping[int, int]) -> None:
-        """Delete everything below the given offset of each physical queue; may be repeated.
+    def commit(self, queue: str, group: str, position: Position) -> None:
+        """Tell that a group of kind `offsets` is done with all below a position; may be repeated.
 
         Raises:
-            QueueError: nothing is known to be deleted.
+            OtherIncarnationError: the queue was deleted and created again.
         """
-        body = {"offsets": {str(number): offset for number, offset in offsets.items()}}
-        self._ask_json("POST", f"/queues/{quote(queue, safe='')}/commit", body)
+        self._ask_json("POST", _path(queue, "groups", group, "commit"), _position_json(position))
 
-    def _ask_json(self, method: str, path: str, body: Any = None, *, repeat: bool = True) -> Any:
-        answer = self._ask(method, path, body, repeat=repeat)
+    def seek(self, queue: str, group: str, to: str | float) -> Position:
+        """Move a group to `earliest`, `latest`, or a time in seconds since the Unix epoch.
+
+        Returns:
+            Where it is then.
+        """
+        path = _path(queue, "groups", group, "seek")
+        return _position(self._ask_json("POST", path, {"to": to}), path)
+
+    # -- operation -----------------------------------------------------------------------------
+
+    def purge(self, queue: str) -> int:
+        """Remove all messages of a queue; return how many."""
+        removed: int = self._ask_json("POST", _path(queue, "purge"), {})["removed"]
+        return removed
+
+    def redrive(
+        self, queue: str, *, target: str | None = None, max_messages: int | None = None
+    ) -> int:
+        """Move dead letters back; return how many.
+
+        Args:
+            queue: of the dead letters.
+            target: queue for all of them; None for the one in which each died.
+            max_messages: at most; None for all.
+        """
+        body: dict[str, Any] = {}
+        if target is not None:
+            body["target"] = target
+        if max_messages is not None:
+            body["max_messages"] = max_messages
+        moved: int = self._ask_json("POST", _path(queue, "redrive"), body, repeat=False)["moved"]
+        return moved
+
+    def compact(self) -> int:
+        """Give all unused space of the storage back; return the bytes that it takes less."""
+        freed: int = self._ask_json("POST", "/compact", {})["freed_bytes"]
+        return freed
+
+    def backup(self, path: str) -> int:
+        """Write a copy of the storage to a new file on the server; return its bytes."""
+        written: int = self._ask_json("POST", "/backup", {"path": path}, repeat=False)["bytes"]
+        return written
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def _ask_deliveries(
+        self, path: str, body: Mapping[str, Any], wait_seconds: float
+    ) -> list[ReceivedMessage]:
+        answer = self._ask("POST", path, body, accept=BATCH_CONTENT_TYPE, more_seconds=wait_seconds)
         try:
-            return json.loads(answer)
+            return read_deliveries(answer)
+        except ValueError as error:
+            raise QueueError(200, f"answer of {path}: {error}") from error
+
+    def _ask_json(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        more_seconds: float = 0,
+        repeat: bool = True,
+    ) -> dict[str, Any]:
+        answer = self._ask(method, path, body, more_seconds=more_seconds, repeat=repeat)
+        try:
+            value = json.loads(answer)
         except ValueError as error:
             raise QueueError(200, f"answer of {path} is no JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise QueueError(200, f"answer of {path} is no JSON object")
+        return value
 
     def _ask(
         self,
@@ -393,6 +764,8 @@ class QueueClient:
         """
         data = None if body is None else json.dumps(body).encode()
         headers = {"Accept": accept}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
         if data is not None:
             headers["Content-Type"] = "application/json"
         timeout = self.timeout_seconds + more_seconds
@@ -408,10 +781,10 @@ class QueueClient:
                 if is_reused and repeat and was_cut:
                     continue
                 reason = str(error) or type(error).__name__
-                raise QueueError(0, f"no answer from {self.url}: {reason}") from error
+                raise NoAnswerError(0, f"no answer from {self.url}: {reason}") from error
             if response.status == http.HTTPStatus.OK:
                 return answer
-            raise QueueError(response.status, _refusal(answer))
+            raise _refusal(response.status, answer)
 
     def _connection(self, timeout: float) -> tuple[http.client.HTTPConnection, bool]:
         """Return this thread's connection and whether it was used before."""
@@ -424,16 +797,61 @@ class QueueClient:
                 connection.sock.settimeout(timeout)
                 return connection, True
             connection.close()
-        kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=timeout)
+        if self._tls is None:
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+        else:
+            connection = http.client.HTTPSConnection(
+                self._host, self._port, timeout=timeout, context=self._tls
+            )
         self._local.connection = connection
         return connection, False
 
 
-def _refusal(answer: bytes) -> str:
-    """Return the message of an error answer, whatever program sent it."""
+def _client(
+    url: str, timeout_seconds: float, token: str | None, ca_file: str | None
+) -> QueueClient:
+    """Make a client again that was pickled."""
+    return QueueClient(url, timeout_seconds, token=token, ca_file=ca_file)
+
+
+def _path(queue: str, *parts: str) -> str:
+    return "/".join(["/queues", *(quote(part, safe="") for part in (queue, *parts))])
+
+
+def _row(message: OutgoingMessage, publisher: str) -> dict[str, Any]:
+    """Return a message as JSON value; what it has not is left out."""
+    payload = base64.b64encode(message.payload).decode()
+    optional = {
+        "publisher": publisher or None,
+        "properties": message.properties and dict(message.properties),
+        "key": message.key,
+        "delay_seconds": message.delay_seconds,
+        "deduplication_id": message.deduplication_id or None,
+    }
+    given = {name: value for name, value in optional.items() if value is not None}
+    return {"topic": message.topic, "payload": payload} | given
+
+
+def _position_json(position: Position) -> dict[str, Any]:
+    offsets = {str(number): offset for number, offset in position.offsets.items()}
+    return {"incarnation": position.incarnation, "offsets": offsets}
+
+
+def _position(answer: Mapping[str, Any], path: str) -> Position:
     try:
-        said = json.loads(answer)["error"]
+        offsets = {int(number): int(offset) for number, offset in answer["offsets"].items()}
+        return Position(str(answer["incarnation"]), offsets)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise QueueError(200, f"answer of {path} is no position") from error
+
+
+def _refusal(status: int, answer: bytes) -> QueueError:
+    """Return the error of a refusal, whatever program sent it."""
+    said: dict[str, Any] = {}
+    try:
+        read = json.loads(answer)
+        message = str(read["error"])
+        said = read
     except (ValueError, KeyError, TypeError):
-        said = answer.decode(errors="replace").strip()
-    return str(said) or "the server gave no reason"
+        message = answer.decode(errors="replace").strip()
+    return error_of(status, message or "the server gave no reason", said)
