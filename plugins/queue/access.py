@@ -1,0 +1,249 @@
+"""Who may do what over HTTP and SQS: tokens with roles in each queue, from a file.
+
+The file holds a list under ``tokens``:
+
+    tokens:
+    - name: dashboard
+      token_sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0bb8...   # sha256sum of the token
+      roles: {telemetry: [read]}
+    - name: importer
+      secret_file: importer.secret
+      roles: {"raw-*": [write], "*": [read, write, admin]}
+
+A token whose digest is in the file is a bearer token. A signature of Amazon's version 4 needs the
+secret itself, so that of ``secret_file`` works for both: as a bearer token, and as the secret
+access key of ``access_key_id``.
+
+Without a file, every caller may do everything; the APIs then serve this machine alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from penstock.broker.config.checked_yaml import NamedBy, parse_mapping, read_text, validate_config
+from penstock.broker.config.key_types import STRICT
+from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.plugins.web.bind import split_bind
+
+Role: TypeAlias = Literal["read", "write", "admin"]
+"""`read` receives, settles, reads ranges and commits; `write` stores messages; `admin` creates,
+changes, deletes, moves and empties queues and groups."""
+
+ALL_QUEUES: Final = "*"
+"""In place of a queue's name, for what concerns the whole storage: only the pattern ``*`` matches
+it."""
+
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+LEAST_SECRET_CHARACTERS: Final = 16
+"""Of a secret: a shorter one could be guessed over the network."""
+
+_Name = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class TokenConfig:
+    """One token; the keys of an item under `tokens`.
+
+    Attributes:
+        name: of its owner; stored as the publisher of the messages that the owner sends.
+        roles: by name of a queue, or pattern of names with ``*``; the roles of all patterns that
+            match a queue count.
+        token_sha256: SHA-256 of the bearer token, in lower-case hexadecimal digits.
+        secret_file: file with the token itself, relative to the directory of the tokens' file.
+        access_key_id: name of the secret in a signature; None for `name`.
+    """
+
+    name: _Name
+    roles: Mapping[str, tuple[Role, ...]]
+    token_sha256: str | None = Field(default=None, repr=False)
+    secret_file: Annotated[str, Field(min_length=1)] | None = None
+    access_key_id: _Name | None = None
+
+    def __post_init__(self) -> None:
+        """Check that there is one secret."""
+        if (self.token_sha256 is None) == (self.secret_file is None):
+            read = "neither" if self.token_sha256 is None else "both"
+            raise ValueError(f"read {read}; allowed: token_sha256 or secret_file")
+        if self.token_sha256 is not None and _DIGEST.fullmatch(self.token_sha256) is None:
+            # The text may be the token itself, so it is not shown.
+            raise ValueError("token_sha256: read something else; allowed: 64 of 0-9 and a-f")
+        if self.access_key_id is not None and self.secret_file is None:
+            raise ValueError(
+                "access_key_id: read it without secret_file; allowed: with secret_file, as a "
+                "signature needs the secret itself"
+            )
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class _TokensFile:
+    tokens: Annotated[tuple[TokenConfig, ...], Field(min_length=1)]
+
+
+class Caller(NamedTuple):
+    """Who sends a request.
+
+    Attributes:
+        name: of the token; "" where callers need none.
+        secret: for signatures of version 4; "" where the token has only a digest.
+        roles: by pattern of queue names.
+    """
+
+    name: str
+    secret: str
+    roles: Mapping[str, tuple[Role, ...]]
+
+    def may(self, role: Role, queue: str) -> bool:
+        """Say whether the caller has a role in a queue; `ALL_QUEUES` for the whole storage."""
+        return any(
+            role in roles
+            and (pattern == "*" or (queue != ALL_QUEUES and fnmatchcase(queue, pattern)))
+            for pattern, roles in self.roles.items()
+        )
+
+    def __repr__(self) -> str:
+        """Return it without the secret."""
+        return f"Caller({self.name!r})"
+
+
+ANYBODY: Final = Caller("", "", {"*": ("read", "write", "admin")})
+"""Every caller, where there is no file of tokens."""
+
+
+class QueueAccess:
+    """The callers that there are.
+
+    Attributes:
+        is_open: whether callers need no token.
+        file: with the tokens; "" where callers need none.
+    """
+
+    def __init__(self, file: str, named_by: NamedBy | None) -> None:
+        self.file = file
+        self.is_open = not file
+        self._named_by = named_by
+        self._by_digest: Mapping[bytes, Caller] = {}
+        self._by_key: Mapping[str, Caller] = {}
+
+    @classmethod
+    def load(cls, path: str, named_by: NamedBy | None = None) -> QueueAccess:
+        """Read a file of tokens; it blocks while it reads.
+
+        Args:
+            path: of the file.
+            named_by: the key of the policy file that names it.
+
+        Raises:
+            ConfigError: with each mistake; no part of a secret is in its text.
+        """
+        access = cls(path, named_by)
+        access.reload()
+        return access
+
+    @classmethod
+    def open_to_all(cls) -> QueueAccess:
+        """Return the access of an API that needs no token."""
+        return cls("", None)
+
+    def reload(self) -> None:
+        """Read the file again; it blocks while it reads. Requests that run go on.
+
+        Raises:
+            ConfigError: it is wrong; the tokens of before stay.
+        """
+        if self.is_open:
+            return
+        read = parse_mapping(read_text(self.file, form="YAML", named_by=self._named_by), self.file)
+        found = validate_config(_TokensFile, read, self.file, "")
+        by_digest: dict[bytes, Caller] = {}
+        by_key: dict[str, Caller] = {}
+        names: set[str] = set()
+        problems: list[ConfigProblem] = []
+        for index, token in enumerate(found.tokens):
+            where = f"tokens.{index}"
+            if token.name in names:
+                problems.append(ConfigProblem(f"{where}.name", f"{token.name} again", "each once"))
+            names.add(token.name)
+            secret = "" if token.secret_file is None else self._secret(token.secret_file, where)
+            digest = bytes.fromhex(token.token_sha256 or "") or _digest(secret)
+            caller = Caller(token.name, secret, token.roles)
+            if digest in by_digest:
+                read_it = f"the token of {by_digest[digest].name} again"
+                problems.append(ConfigProblem(where, read_it, "a token for each name"))
+            by_digest[digest] = caller
+            if secret:
+                key = token.access_key_id or token.name
+                if key in by_key:
+                    problems.append(
+                        ConfigProblem(f"{where}.access_key_id", f"{key} again", "each once")
+                    )
+                by_key[key] = caller
+        if problems:
+            raise ConfigError(self.file, problems)
+        self._by_digest, self._by_key = by_digest, by_key
+
+    def _secret(self, file: str, where: str) -> str:
+        path = Path(self.file).parent / file
+        text = read_text(path, named_by=NamedBy(self.file, f"{where}.secret_file")).strip()
+        if len(text) < LEAST_SECRET_CHARACTERS or not (text.isascii() and text.isprintable()):
+            allowed = f"{LEAST_SECRET_CHARACTERS} printable ASCII characters or more"
+            raise ConfigError(
+                self.file, [ConfigProblem(f"{where}.secret_file", f"{path}: another text", allowed)]
+            )
+        return text
+
+    def bearer(self, authorization: str | None) -> Caller | None:
+        """Return who sends a request, by its Authorization header; None where it is unknown."""
+        if self.is_open:
+            return ANYBODY
+        scheme, _, token = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        return self._by_digest.get(_digest(token.strip()))
+
+    def by_key(self, access_key_id: str) -> Caller | None:
+        """Return the caller whose secret signs requests with this access key ID; None for none."""
+        return ANYBODY if self.is_open else self._by_key.get(access_key_id)
+
+
+def _digest(token: str) -> bytes:
+    """Return a token's digest: to look it up tells an attacker nothing by its time."""
+    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
+
+
+def require_tokens(access: QueueAccess, key: str, bind: str, policy_file: str) -> None:
+    """Refuse an address that other machines reach, where callers need no token.
+
+    Args:
+        access: to the API.
+        key: of the policy file with the address, such as ``plugins.queue.http``.
+        bind: the address, ``HOST:PORT``.
+        policy_file: its name.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    host, _ = split_bind(bind)
+    if not access.is_open or host == "localhost" or _is_loopback(host):
+        return
+    allowed = (
+        "an address of this machine, such as 127.0.0.1:8080, while callers need no token; to serve "
+        "other machines, name a file of tokens: plugins: {queue: {tokens: FILE}}"
+    )
+    raise ConfigError(policy_file, [ConfigProblem(key, bind, allowed)])
+
+
+def _is_loopback(host: Any) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a host name, which may have any address
+        return False
