@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
@@ -16,7 +17,20 @@ from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
 from penstock.plugins.web.bind import split_bind
 from penstock.plugins.web.limits import HttpLimits
 
-_NAME_FORM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+NAME_FORM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+"""Names of queues and groups."""
+NAME_ALLOWED: Final = (
+    "a name of 1 to 80 letters, digits, dots, dashes and underscores that begins with a letter or "
+    "digit"
+)
+KEY_FORM: Final = re.compile(r"topic|topic:[0-9]{1,4}|publisher|property:.{1,256}", re.DOTALL)
+"""What `LogicalQueueConfig.key` may be."""
+KEY_ALLOWED: Final = "topic, topic:LEVEL, publisher or property:NAME"
+MAX_PHYSICAL_QUEUES: Final = 1024
+MAX_RECEIVE_MESSAGES: Final = 10_000
+"""Largest `n_max`."""
+DEFAULT_GROUP: Final = "default"
+"""Name of the lease group of a queue that is created without groups."""
 
 
 def _checked_topic_filter(topic_filter: str) -> str:
@@ -25,17 +39,20 @@ def _checked_topic_filter(topic_filter: str) -> str:
     except MalformedPacketError as error:
         raise ValueError(f"an MQTT topic filter ({error.args[0]})") from error
     if topic_filter.startswith(SHARE_PREFIX):
-        raise ValueError(f"no {SHARE_PREFIX}: the readers of a queue share its messages anyway")
+        raise ValueError(f"no {SHARE_PREFIX}: the receivers of a group share its messages anyway")
     return topic_filter
 
 
-def _checked_queue_name(name: str) -> str:
-    if not _NAME_FORM.fullmatch(name):
-        raise ValueError(
-            "a name of 1 to 80 letters, digits, dots, dashes and underscores that begins with a "
-            "letter or digit"
-        )
+def _checked_name(name: str) -> str:
+    if not NAME_FORM.fullmatch(name):
+        raise ValueError(NAME_ALLOWED)
     return name
+
+
+def _checked_key(key: str) -> str:
+    if not KEY_FORM.fullmatch(key):
+        raise ValueError(KEY_ALLOWED)
+    return key
 
 
 def _checked_bind(bind: str) -> str:
@@ -46,23 +63,67 @@ def _checked_bind(bind: str) -> str:
     return bind
 
 
-_TopicFilter = Annotated[str, AfterValidator(_checked_topic_filter)]
-_QueueName = Annotated[str, AfterValidator(_checked_queue_name)]
+TopicFilter = Annotated[str, AfterValidator(_checked_topic_filter)]
+Name = Annotated[str, AfterValidator(_checked_name)]
+_Key = Annotated[str, AfterValidator(_checked_key)]
 _Bind = Annotated[str, AfterValidator(_checked_bind)]
+_Duration = Annotated[float, Field(ge=0)]
+_Path = Annotated[str, Field(min_length=1)]
 
-
-_DEQUEUE_KEYS: Final = frozenset(
+_LEASE_KEYS: Final = frozenset(
     {
-        "dequeue",
+        "dead_letter_queue",
         "max_leased_messages",
-        "max_queues_per_dequeue",
-        "max_wait_seconds",
-        "max_waiting_requests",
-        "n_max",
-        "sleep_time",
+        "max_receives",
+        "order",
         "visibility_timeout",
     }
 )
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class GroupConfig:
+    """A group: the keys under `plugins.queue.queues.NAME.groups.GROUP`.
+
+    Attributes:
+        kind: `lease` for receivers that settle single messages, `offsets` for readers that read
+            ranges and commit positions, such as Spark.
+        visibility_timeout: seconds for which a received message is invisible to others
+            (paper 004). Long enough for a back end that writes a batch to a database.
+        order: `key` delivers the messages of a key one after the other, in the order in which they
+            were stored; `any` does not wait. The queue needs a `key`.
+        max_receives: receives of a message after which it becomes a dead letter; None for any
+            number.
+        dead_letter_queue: queue that dead letters go to; None to drop and count them.
+        max_leased_messages: messages that may be leased at a time; at the limit, a receive is
+            refused. Bounds the memory of leases.
+        topics: MQTT topic filters; what matches none of them is not for the group. None for all.
+        start: where a new group begins: at the `earliest` message, behind the `latest`, or at the
+            first that arrived at or after a time, in seconds since the Unix epoch.
+        group_expiry_seconds: time without any request after which the group is deleted, so that it
+            holds no messages any more; None for never.
+    """
+
+    kind: Literal["lease", "offsets"] = "lease"
+    visibility_timeout: Seconds = 30.0
+    order: Literal["any", "key"] = "any"
+    max_receives: Positive | None = None
+    dead_letter_queue: Name | None = None
+    max_leased_messages: Positive = 100_000
+    topics: Annotated[tuple[TopicFilter, ...], Field(min_length=1)] | None = None
+    start: Literal["earliest", "latest"] | _Duration = "earliest"
+    group_expiry_seconds: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse keys without an effect."""
+        if self.kind == "offsets":
+            for key in fields(self):
+                if key.name in _LEASE_KEYS and getattr(self, key.name) != key.default:
+                    raise ValueError(f"no {key.name} with kind: offsets; it is for kind: lease")
+
+
+def _default_groups() -> dict[Name, GroupConfig]:
+    return {DEFAULT_GROUP: GroupConfig()}
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -70,56 +131,87 @@ class LogicalQueueConfig:
     """One logical queue; the keys under `plugins.queue.queues.NAME`.
 
     Attributes:
-        topics: MQTT topic filters whose messages the queue takes; none for a queue that is fed over
-            HTTP only.
+        topics: MQTT topic filters whose messages the queue takes; none for a queue that is fed by
+            requests only.
         sizes: size class of the messages that it takes, ``small`` or ``large``; None for both.
-        physical_queues: number of queues over which the messages are spread, round robin. A reader
-            that commits offsets, such as Spark, reads them in parallel. When the number is reduced,
-            the surplus ones are still read until they are empty.
-        readers: `dequeue` for back ends that receive and delete single messages, `offsets`
-            for readers that read ranges and commit; the keys of dequeueing are then refused.
-        dequeue: `rds` holds a request that found nothing and retries; `conventional` answers at
-            once (papers 000 and 001).
-        visibility_timeout: seconds for which a received message is invisible to others
-            (paper 004). Long enough for a back end that writes a batch to a database.
-        sleep_time: seconds between two retries of `rds`; 0.1 to 0.5 served best on real
-            servers (paper 000).
-        max_queues_per_dequeue: physical queues that one request tries; 3 in the papers.
-        n_max: most messages of one dequeue (N_max); 100 in the papers.
-        max_wait_seconds: longest time for which a client may ask `rds` to hold its request.
-        max_waiting_requests: requests that may be held at a time; further ones are refused.
-        max_leased_messages: messages that may be received and not deleted; at the limit, a dequeue
-            is refused. Bounds the memory of leases, 0.4 KB each.
-        max_messages: messages that the queue may hold; further ones are refused. None for no limit.
-        max_bytes: the same in bytes as stored.
-        retention_seconds: age at which an unread message is removed; None for never.
+        physical_queues: number of queues over which the messages are spread. Readers of an offsets
+            group, such as Spark, read them in parallel. When the number is reduced, the surplus
+            ones are still read until they are empty.
+        key: the key of a message: ``topic`` for its whole topic, ``topic:N`` for its level N from
+            0, ``publisher`` for the Client Identifier, ``property:NAME`` for a user property. User
+            property ``penstock-key`` goes before it. The messages of a key are in one physical
+            queue. None: messages are dealt round robin.
+        max_messages: messages that the queue may hold; None for any number.
+        max_bytes: payload bytes that it may hold; None for any number.
+        when_full: `refuse` new messages, so that publishers are told; `drop_newest` acknowledges
+            them and drops them; `drop_oldest` removes the oldest ones, read or not. What is dropped
+            is counted.
+        retention_seconds: age at which a message is removed, read or not; None for never.
+        delay_seconds: time from the arrival of a message until it can be received.
+        deduplication_seconds: window in which a message with the same deduplication identifier is
+            not stored again; five minutes, as with Amazon SQS.
+        keeps_last: of each key, only the newest message is kept. The queue needs a `key`.
+        sqs_body: how Amazon SQS clients see payloads: as `text`, or in `base64` where they are no
+            text.
+        dequeue: how a receive is answered where nothing is there. `rds+wake` holds it until
+            messages arrive; `rds` holds and retries it; `pms` polls the lengths of the physical
+            queues and tries the longest; `conventional` answers at once (papers 000 and 001).
+        sleep_time: seconds between two retries of `rds`, or two polls of `pms`; 0.1 to 0.5 served
+            best on real servers (paper 000).
+        max_queues_per_dequeue: physical queues that one request tries in a round; 3 in the papers.
+        n_max: most messages of one receive (N_max); 100 in the papers.
+        max_wait_seconds: longest time for which a client may ask to have its request held.
+        max_waiting_requests: requests of a group that may be held at a time; further ones are
+            refused.
+        groups: by name.
     """
 
-    topics: tuple[_TopicFilter, ...] = ()
+    topics: tuple[TopicFilter, ...] = ()
     sizes: SizeClass | None = None
-    physical_queues: Annotated[int, Field(ge=1, le=1024)] = 4
-    readers: Literal["dequeue", "offsets"] = "dequeue"
-    dequeue: Literal["rds", "conventional"] = "rds"
-    visibility_timeout: Seconds = 30.0
-    sleep_time: Seconds = 0.1
-    max_queues_per_dequeue: Positive = 3
-    n_max: Annotated[int, Field(ge=1, le=10_000)] = 100
-    max_wait_seconds: Annotated[float, Field(ge=0, le=3600)] = 60.0
-    max_waiting_requests: Positive = 1_000
-    max_leased_messages: Positive = 100_000
+    physical_queues: Annotated[int, Field(ge=1, le=MAX_PHYSICAL_QUEUES)] = 4
+    key: _Key | None = None
     max_messages: Positive | None = None
     max_bytes: PositiveSize | None = None
+    when_full: Literal["refuse", "drop_newest", "drop_oldest"] = "refuse"
     retention_seconds: Seconds | None = None
+    delay_seconds: _Duration = 0.0
+    deduplication_seconds: Seconds = 300.0
+    keeps_last: bool = False
+    sqs_body: Literal["text", "base64"] = "text"
+    dequeue: Literal["conventional", "pms", "rds", "rds+wake"] = "rds+wake"
+    sleep_time: Seconds = 0.1
+    max_queues_per_dequeue: Positive = 3
+    n_max: Annotated[int, Field(ge=1, le=MAX_RECEIVE_MESSAGES)] = 100
+    max_wait_seconds: Annotated[float, Field(ge=0, le=3600)] = 60.0
+    max_waiting_requests: Positive = 10_000
+    groups: dict[Name, GroupConfig] = field(default_factory=_default_groups)
 
     def __post_init__(self) -> None:
         """Refuse keys without an effect."""
         if self.sizes is not None and not self.topics:
-            raise ValueError("no sizes without topics; what comes over HTTP has no size class")
-        if self.readers == "dequeue":
-            return
-        for key in fields(self):
-            if key.name in _DEQUEUE_KEYS and getattr(self, key.name) != key.default:
-                raise ValueError(f"no {key.name} with readers: offsets; it is for readers: dequeue")
+            raise ValueError("no sizes without topics; what comes by requests has no size class")
+        if self.key is None and self.keeps_last:
+            raise ValueError("a key with keeps_last: of each key, the newest message is kept")
+        if self.max_messages is None and self.max_bytes is None and self.when_full != "refuse":
+            raise ValueError("max_messages or max_bytes with when_full; without them none is full")
+        for name, group in self.groups.items():
+            if group.order == "key" and self.key is None:
+                raise ValueError(f"a key with order: key of group {name}")
+        if not any(group.kind == "lease" for group in self.groups.values()):
+            for key in fields(self):
+                if key.name in _DEQUEUE_KEYS and getattr(self, key.name) != key.default:
+                    raise ValueError(f"no {key.name} without a group of kind lease")
+
+
+_DEQUEUE_KEYS: Final = frozenset(
+    {
+        "dequeue",
+        "max_queues_per_dequeue",
+        "max_waiting_requests",
+        "n_max",
+        "sleep_time",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -137,12 +229,21 @@ class QueueHttpLimits(HttpLimits):
     body_bytes: PositiveSize = 64 * 1024 * 1024
 
 
-def _checked_queues(
-    queues: dict[str, LogicalQueueConfig],
-) -> dict[str, LogicalQueueConfig]:
-    if not queues:
-        raise ValueError("at least one queue")
-    return queues
+@dataclass(frozen=True, slots=True, config=STRICT)
+class HttpTls:
+    """TLS of the HTTP API and of Amazon SQS; the keys under `plugins.queue.http_tls`.
+
+    Attributes:
+        certificate: PEM file of the certificate, then those between it and its root.
+        key: PEM file of its private key, without a passphrase.
+    """
+
+    certificate: _Path
+    key: _Path
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f", one of {', '.join(names)}" if names else ""
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -156,10 +257,13 @@ class QueueConfig:
             ``PATH.reserve``, which reserves space so that a queue on a full disk can be drained.
         durability: `full` acknowledges messages that are on the disk; `normal` those that the
             operating system has, which survive the program but not a power cut.
-        http: ``HOST:PORT`` of the HTTP API, port 0 for any free one; null for none. Only this
-            machine by default, as the API needs no password.
-        http_limits: limits for clients of the HTTP API.
-        max_request_bytes: largest body of an HTTP request. A picture of 1 MB in base64 fits, and
+        http: ``HOST:PORT`` of the HTTP API, port 0 for any free one; null for none.
+        http_limits: limits for clients of the HTTP API and of Amazon SQS.
+        http_tls: TLS of both; None for plain connections.
+        sqs: ``HOST:PORT`` of the Amazon SQS protocols; null for none.
+        tokens: file of the tokens of both; None: no token is needed, and the addresses of both must
+            be of this machine alone.
+        max_request_bytes: largest body of a request. A picture of 1 MB in base64 fits, and
             reading one body does not block the broker for long.
         commit_wait_seconds: how long the first message of a group waits for others before the
             commit. About the time of a disk's flush.
@@ -167,17 +271,45 @@ class QueueConfig:
         max_pending_messages: messages that may wait for their commit, over all queues;
             further ones are refused.
         max_pending_bytes: the same in payload bytes. One message alone may be larger.
-        queues: the logical queues by name.
+        read_ahead_bytes: payload bytes that are read ahead for receivers, over all queues.
+        queues: the logical queues by name. Others may be created while the program runs.
     """
 
-    queues: Annotated[dict[_QueueName, LogicalQueueConfig], AfterValidator(_checked_queues)]
+    MOVED_KEYS: ClassVar[Mapping[str, str]] = {
+        "queues.*.readers": "groups.GROUP.kind: lease or offsets",
+        "queues.*.visibility_timeout": "groups.GROUP.visibility_timeout",
+        "queues.*.max_leased_messages": "groups.GROUP.max_leased_messages",
+    }
+
+    queues: dict[Name, LogicalQueueConfig] = field(default_factory=dict)
     engine: Literal["sqlite", "memory"] = "sqlite"
-    path: Annotated[str, Field(min_length=1)] = "penstock-queue.db"
+    path: _Path = "penstock-queue.db"
     durability: Literal["full", "normal"] = "full"
     http: _Bind | None = "127.0.0.1:8080"
     http_limits: QueueHttpLimits = field(default_factory=QueueHttpLimits)
+    http_tls: HttpTls | None = None
+    sqs: _Bind | None = None
+    tokens: _Path | None = None
     max_request_bytes: Annotated[Size, Field(ge=1024)] = 4 * 1024 * 1024
     commit_wait_seconds: Annotated[float, Field(ge=0, le=1)] = 0.002
     commit_max_messages: Positive = 2_000
     max_pending_messages: Positive = 100_000
     max_pending_bytes: PositiveSize = 64 * 1024 * 1024
+    read_ahead_bytes: PositiveSize = 64 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        """Refuse keys without an effect, and dead letters that have no queue to go to."""
+        if not self.queues and self.http is None and self.sqs is None:
+            raise ValueError("queues, or http or sqs, by which queues can be created")
+        for key in ("http_tls", "tokens"):
+            if getattr(self, key) is not None and self.http is None and self.sqs is None:
+                raise ValueError(f"no {key} without http and sqs")
+        for name, queue in self.queues.items():
+            for group_name, group in queue.groups.items():
+                target = group.dead_letter_queue
+                others = sorted(set(self.queues) - {name})
+                if target is not None and target not in others:
+                    raise ValueError(
+                        f"queues: read dead_letter_queue: {target} of {name}.groups.{group_name}; "
+                        f"allowed: another queue of the file{_listed(others)}"
+                    )

@@ -521,14 +521,22 @@ class Engine(Protocol):
             StorageError: nothing has changed.
         """
 
-    async def wait_for_arrival(self, queue: str, group: str, seen: int, wait: float) -> int:
+    def visible(self, queue: str, group: str) -> Mapping[int, int]:
+        """Return how many messages a lease group could receive at this moment.
+
+        The answer is by number of physical queue, in ascending order and without those that have
+        none. It may be too high for messages that the group will settle unseen, or that wait for an
+        earlier one of their key. It costs microseconds.
+        """
+
+    async def wait_for_arrival(self, queue: str, group: str | None, seen: int, wait: float) -> int:
         """Wait until something may have become visible to a group.
 
-        That is a message that was stored, or whose lease or delay is over.
+        That is a message that was stored or given back, or whose lease or delay is over.
 
         Args:
             queue: name of the logical queue.
-            group: its name.
+            group: its name; None for messages that were stored, whatever the groups have.
             seen: what the last call returned; -1 at first, which returns at once.
             wait: seconds at most.
 
