@@ -53,7 +53,7 @@ from benchmarks.program import (
 from penstock.netem.runs.broker_process import ENVIRONMENT
 
 QUEUE: Final = "telemetry"
-KEYS: Final = {"readers": "offsets", "physical_queues": 2}
+KEYS: Final = {"groups": {"spark": {"kind": "offsets"}}, "physical_queues": 2}
 REQUEST_MESSAGES: Final = 2_000
 TARGET: Final = 50_000
 _PROGRESS: Final = re.compile(r"ingested ([\d,]+) messages in ([\d,]+) micro-batches, ([\d,.]+) s")

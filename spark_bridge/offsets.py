@@ -1,13 +1,17 @@
 """A query's position in a queue, and its next micro-batch.
 
-A position is, for each physical queue, the offset of the next message to read. Spark writes the
-position's JSON form to the checkpoint before a micro-batch runs, and asks for the same range again
-after a crash. So two positions determine a range, and the queue keeps every message until the
-position after it is committed.
+A position is, for each physical queue, the offset of the next message to read, and the incarnation
+of the queue. Spark writes the position's JSON form to the checkpoint before a micro-batch runs, and
+asks for the same range again after a crash. So two positions determine a range, and the queue keeps
+every message until the query's group has committed the position after it.
 
 The module only compares positions with what the queue reports. A difference that this query's own
-reading cannot explain (messages that are gone unread, a queue that is shorter than the checkpoint)
-is reported, never skipped.
+reading cannot explain (messages that are gone unread, a queue that was created again or is shorter
+than the checkpoint) is reported, never skipped.
+
+A checkpoint of Penstock 0.1.0 has positions without an incarnation. They are taken for those of the
+queue that exists, where their offsets do not contradict that; the next micro-batch's position has
+the incarnation.
 """
 
 from __future__ import annotations
@@ -18,11 +22,23 @@ from typing import Any, Final
 
 from penstock.spark_bridge.errors import QueueChangedError
 
-Held = Mapping[int, tuple[int, int]]
-"""Physical queue to (earliest offset held, offset of the next message to be enqueued)."""
-
 _QUEUE: Final = "queue"
+_INCARNATION: Final = "incarnation"
 _NEXT: Final = "next"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a queue holds.
+
+    Attributes:
+        incarnation: of the queue.
+        offsets: physical queue to (earliest offset held, offset of the next message to be
+            enqueued).
+    """
+
+    incarnation: str
+    offsets: Mapping[int, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +48,18 @@ class Position:
     Attributes:
         queue: the logical queue, so that a checkpoint cannot be used for another one.
         following: physical queue to the offset of the next message to read.
+        incarnation: of the queue; "" in a checkpoint of Penstock 0.1.0.
     """
 
     queue: str
     following: Mapping[int, int]
+    incarnation: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the form for Spark; equal positions have equal JSON texts."""
-        return {
-            _QUEUE: self.queue,
-            _NEXT: {str(number): self.following[number] for number in sorted(self.following)},
-        }
+        incarnation = {_INCARNATION: self.incarnation} if self.incarnation else {}
+        following = {str(number): self.following[number] for number in sorted(self.following)}
+        return {_QUEUE: self.queue, **incarnation, _NEXT: following}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], queue: str) -> Position:
@@ -58,6 +75,7 @@ class Position:
         try:
             name = value[_QUEUE]
             following = {int(number): int(offset) for number, offset in value[_NEXT].items()}
+            incarnation = str(value.get(_INCARNATION, ""))
         except (KeyError, TypeError, ValueError, AttributeError):
             raise QueueChangedError(
                 f"the checkpoint holds {value!r}, which is no position in a Penstock queue; "
@@ -68,26 +86,34 @@ class Position:
                 f"the checkpoint belongs to queue {name!r}, the query reads {queue!r}; "
                 "use a checkpoint directory of this query's own"
             )
-        return cls(queue, following)
+        return cls(queue, following, incarnation)
+
+    def is_of(self, held: Held) -> bool:
+        """Say whether the position may be one in the queue that exists."""
+        return self.incarnation in ("", held.incarnation)
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Messages of one physical queue with ``start <= offset < end``."""
+    """Messages of one physical queue with ``start <= offset < end``.
+
+    Attributes:
+        physical_queue: its number.
+        start: first offset.
+        end: the offset after the last.
+        incarnation: of the queue.
+    """
 
     physical_queue: int
     start: int
     end: int
-
-
-def earliest(queue: str, held: Held) -> Position:
-    """Return the position before all messages in the queue."""
-    return Position(queue, {number: first for number, (first, _) in held.items()})
+    incarnation: str
 
 
 def latest(queue: str, held: Held) -> Position:
     """Return the position after all messages in the queue."""
-    return Position(queue, {number: following for number, (_, following) in held.items()})
+    following = {number: end for number, (_, end) in held.offsets.items()}
+    return Position(queue, following, held.incarnation)
 
 
 def find_losses(start: Position, held: Held) -> list[str]:
@@ -98,17 +124,25 @@ def find_losses(start: Position, held: Held) -> list[str]:
         held: what the queue holds now.
 
     Returns:
-        A sentence for each physical queue that lost something; empty when nothing is lost.
+        A sentence for each physical queue that lost something, or one for a queue that was created
+        again; empty when nothing is lost.
     """
+    if not start.is_of(held):
+        recreated = (
+            "the queue was deleted and created again since the checkpoint was written (incarnation "
+            f"{start.incarnation}, the queue's is {held.incarnation}): what the query had not read "
+            "is gone, and the checkpoint's offsets mean nothing in the new queue"
+        )
+        return [recreated]
     losses = []
     for number, wanted in sorted(start.following.items()):
-        if number not in held:
+        if number not in held.offsets:
             losses.append(
                 f"physical queue {number} is gone, the checkpoint stands at offset {wanted} in it "
-                f"(the queue has {', '.join(map(str, sorted(held))) or 'none'})"
+                f"(the queue has {', '.join(map(str, sorted(held.offsets))) or 'none'})"
             )
             continue
-        first, following = held[number]
+        first, following = held.offsets[number]
         if following < wanted:
             losses.append(
                 f"physical queue {number} ends at offset {following}, the checkpoint stands at "
@@ -116,8 +150,9 @@ def find_losses(start: Position, held: Held) -> list[str]:
             )
         elif first > wanted:
             losses.append(
-                f"offsets {wanted} to {first - 1} of physical queue {number} were deleted before "
-                "this query read them: another reader commits this queue, or they expired"
+                f"offsets {wanted} to {first - 1} of physical queue {number} left the queue before "
+                "this query read them: another query commits its group, or they expired or were "
+                "purged"
             )
     return losses
 
@@ -133,20 +168,15 @@ def resume(start: Position, held: Held) -> Position:
         ``start`` where the queue still holds it; the queue's earliest offset for a physical queue
         that is new, was created again or lost messages. Physical queues that are gone are left out.
     """
+    known = start.following if start.is_of(held) else {}
     following = {}
-    for number, (first, end) in held.items():
-        wanted = start.following.get(number, first)
+    for number, (first, end) in held.offsets.items():
+        wanted = known.get(number, first)
         following[number] = first if wanted > end else max(wanted, first)
-    return Position(start.queue, following)
+    return Position(start.queue, following, held.incarnation)
 
 
-def plan_end(
-    start: Position,
-    held: Held,
-    *,
-    max_messages: int | None = None,
-    target: Position | None = None,
-) -> Position:
+def plan_end(start: Position, past: Position, *, max_messages: int | None = None) -> Position:
     """Return the end of the next micro-batch.
 
     A limit is divided in proportion to the messages that wait in each physical queue. So all of
@@ -154,24 +184,20 @@ def plan_end(
 
     Args:
         start: the query's position, held by the queue (see ``resume``).
-        held: what the queue holds now.
+        past: the end of what may be read: that of the queue, or of an available-now run. Physical
+            queues that it lacks are not read.
         max_messages: messages of the micro-batch at most, 1 or more; None for no limit.
-        target: the end of the whole run (available-now), which is not passed even if more messages
-            came; None for no such end.
 
     Returns:
         A position at or after ``start``, equal to it where nothing waits.
     """
-    waiting = {}
-    for number, begin in start.following.items():
-        end = held[number][1]
-        if target is not None:
-            end = min(end, target.following.get(number, begin))
-        waiting[number] = max(0, end - begin)
+    waiting = {
+        number: max(0, past.following.get(number, begin) - begin)
+        for number, begin in start.following.items()
+    }
     shares = waiting if max_messages is None else _share(max_messages, waiting)
-    return Position(
-        start.queue, {number: begin + shares[number] for number, begin in start.following.items()}
-    )
+    following = {number: begin + shares[number] for number, begin in start.following.items()}
+    return Position(start.queue, following, start.incarnation)
 
 
 def _share(limit: int, waiting: Mapping[int, int]) -> dict[int, int]:
@@ -197,13 +223,17 @@ def plan_ranges(start: Position, end: Position, held: Held) -> list[Range]:
             ``start`` yet. Nothing in it was committed, so the answer is the same after a crash.
 
     Returns:
-        Ranges in the order of the physical queues, none of them empty.
+        Ranges in the order of the physical queues, none of them empty; none at all where the queue
+        was created again after ``end`` was planned.
     """
+    if not end.is_of(held):
+        return []
+    known = start.following if start.is_of(held) else {}
     ranges = []
     for number, past in sorted(end.following.items()):
-        first = held[number][0] if number in held else past
-        begin = start.following.get(number, first)
+        first = held.offsets[number][0] if number in held.offsets else past
+        begin = known.get(number, first)
         begin = first if begin > past else max(begin, first)
         if begin < past:
-            ranges.append(Range(number, begin, past))
+            ranges.append(Range(number, begin, past, held.incarnation))
     return ranges

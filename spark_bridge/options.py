@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 from penstock.broker.config.key_types import read_size
 from penstock.spark_bridge.errors import OptionError
 
+DEFAULT_GROUP: Final = "spark"
+
 DEFAULT_MAX_MESSAGES_PER_BATCH: Final = 250_000
 """A few seconds of work: a killed query repeats no more than that, and commits to the queue as
 often."""
@@ -30,11 +32,19 @@ class SourceOptions:
     Attributes:
         url: of the queue's HTTP API, as ``http://host:port``.
         queue: the logical queue.
+        group: the query's group, of kind ``offsets``; created where it is missing. The queue keeps
+            what it has not committed.
+        token_file: file with the bearer token, on the driver and where executors run; "" where the
+            server asks for none.
+        ca_file: PEM file of the certificate authority of an https server, on the same machines; ""
+            for those of the system.
         max_messages_per_batch: messages of one micro-batch at most, over all physical queues.
         max_messages_per_request: messages of one HTTP answer and one record batch at most.
         max_bytes_per_request: approximate payload bytes of one HTTP answer; a larger message is
             read alone.
-        timeout_seconds: how long one request may take.
+        wait_seconds: for how long the server may hold the question for the next micro-batch while
+            nothing is there. A query that is stopped ends as much later.
+        timeout_seconds: how long one request may take, in addition to that.
         retry_seconds: for how long requests are repeated to a server that does not answer, before
             the query fails; 0 asks once.
         fail_on_data_loss: whether the query fails when the queue no longer holds messages that it
@@ -43,9 +53,13 @@ class SourceOptions:
 
     url: str
     queue: str
+    group: str = DEFAULT_GROUP
+    token_file: str = ""
+    ca_file: str = ""
     max_messages_per_batch: int = DEFAULT_MAX_MESSAGES_PER_BATCH
     max_messages_per_request: int = DEFAULT_MAX_MESSAGES_PER_REQUEST
     max_bytes_per_request: int = DEFAULT_MAX_BYTES_PER_REQUEST
+    wait_seconds: float = 1.0
     timeout_seconds: float = 30.0
     retry_seconds: float = 30.0
     fail_on_data_loss: bool = True
@@ -67,8 +81,13 @@ def _url(name: str, text: str) -> str:
 
 def _name(name: str, text: str) -> str:
     if not text.strip():
-        raise OptionError(f"option {name!r}: read an empty text; allowed: a queue's name")
+        raise OptionError(f"option {name!r}: read an empty text; allowed: a name")
     return text
+
+
+def _file(name: str, text: str) -> str:
+    del name
+    return text.strip()
 
 
 def _positive(name: str, text: str) -> int:
@@ -112,9 +131,13 @@ def _flag(name: str, text: str) -> bool:
 _READERS: Final[dict[str, Callable[[str, str], Any]]] = {
     "url": _url,
     "queue": _name,
+    "group": _name,
+    "token_file": _file,
+    "ca_file": _file,
     "max_messages_per_batch": _positive,
     "max_messages_per_request": _positive,
     "max_bytes_per_request": _size,
+    "wait_seconds": lambda name, text: _seconds(name, text, zero=True),
     "timeout_seconds": lambda name, text: _seconds(name, text, zero=False),
     "retry_seconds": lambda name, text: _seconds(name, text, zero=True),
     "fail_on_data_loss": _flag,

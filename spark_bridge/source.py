@@ -28,7 +28,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from penstock.spark_bridge.errors import OptionError
-from penstock.spark_bridge.offsets import Position, Range, earliest, latest, plan_end, plan_ranges
+from penstock.spark_bridge.offsets import Position, Range, latest, plan_end, plan_ranges
 from penstock.spark_bridge.options import SourceOptions, read_options
 from penstock.spark_bridge.queue_reader import QueueReader
 from penstock.spark_bridge.schema import COLUMNS, SPARK_DDL
@@ -67,7 +67,7 @@ class PenstockDataSource(DataSource):
         return SPARK_DDL
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader of what the queue holds now; nothing is committed."""
+        """Return a reader of what the queue holds now, for any group; it commits nothing."""
         return BatchReader(self._checked(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
@@ -97,7 +97,10 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return one partition for each physical queue, empty ones included."""
         held = self._queue.held()
-        return [QueuePartition(Range(number, *ends)) for number, ends in sorted(held.items())]
+        return [
+            QueuePartition(Range(number, *ends, held.incarnation))
+            for number, ends in sorted(held.offsets.items())
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a partition."""
@@ -112,10 +115,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._queue = QueueReader(options)
         self._target: Position | None = None
         self._latest: Position | None = None
+        self._has_joined = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the position before all messages: the start of a query without a checkpoint."""
-        return earliest(self._options.queue, self._queue.held()).to_json()
+        """Return the group's position: the start of a query without a checkpoint."""
+        position = self._queue.join()
+        self._has_joined = True
+        return position.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return the limit of a micro-batch."""
@@ -127,11 +133,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the end of the next micro-batch; ``start`` where nothing waits."""
+        if not self._has_joined:  # a query with a checkpoint
+            self._queue.join()
+            self._has_joined = True
         held = self._queue.held()
-        self._latest = latest(self._options.queue, held)
         position = self._queue.resume(self._position(start), held)
+        past = self._latest = latest(self._options.queue, held)
+        if self._target is not None:
+            past = self._target
+        elif past == position:
+            past = self._latest = self._queue.wait_for_messages(position)
         max_messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return plan_end(position, held, max_messages=max_messages, target=self._target).to_json()
+        return plan_end(position, past, max_messages=max_messages).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return the end of the queue as last seen, for Spark's progress reports."""

@@ -34,7 +34,7 @@ POLICY: Final = {
         "queue": {
             "path": "queue.db",
             "http": None,
-            "queues": {"q": {"topics": ["q/#"], "readers": "offsets"}},
+            "queues": {"q": {"topics": ["q/#"], "groups": {"reader": {"kind": "offsets"}}}},
         }
     },
 }

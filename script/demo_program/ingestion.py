@@ -119,7 +119,9 @@ def queued_numbers(places: Places) -> list[int]:
     client = QueueClient(places.queue_url)
     numbers: list[int] = []
     try:
-        for physical_queue, (earliest, behind) in client.offsets(TELEMETRY).items():
+        start, end = client.position(TELEMETRY, "earliest"), client.position(TELEMETRY, "latest")
+        for physical_queue, earliest in start.offsets.items():
+            behind = end.offsets[physical_queue]
             batch = client.read_range(TELEMETRY, physical_queue, earliest, behind)
             numbers += numbers_of(batch.payload)
     except QueueError as error:
@@ -142,12 +144,12 @@ def take_pictures(places: Places, folder: Path) -> list[tuple[str, str]]:
     client = QueueClient(places.queue_url)
     taken: list[tuple[str, str]] = []
     try:
-        while deliveries := client.dequeue(PICTURES, n_max=4, wait_seconds=0.5):
+        while deliveries := client.receive(PICTURES, max_messages=4, wait_seconds=0.5):
             for delivery in deliveries:
                 (folder / f"{delivery.topic.rpartition('/')[2]}.png").write_bytes(delivery.payload)
                 digest = hashlib.sha256(delivery.payload).hexdigest()
                 taken.append((delivery.topic, digest))
-            client.delete(PICTURES, [delivery.receipt_handle for delivery in deliveries])
+            client.settle(PICTURES, [delivery.receipt_handle for delivery in deliveries])
     except QueueError as error:
         raise DemoError(f"queue {PICTURES}: {error}") from error
     finally:

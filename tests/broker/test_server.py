@@ -210,7 +210,7 @@ async def test_stop_commits_what_was_accepted_and_acknowledges_it(tmp_path: Path
     async with serving(plugins=plugins) as server:
         url = next(p.http_url for p in server._plugins.plugins if hasattr(p, "http_url"))
         client_of_queue = QueueClient(url)
-        (found,) = await asyncio.to_thread(client_of_queue.dequeue, "work", 10, 5)
+        (found,) = await asyncio.to_thread(client_of_queue.receive, "work", wait_seconds=5)
         assert found.payload == b"kept"
 
 

@@ -13,6 +13,9 @@ import yaml
 
 from penstock.plugins.queue.client import QueueClient
 
+GROUP = "spark"
+"""The only group of the queue, of kind `offsets`."""
+
 _LISTENS = re.compile(r"queue API listens on (?P<url>http://\S+)")
 
 
@@ -32,7 +35,11 @@ def running_gateway(
     Yields:
         A client of the gateway.
     """
-    layout = {"readers": "offsets", "physical_queues": physical_queues, "topics": ["telemetry/#"]}
+    layout = {
+        "physical_queues": physical_queues,
+        "topics": ["telemetry/#"],
+        "groups": {GROUP: {"kind": "offsets"}},
+    }
     section = {"path": str(folder / "queue.db"), "http": bind, "queues": {queue: layout}}
     policy = folder / "policy.yaml"
     policy.write_text(yaml.safe_dump({"plugins": {"queue": section}}))
@@ -53,6 +60,23 @@ def running_gateway(
             process.wait(30)
 
 
+def ranges(client: QueueClient, queue: str = "telemetry") -> dict[int, tuple[int, int]]:
+    """Return the earliest and the next offset of each physical queue."""
+    earliest, latest = client.position(queue, "earliest"), client.position(queue, "latest")
+    assert earliest.incarnation == latest.incarnation
+    return {number: (first, latest.offsets[number]) for number, first in earliest.offsets.items()}
+
+
 def held(client: QueueClient) -> int:
     """Return how many messages the queue has not deleted."""
-    return sum(following - first for first, following in client.offsets("telemetry").values())
+    return sum(following - first for first, following in ranges(client).values())
+
+
+def stored_payloads(client: QueueClient, queue: str) -> list[bytes]:
+    """Return every payload in a queue, read over HTTP as a back end does."""
+    payloads: list[bytes] = []
+    for number, (earliest, behind) in ranges(client, queue).items():
+        batch = client.read_range(queue, number, earliest, behind)
+        assert batch.offset == list(range(earliest, behind))
+        payloads += batch.payload
+    return payloads

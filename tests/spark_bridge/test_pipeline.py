@@ -29,7 +29,8 @@ def put(client: QueueClient, seconds: list[float], *more: bytes) -> int:
         for at in seconds
         for host in HOSTS
     ] + list(more)
-    return client.enqueue("telemetry", [("telemetry/x/cpu", payload) for payload in payloads])
+    messages = [("telemetry/x/cpu", payload) for payload in payloads]
+    return client.enqueue("telemetry", messages).stored
 
 
 def options(client: QueueClient, folder: Path, **more: Any) -> PipelineOptions:

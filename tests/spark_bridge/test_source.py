@@ -9,17 +9,17 @@ from pyspark.errors import AnalysisException, PySparkException, StreamingQueryEx
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.plugins.queue.client import QueueClient
+from penstock.plugins.queue.client import Position, QueueClient
 from penstock.spark_bridge.errors import one_line
 from penstock.spark_bridge.schema import ARROW_SCHEMA
-from tests.helpers.gateway import held, running_gateway
+from tests.helpers.gateway import GROUP, held, running_gateway
 
 
 def put(client: QueueClient, first: int, count: int) -> list[str]:
     """Enqueue numbered messages; return their payloads as texts."""
     texts = [str(number) for number in range(first, first + count)]
     messages = [(f"telemetry/h/{text}", text.encode()) for text in texts]
-    assert client.enqueue("telemetry", messages, publisher="test") == count
+    assert client.enqueue("telemetry", messages, publisher="test").stored == count
     return texts
 
 
@@ -143,6 +143,57 @@ def test_more_physical_queues_need_no_new_checkpoint(spark: SparkSession, tmp_pa
     assert written(spark, tmp_path) == Counter(texts)
 
 
+def test_a_queue_created_again_is_told_though_it_has_grown(
+    spark: SparkSession, gateway: QueueClient, tmp_path: Path
+) -> None:
+    """Its offsets fit the checkpoint; its incarnation does not."""
+    put(gateway, 0, 10)
+    ingest(spark, gateway, tmp_path)
+    before = gateway.position("telemetry").incarnation
+    settings = {"physical_queues": 2, "groups": {"spark": {"kind": "offsets"}}}
+    gateway.delete_queue("telemetry")
+    gateway.put_queue("telemetry", settings)
+    texts = put(gateway, 100, 20)
+    after = gateway.position("telemetry").incarnation
+    text = failure(spark, gateway, tmp_path)
+    assert (
+        f"deleted and created again since the checkpoint was written (incarnation {before}" in text
+    )
+    assert f"the queue's is {after}" in text
+    assert ingest(spark, gateway, tmp_path, fail_on_data_loss=False) == [20]
+    assert written(spark, tmp_path) >= Counter(texts)
+
+
+def test_a_checkpoint_of_the_old_format_is_read_on(
+    spark: SparkSession, gateway: QueueClient, tmp_path: Path
+) -> None:
+    """Positions of 0.1.0 have no incarnation; the next micro-batch stores it."""
+    texts = put(gateway, 0, 10)
+    assert ingest(spark, gateway, tmp_path) == [10]
+    (log,) = (tmp_path / "checkpoint" / "offsets").glob("[0-9]")
+    incarnation = gateway.position("telemetry").incarnation
+    text = log.read_text()
+    assert incarnation in text
+    log.write_text(text.replace(f'"incarnation": "{incarnation}", ', ""))
+    (tmp_path / "checkpoint" / "offsets" / f".{log.name}.crc").unlink()
+    texts += put(gateway, 10, 6)
+    assert ingest(spark, gateway, tmp_path) == [6]
+    assert written(spark, tmp_path) == Counter(texts)
+    newest = max((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda file: file.name)
+    assert incarnation in newest.read_text()
+
+
+def test_queries_of_two_groups_read_the_same_queue(
+    spark: SparkSession, gateway: QueueClient, tmp_path: Path
+) -> None:
+    """Each gets every message; the queue keeps what one of them has not read."""
+    texts = put(gateway, 0, 10)
+    for group in ("spark", "archive"):
+        assert ingest(spark, gateway, tmp_path / group, group=group) == [10]
+        assert written(spark, tmp_path / group) == Counter(texts)
+    assert gateway.group("telemetry", "archive")["kind"] == "offsets"
+
+
 def test_a_queue_created_anew_is_told(spark: SparkSession, tmp_path: Path) -> None:
     """Offsets that went back are never taken for "nothing new"."""
     for name in ("first", "second"):
@@ -152,23 +203,24 @@ def test_a_queue_created_anew_is_told(spark: SparkSession, tmp_path: Path) -> No
         ingest(spark, client, tmp_path)
     with running_gateway(tmp_path / "second") as client:
         text = failure(spark, client, tmp_path)
-        assert "ends at offset 0, the checkpoint stands at 5" in text
+        assert "deleted and created again" in text
         assert "empty checkpoint directory" in text
         texts = put(client, 100, 4)
         assert ingest(spark, client, tmp_path, fail_on_data_loss=False) == [4]
         assert written(spark, tmp_path) >= Counter(texts)
 
 
-def test_messages_deleted_by_another_reader_are_told(
+def test_messages_committed_by_another_query_are_told(
     spark: SparkSession, gateway: QueueClient, tmp_path: Path
 ) -> None:
-    """Two readers that commit one queue would share its messages by chance."""
+    """Two queries of one group would share its messages by chance."""
     put(gateway, 0, 10)
     ingest(spark, gateway, tmp_path)
     put(gateway, 10, 10)
-    gateway.commit("telemetry", {0: 8, 1: 5})
+    incarnation = gateway.position("telemetry").incarnation
+    gateway.commit("telemetry", GROUP, Position(incarnation, {0: 8, 1: 5}))
     text = failure(spark, gateway, tmp_path)
-    assert "offsets 5 to 7 of physical queue 0 were deleted before this query read them" in text
+    assert "offsets 5 to 7 of physical queue 0 left the queue before this query read them" in text
 
 
 def test_a_checkpoint_of_another_queue_is_told(

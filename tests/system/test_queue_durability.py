@@ -10,6 +10,7 @@ from typing import Any
 from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.client import QueueClient
+from tests.helpers import gateway
 from tests.helpers.paho_client import MQTT_3_1_1, PahoClient
 from tests.helpers.process import (
     SECONDS,
@@ -28,7 +29,7 @@ def queue_policy(port: int = 0) -> dict[str, Any]:
     """Return a policy that stores what is published below `load/`."""
     layout = {
         "topics": ["load/#"],
-        "readers": "offsets",
+        "groups": {"reader": {"kind": "offsets"}},
         "physical_queues": N_PHYSICAL_QUEUES,
     }
     section = {"path": "queue.db", "http": "127.0.0.1:0", "queues": {QUEUE: layout}}
@@ -40,9 +41,7 @@ def queue_policy(port: int = 0) -> dict[str, Any]:
 def stored_payloads(broker: BrokerProcess) -> list[bytes]:
     """Return every payload in the queue, read over HTTP as a back end does."""
     client = QueueClient(broker.queue_url)
-    payloads: list[bytes] = []
-    for number, (earliest, behind) in client.offsets(QUEUE).items():
-        payloads += client.read_range(QUEUE, number, earliest, behind).payload
+    payloads = gateway.stored_payloads(client, QUEUE)
     client.close()
     return payloads
 

@@ -21,7 +21,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from penstock.plugins.queue.client import QueueClient
-from tests.helpers.gateway import running_gateway
+from tests.helpers.gateway import ranges, running_gateway
 from tests.helpers.stalling_proxy import StallingProxy, stalling_proxy
 
 START_SECONDS = 300.0
@@ -51,7 +51,8 @@ def hostile(tmp_path: Path) -> Path:
 def put(client: QueueClient, first: int, count: int) -> list[bytes]:
     """Enqueue numbered messages; return their payloads."""
     payloads = [str(number).encode() for number in range(first, first + count)]
-    assert client.enqueue("telemetry", [("telemetry/h/m", one) for one in payloads]) == count
+    messages = [("telemetry/h/m", one) for one in payloads]
+    assert client.enqueue("telemetry", messages).stored == count
     return payloads
 
 
@@ -104,19 +105,19 @@ def test_a_query_killed_in_mid_batch_and_started_again_writes_each_message_once(
         kill_at(proxy, tmp_path, "/commit", nth=1)
         # A batch is written and the next one planned, but the queue was not told.
         assert (newest(tmp_path, "offsets"), newest(tmp_path, "commits")) == (1, 0)
-        assert {first for first, _ in client.offsets("telemetry").values()} == {0}
+        assert {first for first, _ in ranges(client).values()} == {0}
         sent += put(client, len(sent), 100)
 
         kill_at(proxy, tmp_path, "/range", nth=BATCH // REQUEST + 5)
         # In the middle of a later batch, with what came before it deleted from the queue.
         assert (newest(tmp_path, "offsets"), newest(tmp_path, "commits")) == (2, 1)
-        assert 0 not in {first for first, _ in client.offsets("telemetry").values()}
+        assert 0 not in {first for first, _ in ranges(client).values()}
         assert list((tmp_path / "messages").glob("part-*"))
 
         with start(proxy.url, tmp_path) as program:
             output, _ = program.communicate()
         assert program.returncode == 0, output
-        held = client.offsets("telemetry").values()
+        held = ranges(client).values()
         assert [first for first, _ in held] == [following for _, following in held]
 
     told = (hostile / "told").read_text()

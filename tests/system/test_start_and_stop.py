@@ -46,9 +46,9 @@ async def test_stop_by_signal_tells_clients_and_stores_what_waits(tmp_path: Path
         assert "Traceback" not in broker.log
     with running_broker(anonymous_policy(QUEUE), tmp_path) as broker:
         client = QueueClient(broker.queue_url)
-        stored = client.dequeue("work", 100, 5)
+        stored = client.receive("work", max_messages=100, wait_seconds=5)
         while len(stored) < 100:
-            stored += client.dequeue("work", 100, 5)
+            stored += client.receive("work", max_messages=100, wait_seconds=5)
         client.close()
         assert {int(one.payload) for one in stored} == set(range(1, 101))
 
