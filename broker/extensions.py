@@ -285,6 +285,21 @@ class PayloadStore:
 class Receipt(Protocol):
     """A sink's promise to the publisher of one QoS 1 or 2 message."""
 
+    @property
+    def deduplication_id(self) -> bytes:
+        """What the message has in common with its repeats alone, or b"" for nothing.
+
+        It is the same when the client sends the message again after the broker was killed, if the
+        session outlives that. A message of QoS 2 has one, and one of QoS 1 that is a repeat itself.
+        """
+
+    @property
+    def is_repeat(self) -> bool:
+        """Whether the message may be the repeat of one that is stored (DUP).
+
+        Where it is not, it is stored whatever is stored under its identifier.
+        """
+
     def settle(self, reason_code: int) -> None:
         """Report the outcome, once, on the loop's thread.
 
@@ -315,26 +330,65 @@ class MessageSink(ABC):
 
     A sink that raises is logged and counted, and the publish is refused.
 
+    Before anybody gets a message of QoS 1 or 2, the broker calls `reserve` of each of its sinks.
+    Where one refuses, neither sinks nor subscribers get the message, and the publisher is refused
+    (reason code 0x97) or waits (MQTT 3.1.1). So no subscriber gets a message once more each time a
+    refused publisher repeats it. Messages of QoS 0, wills and the broker's own go to subscribers
+    all the same, and `refuse` tells the sink that it does not get them. As it is, a sink has room
+    for everything.
+
     Attributes:
         name: unique among the broker's sinks.
         topic_filters: MQTT topic filters; a message that matches several is offered once.
         counts: its side of the ledger.
         sizes: the size class of the messages that it is offered; None for both.
+        on_room: set by the broker. A sink calls it when it has room again after `reserve` has
+            refused; without the call, publishers that wait try again twice a second.
     """
 
     name: str
     topic_filters: Sequence[str]
     counts: SinkCounts
     sizes: SizeClass | None = None
+    on_room: Callable[[], None] = staticmethod(lambda: None)
+
+    def reserve(self, message: Message) -> str:  # noqa: ARG002 (a default, as those below)
+        """Hold room for a message until `accept` or `release`; nothing is counted.
+
+        Returns:
+            "" where there is room: `accept` must not refuse the message for a limit then. Otherwise
+            the reason, one word of lower-case letters and ``_``.
+        """
+        return ""
+
+    def release(self, message: Message) -> None:  # noqa: B027 (a default)
+        """Give back the room of a message that `reserve` has held: it is not routed."""
+
+    def refuse(self, message: Message, reason: str) -> None:  # noqa: ARG002
+        """Count a message that the sink does not get, for the reason that `reserve` has given."""
+        counts = self.counts
+        counts.matched += 1
+        counts.dropped[reason] = counts.dropped.get(reason, 0) + 1
 
     @abstractmethod
     def accept(self, message: Message, receipt: Receipt | None) -> None:
-        """Take a message without waiting.
+        """Take a message, for which there is room, without waiting.
 
         Args:
             message: of QoS 0 when `receipt` is None.
             receipt: settled by the sink once the message is safe or refused.
         """
+
+    def forget(self, deduplication_id: bytes, done: Callable[[bool], None]) -> None:  # noqa: ARG002
+        """Forget a deduplication identifier: the client may use it for another message after that.
+
+        Args:
+            deduplication_id: as receipts have it; the sink may not have seen it.
+            done: called once, on the loop's thread, with True when a crash cannot bring the
+                identifier back, or with False where that cannot be ensured. Then the broker asks
+                again later, and the client waits.
+        """
+        done(True)
 
 
 class ClientReports(Protocol):
@@ -356,6 +410,23 @@ class ClientReports(Protocol):
         """Return what became of all clients' large messages."""
 
 
+class SinkRoutes(Protocol):
+    """The broker's sinks while it runs, on the loop's thread."""
+
+    def add(self, sink: MessageSink) -> None:
+        """Offer messages to one more sink from now on.
+
+        Raises:
+            PenstockError: a sink has its name, or a topic filter is not valid.
+        """
+
+    def remove(self, sink: MessageSink) -> None:
+        """Offer a sink nothing more; it may still be asked to `accept` what it has reserved.
+
+        Nothing happens where the sink is not one of the broker's.
+        """
+
+
 class PluginContext(NamedTuple):
     """What a plugin is given of the broker when it is made.
 
@@ -367,6 +438,8 @@ class PluginContext(NamedTuple):
         listeners: names of the listeners in the policy file.
         clients: knows the clients once the plugin is started; None where there are none.
         is_proxy: the plugin is one of the edge proxy.
+        sink_routes: by which sinks come and go while the broker runs, once the plugin is started;
+            None where there is no broker.
     """
 
     logger: logging.Logger
@@ -375,6 +448,7 @@ class PluginContext(NamedTuple):
     listeners: Sequence[str] = ()
     clients: ClientReports | None = None
     is_proxy: bool = False
+    sink_routes: SinkRoutes | None = None
 
 
 class Plugin:

@@ -29,6 +29,7 @@ from penstock.broker.extensions import (
     PayloadStore,
     Plugin,
     PluginContext,
+    SinkRoutes,
 )
 from penstock.broker.faults import Guard
 from penstock.broker.message import SizeClass
@@ -147,6 +148,7 @@ def load_plugins(
     listeners: Iterable[str] = (),
     clients: ClientReports | None = None,
     is_proxy: bool = False,
+    sink_routes: SinkRoutes | None = None,
 ) -> LoadedPlugins:
     """Make the plugins that the policy names in short.
 
@@ -158,6 +160,7 @@ def load_plugins(
         listeners: names of the broker's listeners, handed to the plugins.
         clients: of the broker or proxy, handed to the plugins; None where there is none.
         is_proxy: they are the edge proxy's.
+        sink_routes: of the broker, handed to the plugins; None where there is none.
 
     Raises:
         ConfigError: an unknown name, a wrong key or value, or two plugins for one place.
@@ -180,7 +183,9 @@ def load_plugins(
             problems.extend(error.problems)
             continue
         logger = logging.getLogger(f"penstock.{name}")
-        context = PluginContext(logger, policy.file, clock, tuple(listeners), clients, is_proxy)
+        context = PluginContext(
+            logger, policy.file, clock, tuple(listeners), clients, is_proxy, sink_routes
+        )
         made[name] = _make(name, cls, config, context)
         _check_contracts(name, made[name])
     problems.extend(_conflicts(made))

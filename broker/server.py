@@ -38,6 +38,7 @@ from penstock.broker.routing.retained import RETAINED_BLOCKS
 from penstock.broker.routing.topic_tree import PLAN_BLOCKS
 from penstock.broker.sessions.access import combine
 from penstock.broker.sessions.core import Core
+from penstock.broker.sessions.sink_routes import CoreSinks
 
 if TYPE_CHECKING:
     from penstock.broker.amqtt_host.host import AmqttHost
@@ -106,13 +107,19 @@ class Server:
         self._log_limits()
         self._driver = Driver(self._limits, self._logger)
         reports = Reports(self._driver.clock)
+        sink_routes = CoreSinks()
         self._plugins = load_plugins(
-            policy, clock=self._driver.clock, listeners=policy.listeners, clients=reports
+            policy,
+            clock=self._driver.clock,
+            listeners=policy.listeners,
+            clients=reports,
+            sink_routes=sink_routes,
         )
         self._host = self._load_amqtt()
         self._listeners = self._listeners_to_open()
         self._build_core()
         reports.attach(self.core)
+        sink_routes.attach(self.core)
         await self._plugins.start()
         if self._host is not None:
             await self._host.pre_start()

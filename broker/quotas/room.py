@@ -376,6 +376,13 @@ class Room:
         if session in self._full or None in self._full:
             self._look_at(now)
 
+    def sink_has_room(self) -> None:
+        """A sink has room again: publishers that wait are tried in the next turn."""
+        for publisher in self.waiting:
+            self._look_at(-math.inf)
+            self._core.turn.touch(publisher.outgoing)  # it may be outside of a turn
+            break
+
     def _look_at(self, when: float) -> None:
         if self._timer is not None:
             if self._timer.at <= when:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.broker.events import MessageRouted
@@ -14,6 +15,8 @@ from penstock.broker.routing.topic_tree import Plan
 from penstock.broker.sessions.client import PublishReceipt
 
 if TYPE_CHECKING:
+    from penstock.broker.routing.shared_subscriptions import SharedSubscription
+    from penstock.broker.routing.topic_tree import Target
     from penstock.broker.sessions.client import Client
 
 
@@ -40,39 +43,82 @@ async def route_allowed(
         Why there is no room for it: nothing has been done. "" where it was routed.
     """
     core = client.core
-    room = core.room if receipt is not None and core.room.rejects else None
-    is_5 = receipt is not None and receipt.client.version == MQTT_5
+    router = core.router
+    if receipt is None:
+        if message.retain:
+            _tell_routed(client, message)
+            router.retain(message)
+        targets, chosen = await router.allowed_recipients(plan, message, now)
+        if not message.retain:
+            _tell_routed(client, message)
+        router.route(message, targets, chosen, now)
+        router.offer(message, plan.sinks)
+        client.throttle.wait_for_congested(now)
+        return ""
     n_changes = core.journal.n_changes if core.journal is not None else 0
     if message.retain:
-        if room is not None:
-            chosen = choose_members(message, plan.shares, now)
-            full = room.lacks(message, plan.targets, chosen, now, can_tell=is_5)
-            if full:
-                return full
+        chosen = choose_members(message, plan.shares, now)
+        full = reserve(receipt, message, plan, plan.targets, chosen, now)
+        if full:
+            return full
         _tell_routed(client, message)
-        core.router.retain(message)
-    targets, chosen = await core.router.allowed_recipients(plan, message, now)
-    if receipt is not None and receipt.is_settled:
-        return ""  # the publisher has gone meanwhile, and comes again with the message
+        router.retain(message)
+    is_routed = False
+    try:
+        targets, chosen = await router.allowed_recipients(plan, message, now)
+        if receipt.is_settled:
+            return ""  # the publisher has gone meanwhile, and comes again with the message
+        is_routed = True
+    finally:
+        if message.retain and not is_routed:
+            router.release(message, plan.sinks)
     if not message.retain:
-        if room is not None:
-            full = room.lacks(message, targets, chosen, now, can_tell=is_5)
-            if full:
-                return full
+        full = reserve(receipt, message, plan, targets, chosen, now)
+        if full:
+            return full
         _tell_routed(client, message)
-    if receipt is not None:
-        receipt.wait_for(len(plan.sinks))
-        receipt.reason_code = taken(receipt.client, plan)
-    core.router.route(message, targets, chosen, plan.sinks, receipt, now)
+    receipt.wait_for(len(plan.sinks))
+    receipt.reason_code = taken(receipt.client, plan)
+    router.route(message, targets, chosen, now)
+    router.store(message, plan.sinks, receipt)
     client.throttle.wait_for_congested(now)
-    if receipt is not None:
-        settle_when_safe(receipt, n_changes, plan, message)
+    settle_when_safe(receipt, n_changes, plan, message)
     return ""
 
 
-def hold(client: Client, message: Message, packet_id: int, now: float) -> None:
+def reserve(
+    receipt: PublishReceipt,
+    message: Message,
+    plan: Plan,
+    targets: Sequence[Target],
+    chosen: Sequence[tuple[SharedSubscription, Target]],
+    now: float,
+) -> str:
+    """Check for room in all outboxes, and hold it in all sinks.
+
+    Args:
+        receipt: of the message.
+        message: of QoS 1 or 2.
+        plan: of its topic.
+        targets: those of the plan that may receive it.
+        chosen: the chosen members of shared subscriptions.
+        now: monotonic seconds.
+
+    Returns:
+        Why there is no room; "" where `Router.store` is to follow.
+    """
+    core = receipt.client.core
+    is_5 = receipt.client.version == MQTT_5
+    if core.room.rejects:
+        full = core.room.lacks(message, targets, chosen, now, can_tell=is_5)
+        if full:
+            return full
+    return core.router.reserve(message, plan.sinks, can_tell=is_5)
+
+
+def hold(client: Client, message: Message, packet_id: int, now: float, *, is_repeat: bool) -> None:
     """Hold a message of an MQTT 3.1.1 client until there is room for it."""
-    receipt = book_receipt(client, packet_id, message.qos, 1)
+    receipt = book_receipt(client, packet_id, message.qos, 1, is_repeat=is_repeat)
     client.core.room.hold(receipt, message, route_held, now)
 
 

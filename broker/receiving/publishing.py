@@ -22,6 +22,7 @@ from penstock.broker.mqtt.topics import read_topic
 from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
 from penstock.broker.receiving.publish_routing import (
     hold,
+    reserve,
     route_allowed,
     route_held,
     settle_when_safe,
@@ -34,6 +35,8 @@ from penstock.broker.sessions.bridges import may_publish_sys
 from penstock.broker.sessions.client import PublishReceipt
 
 if TYPE_CHECKING:
+    from penstock.broker.routing.shared_subscriptions import SharedSubscription
+    from penstock.broker.routing.topic_tree import Target
     from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import FastPlan
     from penstock.broker.sessions.session import Session
@@ -47,6 +50,9 @@ MEMORY_PER_PROPERTY_BYTE: Final = 16
 MAX_LOGGED_TOPIC: Final = 80
 """Characters of a topic that is refused for its length, in the log."""
 
+DUP: Final = 0x08
+"""DUP in the first byte of a PUBLISH."""
+
 _CLOSING: Final = (ReasonCode.TOPIC_NAME_INVALID, ReasonCode.PAYLOAD_FORMAT_INVALID)
 """They end the connection where no acknowledgement can say so: at QoS 0 and in MQTT 3.1.1."""
 
@@ -58,7 +64,6 @@ _NOT_KEPT: Final = "the broker cannot keep the payload"
 _IS_SYS: Final = "topics that begin with $SYS are the broker's own"
 _NOT_AUTHORIZED: Final = "not authorized to publish to this topic"
 _NO_ROOM_TO_RETAIN: Final = "no room for one more retained message"
-_NO_ROOM: Final = "no room for it in the queue of a subscriber"
 _CANNOT_BE_SAFE: Final = "the disk refuses, or too many messages wait for it"
 
 
@@ -136,11 +141,11 @@ def receive_publish(
             core.fast_plan(plan, client.version)
         if is_long:
             plan = plan.of(message)
-        return _take(client, plan, message, packet_id, now)
+        return _take(client, plan, message, packet_id, first_byte, now)
     if core.callbacks.message_received:
         event = MessageReceived(client.session, message)
         core.guard.tell(core.callbacks.message_received, event)
-    return client.run(_take_checked(client, plan.of(message), message, packet_id, now))
+    return client.run(_take_checked(client, plan.of(message), message, packet_id, first_byte, now))
 
 
 def are_direct(sessions: Sequence[Session]) -> bool:
@@ -310,44 +315,45 @@ def _is_repeat(client: Client, packet_id: int) -> bool:
     return True
 
 
-def _take(client: Client, plan: Plan, message: Message, packet_id: int, now: float) -> None:
+def _take(
+    client: Client, plan: Plan, message: Message, packet_id: int, first_byte: int, now: float
+) -> None:
     """Route an authorized message and see to its acknowledgement."""
     core = client.core
     if message.qos == 0:
         if message.retain:
             core.router.retain(message)
         chosen = choose_members(message, plan.shares, now) if plan.shares else ()
-        core.router.route(message, plan.targets, chosen, plan.sinks, None, now)
+        core.router.route(message, plan.targets, chosen, now)
+        if plan.sinks:
+            core.router.offer(message, plan.sinks)
         if core.turn.congested:
             client.throttle.wait_for_congested(now)
         return None
     if client.awaiting:
-        return hold(client, message, packet_id, now)
+        return hold(client, message, packet_id, now, is_repeat=bool(first_byte & DUP))
     problem = _problem(client, plan, message)
     if problem:
         return _refuse(client, plan.topic, packet_id, message.qos, problem)
     journal = core.journal
     n_changes = journal.n_changes if journal is not None else 0
     chosen = choose_members(message, plan.shares, now) if plan.shares else ()
+    if plan.sinks or client.receipts:
+        receipt = book_receipt(client, packet_id, message.qos, 1, is_repeat=bool(first_byte & DUP))
+        return _take_booked(receipt, plan, message, chosen, n_changes, now)
     if core.room.rejects:
         is_5 = client.version == MQTT_5
         full = core.room.lacks(message, plan.targets, chosen, now, can_tell=is_5)
         if full and not is_5:
-            return hold(client, message, packet_id, now)
+            return hold(client, message, packet_id, now, is_repeat=bool(first_byte & DUP))
         if full:
             qos = message.qos
-            return _refuse(client, plan.topic, packet_id, qos, _NO_ROOM, counted_as=full)
+            return _refuse(client, plan.topic, packet_id, qos, no_room(full), counted_as=full)
     if message.retain:
         core.router.retain(message)
-    if plan.sinks or client.receipts:
-        receipt = book_receipt(client, packet_id, message.qos, len(plan.sinks) + 1)
-        receipt.reason_code = taken(client, plan)
-        core.router.route(message, plan.targets, chosen, plan.sinks, receipt, now)
-        settle_when_safe(receipt, n_changes, plan, message)
-        return client.throttle.wait_for_congested(now)
     if message.qos == 2:
         check_receive_maximum(client)
-    core.router.route(message, plan.targets, chosen, (), None, now)
+    core.router.route(message, plan.targets, chosen, now)
     if journal is not None and (
         journal.n_changes != n_changes or (message.qos == 2 and client.session.journal is not None)
     ):
@@ -367,8 +373,43 @@ def _take(client: Client, plan: Plan, message: Message, packet_id: int, now: flo
     return None
 
 
+def _take_booked(
+    receipt: PublishReceipt,
+    plan: Plan,
+    message: Message,
+    chosen: Sequence[tuple[SharedSubscription, Target]],
+    n_changes: int,
+    now: float,
+) -> None:
+    """Route a message that sinks get, or whose acknowledgement has to wait for earlier ones.
+
+    Args:
+        receipt: of the message, with one answer missing.
+        plan: of its topic.
+        message: authorized, of QoS 1 or 2.
+        chosen: the chosen members of shared subscriptions.
+        n_changes: changes in the journal so far.
+        now: monotonic seconds.
+    """
+    client = receipt.client
+    core = client.core
+    full = reserve(receipt, message, plan, plan.targets, chosen, now)
+    if full and client.version != MQTT_5:
+        return core.room.hold(receipt, message, route_held, now)
+    if full:
+        return _refuse_booked(client, receipt, plan.topic, no_room(full), counted_as=full)
+    if message.retain:
+        core.router.retain(message)
+    receipt.wait_for(len(plan.sinks))
+    receipt.reason_code = taken(client, plan)
+    core.router.route(message, plan.targets, chosen, now)
+    core.router.store(message, plan.sinks, receipt)
+    settle_when_safe(receipt, n_changes, plan, message)
+    return client.throttle.wait_for_congested(now)
+
+
 async def _take_checked(
-    client: Client, plan: Plan, message: Message, packet_id: int, now: float
+    client: Client, plan: Plan, message: Message, packet_id: int, first_byte: int, now: float
 ) -> None:
     """As `_take`, with access control and callbacks in the way.
 
@@ -376,7 +417,9 @@ async def _take_checked(
     back on another connection meanwhile and repeat the message [MQTT-4.3.3-10].
     """
     core = client.core
-    receipt = book_receipt(client, packet_id, message.qos, 1) if message.qos else None
+    receipt = None
+    if message.qos:
+        receipt = book_receipt(client, packet_id, message.qos, 1, is_repeat=bool(first_byte & DUP))
     try:
         if not await core.router.is_allowed(client.session, message.topic, PUBLISH):
             code = ReasonCode.NOT_AUTHORIZED
@@ -396,7 +439,7 @@ async def _take_checked(
         return None
     if receipt.client.version != MQTT_5:
         return core.room.hold(receipt, message, route_held, now)
-    return _refuse_booked(client, receipt, plan.topic, _NO_ROOM, counted_as=full)
+    return _refuse_booked(client, receipt, plan.topic, no_room(full), counted_as=full)
 
 
 def _problem(client: Client, plan: Plan, message: Message) -> str:
@@ -416,6 +459,15 @@ def _problem(client: Client, plan: Plan, message: Message) -> str:
     if message.retain and client.version == MQTT_5 and not core.retained.has_room(message):
         return _NO_ROOM_TO_RETAIN
     return ""
+
+
+def no_room(reason: str) -> str:
+    """Say in words why there is no room for a message.
+
+    Args:
+        reason: of `Room.lacks`, or a sink's.
+    """
+    return f"no room for it in a queue of a subscriber or of the broker: {reason}"
 
 
 def _refuse(

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.client import Client
 
 
-def book_receipt(client: Client, packet_id: int, qos: int, n_answers: int) -> PublishReceipt:
+def book_receipt(
+    client: Client, packet_id: int, qos: int, n_answers: int, *, is_repeat: bool = False
+) -> PublishReceipt:
     """Book a QoS 1 or 2 PUBLISH as owed, in the order of arrival [MQTT-4.6.0-2].
 
     Args:
@@ -26,12 +28,14 @@ def book_receipt(client: Client, packet_id: int, qos: int, n_answers: int) -> Pu
         packet_id: of the PUBLISH.
         qos: 1 or 2.
         n_answers: how many times `PublishReceipt.settle` will be called, at least 1.
+        is_repeat: the PUBLISH has DUP.
 
     Raises:
         ProtocolError: an MQTT 5 client has more unacknowledged than Receive Maximum.
     """
     check_receive_maximum(client)
     receipt = PublishReceipt(client, packet_id, qos, n_answers)
+    receipt.is_repeat = is_repeat
     client.owe(receipt)
     if qos == 2:
         client.session.incoming[packet_id] = receipt

@@ -7,6 +7,7 @@ or a will, comes by `Router.publish`. What each target does with it is the subsc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from penstock.broker.access_control import PUBLISH, RECEIVE, Action, SessionView
 from penstock.broker.counters import count
@@ -76,18 +77,16 @@ class Router:
         message: Message,
         targets: Sequence[Target],
         chosen: Sequence[tuple[SharedSubscription, Target]],
-        sinks: Sequence[MessageSink],
-        receipt: Receipt | None,
         now: float,
     ) -> None:
-        """Give a message to all who get it, each with a payload of its own where the store copies.
+        """Give a message to its subscribers, each with its own payload where the store copies.
+
+        Sinks get it by `store` or `offer`.
 
         Args:
             message: what to deliver.
             targets: sessions, with what they subscribed.
             chosen: shared subscriptions, each with the member that gets the message.
-            sinks: each settles `receipt` once.
-            receipt: for the publisher of a QoS 1 or 2 message; None for QoS 0.
             now: monotonic seconds.
         """
         qos = message.qos
@@ -108,16 +107,70 @@ class Router:
                 subscription_ids=target.subscription_ids,
                 now=now,
             )
-        for sink in sinks:
-            copy = self.for_one(message)
-            try:
-                sink.accept(copy, receipt)
-            except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
-                self._shared.guard.failed(sink.name, error)
-                if receipt is not None:
-                    receipt.settle(0x80)
         for share, member in chosen:
             self.deliver_shared(self.for_one(message), share, member, now)
+
+    def reserve(self, message: Message, sinks: Sequence[MessageSink], *, can_tell: bool) -> str:
+        """Hold room for a message in all of its sinks, or in none.
+
+        Args:
+            message: of QoS 1 or 2, not routed yet.
+            sinks: of its plan.
+            can_tell: the publisher is told of a refusal, so that the sink does not get it.
+
+        Returns:
+            Why one of them refuses it; "" where `store` or `release` is to follow.
+        """
+        for n_reserved, sink in enumerate(sinks):
+            reason = self._reserve(message, sink)
+            if reason:
+                self.release(message, sinks[:n_reserved])
+                if can_tell:
+                    self._tell(sink, sink.refuse, message, reason)
+                return reason
+        return ""
+
+    def _reserve(self, message: Message, sink: MessageSink) -> str:
+        return self._shared.guard.call(sink.name, sink.reserve, message, otherwise="sink_failed")
+
+    def _tell(self, sink: MessageSink, tell: Callable[..., None], *args: Any) -> None:
+        self._shared.guard.call(sink.name, tell, *args, otherwise=None)
+
+    def release(self, message: Message, sinks: Sequence[MessageSink]) -> None:
+        """Give back the room that `reserve` has held: the message is not routed."""
+        for sink in sinks:
+            self._tell(sink, sink.release, message)
+
+    def store(self, message: Message, sinks: Sequence[MessageSink], receipt: Receipt) -> None:
+        """Give a message to sinks that have reserved room for it.
+
+        Args:
+            message: of QoS 1 or 2.
+            sinks: each settles the receipt once.
+            receipt: for the publisher.
+        """
+        for sink in sinks:
+            try:
+                sink.accept(self.for_one(message), receipt)
+            except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
+                self._shared.guard.failed(sink.name, error)
+                receipt.settle(0x80)
+
+    def offer(self, message: Message, sinks: Sequence[MessageSink]) -> None:
+        """Give a message to those sinks that have room, where no publisher waits for an answer.
+
+        Args:
+            message: of QoS 0, a will, or the broker's own.
+            sinks: of its plan.
+        """
+        for sink in sinks:
+            reason = self._reserve(message, sink)
+            if reason:
+                self._tell(sink, sink.refuse, message, reason)
+            else:
+                self._tell(
+                    sink, sink.accept, self.for_one(message), _NO_RECEIPT if message.qos else None
+                )
 
     def deliver_shared(
         self, message: Message, share: SharedSubscription, member: Target, now: float
@@ -266,13 +319,16 @@ class Router:
 
     async def _give(self, message: Message, plan: Plan, now: float) -> None:
         targets, chosen = await self.allowed_recipients(plan, message, now)
-        receipt = _NO_RECEIPT if message.qos else None
-        self.route(message, targets, chosen, plan.sinks, receipt, now)
+        self.route(message, targets, chosen, now)
+        self.offer(message, plan.sinks)
         self._shared.turn.congested.clear()  # there is no publisher to slow down
 
 
 class _NoReceipt:
     """The receipt of the broker's own messages, which are not acknowledged."""
+
+    deduplication_id = b""
+    is_repeat = False
 
     def settle(self, reason_code: int) -> None:
         """Take note of nothing: the sink counts what it refuses."""

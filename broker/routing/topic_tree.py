@@ -387,6 +387,12 @@ class TopicTree:
         self._make_void(topic_filter)
         return True
 
+    def set_sinks(self, sinks: Iterable[MessageSink]) -> None:
+        """Route to these sinks from now on, and to no others."""
+        self._sinks = tuple(sinks)
+        self._has_sizes |= any(sink.sizes for sink in self._sinks)
+        self.void_plans()
+
     def void_plans(self) -> None:
         """Drop every plan: something that plans depend on has changed.
 

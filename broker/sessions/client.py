@@ -74,11 +74,13 @@ class PublishReceipt:
         reason: the same in words for the publisher, or "".
         is_settled: every answer has come.
         is_stored: the packet identifier is stored in the commit of the message.
+        is_repeat: the PUBLISH has DUP.
     """
 
     __slots__ = (
         "_n_waiting",
         "client",
+        "is_repeat",
         "is_settled",
         "is_stored",
         "packet_id",
@@ -95,7 +97,13 @@ class PublishReceipt:
         self.reason = ""
         self.is_settled = False
         self.is_stored = False
+        self.is_repeat = False
         self._n_waiting = n_answers
+
+    @property
+    def deduplication_id(self) -> bytes:
+        """What the message has in common with its repeats alone; see `Receipt`."""
+        return b""
 
     def wait_for(self, n_answers: int) -> None:
         """Wait for more answers, while one at least is missing."""

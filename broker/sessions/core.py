@@ -82,6 +82,7 @@ class Core(Shared):
         tree: all subscriptions.
         retained: all retained messages.
         sessions: all sessions.
+        sinks: route targets that are not sessions.
         received: bytes that connections hold of incomplete packets and of topics with an alias.
         authenticators: methods of enhanced authentication, by name.
         logins: failed logins, and who has to wait after too many.
@@ -155,7 +156,7 @@ class Core(Shared):
             callbacks=callbacks,
         )
         self.most_payload_bytes = limits.most_payload_bytes
-        self.sinks = tuple(sinks)
+        self.sinks: tuple[MessageSink, ...] = ()
         self.authenticators = {offered.method: offered for offered in authenticators}
         self.new_client_id = new_client_id
         self.session_expiry_limit = session_expiry_limit
@@ -170,7 +171,7 @@ class Core(Shared):
             timers=self.timers,
         )
         self.tree = TopicTree(
-            self.sinks,
+            (),
             self.threshold_s,
             rules=self.outbox_rules,
             most_plan_bytes=limits.plan_bytes,
@@ -183,6 +184,7 @@ class Core(Shared):
             self, rejects=limits.queue_full == "reject", seconds=limits.queue_full_seconds
         )
         self.outbox_rules.on_dropped = self.room.dropped
+        self.set_sinks(sinks)
         # A PUBLISH of MQTT 3.1 is one of MQTT 3.1.1.
         fast_plans_3: dict[bytes, FastPlan] = {}
         self.fast_plans: dict[int, dict[bytes, FastPlan]] = {
@@ -219,6 +221,13 @@ class Core(Shared):
         if now - self._arrived_at >= ARRIVAL_SECONDS:
             self._arrived_at = now - now % ARRIVAL_SECONDS
         return self._arrived_at
+
+    def set_sinks(self, sinks: Sequence[MessageSink]) -> None:
+        """Route to these sinks from now on, and to no others."""
+        self.sinks = tuple(sinks)
+        for sink in self.sinks:
+            sink.on_room = self.room.sink_has_room
+        self.tree.set_sinks(self.sinks)
 
     def _void_fast_plans(self) -> None:
         self._audiences.clear()

@@ -18,6 +18,9 @@ from penstock.broker.message import Message
 class Acknowledgement:
     """Stands for a publisher that waits for its PUBACK."""
 
+    deduplication_id = b""
+    is_repeat = False
+
     def __init__(self) -> None:
         self.reason_code: int | None = None
 
