@@ -10,7 +10,8 @@ number of *groups*: each group gets all messages, independent of the others.
 * **Storing.** The future of `append` completes when its messages are as safe as the engine
   promises; before that nobody can read them. It tells the outcome of each message. Messages of one
   call keep their order. A message with a deduplication identifier that was stored within the
-  queue's window is not stored again.
+  queue's window is not stored again, unless it is known to be no repeat. `append` and `forget` take
+  effect in the order of their calls.
 * **Room.** `reserve` says at once whether a message fits into the limits of a queue, and holds its
   place until `append` or `release`. What was reserved is never refused for a limit.
 * **Leases.** A group of kind `lease` gives each visible message to one caller, the oldest first,
@@ -198,11 +199,14 @@ class NewMessage(NamedTuple):
         message: as it was published. User property ``penstock-key`` may hold its key.
         deduplication_id: b"" for none.
         delay_seconds: until it can be received; None for the queue's.
+        is_repeat: False where the message is known to be no duplicate: it is stored whatever is
+            stored under its deduplication identifier, which then stands for this message.
     """
 
     message: Message
     deduplication_id: bytes = b""
     delay_seconds: float | None = None
+    is_repeat: bool = True
 
 
 class AppendResult(NamedTuple):
