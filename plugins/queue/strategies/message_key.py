@@ -1,0 +1,59 @@
+"""The key of a message: what order, compaction and the choice of a physical queue go by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+UserProperties: TypeAlias = Sequence[Sequence[str]]
+"""MQTT 5 user properties: (name, value), in their order."""
+
+KeyReader: TypeAlias = Callable[[str, str, UserProperties], str | None]
+"""Takes topic, publisher and user properties of a message; returns its key, None for none."""
+
+KEY_PROPERTY: Final = "penstock-key"
+"""User property that holds the key of a message, whatever the queue's setting says."""
+
+
+def key_reader(key: str) -> KeyReader:
+    """Return what reads the keys of a queue.
+
+    Args:
+        key: ``topic``, ``topic:N``, ``publisher`` or ``property:NAME``, as in `QueueSpec.key`.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    kind, _, detail = key.partition(":")
+    if key == "topic":
+        return _or_own(lambda topic, _publisher, _pairs: topic)
+    if key == "publisher":
+        return _or_own(lambda _topic, publisher, _pairs: publisher or None)
+    if kind == "topic" and detail.isascii() and detail.isdecimal():
+        return _or_own(_level_reader(int(detail)))
+    if kind == "property" and detail:
+        return _or_own(lambda _topic, _publisher, pairs: _value_of(detail, pairs))
+    raise ValueError(f"key: read {key}; allowed: topic, topic:LEVEL, publisher or property:NAME")
+
+
+def _level_reader(level: int) -> KeyReader:
+    def read(topic: str, _publisher: str, _pairs: UserProperties) -> str | None:
+        levels = topic.split("/", level + 1)
+        return levels[level] if level < len(levels) else None
+
+    return read
+
+
+def _or_own(read: KeyReader) -> KeyReader:
+    """Return a reader that takes the message's own key where there is one."""
+
+    def read_own(topic: str, publisher: str, pairs: UserProperties) -> str | None:
+        own = _value_of(KEY_PROPERTY, pairs) if pairs else None
+        return own if own is not None else read(topic, publisher, pairs)
+
+    return read_own
+
+
+def _value_of(name: str, pairs: UserProperties) -> str | None:
+    """Return the first value of a user property."""
+    return next((value for found, value in pairs if found == name), None)
