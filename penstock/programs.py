@@ -35,7 +35,7 @@ class Program(NamedTuple):
 PROGRAMS: Final = {
     "broker": Program("penstock.broker.__main__", "run the MQTT broker with a policy file"),
     "proxy": Program("penstock.edge_proxy.__main__", "run the edge proxy in front of any broker"),
-    "queue": Program("penstock.plugins.queue.gateway", "run the queue's HTTP gateway alone"),
+    "queue": Program("penstock.plugins.queue.__main__", "look after queues, or serve them alone"),
     "why": Program(
         "penstock.plugins.console.why",
         "say why a client's last large message was held or sent",

@@ -1,10 +1,76 @@
-"""``python -m penstock.plugins.queue`` is ``penstock queue``."""
+"""``penstock queue``: serve queues without a broker, and look after them."""
 
 from __future__ import annotations
 
+import logging
 import sys
+from typing import Annotated
 
-from penstock.plugins.queue.gateway import main
+import typer
+
+from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.process.program import (
+    Debug,
+    LogLevel,
+    exit_status,
+    run_until_stopped,
+    set_up_log,
+)
+from penstock.plugins.console.report_text import printable
+from penstock.plugins.queue.client import QueueError
+from penstock.plugins.queue.commands import app
+from penstock.plugins.queue.gateway import Gateway, read_config
+from penstock.plugins.queue.sink import QueuePlugin
+
+PROGRAM = "penstock queue"
+
+
+@app.callback()
+def queue() -> None:
+    """Serve queues without a broker, and look after queues, with or without a server."""
+
+
+@app.command()
+def serve(
+    config: Annotated[str, typer.Option("-c", "--config", help="The policy file.")],
+    log_level: LogLevel = "info",
+    *,
+    debug: Debug = False,
+) -> None:
+    """Serve the queues of a policy file over HTTP and Amazon SQS, without a broker.
+
+    The name of the command may be left out: `penstock queue -c FILE`.
+    """
+    set_up_log(log_level, debug=debug)
+    read = read_config(config)
+    if read.http is None and read.sqs is None:
+        problem = ConfigProblem(
+            "plugins.queue.http", "null", "HOST:PORT, or one of sqs; the gateway is nothing else"
+        )
+        raise ConfigError(config, [problem])
+    plugin = QueuePlugin.alone(read, logging.getLogger("penstock.queue"), config)
+    run_until_stopped(Gateway(plugin))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: arguments after the program's name; None for those of the process.
+
+    Returns:
+        Exit status: 0; 1 where the server refuses something or does not answer; 2 where the
+        arguments, the file or the engine cannot be used.
+    """
+    given = sys.argv[1:] if argv is None else argv
+    if given and given[0].startswith("-") and given[0] not in ("-h", "--help"):
+        given = ["serve", *given]
+    try:
+        return exit_status(app, given, PROGRAM)
+    except QueueError as error:
+        typer.echo(f"{PROGRAM}: {printable(str(error))}", err=True)
+        return 1
+
 
 if __name__ == "__main__":
     sys.exit(main())

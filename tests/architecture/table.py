@@ -160,6 +160,7 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.queue.__main__",
     "plugins.queue.batch_format",  # its reading side is the client's
     "plugins.queue.client",
+    "plugins.queue.commands",
     "plugins.queue.disk_reserve",
     "plugins.queue.engine",  # its methods return futures
     "plugins.queue.engine_local",
@@ -222,7 +223,8 @@ ABOVE_THE_CONTRACT: Final = {
     "edge_proxy.__main__": ("broker.process.program",),
     "plugins.access.passwd": ("broker.process.program",),
     "plugins.console.why": ("broker.process.program",),
-    "plugins.queue.gateway": ("broker.process.program",),
+    "plugins.queue.__main__": ("broker.process.program",),
+    "plugins.queue.commands": ("broker.process.program",),
     # An HTTP API has its share of the files that the process may have open.
     "plugins.web.service": ("broker.network.open_files",),
     # A file that holds messages is kept from others in one way.

@@ -43,7 +43,7 @@ def running_gateway(
     section = {"path": str(folder / "queue.db"), "http": bind, "queues": {queue: layout}}
     policy = folder / "policy.yaml"
     policy.write_text(yaml.safe_dump({"plugins": {"queue": section}}))
-    program = [sys.executable, "-m", "penstock.plugins.queue.gateway", "-c", str(policy)]
+    program = [sys.executable, "-m", "penstock.plugins.queue", "-c", str(policy)]
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None

@@ -1,0 +1,467 @@
+"""The commands of ``penstock queue`` for operators: figures, messages, queues and groups.
+
+They talk to the HTTP API of a running broker or gateway. Where none runs, ``-c`` names the policy
+file, and a command opens the database itself: it serves the API on a port of loopback, with a token
+that is made for this one command, so that there is one way to do each thing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
+
+import typer
+import yaml
+
+from penstock.broker.config.command_line import CommandLine
+from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
+from penstock.broker.process.program import NO_OTHERS
+from penstock.plugins.queue.client import NoAnswerError, QueueClient, UnknownNameError, read_token
+from penstock.plugins.queue.config import QueueConfig
+from penstock.plugins.queue.gateway import Gateway, read_config
+from penstock.plugins.queue.report import peek_lines, stats_lines
+from penstock.plugins.queue.sink import QueuePlugin
+from penstock.plugins.web.bind import split_bind
+
+T = TypeVar("T")
+
+DEFAULT_URL: Final = "http://127.0.0.1:8080"
+TOKEN_BYTES: Final = 32
+
+_ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (nothing is bound here)
+"""Addresses that a server listens on, and that of this machine to reach it there."""
+
+app = CommandLine()
+
+
+class CommandError(PenstockError):
+    """Arguments that do not fit together, or an answer that is not of a queue; status 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the queues are.
+
+    Attributes:
+        url: of the HTTP API; None for that of the policy file.
+        token_file: with the bearer token; None for none.
+        ca_file: of the certificate authority of an https server; None for those of the system.
+        config: the policy file; None for `url`.
+    """
+
+    url: str | None
+    token_file: Path | None
+    ca_file: Path | None
+    config: str | None
+
+    def ask(self, work: Callable[[QueueClient], T]) -> T:
+        """Run `work` with a client of the queues.
+
+        Raises:
+            QueueError: the server refused something, or did not answer.
+            PenstockError: the place cannot be used.
+        """
+        if self.config is None:
+            return work(self._client(self.url or DEFAULT_URL))
+        if self.url is not None:
+            raise CommandError("--url: read --url and -c; allowed: one of them")
+        config = read_config(self.config)
+        url = _url_of(config)
+        if url is not None:
+            try:
+                return work(self._client(url))
+            except NoAnswerError as error:
+                if not isinstance(error.__cause__, ConnectionRefusedError):
+                    raise
+        if config.engine == "memory":
+            problem = ConfigProblem(
+                "plugins.queue.engine", "memory, and no server runs", "sqlite, which has a file"
+            )
+            raise ConfigError(self.config, [problem])
+        os.umask(os.umask(NO_OTHERS) | NO_OTHERS)
+        return asyncio.run(_with_file(config, self.config, work))
+
+    def _client(self, url: str) -> QueueClient:
+        try:
+            token = None if self.token_file is None else read_token(self.token_file)
+        except (OSError, ValueError) as error:
+            raise CommandError(f"--token-file: {error}") from error
+        ca_file = None if self.ca_file is None else str(self.ca_file)
+        try:
+            return QueueClient(url, token=token, ca_file=ca_file)
+        except ValueError as error:
+            raise CommandError(f"--url: {error}") from error
+        except OSError as error:  # of ssl, which does not name the file
+            raise CommandError(f"--ca-file: {ca_file} cannot be used: {error}") from error
+
+
+def _url_of(config: QueueConfig) -> str | None:
+    """Return where the server of a policy file answers; None where that is not known."""
+    if config.http is None:
+        return None
+    host, port = split_bind(config.http)
+    if not port:
+        return None
+    host = _ANY_ADDRESS.get(host, host)
+    scheme = "http" if config.http_tls is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def _with_file(config: QueueConfig, policy_file: str, work: Callable[[QueueClient], T]) -> T:
+    """Open the database that nobody has open, and run `work` with a client of its queues."""
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    tokens = [
+        {
+            "name": "operator",
+            "token_sha256": hashlib.sha256(token.encode()).hexdigest(),
+            "roles": {"*": ["read", "write", "admin"]},
+        }
+    ]
+    with tempfile.TemporaryDirectory(prefix="penstock-queue-") as folder:
+        file = Path(folder) / "tokens.yaml"
+        file.write_text(yaml.safe_dump({"tokens": tokens}))
+        own = replace(config, http="127.0.0.1:0", http_tls=None, sqs=None, tokens=str(file))
+        plugin = QueuePlugin.alone(own, logging.getLogger("penstock.queue"), policy_file)
+        gateway = Gateway(plugin)
+        await gateway.start()
+        try:
+            client = QueueClient(str(plugin.http_url), token=token)
+            return await asyncio.to_thread(_closing, client, work)
+        finally:
+            await gateway.stop()
+
+
+def _closing(client: QueueClient, work: Callable[[QueueClient], T]) -> T:
+    try:
+        return work(client)
+    finally:
+        client.close()
+
+
+Queue: TypeAlias = Annotated[str, typer.Argument(metavar="QUEUE", help="The logical queue.")]
+GroupName: TypeAlias = Annotated[
+    str | None, typer.Argument(metavar="[GROUP]", help="A group of it.")
+]
+Url: TypeAlias = Annotated[
+    str | None, typer.Option(help=f"Of a running broker or gateway; {DEFAULT_URL} by default.")
+]
+TokenFile: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="With the bearer token, where one is needed.")
+]
+CaFile: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Certificate authority of an https server.")
+]
+ConfigFile: TypeAlias = Annotated[
+    str | None,
+    typer.Option("-c", "--config", help="Policy file with the address; without a server, the file"),
+]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the server's answer.")]
+Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+MaxMessages: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="At most; all without it.")
+]
+Settings: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A key as in the policy file, in YAML."),
+]
+
+
+@app.command()
+def stats(
+    queue: Annotated[
+        str | None, typer.Argument(metavar="[QUEUE]", help="One logical queue.")
+    ] = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    config: ConfigFile = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Show what queues hold, and where their groups are."""
+
+    def work(client: QueueClient) -> list[dict[str, Any]]:
+        return client.queues() if queue is None else [client.queue(queue)]
+
+    found = Place(url, token_file, ca_file, config).ask(work)
+    _print(found, lambda: stats_lines(found), as_json=as_json)
+
+
+@app.command()
+def peek(
+    queue: Queue,
+    group: Annotated[
+        str | None, typer.Option(help="Messages that wait for this group; else all.")
+    ] = None,
+    max_messages: Annotated[int, typer.Option(min=1, metavar="N", help="At most.")] = 10,
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    config: ConfigFile = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Show waiting messages; nothing changes, and nobody misses them."""
+    found = Place(url, token_file, ca_file, config).ask(
+        lambda client: client.peek(queue, group=group, max_messages=max_messages)
+    )
+    _print(found, lambda: peek_lines(found), as_json=as_json)
+
+
+@app.command()
+def purge(
+    queue: Queue,
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    config: ConfigFile = None,
+    *,
+    yes: Yes = False,
+) -> None:
+    """Remove all messages of a queue, for all groups."""
+    _confirm(f"Remove all messages of queue {queue}, for all groups?", yes=yes)
+    removed = Place(url, token_file, ca_file, config).ask(lambda client: client.purge(queue))
+    typer.echo(f"{removed:,} messages removed")
+
+
+@app.command()
+def redrive(
+    queue: Queue,
+    target: Annotated[
+        str | None, typer.Option(help="Queue for all; else the one in which each died.")
+    ] = None,
+    max_messages: MaxMessages = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Move dead letters back to the queues they came from."""
+    moved = Place(url, token_file, ca_file, config).ask(
+        lambda client: client.redrive(queue, target=target, max_messages=max_messages)
+    )
+    typer.echo(f"{moved:,} messages moved")
+
+
+@app.command()
+def compact(
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Give all unused space of the database back."""
+    freed = Place(url, token_file, ca_file, config).ask(QueueClient.compact)
+    typer.echo(f"{freed:,} bytes given back")
+
+
+@app.command()
+def backup(
+    path: Annotated[
+        str, typer.Argument(metavar="FILE", help="A new file, on the machine of the server.")
+    ],
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Write a copy of the database, as of one moment; queues go on meanwhile."""
+    written = Place(url, token_file, ca_file, config).ask(lambda client: client.backup(path))
+    typer.echo(f"{written:,} bytes written to {path}")
+
+
+@app.command()
+def seek(
+    queue: Queue,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="A group of it.")],
+    to: Annotated[
+        str,
+        typer.Argument(
+            metavar="TO",
+            help="earliest, latest, a time such as 2026-11-23T04:00:00Z, or seconds since 1970.",
+        ),
+    ],
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    config: ConfigFile = None,
+    *,
+    yes: Yes = False,
+) -> None:
+    """Move a group: back to receive messages again, or forward to leave some out."""
+    place = _read_place(to)
+    if place != "earliest":
+        _confirm(f"Move group {group} of {queue} to {to}? It misses what it skips.", yes=yes)
+    position = Place(url, token_file, ca_file, config).ask(
+        lambda client: client.seek(queue, group, place)
+    )
+    offsets = ", ".join(f"{number}: {offset:,}" for number, offset in position.offsets.items())
+    typer.echo(f"group {group} is at offset {offsets}")
+
+
+@app.command()
+def create(
+    queue: Queue,
+    group: GroupName = None,
+    settings: Settings = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Create a queue, or a group of one, while the server runs."""
+    given = _read_settings(settings)
+
+    def work(client: QueueClient) -> None:
+        with suppress(UnknownNameError):
+            if group is None:
+                client.queue(queue)
+            else:
+                client.group(queue, group)
+            raise CommandError(
+                f"{_named(queue, group)}: read one that exists; allowed: a new name, or "
+                "`penstock queue change`"
+            )
+        _put(client, queue, group, given)
+
+    Place(url, token_file, ca_file, config).ask(work)
+    typer.echo(f"{_named(queue, group)} created")
+
+
+@app.command()
+def change(
+    queue: Queue,
+    group: GroupName = None,
+    settings: Settings = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Change settings of a queue or a group; the others stay.
+
+    One that stands in the policy file gets the file's settings again at the next start.
+    """
+    given = _read_settings(settings)
+    if not given:
+        raise CommandError("--set: read none; allowed: one or more KEY=VALUE")
+
+    def work(client: QueueClient) -> None:
+        found = client.queue(queue) if group is None else client.group(queue, group)
+        _put(client, queue, group, {**found["settings"], **given})
+
+    Place(url, token_file, ca_file, config).ask(work)
+    typer.echo(f"{_named(queue, group)} changed")
+
+
+@app.command()
+def delete(
+    queue: Queue,
+    group: GroupName = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    config: ConfigFile = None,
+    *,
+    yes: Yes = False,
+) -> None:
+    """Delete a queue with its messages, or a group of one."""
+    what = " with all its messages and groups" if group is None else ""
+    _confirm(f"Delete {_named(queue, group)}{what}?", yes=yes)
+
+    def work(client: QueueClient) -> None:
+        if group is None:
+            client.delete_queue(queue)
+        else:
+            client.delete_group(queue, group)
+
+    Place(url, token_file, ca_file, config).ask(work)
+    typer.echo(f"{_named(queue, group)} deleted")
+
+
+def _put(client: QueueClient, queue: str, group: str | None, settings: Mapping[str, Any]) -> None:
+    if group is None:
+        client.put_queue(queue, settings)
+    else:
+        client.put_group(queue, group, settings)
+
+
+def _named(queue: str, group: str | None) -> str:
+    return f"queue {queue}" if group is None else f"group {group} of queue {queue}"
+
+
+def _read_settings(texts: list[str] | None) -> dict[str, Any]:
+    """Return ``KEY=VALUE`` texts as settings, each value read as YAML.
+
+    Raises:
+        CommandError: one has another form.
+    """
+    settings: dict[str, Any] = {}
+    for text in texts or []:
+        key, equals, value = text.partition("=")
+        try:
+            read = yaml.safe_load(value)
+        except yaml.YAMLError:
+            equals, read = "", None
+        if not (key and equals):
+            raise CommandError(f"--set: read {text!r}; allowed: KEY=VALUE with a value in YAML")
+        settings[key.strip()] = read
+    return settings
+
+
+def _read_place(text: str) -> str | float:
+    """Return a place to seek to, times as seconds since the Unix epoch.
+
+    Raises:
+        CommandError: it is none.
+    """
+    if text in ("earliest", "latest"):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise CommandError(
+            f"TO: read {text!r}; allowed: earliest, latest, a time such as 2026-11-23T04:00:00Z, "
+            "or seconds since 1970"
+        ) from None
+    return time.timestamp()
+
+
+def _confirm(question: str, *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise CommandError("standard input: read no terminal to ask on; allowed: --yes")
+    typer.confirm(question, abort=True)
+
+
+def _print(answer: object, lines: Callable[[], list[str]], *, as_json: bool) -> None:
+    """Print an answer.
+
+    Raises:
+        CommandError: it is not what a queue answers.
+    """
+    if as_json:
+        typer.echo(json.dumps(answer, indent=1))
+        return
+    try:
+        shown = lines()
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CommandError("something else answers there; allowed: Penstock's queue API") from error
+    typer.echo("\n".join(shown))

@@ -1,0 +1,125 @@
+"""The figures of queues as text for a terminal."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, TypeAlias
+
+from penstock.broker.config.key_types import show_size
+from penstock.plugins.console.report_text import printable
+
+Figures: TypeAlias = Mapping[str, Any]
+"""Of one queue, as ``GET /queues/NAME`` answers."""
+
+PREVIEW_CHARACTERS: Final = 60
+"""Of a payload: a line of `peek` then fits a wide terminal."""
+
+_UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
+
+
+def stats_lines(queues: Sequence[Figures]) -> list[str]:
+    """Return a table of queues, and one of their groups.
+
+    Raises:
+        KeyError: a figure is missing.
+        TypeError: a figure has another type.
+    """
+    lines = _table(
+        ("queue", "messages", "payload", "stored", "oldest", "removed unread", "set aside"),
+        map(_queue_row, queues),
+    )
+    groups = [
+        _group_row(queue["name"], name, group)
+        for queue in queues
+        for name, group in queue["groups"].items()
+    ]
+    if groups:
+        header = ("queue", "group", "kind", "waiting", "leased", "delayed", "received", "settled")
+        lines += ["", *_table((*header, "last request"), groups)]
+    return lines
+
+
+def peek_lines(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a table of messages with the beginnings of their payloads.
+
+    Raises:
+        KeyError: a part of a message is missing.
+        TypeError: a part has another type.
+        ValueError: a payload is no base64.
+    """
+    return _table(
+        ("place", "arrived", "topic", "publisher", "bytes", "payload"), map(_row, messages)
+    )
+
+
+def _queue_row(queue: Figures) -> tuple[str, ...]:
+    removed = sum(queue["removed"].values())
+    return (
+        queue["name"],
+        f"{queue['messages']:,}",
+        show_size(queue["payload_bytes"]),
+        show_size(queue["stored_bytes"]),
+        _age(queue["oldest_seconds"]),
+        f"{removed:,}",
+        f"{queue['set_aside']:,}",
+    )
+
+
+def _group_row(queue: str, name: str, group: Mapping[str, Any]) -> tuple[str, ...]:
+    settled = ", ".join(f"{n:,} {action}" for action, n in group["settled"].items() if n)
+    return (
+        queue,
+        name,
+        group["kind"],
+        f"{group['waiting']:,}",
+        f"{group['leased']:,}",
+        f"{group['delayed']:,}",
+        f"{group['received']:,}",
+        settled or "0",
+        f"{_age(group['idle_seconds'])} ago",
+    )
+
+
+def _row(message: Mapping[str, Any]) -> tuple[str, ...]:
+    payload = base64.b64decode(message["payload"], validate=True)
+    text = payload[: 4 * PREVIEW_CHARACTERS].decode(errors="replace")
+    shown = printable(text)[:PREVIEW_CHARACTERS]
+    arrived = datetime.fromtimestamp(message["enqueued_at"], UTC)
+    return (
+        f"{message['physical_queue']}:{message['offset']}",
+        f"{arrived:%Y-%m-%dT%H:%M:%SZ}",
+        message["topic"],
+        message["publisher"],
+        f"{len(payload):,}",
+        f"{shown}…" if len(shown) < len(text) else shown,
+    )
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    for unit_seconds, unit in _UNITS:
+        if seconds >= unit_seconds:
+            return f"{seconds / unit_seconds:,.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return lines with aligned columns: numbers to the right, other texts to the left."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    is_number = [
+        bool(cells) and all(row[index][:1].isdigit() or row[index] == "-" for row in cells)
+        for index in range(len(header))
+    ]
+
+    def line(row: Sequence[str]) -> str:
+        aligned = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, is_number, strict=True)
+        )
+        return "  ".join(aligned).rstrip()
+
+    return [line(header), *map(line, cells)]
