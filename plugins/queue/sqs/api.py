@@ -1,0 +1,235 @@
+"""The SQS API over HTTP: who sends a request, in which protocol, and the form of the answer."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from logging import Logger
+from typing import Final, NamedTuple
+
+from aiohttp import web
+
+from penstock.broker.errors import PenstockError
+from penstock.plugins.queue.access import ANYBODY, Caller, QueueAccess
+from penstock.plugins.queue.config import LogicalQueueConfig
+from penstock.plugins.queue.engines.contract import (
+    ExistsError,
+    GroupKindError,
+    StorageError,
+    StorageFullError,
+    UnknownGroupError,
+    UnknownQueueError,
+)
+from penstock.plugins.queue.logical_queue import BusyError
+from penstock.plugins.queue.service import QueueService, SettingError
+from penstock.plugins.queue.sqs.actions import SqsActions, SqsRequest, unknown_queue
+from penstock.plugins.queue.sqs.errors import (
+    ACCESS_DENIED,
+    INTERNAL_FAILURE,
+    INVALID_PARAMETER_VALUE,
+    QUEUE_NAME_EXISTS,
+    REQUEST_THROTTLED,
+    REQUEST_TIMEOUT,
+    REQUEST_TOO_LARGE,
+    SERIALIZATION,
+    SERVICE_UNAVAILABLE,
+    STORAGE_FULL,
+    UNKNOWN_ACCESS_KEY,
+    UNKNOWN_ACTION,
+    UNSUPPORTED_OPERATION,
+    Fault,
+    SqsError,
+)
+from penstock.plugins.queue.sqs.protocol import (
+    JSON_CONTENT_TYPE,
+    XML_CONTENT_TYPE,
+    Call,
+    read_json_call,
+    read_query_call,
+    write_json_answer,
+    write_json_error,
+    write_query_error_header,
+    write_xml_answer,
+    write_xml_error,
+)
+from penstock.plugins.queue.sqs.signature import SignedRequest, read_credential, verify
+from penstock.plugins.web.bodies import Bodies
+from penstock.plugins.web.service import CHECK_ROOM, RequestError
+
+DEFAULT_REGION: Final = "us-east-1"
+"""In ARNs of requests without a signature."""
+
+_FAULTS: Final[tuple[tuple[type[PenstockError], Fault], ...]] = (
+    (ExistsError, QUEUE_NAME_EXISTS),
+    (SettingError, INVALID_PARAMETER_VALUE),
+    (GroupKindError, UNSUPPORTED_OPERATION),
+    (BusyError, REQUEST_THROTTLED),
+    (UnknownGroupError, SERVICE_UNAVAILABLE),
+    (StorageFullError, STORAGE_FULL),
+    (StorageError, SERVICE_UNAVAILABLE),
+)
+_FAULTS_BY_STATUS: Final[Mapping[int, Fault]] = {
+    403: ACCESS_DENIED,
+    408: REQUEST_TIMEOUT,
+    413: REQUEST_TOO_LARGE,
+    503: SERVICE_UNAVAILABLE,
+}
+
+
+class _Sender(NamedTuple):
+    """Who sends a request; see `SqsRequest`."""
+
+    caller: Caller
+    access_key_id: str
+    region: str
+
+
+class SqsApi:
+    """The application and its answers.
+
+    Args:
+        service: of the queues.
+        configured: queues of the policy file.
+        access: callers and their access keys.
+        clock: returns monotonic seconds.
+        logger: gets what should not happen.
+        bodies: of requests that are being received.
+        wall_clock: returns seconds since the Unix epoch.
+    """
+
+    def __init__(
+        self,
+        service: QueueService,
+        configured: Mapping[str, LogicalQueueConfig],
+        access: QueueAccess,
+        clock: Callable[[], float],
+        logger: Logger,
+        bodies: Bodies,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._actions = SqsActions(service, configured, clock, wall_clock, logger)
+        self._access = access
+        self._wall_clock = wall_clock
+        self._logger = logger
+        self._bodies = bodies
+
+    def application(self, max_request_bytes: int) -> web.Application:
+        """Return the API as an aiohttp application."""
+        application = web.Application(
+            client_max_size=max_request_bytes, middlewares=[self._answer_errors]
+        )
+        application.router.add_route("*", "/{path:.*}", self._handle)
+        return application
+
+    async def close(self) -> None:
+        """End tasks in the background."""
+        await self._actions.close()
+
+    async def _handle(self, request: web.Request) -> web.Response:
+        if request.method not in ("GET", "POST"):
+            raise SqsError(UNKNOWN_ACTION, f"method: read {request.method}; allowed: POST and GET")
+        async with self._bodies.read(request) as received:
+            body = bytes(received)
+        sender = self._sender(request, body)
+        call = _read_call(request, body)
+        del body  # frees the text, which may be as large as all payloads, before the commit
+        if call.action == "ReceiveMessage":
+            request.app[CHECK_ROOM]()
+        result = await self._actions.run(
+            SqsRequest(
+                call.action,
+                call.parameters,
+                sender.caller,
+                sender.access_key_id,
+                sender.region,
+                f"{request.scheme}://{request.host}",
+                request.path,
+            )
+        )
+        request_id = str(uuid.uuid4())
+        if _is_json(request):
+            return _answer(200, JSON_CONTENT_TYPE, write_json_answer(result), request_id)
+        answer = write_xml_answer(call.action, result, request_id)
+        return _answer(200, XML_CONTENT_TYPE, answer, request_id)
+
+    def _sender(self, request: web.Request, body: bytes) -> _Sender:
+        """Return who sends a request.
+
+        Raises:
+            SqsError: its signature is missing, or wrong.
+        """
+        path, _, query = request.raw_path.partition("?")
+        headers = [(name.lower(), value) for name, value in request.headers.items()]
+        signed = SignedRequest(request.method, path, query, headers, body)
+        if self._access.is_open and signed.header("authorization") is None:
+            return _Sender(ANYBODY, "", DEFAULT_REGION)
+        credential = read_credential(signed)
+        caller = self._access.by_key(credential.access_key_id)
+        if caller is None:
+            raise SqsError(
+                UNKNOWN_ACCESS_KEY,
+                "The security token included in the request is invalid: access key "
+                f"{credential.access_key_id[:80]} is not in the file of tokens.",
+            )
+        if not self._access.is_open:
+            verify(signed, credential, caller.secret, self._wall_clock())
+        return _Sender(caller, credential.access_key_id, credential.region)
+
+    @web.middleware
+    async def _answer_errors(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except Exception as error:  # noqa: BLE001 (each is told in the protocol's own form)
+            return _error_answer(request, self._told(request, error))
+
+    def _told(self, request: web.Request, error: Exception) -> SqsError:
+        """Return an error as SDKs know it."""
+        if isinstance(error, SqsError):
+            return error
+        if isinstance(error, UnknownQueueError):
+            return unknown_queue()
+        if isinstance(error, RequestError):
+            return SqsError(_FAULTS_BY_STATUS.get(error.status, SERIALIZATION), str(error))
+        if isinstance(error, web.HTTPException):
+            # aiohttp keeps the error with the request; the traceback's frames would keep the body.
+            error.__traceback__ = None
+            fault = _FAULTS_BY_STATUS.get(error.status, SERIALIZATION)
+            return SqsError(fault, error.text or error.reason)
+        for kind, fault in _FAULTS:
+            if isinstance(error, kind):
+                return SqsError(fault, str(error))
+        if isinstance(error, web.RequestPayloadError):
+            return SqsError(SERIALIZATION, "ill-formed request body")
+        self._logger.error("SQS API: %s %s failed", request.method, request.path, exc_info=error)
+        return SqsError(INTERNAL_FAILURE, "the server failed; its log says why")
+
+
+def _is_json(request: web.Request) -> bool:
+    content_type = request.headers.get("Content-Type", "")
+    return "X-Amz-Target" in request.headers or content_type.startswith("application/x-amz-json")
+
+
+def _read_call(request: web.Request, body: bytes) -> Call:
+    if _is_json(request):
+        return read_json_call(request.headers.get("X-Amz-Target", ""), body)
+    return read_query_call(request.raw_path.partition("?")[2], body)
+
+
+def _answer(status: int, content_type: str, body: bytes, request_id: str) -> web.Response:
+    headers = {"x-amzn-RequestId": request_id, "Content-Type": content_type}
+    return web.Response(status=status, body=body, headers=headers)
+
+
+def _error_answer(request: web.Request, error: SqsError) -> web.Response:
+    request_id = str(uuid.uuid4())
+    status = error.fault.status
+    if not _is_json(request):
+        return _answer(status, XML_CONTENT_TYPE, write_xml_error(error, request_id), request_id)
+    answer = _answer(status, JSON_CONTENT_TYPE, write_json_error(error), request_id)
+    answer.headers["x-amzn-query-error"] = write_query_error_header(error)
+    return answer

@@ -1,0 +1,253 @@
+"""The two protocols of SQS: JSON, and the query protocol of older SDKs.
+
+Theory of operation. The names of the JSON protocol are the names inside: an action and a dict of
+parameters come in, a dict of results goes out. The query protocol has a form as its request and
+XML as its answer, with a name of its own for each element of a list or a map; the tables below hold
+these names. Binary values are base64 text in both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl
+from xml.sax.saxutils import escape
+
+from penstock.plugins.queue.sqs.errors import (
+    SERIALIZATION,
+    UNKNOWN_ACTION,
+    SqsError,
+)
+
+JSON_CONTENT_TYPE: Final = "application/x-amz-json-1.0"
+XML_CONTENT_TYPE: Final = "text/xml"
+TARGET_PREFIX: Final = "AmazonSQS."
+
+MAX_FORM_FIELDS: Final = 2_000
+"""Of a query request: ten messages with ten attributes of three fields each fit several times."""
+
+_NAMESPACE: Final = "http://queue.amazonaws.com/doc/2012-11-05/"
+
+_LISTS: Final = {
+    "ActionName": "Actions",
+    "AttributeName": "AttributeNames",
+    "AWSAccountId": "AWSAccountIds",
+    "ChangeMessageVisibilityBatchRequestEntry": "Entries",
+    "DeleteMessageBatchRequestEntry": "Entries",
+    "MessageAttributeName": "MessageAttributeNames",
+    "MessageSystemAttributeName": "MessageSystemAttributeNames",
+    "SendMessageBatchRequestEntry": "Entries",
+    "TagKey": "TagKeys",
+}
+_MAPS: Final = {
+    "Attribute": ("Attributes", "Name", "Value"),
+    "MessageAttribute": ("MessageAttributes", "Name", "Value"),
+    "MessageSystemAttribute": ("MessageSystemAttributes", "Name", "Value"),
+    "Tag": ("Tags", "Key", "Value"),
+}
+_INTEGERS: Final = frozenset(
+    {
+        "DelaySeconds",
+        "MaxNumberOfMessages",
+        "MaxNumberOfMessagesPerSecond",
+        "MaxResults",
+        "VisibilityTimeout",
+        "WaitTimeSeconds",
+    }
+)
+_ELEMENTS: Final = {
+    "Failed": "BatchResultErrorEntry",
+    "Messages": "Message",
+    "QueueUrls": "QueueUrl",
+    "Results": "ListMessageMoveTasksResultEntry",
+    "queueUrls": "QueueUrl",
+}
+_PAIRS: Final = {name: (element, key, value) for element, (name, key, value) in _MAPS.items()}
+
+_NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_INTEGER: Final = re.compile(r"-?[0-9]{1,18}")
+
+
+class Call(NamedTuple):
+    """A request.
+
+    Attributes:
+        action: such as ``SendMessage``.
+        parameters: by their names in the JSON protocol.
+    """
+
+    action: str
+    parameters: Mapping[str, Any]
+
+
+def is_xml_text(text: str) -> bool:
+    """Say whether all characters are allowed in XML 1.0, and so in the body of an SQS message."""
+    return _NO_XML.search(text) is None
+
+
+def read_json_call(target: str, body: bytes) -> Call:
+    """Return the request of a header ``X-Amz-Target`` and a body.
+
+    Raises:
+        SqsError: they are no request.
+    """
+    prefix, _, action = target.partition(".")
+    if f"{prefix}." != TARGET_PREFIX:
+        raise SqsError(UNKNOWN_ACTION, f"X-Amz-Target: read {target}; allowed: AmazonSQS.ACTION")
+    try:
+        parameters = json.loads(body) if body else {}
+    except (ValueError, RecursionError) as error:
+        raise SqsError(SERIALIZATION, f"body: no JSON ({str(error)[:80]})") from None
+    if not isinstance(parameters, dict):
+        raise SqsError(SERIALIZATION, "body: allowed: a JSON object")
+    return Call(action, {key: value for key, value in parameters.items() if value is not None})
+
+
+def read_query_call(query: str, body: bytes) -> Call:
+    """Return the request of a query and a form.
+
+    Raises:
+        SqsError: they are no request.
+    """
+    pairs = []
+    for text in (query, body):
+        try:
+            encoded = text.decode("ascii") if isinstance(text, bytes) else text
+            pairs += parse_qsl(
+                encoded, keep_blank_values=True, errors="strict", max_num_fields=MAX_FORM_FIELDS
+            )
+        except ValueError as error:
+            raise SqsError(SERIALIZATION, f"form: not readable ({str(error)[:80]})") from None
+    tree: dict[str, Any] = {}
+    for key, value in pairs:
+        _plant(tree, key, value)
+    action = tree.pop("Action", None)
+    if not isinstance(action, str):
+        raise SqsError(UNKNOWN_ACTION, "Action: read nothing; allowed: an action of Amazon SQS")
+    return Call(action, _structure(tree))
+
+
+def _plant(tree: dict[str, Any], key: str, value: str) -> None:
+    """Put the value of a key with dots into a tree."""
+    *path, last = key.split(".")
+    if len(path) > 6:
+        raise SqsError(SERIALIZATION, f"form: read key {key[:80]}; allowed: up to 7 parts")
+    for part in path:
+        branch = tree.setdefault(part, {})
+        if not isinstance(branch, dict):
+            raise SqsError(SERIALIZATION, f"form: key {key[:80]} is below a value")
+        tree = branch
+    if isinstance(tree.get(last), dict):
+        raise SqsError(SERIALIZATION, f"form: key {key[:80]} has values below it")
+    tree[last] = value
+
+
+def _structure(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tree with the names of the JSON protocol."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        if name in _LISTS:
+            found[_LISTS[name]] = [_leaf(one) for one in _numbered(name, value)]
+        elif name in _MAPS:
+            target, key_name, value_name = _MAPS[name]
+            is_pair = isinstance(value, dict) and key_name in value
+            entries = [value] if is_pair else _numbered(name, value)
+            found[target] = dict(_pair(name, one, key_name, value_name) for one in entries)
+        elif name in _INTEGERS and isinstance(value, str) and _INTEGER.fullmatch(value):
+            found[name] = int(value)
+        else:
+            found[name] = _leaf(value)
+    return found
+
+
+def _leaf(value: Any) -> Any:
+    return _structure(value) if isinstance(value, dict) else value
+
+
+def _numbered(name: str, value: Any) -> list[Any]:
+    """Return the elements of a list in the order of their numbers."""
+    if isinstance(value, str):
+        return [value]
+    if not all(_INTEGER.fullmatch(number) for number in value):
+        raise SqsError(SERIALIZATION, f"form: allowed: {name}.NUMBER")
+    return [value[number] for number in sorted(value, key=int)]
+
+
+def _pair(name: str, entry: Any, key_name: str, value_name: str) -> tuple[str, Any]:
+    key = entry.get(key_name) if isinstance(entry, dict) else None
+    if not isinstance(key, str) or value_name not in entry:
+        allowed = f"{name}.NUMBER.{key_name} and {name}.NUMBER.{value_name}"
+        raise SqsError(SERIALIZATION, f"form: allowed: {allowed}")
+    return key, _leaf(entry[value_name])
+
+
+def write_json_answer(result: Mapping[str, Any]) -> bytes:
+    """Return the body of an answer."""
+    return json.dumps(result).encode()
+
+
+def write_json_error(error: SqsError) -> bytes:
+    """Return the body of an error's answer."""
+    return json.dumps(
+        {"__type": f"com.amazonaws.sqs#{error.fault.code}", "message": str(error)}
+    ).encode()
+
+
+def write_query_error_header(error: SqsError) -> str:
+    """Return the header ``x-amzn-query-error``, from which SDKs take the older name of an error."""
+    return f"{error.fault.shown_code};{'Sender' if error.fault.is_senders else 'Receiver'}"
+
+
+def write_xml_answer(action: str, result: Mapping[str, Any], request_id: str) -> bytes:
+    """Return the body of an answer of the query protocol."""
+    inner = "".join(_xml_member(action, name, value) for name, value in result.items())
+    wrapped = f"<{action}Result>{inner}</{action}Result>" if result else ""
+    return _document(
+        f"{action}Response",
+        f"{wrapped}<ResponseMetadata><RequestId>{request_id}</RequestId></ResponseMetadata>",
+    )
+
+
+def write_xml_error(error: SqsError, request_id: str) -> bytes:
+    """Return the body of an error's answer of the query protocol."""
+    kind = "Sender" if error.fault.is_senders else "Receiver"
+    return _document(
+        "ErrorResponse",
+        f"<Error><Type>{kind}</Type><Code>{error.fault.shown_code}</Code>"
+        f"<Message>{_xml_text(str(error))}</Message><Detail/></Error>"
+        f"<RequestId>{request_id}</RequestId>",
+    )
+
+
+def _document(root: str, inner: str) -> bytes:
+    return f'<?xml version="1.0"?>\n<{root} xmlns="{_NAMESPACE}">{inner}</{root}>'.encode()
+
+
+def _xml_member(action: str, name: str, value: Any) -> str:
+    """Return the elements of one member of a structure."""
+    if isinstance(value, Mapping) and name in _PAIRS:
+        element, key_name, value_name = _PAIRS[name]
+        return "".join(
+            f"<{element}><{key_name}>{_xml_text(key)}</{key_name}>"
+            f"<{value_name}>{_xml_value(action, one)}</{value_name}></{element}>"
+            for key, one in value.items()
+        )
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        element = f"{action}ResultEntry" if name == "Successful" else _ELEMENTS[name]
+        return "".join(f"<{element}>{_xml_value(action, one)}</{element}>" for one in value)
+    return f"<{name}>{_xml_value(action, value)}</{name}>"
+
+
+def _xml_value(action: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "".join(_xml_member(action, name, one) for name, one in value.items())
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _xml_text(str(value))
+
+
+def _xml_text(text: str) -> str:
+    """Return text for XML; a bare carriage return would be read as a line feed."""
+    return escape(_NO_XML.sub("\ufffd", text), {"\r": "&#13;"})
