@@ -6,21 +6,27 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from logging import Logger
-from typing import Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from penstock.broker.extensions import Receipt, SinkCounts
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.plugins.queue.engine import AppendResult, Engine, StorageFullError
-from penstock.plugins.queue.logical_queue import LogicalQueue
+from penstock.plugins.queue.engines.contract import (
+    DROP_REASONS as ENGINE_DROP_REASONS,
+)
+from penstock.plugins.queue.engines.contract import (
+    AppendResult,
+    Engine,
+    NewMessage,
+    QueueSpec,
+    StorageFullError,
+)
+from penstock.plugins.queue.strategies.enqueue import EnqueueController
+from penstock.plugins.queue.strategies.message_key import key_reader
 
-DROP_REASONS: Final = {
-    "closing": "it came while the program was ending",
+DROP_REASONS: Final = ENGINE_DROP_REASONS | {
+    "closing": "it came while the program was ending, or its queue was deleted",
     "pending_full": "too many messages or bytes were waiting for their commit",
-    "queue_full": "the queue held as much as its max_messages or max_bytes allow",
-    "storage_full": "the storage had no space left",
-    "storage_error": "the storage refused to write",
-    "unreadable": "its payload store could not read it back, or its properties are no JSON",
 }
 """Every reason for which a message may not be stored, and its meaning."""
 
@@ -32,6 +38,28 @@ _REASON_CODES: Final = {
     "storage_error": ReasonCode.UNSPECIFIED_ERROR,
     "unreadable": ReasonCode.UNSPECIFIED_ERROR,
 }
+
+Entry: TypeAlias = tuple[NewMessage, Any]
+"""A message, and what its outcome is reported to."""
+
+Report: TypeAlias = Callable[[AppendResult], None]
+
+
+class Stored(NamedTuple):
+    """What became of one message of a request.
+
+    Attributes:
+        physical_queue: in which it is stored; -1 where it is not.
+        offset: its offset there; -1 where it is not stored, or not known. That of a duplicate is
+            that of the message that was stored before.
+        reason: "" where the message is done with: it is stored, or a queue with `drop_newest` was
+            full and has dropped it; ``duplicate`` where it was stored before; else a key of
+            `DROP_REASONS`.
+    """
+
+    physical_queue: int
+    offset: int
+    reason: str
 
 
 class PendingBudget:
@@ -73,21 +101,28 @@ class PendingBudget:
 class Intake:
     """Takes messages for one logical queue and passes them to the engine in groups.
 
+    Room for a message is that of the budget and that of the queue. A queue with `drop_newest` looks
+    for the second when the message is accepted, and drops the message where there is none.
+
     Args:
-        queue: the logical queue.
+        name: of the logical queue.
+        spec: its settings.
         engine: its engine.
         budget: shared by all intakes of the program.
-        commit_wait_seconds: how long the first message of a group waits for others.
+        commit_wait_seconds: how long the first published message of a group waits for others.
         commit_max_messages: size at which a group waits no longer.
         logger: gets refusals.
 
     Attributes:
-        counts: the sink's ledger.
+        published: the ledger of what the broker offered.
+        requested: that of what came in requests.
+        on_room: called when there may be room again after a message was refused.
     """
 
     def __init__(
         self,
-        queue: LogicalQueue,
+        name: str,
+        spec: QueueSpec,
         engine: Engine,
         budget: PendingBudget,
         *,
@@ -95,41 +130,108 @@ class Intake:
         commit_max_messages: int,
         logger: Logger,
     ) -> None:
-        self.counts = SinkCounts()
-        self._queue = queue
+        self.published = SinkCounts()
+        self.requested = SinkCounts()
+        self.on_room: Callable[[], None] = lambda: None
+        self._name = name
         self._engine = engine
         self._budget = budget
         self._commit_wait_seconds = commit_wait_seconds
         self._commit_max_messages = commit_max_messages
         self._logger = logger
-        self._group: list[tuple[Message, Receipt | None]] = []
+        self._group: list[Entry] = []
         self._flush_handle: asyncio.Handle | None = None
         self._commits: set[asyncio.Future[AppendResult]] = set()
         self._is_closing = False
+        self._has_refused = False
+        self.set_up(spec)
+
+    def set_up(self, spec: QueueSpec) -> None:
+        """Go by these settings from now on."""
+        self._flush()
+        self._drops_newest = spec.when_full == "drop_newest"
+        self._controller = EnqueueController[Entry](spec.physical_queues, _key_of(spec.key))
+
+    def reserve(self, message: Message) -> str:
+        """Hold room for a message until `accept` or `release`; see `MessageSink`."""
+        n_bytes = len(message.payload)
+        reason = self._reserve(n_bytes)
+        if reason:
+            self._has_refused = True
+        return reason
+
+    def release(self, message: Message) -> None:
+        """Give back the room that `reserve` has held."""
+        n_bytes = len(message.payload)
+        self._budget.give_back(1, n_bytes)
+        if not self._drops_newest:
+            self._engine.release(self._name, 1, n_bytes)
+
+    def refuse(self, reason: str) -> None:
+        """Count a published message that the queue does not get."""
+        self.published.matched += 1
+        self._drop(self.published, reason)
 
     def accept(self, message: Message, receipt: Receipt | None) -> None:
-        """Take a message without waiting.
+        """Take a published message for which there is room, without waiting.
 
         Args:
             message: to be stored.
             receipt: settled on the loop's thread after this call has returned; None for no report.
         """
-        counts = self.counts
+        counts = self.published
         counts.matched += 1
-        reason = self._refusal(message.payload_bytes)
-        if reason is not None:
-            self._drop(reason)
-            if receipt is not None:
-                asyncio.get_running_loop().call_soon(receipt.settle, _REASON_CODES[reason])
+        if self._is_closing:
+            self.release(message)
+            self._drop(counts, "closing")
+            self._settle_soon(receipt, ReasonCode.SERVER_SHUTTING_DOWN)
+            return
+        if self._drops_newest and not self._has_room_for_newest(len(message.payload), counts):
+            self._settle_soon(receipt, ReasonCode.SUCCESS)
             return
         counts.queued += 1
-        self._queue.pending_messages += 1
-        self._queue.pending_bytes += message.payload_bytes
-        self._group.append((message, receipt))
+        new = (
+            NewMessage(message)
+            if receipt is None
+            else NewMessage(message, receipt.deduplication_id, None, receipt.is_repeat)
+        )
+        self._group.append((new, receipt))
         if len(self._group) >= self._commit_max_messages:
             self._flush()
         elif self._flush_handle is None:
             self._flush_handle = self._call_later(self._flush)
+
+    def forget(self, deduplication_id: bytes, done: Callable[[bool], None]) -> None:
+        """Forget a deduplication identifier; see `MessageSink`."""
+        self._engine.forget(self._name, [deduplication_id]).add_done_callback(
+            lambda future: done(future.exception() is None)
+        )
+
+    async def store(self, messages: Sequence[NewMessage]) -> list[Stored]:
+        """Store the messages of a request; return what became of each, in their order.
+
+        If the caller is cancelled, they are stored all the same.
+        """
+        counts = self.requested
+        counts.matched += len(messages)
+        outcomes = [Stored(-1, -1, "")] * len(messages)
+        taken: list[Entry] = []
+        for index, new in enumerate(messages):
+            n_bytes = len(new.message.payload)
+            reason = self._reserve(n_bytes)
+            if reason:
+                outcomes[index] = Stored(-1, -1, reason)
+                self._drop(counts, reason)
+            elif not self._drops_newest or self._has_room_for_newest(n_bytes, counts):
+                taken.append((new, index))
+        counts.queued += len(taken)
+        commits = [
+            self._append(number, dealt, counts, partial(self._note, outcomes, number, dealt))
+            for number, dealt in self._controller.deal(taken).items()
+        ]
+        if commits:
+            await asyncio.wait(commits)
+        return outcomes
 
     async def close(self) -> None:
         """Refuse further messages, and wait until all earlier ones are stored or refused."""
@@ -138,75 +240,138 @@ class Intake:
         if self._commits:
             await asyncio.wait(self._commits)
 
+    def has_room_again(self) -> None:
+        """Tell publishers that wait, if any was refused: messages have left the queue."""
+        if self._has_refused:
+            self._has_refused = False
+            self.on_room()
+
     def _call_later(self, call: Callable[[], None]) -> asyncio.Handle:
         loop = asyncio.get_running_loop()
         if self._commit_wait_seconds:
             return loop.call_later(self._commit_wait_seconds, call)
         return loop.call_soon(call)
 
-    def _refusal(self, n_bytes: int) -> str | None:
-        """Return why a message cannot be taken; "" after its room was taken."""
+    @staticmethod
+    def _settle_soon(receipt: Receipt | None, reason_code: int) -> None:
+        if receipt is not None:
+            asyncio.get_running_loop().call_soon(receipt.settle, reason_code)
+
+    def _reserve(self, n_bytes: int) -> str:
         if self._is_closing:
             return "closing"
-        if self._queue.is_full(n_bytes):
+        if self._drops_newest:
+            return "" if self._budget.take(n_bytes) else "pending_full"
+        if not self._engine.reserve(self._name, 1, n_bytes):
             return "queue_full"
         if not self._budget.take(n_bytes):
+            self._engine.release(self._name, 1, n_bytes)
             return "pending_full"
-        return None
+        return ""
+
+    def _has_room_for_newest(self, n_bytes: int, counts: SinkCounts) -> bool:
+        """Hold the queue's room for a message; drop it where there is none."""
+        if self._engine.reserve(self._name, 1, n_bytes):
+            return True
+        self._budget.give_back(1, n_bytes)
+        self._drop(counts, "queue_full")
+        return False
 
     def _flush(self) -> None:
         if self._flush_handle is not None:
             self._flush_handle.cancel()
             self._flush_handle = None
         group, self._group = self._group, []
-        for number, dealt in self._queue.enqueue_controller.deal(group).items():
-            messages = [message for message, _ in dealt]
-            future = self._engine.append(self._queue.name, number, messages)
-            self._commits.add(future)
-            future.add_done_callback(partial(self._settled, dealt))
+        for number, dealt in self._controller.deal(group).items() if group else ():
+            self._append(number, dealt, self.published, partial(self._settle_receipts, dealt))
 
-    def _settled(
+    def _append(
+        self, number: int, dealt: Sequence[Entry], counts: SinkCounts, report: Report
+    ) -> asyncio.Future[AppendResult]:
+        """Store one physical queue's part of a group.
+
+        Args:
+            number: of the physical queue.
+            dealt: its messages, for which there is room.
+            counts: the ledger that they are in.
+            report: gets the outcome.
+        """
+        future = self._engine.append(self._name, number, [new for new, _ in dealt])
+        self._commits.add(future)
+        future.add_done_callback(partial(self._committed, dealt, counts, report))
+        return future
+
+    def _committed(
         self,
-        dealt: Sequence[tuple[Message, Receipt | None]],
+        dealt: Sequence[Entry],
+        counts: SinkCounts,
+        report: Report,
         future: asyncio.Future[AppendResult],
     ) -> None:
         """Record the outcome of one physical queue's part of a group."""
         self._commits.discard(future)
-        n_bytes = sum(message.payload_bytes for message, _ in dealt)
-        self._budget.give_back(len(dealt), n_bytes)
-        self._queue.pending_messages -= len(dealt)
-        self._queue.pending_bytes -= n_bytes
-        self.counts.queued -= len(dealt)
+        self._budget.give_back(len(dealt), sum(len(new.message.payload) for new, _ in dealt))
         error = future.exception()
-        reasons: dict[int, str] = {}
         if error is None:
-            reasons = dict.fromkeys(future.result().unreadable, "unreadable")
+            result = future.result()
         else:
             reason = "storage_full" if isinstance(error, StorageFullError) else "storage_error"
-            reasons = dict.fromkeys(range(len(dealt)), reason)
-        self.counts.stored += len(dealt) - len(reasons)
-        for reason in reasons.values():
-            self._drop(reason)
+            refused = dict.fromkeys(range(len(dealt)), reason)
+            result = AppendResult([-1] * len(dealt), (), refused)
+        counts.queued -= len(dealt)
+        counts.stored += len(dealt) - len(result.refused)
+        for reason in result.refused.values():
+            self._drop(counts, reason)
+        report(result)
+        self.has_room_again()
+
+    def _settle_receipts(self, dealt: Sequence[Entry], result: AppendResult) -> None:
+        refused = result.refused
         for index, (_, receipt) in enumerate(dealt):
             if receipt is not None:
-                reason = reasons.get(index, "")
-                self._settle(receipt, _REASON_CODES[reason] if reason else ReasonCode.SUCCESS)
+                code = _REASON_CODES[refused[index]] if index in refused else ReasonCode.SUCCESS
+                self._settle(receipt, code)
+
+    @staticmethod
+    def _note(
+        outcomes: list[Stored], number: int, dealt: Sequence[Entry], result: AppendResult
+    ) -> None:
+        """Note the outcome of messages of a request, each at the index beside it."""
+        for place, ((_, index), offset) in enumerate(zip(dealt, result.offsets, strict=True)):
+            reason = result.refused.get(place, "")
+            outcomes[index] = Stored(-1 if reason else number, offset, reason)
+        for place in result.duplicates:
+            index = dealt[place][1]
+            outcomes[index] = outcomes[index]._replace(reason="duplicate")
 
     def _settle(self, receipt: Receipt, reason_code: int) -> None:
         try:
             receipt.settle(reason_code)
         except Exception:
             # An error in one publisher's receipt must not stop the others.
-            self._logger.exception("queue %s: a receipt failed", self._queue.name)
+            self._logger.exception("queue %s: a receipt failed", self._name)
 
-    def _drop(self, reason: str) -> None:
+    def _drop(self, counts: SinkCounts, reason: str) -> None:
         """Count a message that is not stored; log the 1st, 10th, 100th and so on."""
-        n_dropped = self.counts.dropped.get(reason, 0) + 1
-        self.counts.dropped[reason] = n_dropped
+        n_dropped = counts.dropped.get(reason, 0) + 1
+        counts.dropped[reason] = n_dropped
         if n_dropped == 10 ** (len(str(n_dropped)) - 1):
             self._logger.warning(
                 "queue %s: %d messages not stored so far, because %s",
-                self._queue.name,
+                self._name,
                 n_dropped,
-                DROP_REASONS[reason],
+                DROP_REASONS.get(reason, reason),
             )
+
+
+def _key_of(key: str | None) -> Callable[[Entry], str | None] | None:
+    """Return what reads the keys of a queue's messages; None for a queue without keys."""
+    if key is None:
+        return None
+    read = key_reader(key)
+
+    def key_of(entry: Entry) -> str | None:
+        message = entry[0].message
+        return read(message.topic, message.publisher, message.properties.get("user_property", ()))
+
+    return key_of

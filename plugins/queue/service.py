@@ -7,57 +7,51 @@ its own form. Calls that need nothing but the engine are made on `QueueService.e
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from logging import Logger
-from typing import Any, NamedTuple
+from typing import Any, Final
 
+from penstock.broker.config.checked_yaml import MisfitError, fit
 from penstock.broker.errors import PenstockError
 from penstock.plugins.queue.client import ReceivedMessage
-from penstock.plugins.queue.config import QueueConfig
+from penstock.plugins.queue.config import (
+    DEFAULT_GROUP,
+    NAME_ALLOWED,
+    NAME_FORM,
+    GroupConfig,
+    LogicalQueueConfig,
+    QueueConfig,
+)
 from penstock.plugins.queue.engines.contract import (
     Action,
     Engine,
+    EngineStartError,
+    GroupKindError,
     GroupSnapshot,
     GroupSpec,
     NewMessage,
     Position,
     QueueSnapshot,
     QueueSpec,
+    UnknownGroupError,
+    UnknownQueueError,
 )
+from penstock.plugins.queue.group_receiver import BusyError, ReceiveRequest
+from penstock.plugins.queue.intake import Intake, PendingBudget, Stored
 from penstock.plugins.queue.logical_queue import LogicalQueue
 
+__all__ = [
+    "BusyError",
+    "QueueService",
+    "ReceiveRequest",
+    "SettingError",
+    "Stored",
+    "group_spec",
+    "queue_spec",
+]
 
-class ReceiveRequest(NamedTuple):
-    """What a receiver asks for.
-
-    Attributes:
-        max_messages: at most, of 1 or more.
-        wait_seconds: how long the receiver waits for messages.
-        visibility_timeout: seconds for which they are invisible to others; None for the group's.
-        min_messages: with `rds+wake`, the request is held until so many can be received, or the
-            wait ends.
-        min_bytes: the same in payload bytes.
-    """
-
-    max_messages: int
-    wait_seconds: float = 0.0
-    visibility_timeout: float | None = None
-    min_messages: int = 1
-    min_bytes: int = 0
-
-
-class Stored(NamedTuple):
-    """What became of one message.
-
-    Attributes:
-        physical_queue: in which it is stored; -1 where it is not.
-        offset: its offset there; -1 where it is not stored, or not known.
-        reason: "" where it is stored; ``duplicate`` where it was stored before; else a key of
-            `penstock.plugins.queue.intake.DROP_REASONS`.
-    """
-
-    physical_queue: int
-    offset: int
-    reason: str
+_SPEC_KEYS: Final = [key.name for key in fields(QueueSpec) if key.name not in {"groups", "tags"}]
+_GROUP_KEYS: Final = [key.name for key in fields(GroupSpec)]
 
 
 class SettingError(PenstockError):
@@ -65,16 +59,17 @@ class SettingError(PenstockError):
 
 
 class QueueService:
-    """The logical queues of an engine.
+    """The logical queues of an engine: those of the policy file, and those of requests.
 
     Args:
         config: of the plugin.
-        engine: opened before any other call.
+        engine: opened by `open`.
         clock: returns monotonic seconds.
         logger: gets faults.
 
     Attributes:
         engine: holds the messages.
+        on_change: called after queues were created, changed or deleted.
     """
 
     def __init__(
@@ -85,13 +80,82 @@ class QueueService:
         logger: Logger,
     ) -> None:
         self.engine = engine
+        self.on_change: Callable[[], None] = lambda: None
         self._config = config
         self._clock = clock
         self._logger = logger
+        self._budget = PendingBudget(config.max_pending_messages, config.max_pending_bytes)
+        self._queues = {
+            name: self._make(name, queue_spec(queue)) for name, queue in config.queues.items()
+        }
+
+    async def open(self) -> None:
+        """Open the engine, and create or change the queues and groups of the policy file.
+
+        Raises:
+            EngineStartError: the engine cannot be opened, or a group cannot become what the file
+                has.
+            StorageError: the engine cannot store the settings.
+        """
+        await self.engine.open()
+        for name in self.engine.queues():
+            if name not in self._config.queues:
+                snapshot = self.engine.snapshot(name)
+                self._queues[name] = self._make(name, snapshot.spec)
+                self._logger.info(
+                    "queue %s is not in the policy file; it has %d messages and is served",
+                    name,
+                    snapshot.messages,
+                )
+        for name in self._config.queues:
+            await self._declare(name)
+
+    async def _declare(self, name: str) -> None:
+        """Bring a queue of the policy file into the engine."""
+        queue = self._queues[name]
+        if name not in self.engine.queues():
+            await self.engine.create_queue(name, queue.spec)
+            return
+        snapshot = self.engine.snapshot(name)
+        queue.spec = replace(queue.spec, tags=snapshot.spec.tags)
+        if snapshot.spec != queue.spec:
+            await self.engine.change_queue(name, queue.spec)
+        for group, spec in queue.spec.groups.items():
+            existing = snapshot.groups.get(group)
+            if existing is None or existing.spec == spec:
+                continue
+            try:
+                await self.engine.change_group(name, group, spec)
+            except GroupKindError as error:
+                raise EngineStartError(
+                    f"plugins.queue.queues.{name}.groups.{group}.kind: read {spec.kind}; allowed: "
+                    f"{existing.spec.kind}, as the group exists. Give the group another name, or "
+                    "delete it first"
+                ) from error
+        for group, held in snapshot.groups.items():
+            if group not in queue.spec.groups:
+                self._logger.info(
+                    "group %s of queue %s is not in the policy file; %d messages wait for it",
+                    group,
+                    name,
+                    held.waiting,
+                )
+
+    def close_requests(self) -> None:
+        """Answer waiting requests now; called before the protocols stop."""
+        for queue in self._queues.values():
+            queue.close()
+
+    async def close(self) -> None:
+        """Store what was accepted and close the engine; may be called again."""
+        self.close_requests()
+        for queue in self._queues.values():
+            await queue.intake.close()
+        await self.engine.close()
 
     def names(self) -> Sequence[str]:
         """Return the names of all queues, sorted."""
-        raise NotImplementedError
+        return sorted(self._queues)
 
     def queue(self, name: str) -> LogicalQueue:
         """Return a queue.
@@ -99,7 +163,11 @@ class QueueService:
         Raises:
             UnknownQueueError: there is none of this name.
         """
-        raise NotImplementedError
+        queue = self._queues.get(name)
+        if queue is None:
+            known = ", ".join(self.names()) or "none, there are no queues"
+            raise UnknownQueueError(f"queue: read {name}; allowed: {known}")
+        return queue
 
     async def create(self, name: str, spec: QueueSpec) -> QueueSnapshot:
         """Create a queue; one with the same settings is kept.
@@ -111,7 +179,14 @@ class QueueService:
             SettingError: a name or a setting that is not allowed.
             StorageError: nothing has changed.
         """
-        raise NotImplementedError
+        _check_name("queue", name)
+        spec = spec if spec.groups else replace(spec, groups={DEFAULT_GROUP: GroupSpec()})
+        self._check(name, spec)
+        snapshot = await self.engine.create_queue(name, spec)
+        if name not in self._queues:
+            self._queues[name] = self._make(name, snapshot.spec)
+            self.on_change()
+        return snapshot
 
     async def change(self, name: str, spec: QueueSpec) -> QueueSnapshot:
         """Give a queue other settings; missing groups are created, others are left as they are.
@@ -121,16 +196,27 @@ class QueueService:
             SettingError: a setting that is not allowed.
             StorageError: nothing has changed.
         """
-        raise NotImplementedError
+        queue = self.queue(name)
+        self._check(name, spec)
+        snapshot = await self.engine.change_queue(name, spec)
+        queue.set_up(snapshot.spec)
+        self.on_change()
+        return snapshot
 
     async def delete(self, name: str) -> None:
         """Delete a queue with its messages and groups; requests that wait for it fail.
 
         Raises:
             UnknownQueueError: there is none of this name.
-            StorageError: nothing has changed.
+            StorageError: the queue is still there.
         """
-        raise NotImplementedError
+        queue = self.queue(name)
+        await self.engine.delete_queue(name)
+        if self._queues.get(name) is queue:
+            del self._queues[name]
+        self.on_change()
+        queue.is_gone(UnknownQueueError(f"queue {name} was deleted"))
+        await queue.intake.close()
 
     async def create_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
         """Create a group; one with the same settings is kept; see `Engine.create_group`.
@@ -138,7 +224,9 @@ class QueueService:
         Raises:
             SettingError: a name or a setting that is not allowed.
         """
-        raise NotImplementedError
+        _check_name("group", group)
+        self._check_group(queue, group, spec)
+        return await self.engine.create_group(queue, group, spec)
 
     async def change_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
         """Give a group other settings; see `Engine.change_group`.
@@ -146,19 +234,25 @@ class QueueService:
         Raises:
             SettingError: a setting that is not allowed.
         """
-        raise NotImplementedError
+        self._check_group(queue, group, spec)
+        return await self.engine.change_group(queue, group, spec)
 
     async def delete_group(self, queue: str, group: str) -> None:
         """Delete a group; requests that wait for it fail; see `Engine.delete_group`."""
-        raise NotImplementedError
+        held = self.queue(queue)
+        await self.engine.delete_group(queue, group)
+        held.group_is_gone(group, UnknownGroupError(f"group {group} of {queue} was deleted"))
+        held.intake.has_room_again()
 
     async def store(self, queue: str, messages: Sequence[NewMessage]) -> Sequence[Stored]:
         """Store messages; return what became of each, in their order.
 
+        If the caller is cancelled, they are stored all the same.
+
         Raises:
             UnknownQueueError: there is no such queue.
         """
-        raise NotImplementedError
+        return await self.queue(queue).intake.store(messages)
 
     async def receive(
         self, queue: str, group: str, request: ReceiveRequest
@@ -174,7 +268,7 @@ class QueueService:
             BusyError: too many requests wait, or too many messages are leased.
             StorageError: nothing could be read.
         """
-        raise NotImplementedError
+        return await self.queue(queue).receive(group, request)
 
     async def settle(
         self,
@@ -185,7 +279,11 @@ class QueueService:
         seconds: float = 0.0,
     ) -> Mapping[int, str]:
         """Settle receives; see `Engine.settle`."""
-        raise NotImplementedError
+        held = self.queue(queue)
+        failed = await self.engine.settle(queue, group, action, handles, seconds)
+        if action in ("ack", "dead"):
+            held.intake.has_room_again()
+        return failed
 
     async def plan(
         self,
@@ -204,7 +302,7 @@ class QueueService:
             max_bytes: the same in stored bytes.
             wait_seconds: how long to wait for messages where nothing is behind `start`.
         """
-        raise NotImplementedError
+        return await self.queue(queue).plan(start, max_messages, max_bytes, wait_seconds)
 
     def figures(self, queue: str) -> dict[str, Any]:
         """Return a queue's snapshot, counters of its requests and of what came in, as JSON has it.
@@ -212,4 +310,83 @@ class QueueService:
         Raises:
             UnknownQueueError: there is no such queue.
         """
-        raise NotImplementedError
+        return self.queue(queue).figures()
+
+    def _make(self, name: str, spec: QueueSpec) -> LogicalQueue:
+        config = self._config
+        intake = Intake(
+            name,
+            spec,
+            self.engine,
+            self._budget,
+            commit_wait_seconds=config.commit_wait_seconds,
+            commit_max_messages=config.commit_max_messages,
+            logger=self._logger,
+        )
+        # A queue that was created by a request has the defaults of the file's keys.
+        keys = config.queues.get(name, LogicalQueueConfig())
+        return LogicalQueue(name, spec, keys, self.engine, intake, self._clock)
+
+    def _check(self, name: str, spec: QueueSpec) -> None:
+        """Check settings by the rules of the policy file.
+
+        Raises:
+            SettingError: names each wrong one.
+        """
+        settings = asdict(spec)
+        del settings["tags"]
+        _fit(LogicalQueueConfig, settings, f"queue {name}")
+        for group, settings_ in spec.groups.items():
+            self._check_dead_letters(name, group, settings_)
+
+    def _check_group(self, queue: str, group: str, spec: GroupSpec) -> None:
+        held = self.queue(queue)
+        where = f"group {group} of queue {queue}"
+        _fit(GroupConfig, asdict(spec), where)
+        if spec.order == "key" and held.spec.key is None:
+            raise SettingError(
+                f"{where}: order: read key; allowed: any, or give the queue a key first"
+            )
+        self._check_dead_letters(queue, group, spec)
+
+    def _check_dead_letters(self, queue: str, group: str, spec: GroupSpec) -> None:
+        others = [name for name in self.names() if name != queue]
+        if spec.dead_letter_queue is not None and spec.dead_letter_queue not in others:
+            known = ", ".join(others) or "none, there are no others"
+            raise SettingError(
+                f"group {group} of queue {queue}: dead_letter_queue: read "
+                f"{spec.dead_letter_queue}; allowed: another queue that exists: {known}"
+            )
+
+
+def queue_spec(config: LogicalQueueConfig) -> QueueSpec:
+    """Return the settings of a queue of the policy file."""
+    groups = {name: group_spec(group) for name, group in config.groups.items()}
+    settings = {key: getattr(config, key) for key in _SPEC_KEYS}
+    return QueueSpec(**settings, groups=groups)
+
+
+def group_spec(config: GroupConfig) -> GroupSpec:
+    """Return the settings of a group of the policy file."""
+    return GroupSpec(**{key: getattr(config, key) for key in _GROUP_KEYS})
+
+
+def _check_name(what: str, name: str) -> None:
+    if not NAME_FORM.fullmatch(name):
+        raise SettingError(f"{what}: read {name[:80]!r}; allowed: {NAME_ALLOWED}")
+
+
+def _fit(cls: type, settings: Mapping[str, Any], where: str) -> None:
+    """Check settings as the policy file's are checked.
+
+    Raises:
+        SettingError: names each wrong one.
+    """
+    try:
+        fit(cls, settings)
+    except MisfitError as error:
+        told = [
+            f"{'.'.join(misfit.place) or 'settings'}: read {misfit.read}; allowed: {misfit.allowed}"
+            for misfit in error.misfits
+        ]
+        raise SettingError(f"{where}: {'; '.join(told)}") from error

@@ -1,0 +1,267 @@
+"""The receivers of one lease group: D-Ctrl driven with the real clock.
+
+A request is a coroutine of its caller. While it is held it waits for a future, and the group has
+one timer for all of them and, with `rds+wake`, one task that waits for arrivals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from penstock.broker.errors import PenstockError
+from penstock.plugins.queue.client import ReceivedMessage
+from penstock.plugins.queue.config import LogicalQueueConfig
+from penstock.plugins.queue.engines.contract import Engine, StorageError
+from penstock.plugins.queue.strategies.dequeue import (
+    DequeueController,
+    DequeueCounts,
+    DequeueRequest,
+    make_strategy,
+)
+
+ANSWER_BYTES: Final = 4 * 1024 * 1024
+"""Payload bytes of one answer, unless one message alone is longer. Bounds the time for which
+writing an answer blocks the loop."""
+
+_WATCH_SECONDS: Final = 3600.0
+"""Of one wait for arrivals; another one follows."""
+
+
+class BusyError(PenstockError):
+    """Too much is running to begin the request; it may be repeated later."""
+
+
+class ReceiveRequest(NamedTuple):
+    """What a receiver asks for.
+
+    Attributes:
+        max_messages: at most, of 1 or more.
+        wait_seconds: how long the receiver waits for messages.
+        visibility_timeout: seconds for which they are invisible to others; None for the group's.
+        min_messages: with `rds+wake`, the request is held until so many can be received, or the
+            wait ends; with `pms`, until one physical queue has so many.
+        min_bytes: with `rds+wake`, the same in payload bytes.
+    """
+
+    max_messages: int
+    wait_seconds: float = 0.0
+    visibility_timeout: float | None = None
+    min_messages: int = 1
+    min_bytes: int = 0
+
+
+class GroupReceiver:
+    """Answers the requests of a group.
+
+    Args:
+        queue: name of the logical queue.
+        group: name of the group, of kind `lease`.
+        config: of the queue.
+        engine: holds the messages.
+        clock: returns monotonic seconds.
+
+    Raises:
+        UnknownQueueError: there is no such queue.
+        UnknownGroupError: there is no such group.
+        GroupKindError: the group is of kind `offsets`.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        group: str,
+        config: LogicalQueueConfig,
+        engine: Engine,
+        clock: Callable[[], float],
+    ) -> None:
+        lengths = partial(engine.visible, queue, group)
+        lengths()  # it raises where there is no such group
+        self._name = f"queue {queue}, group {group}"
+        self._queue = queue
+        self._group = group
+        self._max_waiting = config.max_waiting_requests
+        self._engine = engine
+        self._clock = clock
+        self._controller = DequeueController(
+            sorted(engine.snapshot(queue).usage),
+            make_strategy(config.dequeue, config.sleep_time),
+            lengths,
+            config.max_queues_per_dequeue,
+        )
+        self._held: dict[DequeueRequest, asyncio.Future[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._watching: asyncio.Task[None] | None = None
+        self._seen = -1
+        # A request that makes a round while this grows must not be held before another round.
+        self._signals = 0
+        self._is_closing = False
+
+    @property
+    def counts(self) -> DequeueCounts:
+        """What became of the requests."""
+        return self._controller.counts
+
+    def layout_has_changed(self) -> None:
+        """Take over the physical queues that there are."""
+        self._controller.physical_queues = sorted(self._engine.snapshot(self._queue).usage)
+
+    async def receive(self, request: ReceiveRequest) -> list[ReceivedMessage]:
+        """Receive messages; see `QueueService.receive`."""
+        controller = self._controller
+        if controller.counts.waiting >= self._max_waiting:
+            raise BusyError(
+                f"{self._name}: {controller.counts.waiting} requests wait; allowed: "
+                f"{self._max_waiting}"
+            )
+        taken = controller.begin(
+            request.max_messages,
+            self._clock(),
+            request.wait_seconds,
+            min_messages=request.min_messages,
+            min_bytes=request.min_bytes,
+        )
+        found: list[ReceivedMessage] = []
+        try:
+            while True:
+                signals = self._signals
+                await self._try_round(taken, found, request.visibility_timeout)
+                if not found:
+                    self._check_leased()
+                if taken.decide(self._clock()) or self._is_closing:
+                    return found
+                self._engine.give_back(self._queue, self._group, found)
+                found.clear()
+                if signals != self._signals:
+                    controller.let_go(taken)
+                else:
+                    await self._hold(taken)
+        except BaseException:
+            self._engine.give_back(self._queue, self._group, found)
+            raise
+        finally:
+            taken.end()
+            # Messages that this request was woken for, and has not taken, are for another one.
+            if controller.counts.held:
+                self._look()
+
+    def close(self) -> None:
+        """Answer held requests, and every further one at once."""
+        self._is_closing = True
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wake(list(self._held))
+
+    def fail(self, error: Exception) -> None:
+        """Have held requests fail: the queue or the group is gone."""
+        for future in self._held.values():
+            if not future.done():
+                future.set_exception(error)
+
+    async def _try_round(
+        self, taken: DequeueRequest, found: list[ReceivedMessage], visibility: float | None
+    ) -> None:
+        """Make one round of tries.
+
+        Raises:
+            StorageError: a physical queue cannot be read, and no other had a message.
+        """
+        failed: StorageError | None = None
+        room = ANSWER_BYTES
+        while (number := taken.next_try(self._clock())) is not None:
+            leased: list[ReceivedMessage] = []
+            try:
+                leased = await self._engine.lease(
+                    self._queue, self._group, number, taken.missing, room, visibility
+                )
+            except StorageError as error:
+                failed = error
+            found += leased
+            n_bytes = sum(len(delivery.payload) for delivery in leased)
+            room -= n_bytes
+            taken.tried(len(leased), n_bytes, is_full=room <= 0)
+        if failed is not None and not found:
+            try:
+                raise failed
+            finally:
+                failed = None  # breaks the cycle of the error and this frame
+
+    def _check_leased(self) -> None:
+        """Check that the group may lease messages.
+
+        Raises:
+            BusyError: it may not, until some are settled.
+        """
+        group = self._engine.snapshot(self._queue).groups[self._group]
+        if group.leased >= group.spec.max_leased_messages:
+            raise BusyError(
+                f"{self._name}: {group.leased} messages are received and not settled; allowed: "
+                f"{group.spec.max_leased_messages}. Settle some, or wait for their visibility "
+                "timeout"
+            )
+
+    async def _hold(self, taken: DequeueRequest) -> None:
+        """Wait until a request is to make another round."""
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        self._held[taken] = future
+        self._set_timer()
+        if self._controller.strategy.wakes_on_arrival and self._watching is None:
+            name = f"arrivals {self._queue}/{self._group}"
+            self._watching = loop.create_task(self._watch(), name=name)
+        try:
+            await future
+        finally:
+            del self._held[taken]
+
+    def _wake(self, requests: Iterable[DequeueRequest]) -> None:
+        for request in requests:
+            future = self._held.get(request)
+            if future is not None and not future.done():
+                future.set_result(None)
+
+    def _look(self) -> None:
+        """Wake the requests for which there are messages."""
+        try:
+            woken: Sequence[DequeueRequest] = self._controller.arrived()
+        except PenstockError as error:
+            self.fail(error)
+        else:
+            self._wake(woken)
+
+    def _set_timer(self) -> None:
+        """Wait for the next request's time, where that is earlier than what is waited for."""
+        at = self._controller.next_at
+        if at is None or (self._timer is not None and self._timer_at <= at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        delay = max(at - self._clock(), 0.0)
+        self._timer = asyncio.get_running_loop().call_later(delay, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        self._wake(self._controller.due(self._clock()))
+        self._set_timer()
+
+    async def _watch(self) -> None:
+        """Wake requests on arrivals, while any is held."""
+        try:
+            while self._held:
+                seen = await self._engine.wait_for_arrival(
+                    self._queue, self._group, self._seen, _WATCH_SECONDS
+                )
+                if seen != self._seen:
+                    self._seen = seen
+                    self._signals += 1
+                    self._look()
+        except Exception as error:  # noqa: BLE001 (whoever waits is told of any error)
+            self.fail(error)
+        finally:
+            self._watching = None
