@@ -9,7 +9,7 @@ The module only compares positions with what the queue reports. A difference tha
 reading cannot explain (messages that are gone unread, a queue that was created again or is shorter
 than the checkpoint) is reported, never skipped.
 
-A checkpoint of Penstock 0.1.0 has positions without an incarnation. They are taken for those of the
+An older checkpoint has positions without an incarnation. They are taken for those of the
 queue that exists, where their offsets do not contradict that; the next micro-batch's position has
 the incarnation.
 """
@@ -48,7 +48,7 @@ class Position:
     Attributes:
         queue: the logical queue, so that a checkpoint cannot be used for another one.
         following: physical queue to the offset of the next message to read.
-        incarnation: of the queue; "" in a checkpoint of Penstock 0.1.0.
+        incarnation: of the queue; "" in an older checkpoint.
     """
 
     queue: str

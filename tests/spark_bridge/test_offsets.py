@@ -49,7 +49,7 @@ def test_a_position_survives_the_checkpoint() -> None:
 
 
 def test_a_checkpoint_without_incarnation_is_taken_for_one_of_the_queue() -> None:
-    """The format of 0.1.0 is read, is written as it was, and gets the incarnation by reading on."""
+    """The older format is read, is written as it was, and gets the incarnation by reading on."""
     text = '{"queue": "telemetry", "next": {"0": 3}}'
     position = Position.from_json(json.loads(text), "telemetry")
     assert json.dumps(position.to_json()) == text

@@ -163,7 +163,7 @@ def test_commit_deletes_below_the_position() -> None:
     patient.join()
     patient.commit(Position("telemetry", {0: 1, 1: 0}, LIFE))
     assert queue.earliest == {0: 1, 1: 0}
-    # A checkpoint of 0.1.0.
+    # An older checkpoint.
     patient.commit(Position("telemetry", {0: 2, 1: 0}))
     assert queue.earliest == {0: 2, 1: 0}
 

@@ -167,7 +167,7 @@ def test_a_queue_created_again_is_told_though_it_has_grown(
 def test_a_checkpoint_of_the_old_format_is_read_on(
     spark: SparkSession, gateway: QueueClient, tmp_path: Path
 ) -> None:
-    """Positions of 0.1.0 have no incarnation; the next micro-batch stores it."""
+    """Older positions have no incarnation; the next micro-batch stores it."""
     texts = put(gateway, 0, 10)
     assert ingest(spark, gateway, tmp_path) == [10]
     (log,) = (tmp_path / "checkpoint" / "offsets").glob("[0-9]")
