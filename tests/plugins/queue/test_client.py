@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import json
 import pickle
 import re
 import socket
@@ -9,18 +12,39 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import BinaryIO
 
 import pytest
+import trustme
 
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.batch_format import write_batch, write_deliveries
-from penstock.plugins.queue.client import Batch, QueueClient, QueueError, ReceivedMessage
+from penstock.plugins.queue.client import (
+    AccessError,
+    Batch,
+    BusyError,
+    ConflictError,
+    NoAnswerError,
+    NoSpaceError,
+    NotStoredError,
+    OtherIncarnationError,
+    OutgoingMessage,
+    Position,
+    QueueClient,
+    QueueError,
+    RangeGoneError,
+    ReceivedMessage,
+    UnavailableError,
+    UnknownNameError,
+    error_of,
+    read_token,
+)
 from tests.plugins.queue.running import running_plugin
 
 QUEUES = {
-    "work": {"topics": ["a/#"], "physical_queues": 2, "sleep_time": 0.005},
-    "log": {"topics": ["a/#"], "physical_queues": 2, "readers": "offsets"},
+    "work": {"topics": ["a/#"], "physical_queues": 2},
+    "log": {"topics": ["a/#"], "physical_queues": 2, "groups": {"reader": {"kind": "offsets"}}},
 }
 
 
@@ -78,48 +102,157 @@ def answer(body: bytes, status: str = "200 OK", more: str = "") -> bytes:
 
 
 async def test_messages_go_through_the_queue() -> None:
-    """Enqueue, dequeue and delete as a back end does them."""
+    """Enqueue, receive and settle as a back end does them."""
     async with running_plugin(queues=QUEUES) as plugin:
         assert plugin.http_url is not None
         client = QueueClient(plugin.http_url)
 
         def work() -> None:
             stored = client.enqueue("work", [("a/1", b"\x00"), ("a/2", b"two")], publisher="me")
-            assert stored == 2
-            received = client.dequeue("work", n_max=10, wait_seconds=5)
+            assert stored == (2, [])
+            received = client.receive("work", wait_seconds=5)
+            received += client.receive("work", wait_seconds=5) if len(received) < 2 else []
             assert sorted((one.topic, one.payload, one.publisher) for one in received) == [
                 ("a/1", b"\x00", "me"),
                 ("a/2", b"two", "me"),
             ]
             handles = [one.receipt_handle for one in received]
-            assert client.delete("work", handles) == []
-            assert client.delete("work", handles) == handles
-            assert client.dequeue("work") == []
+            assert client.settle("work", handles, "extend", seconds=60) == {}
+            assert client.settle("work", handles) == {}
+            assert client.settle("work", [*handles, "forged"]) == {
+                0: "stale",
+                1: "stale",
+                2: "unknown",
+            }
+            assert client.receive("work") == []
             assert [queue["messages"] for queue in client.queues()] == [0, 0]
 
         await asyncio.to_thread(work)
 
 
-async def test_ranges_are_read_and_committed() -> None:
-    """Offsets, ranges and commit as Spark uses them."""
+async def test_a_message_that_is_given_back_comes_again_and_may_become_a_dead_letter() -> None:
+    """`nack`, `dead` and redrive, and a look at what waits."""
+    groups = {"default": {"dead_letter_queue": "failed"}}
+    queues = {"work": {"physical_queues": 1, "groups": groups}, "failed": {"physical_queues": 1}}
+    async with running_plugin(queues=queues) as plugin:
+        assert plugin.http_url is not None
+        client = QueueClient(plugin.http_url)
+
+        def receive() -> ReceivedMessage:
+            (received,) = client.receive("work", wait_seconds=5, visibility_timeout=600)
+            return received
+
+        def work() -> None:
+            client.enqueue("work", [("a", b"poison")])
+            assert client.settle("work", [receive().receipt_handle], "nack") == {}
+            again = receive()
+            assert (again.payload, again.receive_count) == (b"poison", 2)
+            assert client.settle("work", [again.receipt_handle], "dead") == {}
+            (peeked,) = client.peek("failed")
+            assert base64.b64decode(peeked["payload"]) == b"poison"
+            assert client.peek("work", group="default") == []
+            assert client.redrive("failed") == 1
+            assert receive().payload == b"poison"
+
+        await asyncio.to_thread(work)
+
+
+async def test_ranges_are_planned_read_and_committed() -> None:
+    """Positions, ranges and commit as Spark uses them."""
     async with running_plugin(queues=QUEUES) as plugin:
         assert plugin.http_url is not None
         client = QueueClient(plugin.http_url)
 
         def work() -> None:
             client.enqueue("log", [(f"a/{n}", b"%d" % n) for n in range(10)])
-            assert client.offsets("log") == {0: (0, 5), 1: (0, 5)}
-            batch = client.read_range("log", 1, 1, 5)
+            start = client.position("log")
+            assert dict(start.offsets) == {0: 0, 1: 0}
+            end = client.plan("log", start)
+            assert end == client.position("log", "latest")
+            assert end == Position(start.incarnation, {0: 5, 1: 5})
+            assert client.plan("log", end, wait_seconds=0.01) == end
+            assert sum(client.plan("log", start, max_messages=4).offsets.values()) == 4
+            batch = client.read_range("log", 1, 1, 5, incarnation=start.incarnation)
             assert batch.offset == [1, 2, 3, 4]
-            assert batch.payload == [b"3", b"5", b"7", b"9"]
+            assert len(set(batch.payload)) == 4
             assert client.read_range("log", 1, 1, 5) == batch
             assert client.read_range("log", 1, 1, 5, max_messages=2).offset == [1, 2]
             assert client.read_range("log", 1, 5, 5) == Batch([], [], [], [], [], [], [])
-            client.commit("log", {0: 5, 1: 3})
-            assert client.offsets("log") == {0: (5, 5), 1: (3, 5)}
-            with pytest.raises(QueueError, match="allowed: 3 or more") as raised:
+            client.commit("log", "reader", Position(start.incarnation, {0: 5, 1: 3}))
+            assert dict(client.position("log").offsets) == {0: 5, 1: 3}
+            with pytest.raises(RangeGoneError, match="allowed: 3 or more") as raised:
                 client.read_range("log", 1, 1, 5)
-            assert raised.value.status == 410
+            assert (raised.value.status, raised.value.earliest) == (410, 3)
+            assert dict(client.seek("log", "reader", "latest").offsets) == {0: 5, 1: 5}
+
+        await asyncio.to_thread(work)
+
+
+async def test_positions_of_a_queue_that_was_deleted_are_refused() -> None:
+    """A queue of the same name is another one, whatever its offsets are."""
+    async with running_plugin(queues=QUEUES) as plugin:
+        assert plugin.http_url is not None
+        client = QueueClient(plugin.http_url)
+
+        def work() -> None:
+            settings = {"physical_queues": 1, "groups": {"reader": {"kind": "offsets"}}}
+            client.put_queue("new", settings)
+            client.enqueue("new", [("a", b"1")])
+            old = client.position("new", "latest")
+            client.delete_queue("new")
+            client.put_queue("new", settings)
+            client.enqueue("new", [("a", b"2")])
+            new = client.position("new").incarnation
+            asks: list[Callable[[], object]] = [
+                lambda: client.plan("new", old),
+                lambda: client.read_range("new", 0, 0, 1, incarnation=old.incarnation),
+                lambda: client.commit("new", "reader", old),
+            ]
+            for ask in asks:
+                with pytest.raises(OtherIncarnationError) as raised:
+                    ask()
+                assert (raised.value.status, raised.value.incarnation) == (409, new)
+
+        await asyncio.to_thread(work)
+
+
+async def test_queues_and_groups_are_created_changed_and_deleted() -> None:
+    """Settings are those of the policy file."""
+    async with running_plugin(queues=QUEUES) as plugin:
+        assert plugin.http_url is not None
+        client = QueueClient(plugin.http_url)
+
+        def work() -> None:
+            client.put_queue("new", {"max_messages": 1})
+            with pytest.raises(NotStoredError) as raised:
+                client.enqueue("new", [("a", b"1"), ("a", b"2")])
+            assert raised.value.status == 429
+            assert (raised.value.stored, raised.value.refused) == (1, {1: "queue_full"})
+            client.put_queue("new", {"max_messages": 2})
+            assert client.enqueue("new", [("a", b"2")]).stored == 1
+            client.put_group("new", "late", {"start": "latest"})
+            assert client.receive("new", "late") == []
+            client.delete_group("new", "late")
+            with pytest.raises(UnknownNameError):
+                client.group("new", "late")
+            assert client.purge("new") == 2
+            client.delete_queue("new")
+            with pytest.raises(UnknownNameError):
+                client.queue("new")
+
+        await asyncio.to_thread(work)
+
+
+async def test_a_message_with_a_known_deduplication_identifier_is_not_stored_again() -> None:
+    """The answer says which it was."""
+    async with running_plugin(queues=QUEUES) as plugin:
+        assert plugin.http_url is not None
+        client = QueueClient(plugin.http_url)
+
+        def work() -> None:
+            message = OutgoingMessage("a", b"1", deduplication_id="17")
+            assert client.enqueue("work", [message]) == (1, [])
+            assert client.enqueue("work", [("a", b"2"), message]) == (1, [1])
 
         await asyncio.to_thread(work)
 
@@ -133,9 +266,11 @@ async def test_range_longer_than_one_answer_comes_whole() -> None:
         def work() -> None:
             for n in range(10):
                 client.enqueue("log", [("a", bytes([n]) * 1_000_000)] * 2)
-            batch = client.read_range("log", 0, 0, 10)
-            assert [payload[0] for payload in batch.payload] == list(range(10))
-            assert batch.offset == list(range(10))
+            (n_0, n_1) = client.position("log", "latest").offsets.values()
+            batches = client.read_range("log", 0, 0, n_0), client.read_range("log", 1, 0, n_1)
+            assert [len(batch.offset) for batch in batches] == [n_0, n_1]
+            payloads = batches[0].payload + batches[1].payload
+            assert sorted(payload[0] for payload in payloads) == sorted([*range(10)] * 2)
 
         await asyncio.to_thread(work)
 
@@ -145,9 +280,62 @@ async def test_refusal_carries_status_and_reason() -> None:
     async with running_plugin(queues=QUEUES) as plugin:
         assert plugin.http_url is not None
         client = QueueClient(plugin.http_url)
-        with pytest.raises(QueueError, match='404: queue: read "no"; allowed: log, work') as raised:
-            await asyncio.to_thread(client.offsets, "no")
-        assert (raised.value.status, raised.value.message[:5]) == (404, "queue")
+        with pytest.raises(UnknownNameError, match=r"404: queue.*no.*log, work"):
+            await asyncio.to_thread(client.position, "no")
+        with pytest.raises(ConflictError):
+            await asyncio.to_thread(client.receive, "log", "reader")
+
+
+TOKENS = """
+tokens:
+- name: reader
+  token_sha256: {digest}
+  roles: {{work: [read]}}
+"""
+
+
+async def test_a_token_says_what_a_client_may_do(tmp_path: Path) -> None:
+    """No token, a wrong one, and one without the role are refused as `AccessError`."""
+    digest = hashlib.sha256(b"the token").hexdigest()
+    (tmp_path / "tokens.yaml").write_text(TOKENS.format(digest=digest))
+    tokens = str(tmp_path / "tokens.yaml")
+    async with running_plugin(queues=QUEUES, tokens=tokens) as plugin:
+        assert plugin.http_url is not None
+        url = plugin.http_url
+
+        def status(token: str | None, ask: Callable[[QueueClient], object]) -> int:
+            try:
+                ask(QueueClient(url, token=token))
+            except AccessError as error:
+                return error.status
+            return 200
+
+        def work() -> None:
+            assert status(None, lambda client: client.queue("work")) == 401
+            assert status("a token", lambda client: client.queue("work")) == 401
+            assert status("the token", lambda client: client.receive("work")) == 200
+            assert status("the token", lambda client: client.enqueue("work", [("a", b"")])) == 403
+            assert status("the token", lambda client: client.receive("log")) == 403
+
+        await asyncio.to_thread(work)
+
+
+async def test_tls_is_checked_by_the_authority_that_is_named(tmp_path: Path) -> None:
+    """A server is believed with `ca_file`, and not without."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    tls = {"certificate": str(tmp_path / "server.pem"), "key": str(tmp_path / "server.pem")}
+    async with running_plugin(queues=QUEUES, http_tls=tls) as plugin:
+        assert plugin.http_url is not None
+        assert plugin.http_url.startswith("https://")
+        client = QueueClient(plugin.http_url, ca_file=str(tmp_path / "ca.pem"))
+        sent = pickle.loads(pickle.dumps(client))  # noqa: S301 (made here)
+        for one in (client, sent):
+            assert len(await asyncio.to_thread(one.queues)) == 2
+        with pytest.raises(NoAnswerError, match="certificate verify failed"):
+            await asyncio.to_thread(QueueClient(plugin.http_url).queues)
 
 
 async def test_client_is_shared_by_threads() -> None:
@@ -157,19 +345,49 @@ async def test_client_is_shared_by_threads() -> None:
         client = QueueClient(plugin.http_url)
 
         def enqueue(number: int) -> int:
-            return sum(client.enqueue("work", [("a", b"%d" % number)]) for _ in range(20))
+            message = ("a", b"%d" % number)
+            return sum(client.enqueue("work", [message]).stored for _ in range(20))
 
         stored = await asyncio.gather(*(asyncio.to_thread(enqueue, n) for n in range(4)))
         assert sum(stored) == 80
-        assert plugin.queues["work"].figures()["messages"] == 80
+        assert (await asyncio.to_thread(client.queue, "work"))["messages"] == 80
 
 
 def test_client_can_be_sent_to_another_process() -> None:
     """Spark pickles what its executors use."""
-    client = pickle.loads(pickle.dumps(QueueClient("http://127.0.0.1:1", 5)))  # noqa: S301 (made here)
+    made = QueueClient("http://127.0.0.1:1", 5, token="secret")
+    client = pickle.loads(pickle.dumps(made))  # noqa: S301 (made here)
     assert (client.url, client.timeout_seconds) == ("http://127.0.0.1:1", 5)
-    error = pickle.loads(pickle.dumps(QueueError(410, "gone")))  # noqa: S301 (made here)
-    assert (error.status, error.message) == (410, "gone")
+    gone = error_of(410, "gone", {"earliest": 5})
+    error = pickle.loads(pickle.dumps(gone))  # noqa: S301 (made here)
+    assert isinstance(error, RangeGoneError)
+    assert (error.status, error.message, error.earliest) == (410, "gone", 5)
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "kind"),
+    [
+        (0, {}, NoAnswerError),
+        (400, {}, QueueError),
+        (401, {}, AccessError),
+        (403, {}, AccessError),
+        (404, {}, UnknownNameError),
+        (409, {}, ConflictError),
+        (409, {"incarnation": "u"}, OtherIncarnationError),
+        (410, {"earliest": 3}, RangeGoneError),
+        (429, {}, BusyError),
+        (429, {"refused": {"0": "queue_full"}}, NotStoredError),
+        (500, {}, UnavailableError),
+        (503, {}, UnavailableError),
+        (507, {}, NoSpaceError),
+        (507, {"refused": {"0": "storage_full"}}, NotStoredError),
+    ],
+)
+def test_each_refusal_is_an_error_of_its_own(
+    status: int, said: dict[str, object], kind: type[QueueError]
+) -> None:
+    """A caller handles what it can by class."""
+    assert type(error_of(status, "why", said)) is kind
 
 
 def test_connection_is_kept_and_renewed_when_the_server_has_closed_it() -> None:
@@ -197,7 +415,7 @@ def test_connection_that_breaks_under_a_repeatable_request_is_tried_again() -> N
 
 def test_enqueue_is_not_repeated_by_itself() -> None:
     """Whether a broken enqueue was stored is not known: its caller decides."""
-    with scripted_server(answer(b'{"enqueued": 1}'), None) as (url, requests):
+    with scripted_server(answer(b'{"stored": 1}'), None) as (url, requests):
         client = QueueClient(url)
         client.enqueue("q", [("a", b"1")])
         with pytest.raises(QueueError, match="no answer from http") as raised:
@@ -207,13 +425,46 @@ def test_enqueue_is_not_repeated_by_itself() -> None:
     assert len(requests) == 2
 
 
+def test_enqueue_with_deduplication_identifiers_is_repeated() -> None:
+    """The server stores the messages once, however often they come."""
+    good = answer(b'{"stored": 1}')
+    with scripted_server(good, None, good) as (url, requests):
+        client = QueueClient(url)
+        for n in (1, 2):
+            client.enqueue("q", [OutgoingMessage("a", b"", deduplication_id=str(n))])
+        client.close()
+    assert len(requests) == 3
+
+
+def test_a_message_is_sent_with_all_that_it_has() -> None:
+    """What is not given is left to the server."""
+    message = OutgoingMessage("a", b"x", {"content_type": "text/plain"}, "k", 2.5, "17")
+    with scripted_server(answer(b'{"stored": 2, "duplicates": []}')) as (url, requests):
+        client = QueueClient(url, token="secret")
+        client.enqueue("q", [message, ("b", b"")])
+        client.close()
+    assert b"\r\nAuthorization: Bearer secret\r\n" in requests[0]
+    body = json.loads(requests[0][requests[0].index(b"{") :])
+    assert body["messages"] == [
+        {
+            "topic": "a",
+            "payload": "eA==",
+            "properties": {"content_type": "text/plain"},
+            "key": "k",
+            "delay_seconds": 2.5,
+            "deduplication_id": "17",
+        },
+        {"topic": "b", "payload": ""},
+    ]
+
+
 def test_connection_that_was_closed_meanwhile_is_not_used() -> None:
     """Even an enqueue, which is not repeated, goes through after the server has closed."""
-    closing = answer(b'{"enqueued": 1}', more="X-Close: silently\r\n")
+    closing = answer(b'{"stored": 1}', more="X-Close: silently\r\n")
     with scripted_server(closing, closing) as (url, requests):
         client = QueueClient(url)
         for _ in range(2):
-            assert client.enqueue("q", [("a", b"1")]) == 1
+            assert client.enqueue("q", [("a", b"1")]).stored == 1
             # The end of the stream is there before the next request.
             assert client._local.connection.sock.recv(1, socket.MSG_PEEK) == b""
         client.close()
@@ -228,7 +479,7 @@ async def test_long_poll_may_take_longer_than_the_timeout() -> None:
 
         def work() -> float:
             client.enqueue("work", [("a", b"x")])
-            assert len(client.dequeue("work", wait_seconds=7)) == 1
+            assert len(client.receive("work", wait_seconds=7)) == 1
             timeout: float = client._local.connection.sock.gettimeout()
             return timeout
 
@@ -260,7 +511,9 @@ DELIVERY = ReceivedMessage("h", 1, 0, 5, "a", b"x", 0, "", 0.0, "")
     ("body", "ask"),
     [
         (b"no json", lambda client: client.queues()),
-        (b"no frame", lambda client: client.dequeue("q")),
+        (b"[]", lambda client: client.queues()),
+        (b'{"offsets": []}', lambda client: client.position("q")),
+        (b"no frame", lambda client: client.receive("q")),
         (write_batch(BATCH)[:-1], lambda client: client.read_range("q", 0, 0, 9)),
         (write_deliveries([DELIVERY]), lambda client: client.read_range("q", 0, 0, 9)),
     ],
@@ -291,7 +544,7 @@ def test_refusal_of_something_between_is_told(body: bytes, told: str) -> None:
         client.close()
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://h", "http://", ""])
+@pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://h", "http://", "http://h:port", ""])
 def test_wrong_url_is_told(url: str) -> None:
     """A URL without scheme or host is refused when the client is made."""
     with pytest.raises(ValueError, match=r"queue URL: read .*; allowed: http://HOST:PORT"):
@@ -318,3 +571,14 @@ def test_client_loads_nothing_but_the_standard_library() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert shown.stdout == "[]\n"
+
+
+def test_a_token_is_the_only_line_of_its_file(tmp_path: Path) -> None:
+    """An empty file or a second line is a mistake that is told."""
+    file = tmp_path / "token"
+    file.write_text("the token\n")
+    assert read_token(file) == "the token"
+    for text in ("", "a\nb\n", "\u00e9"):
+        file.write_text(text)
+        with pytest.raises(ValueError, match="allowed: one line, the token in ASCII"):
+            read_token(file)

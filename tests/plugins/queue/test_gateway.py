@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.plugins.queue.__main__ import main
 from penstock.plugins.queue.client import QueueClient, QueueError
-from penstock.plugins.queue.gateway import main
+from tests.helpers.gateway import stored_payloads
 from tests.plugins.queue.running import LONG_SECONDS
 
 POLICY = """
@@ -24,7 +25,7 @@ plugins:
     http: 127.0.0.1:0
     queues:
       work: {topics: [a/#]}
-      log: {topics: [a/#], readers: offsets, physical_queues: 2}
+      log: {topics: [a/#], physical_queues: 2, groups: {reader: {kind: offsets}}}
 """
 
 
@@ -61,7 +62,7 @@ def test_gateway_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         assert process.wait(LONG_SECONDS) == 0
     with running_gateway(tmp_path) as (process, url):
         client = QueueClient(url)
-        assert [one.payload for one in client.dequeue("work", wait_seconds=5)] == [b"kept"]
+        assert [one.payload for one in client.receive("work", wait_seconds=5)] == [b"kept"]
         process.send_signal(signal.SIGINT)
         assert process.wait(LONG_SECONDS) == 0
 
@@ -97,12 +98,7 @@ def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path)
             for thread in threads:
                 thread.join()
     with running_gateway(tmp_path) as (_, url):
-        client = QueueClient(url)
-        stored: list[bytes] = []
-        for number, (earliest, behind) in client.offsets("log").items():
-            batch = client.read_range("log", number, earliest, behind)
-            assert batch.offset == list(range(earliest, behind))
-            stored += batch.payload
+        stored = stored_payloads(QueueClient(url), "log")
     assert len(acknowledged) >= 300
     assert set(acknowledged) <= set(stored)
     assert len(set(stored)) == len(stored)
@@ -159,9 +155,12 @@ def test_file_that_cannot_be_used_ends_with_status_2(
     assert "Traceback" not in shown
 
 
-def test_missing_argument_ends_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    """The program asks for its policy file."""
-    assert main([]) == 2
+@pytest.mark.parametrize("argv", [["serve"], ["--log-level", "info"]])
+def test_missing_argument_ends_with_status_2(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The program asks for its policy file, also where the command's name is left out."""
+    assert main(argv) == 2
     assert "--config" in capsys.readouterr().err
 
 
