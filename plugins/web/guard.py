@@ -8,14 +8,15 @@ aiohttp itself limits how long it may stay without another request.
 A connection above the limit gets a refusal when it sends a request, and is closed. Only
 `MAX_REFUSED` at a time may stay to send one; further ones are cut off. While clients leave
 `MOST_UNSENT_BYTES` of their answers untaken, no further large answer is made: `Guards.has_room` is
-asked first.
+asked first. An answer that is written piece by piece counts as a whole.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from logging import Logger
 from typing import Final, cast
 
@@ -74,6 +75,19 @@ class Guards:
         self._served: dict[asyncio.BaseTransport, Guard] = {}
         self._hearing: dict[asyncio.BaseTransport, Guard] = {}
         self._full: set[asyncio.Transport] = set()
+        self._waiting_bytes = 0
+        self._shaking_hands = 0
+
+    def enter_handshake(self) -> bool:
+        """Count a connection that begins its TLS handshake; False where there are too many."""
+        if self._shaking_hands >= self._connections + MAX_REFUSED:
+            return False
+        self._shaking_hands += 1
+        return True
+
+    def leave_handshake(self) -> None:
+        """A handshake is complete, or has failed."""
+        self._shaking_hands -= 1
 
     def accept(self) -> Guard:
         """Return the protocol of a connection that was just accepted."""
@@ -113,7 +127,39 @@ class Guards:
 
     def has_room(self) -> bool:
         """Say whether another large answer may be made."""
-        return sum(one.get_write_buffer_size() for one in self._full) < MOST_UNSENT_BYTES
+        written_bytes = sum(one.get_write_buffer_size() for one in self._full)
+        return written_bytes + self._waiting_bytes < MOST_UNSENT_BYTES
+
+    @contextmanager
+    def sending(
+        self, transport: asyncio.BaseTransport | None, n_bytes: int
+    ) -> Iterator[Callable[[int], None]]:
+        """Count an answer that is written piece by piece.
+
+        Args:
+            transport: of its connection.
+            n_bytes: of the whole answer.
+
+        Returns:
+            What to call with the bytes of each piece once it is written.
+        """
+        guard = self.of(transport)
+        waiting_bytes = n_bytes
+        self._waiting_bytes += n_bytes
+        if guard is not None:
+            guard.handled()
+
+        def written(n_bytes: int) -> None:
+            nonlocal waiting_bytes
+            waiting_bytes -= n_bytes
+            self._waiting_bytes -= n_bytes
+            if guard is not None:
+                guard.progress()
+
+        try:
+            yield written
+        finally:
+            self._waiting_bytes -= waiting_bytes
 
     def of(self, transport: asyncio.BaseTransport | None) -> Guard | None:
         """Return a connection's guard; None after its end."""
@@ -200,6 +246,10 @@ class Guard(asyncio.Protocol):
         self._is_handling = self._awaits_header = False
         self._unsent_bytes = 0
         self._watch_answer()
+
+    def progress(self) -> None:
+        """Another piece of the answer was written, as the client takes it."""
+        self._unsent_bytes = 0
 
     def _await_header(self) -> None:
         self._awaits_header = True

@@ -9,6 +9,7 @@ refused unless their Host is ``localhost``, an address, or the name in the polic
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import logging
@@ -25,6 +26,7 @@ from penstock.broker.network.open_files import most_files
 from penstock.plugins.web.bind import split_bind
 from penstock.plugins.web.guard import MAX_REFUSED, Guards
 from penstock.plugins.web.limits import HttpLimits
+from penstock.plugins.web.tls import HttpArrival, HttpsLayer, ServerTls
 
 SHUTDOWN_SECONDS: Final = 2.0
 """How long running requests may take to end when the program ends."""
@@ -91,6 +93,15 @@ CHECK_ROOM: Final[web.AppKey[Callable[[], None]]] = web.AppKey("check_room")
 """Key of the application: a function to call before a large answer is made; it raises
 `RequestError` while clients leave too much of their answers untaken."""
 
+SEND_PIECES: Final[
+    web.AppKey[Callable[[web.Request, Sequence[bytes], str], Awaitable[web.StreamResponse]]]
+] = web.AppKey("send_pieces")
+"""Key of the application: a function that answers a request with the pieces of a body, of a content
+type. Each piece is written when the client has taken those before it."""
+
+MAX_WHOLE_BYTES: Final = 64 * 1024
+"""Of an answer that is written at once: as much as a connection buffers without back-pressure."""
+
 
 class HttpServer:
     """An application on a socket.
@@ -99,7 +110,8 @@ class HttpServer:
         application: to serve.
         key: of the policy file with the address, for errors.
         limits: of its connections.
-        logger: gets refused connections.
+        logger: gets refused connections, and why TLS handshakes failed.
+        tls: None for plain connections.
         longest_path: bytes of the longest accepted path and query, percent-encoded.
         most_connections: where the limits give no number; fewer where the process may not have open
             eight times as many files.
@@ -115,15 +127,20 @@ class HttpServer:
         limits: HttpLimits,
         logger: Logger,
         *,
+        tls: ServerTls | None = None,
         longest_path: int = LONGEST_PATH,
         most_connections: int = MOST_CONNECTIONS,
     ) -> None:
         self._key = key
+        self._tls = tls
+        self._limits = limits
+        self._logger = logger
         connections = limits.connections or max(1, min(most_connections, most_files() // 8))
         self.open_files = connections + MAX_REFUSED
         self._guards = Guards(limits, connections, self._new_protocol, key, logger)
         self._listening: asyncio.Server | None = None
         application[CHECK_ROOM] = self._check_room
+        application[SEND_PIECES] = self._send_pieces
         application.middlewares.insert(0, self._guard())
         self._own_name: str | None = None
         application.middlewares.append(self._check_host())
@@ -152,7 +169,7 @@ class HttpServer:
         await self._runner.setup()
         try:
             self._listening = await asyncio.get_running_loop().create_server(
-                self._guards.accept, host, port, backlog=BACKLOG
+                self._accept, host, port, backlog=BACKLOG
             )
         except OSError as error:
             await self._runner.cleanup()
@@ -164,7 +181,15 @@ class HttpServer:
         if ipaddress.ip_address(address[0]).is_loopback:
             self._own_name = host.lower()
         shown = f"[{address[0]}]" if ":" in address[0] else address[0]
-        return f"http://{shown}:{address[1]}"
+        return f"{'http' if self._tls is None else 'https'}://{shown}:{address[1]}"
+
+    def _accept(self) -> asyncio.Protocol:
+        guard = self._guards.accept()
+        if self._tls is None:
+            return guard
+        timeout = self._limits.header_timeout_seconds
+        arrival = HttpArrival(self._guards, timeout, self._logger)
+        return HttpsLayer(guard, arrival, self._tls.context)
 
     def _new_protocol(self) -> asyncio.Protocol:
         server = self._runner.server
@@ -174,6 +199,25 @@ class HttpServer:
     def _check_room(self) -> None:
         if not self._guards.has_room():
             raise RequestError("clients do not take their answers; try again later", 503)
+
+    async def _send_pieces(
+        self, request: web.Request, pieces: Sequence[bytes], content_type: str
+    ) -> web.StreamResponse:
+        n_bytes = sum(map(len, pieces))
+        if n_bytes <= MAX_WHOLE_BYTES:
+            return web.Response(body=b"".join(pieces), content_type=content_type)
+        answer = web.StreamResponse()
+        answer.content_type = content_type
+        answer.content_length = n_bytes
+        # Where the client has gone, aiohttp finds out by itself.
+        sending = self._guards.sending(request.transport, n_bytes)
+        with sending as written, contextlib.suppress(ConnectionError):
+            await answer.prepare(request)
+            for piece in pieces:
+                await answer.write(piece)
+                written(len(piece))
+            await answer.write_eof()
+        return answer
 
     def _guard(self) -> Middleware:
         """Return a middleware that tells the connection's guard when a request is being handled."""

@@ -1,0 +1,133 @@
+"""TLS of an HTTP API, by the layer that MQTT listeners use.
+
+That layer keeps an answer by reference until the client takes it, and tells how much waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from typing import Final, Protocol
+
+from penstock.broker.config.listener_config import Tls
+from penstock.broker.errors import PenstockError
+from penstock.broker.network.accepted import AcceptedConnection
+from penstock.broker.network.tls import TlsFilesError, TlsLayer, make_context
+
+_PROTOCOLS: Final = ("http/1.1",)
+
+
+class TlsError(PenstockError):
+    """A certificate or its key cannot be used; the program ends with status 2."""
+
+
+class ServerTls:
+    """The certificate of an HTTP API.
+
+    Args:
+        certificate: PEM file of the certificate, then those between it and its root.
+        key: PEM file of its private key, without a passphrase.
+        policy_key: of the policy file, under which both stand.
+
+    Attributes:
+        context: for new connections.
+    """
+
+    def __init__(self, certificate: str, key: str, policy_key: str) -> None:
+        self._files = Tls(certfile=certificate, keyfile=key)
+        self._policy_key = policy_key
+        self.context: ssl.SSLContext
+        self.reload()
+
+    def reload(self) -> None:
+        """Read both files again; connections that exist go on. It blocks while it reads.
+
+        Raises:
+            TlsError: a file cannot be used; the certificate of before stays.
+        """
+        try:
+            self.context = make_context(self._files, _PROTOCOLS)
+        except TlsFilesError as error:
+            told = str(error).replace("certfile ", "certificate ").replace("keyfile ", "key ")
+            raise TlsError(f"{self._policy_key}: {told}") from error
+
+
+class Door(Protocol):
+    """Counts the connections whose handshake is not complete."""
+
+    def enter_handshake(self) -> bool:
+        """Count a connection; False where there are too many."""
+
+    def leave_handshake(self) -> None:
+        """A handshake is complete, or has failed."""
+
+
+class HttpArrival(AcceptedConnection):
+    """A connection of an HTTP API until its handshake is complete."""
+
+    # The base class is one of MQTT listeners, whose counters and places are not used here.
+    def __init__(self, door: Door, timeout_seconds: float, logger: logging.Logger) -> None:
+        """Prepare.
+
+        Args:
+            door: counts it.
+            timeout_seconds: time for its handshake.
+            logger: gets why a handshake failed.
+        """
+        self._door = door
+        self._timeout_seconds = timeout_seconds
+        self._logger = logger
+        self._is_counted = False
+        self._timer = None
+        self._is_ending = False
+        self.place = None
+        self.ssl_object = None
+        self.certificate_name = None
+
+    def accept(self, transport: asyncio.Transport) -> bool:
+        """Take a place, or cut the connection off."""
+        self.transport = transport
+        self._is_counted = self._door.enter_handshake()
+        if not self._is_counted:
+            transport.abort()
+        return self._is_counted
+
+    def enter_layers(self) -> None:
+        """Start the timeout of the handshake."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._timeout_seconds, self.transport.abort)
+
+    def leave_layers(self) -> None:
+        """End it: the handshake is complete, or the connection has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._is_counted:
+            self._is_counted = False
+            self._door.leave_handshake()
+
+    def note(self, reason: str, detail: str, *, is_loud: bool = True) -> None:  # noqa: ARG002
+        """Log why a connection ends, for those who look for it."""
+        self._logger.debug("%s", detail)
+
+    def leave_to_kernel(self) -> None:
+        """Leave the kernel's own timeouts."""
+
+    def end(self) -> None:
+        """The connection is gone."""
+        self.leave_layers()
+
+
+class HttpsLayer(TlsLayer):
+    """The server's side of one TLS connection."""
+
+    def open(self) -> None:
+        """Tell the protocol above; its own timeouts begin."""
+        self.arrival.leave_layers()
+        super().open()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Pass the end on."""
+        super().connection_lost(exc)
+        self.arrival.leave_layers()
