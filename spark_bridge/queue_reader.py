@@ -107,7 +107,7 @@ class QueueReader:
             found = self._patiently(lambda: self._client.group(queue, group), UnknownNameError)
         except UnknownNameError:
             found = self._create_group()
-        kind = found["kind"]
+        kind = found["settings"]["kind"]
         if kind != GROUP_KIND:
             raise OptionError(
                 f"option 'group': read {group!r}, which is of kind {kind} in queue {queue!r}; "
@@ -250,7 +250,7 @@ class QueueReader:
     def _keeps_last(self) -> bool:
         """Whether messages may leave the queue for newer ones of their key, which is no loss."""
         figures = self._patiently(lambda: self._client.queue(self.options.queue))
-        return bool(figures["keeps_last"])
+        return bool(figures["settings"]["keeps_last"])
 
     def _tell_loss(self, what: str) -> None:
         queue = self.options.queue

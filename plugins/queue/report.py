@@ -27,7 +27,7 @@ def stats_lines(queues: Sequence[Figures]) -> list[str]:
         TypeError: a figure has another type.
     """
     lines = _table(
-        ("queue", "messages", "payload", "stored", "oldest", "removed unread", "set aside"),
+        ("queue", ">messages", ">payload", ">stored", ">oldest", ">removed unread", ">set aside"),
         map(_queue_row, queues),
     )
     groups = [
@@ -36,8 +36,9 @@ def stats_lines(queues: Sequence[Figures]) -> list[str]:
         for name, group in queue["groups"].items()
     ]
     if groups:
-        header = ("queue", "group", "kind", "waiting", "leased", "delayed", "received", "settled")
-        lines += ["", *_table((*header, "last request"), groups)]
+        counts = (">waiting", ">leased", ">delayed", ">received")
+        header = ("queue", "group", "kind", *counts, "settled", "last request")
+        lines += ["", *_table(header, groups)]
     return lines
 
 
@@ -50,7 +51,7 @@ def peek_lines(messages: Sequence[Mapping[str, Any]]) -> list[str]:
         ValueError: a payload is no base64.
     """
     return _table(
-        ("place", "arrived", "topic", "publisher", "bytes", "payload"), map(_row, messages)
+        ("place", "arrived", "topic", "publisher", ">bytes", "payload"), map(_row, messages)
     )
 
 
@@ -72,7 +73,7 @@ def _group_row(queue: str, name: str, group: Mapping[str, Any]) -> tuple[str, ..
     return (
         queue,
         name,
-        group["kind"],
+        group["settings"]["kind"],
         f"{group['waiting']:,}",
         f"{group['leased']:,}",
         f"{group['delayed']:,}",
@@ -107,19 +108,17 @@ def _age(seconds: float | None) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return lines with aligned columns: numbers to the right, other texts to the left."""
-    cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
-    is_number = [
-        bool(cells) and all(row[index][:1].isdigit() or row[index] == "-" for row in cells)
-        for index in range(len(header))
-    ]
+    """Return lines with aligned columns; those whose name begins with ``>`` to the right."""
+    is_right = [name.startswith(">") for name in header]
+    cells = [[name.removeprefix(">") for name in header]]
+    cells += [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
 
     def line(row: Sequence[str]) -> str:
         aligned = (
             cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, is_number, strict=True)
+            for cell, width, right in zip(row, widths, is_right, strict=True)
         )
         return "  ".join(aligned).rstrip()
 
-    return [line(header), *map(line, cells)]
+    return [line(row) for row in cells]

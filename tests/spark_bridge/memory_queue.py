@@ -45,7 +45,7 @@ class MemoryQueue(QueueClient):
     def queue(self, queue: str) -> dict[str, Any]:
         """Return what the reader asks for of the queue's settings."""
         self._answer(queue)
-        return {"keeps_last": self.keeps_last}
+        return {"settings": {"keeps_last": self.keeps_last}}
 
     def group(self, queue: str, group: str) -> dict[str, Any]:
         """Return a group."""
@@ -53,7 +53,7 @@ class MemoryQueue(QueueClient):
         if group not in self.groups:
             raise error_of(404, f"no group {group!r}")
         position = {str(n): offset for n, offset in self.committed[group].items()}
-        return {"kind": self.groups[group], "position": position}
+        return {"settings": {"kind": self.groups[group]}, "position": position}
 
     def put_group(self, queue: str, group: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Create a group at the earliest offsets."""

@@ -191,7 +191,7 @@ def test_queries_of_two_groups_read_the_same_queue(
     for group in ("spark", "archive"):
         assert ingest(spark, gateway, tmp_path / group, group=group) == [10]
         assert written(spark, tmp_path / group) == Counter(texts)
-    assert gateway.group("telemetry", "archive")["kind"] == "offsets"
+    assert gateway.group("telemetry", "archive")["settings"]["kind"] == "offsets"
 
 
 def test_a_queue_created_anew_is_told(spark: SparkSession, tmp_path: Path) -> None:
