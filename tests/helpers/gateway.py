@@ -43,8 +43,19 @@ def running_gateway(
     section = {"path": str(folder / "queue.db"), "http": bind, "queues": {queue: layout}}
     policy = folder / "policy.yaml"
     policy.write_text(yaml.safe_dump({"plugins": {"queue": section}}))
+    with gateway_of(policy) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def gateway_of(policy: Path) -> Iterator[QueueClient]:
+    """Start ``penstock queue`` with a policy file, in its folder; end it afterwards.
+
+    Yields:
+        A client of the gateway.
+    """
     program = [sys.executable, "-m", "penstock.plugins.queue", "-c", str(policy)]
-    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(program, cwd=policy.parent, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
             said = ""

@@ -42,7 +42,7 @@ def fill(client: QueueClient) -> None:
 
 @pytest.fixture(params=["server", "file"])
 def at(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
-    """Return the arguments that say where the queues are: a server, or the file of one that ended."""
+    """Return the arguments that name a server with queues, or the file of one that has ended."""
     if request.param == "server":
         with running_gateway(tmp_path) as client:
             fill(client)
