@@ -118,13 +118,29 @@ class Publisher(Flow):
     """
 
     def __init__(
-        self, port: int, client_id: str, version: MQTTProtocolVersion, prefix: str
+        self,
+        port: int,
+        client_id: str,
+        version: MQTTProtocolVersion,
+        prefix: str,
+        *,
+        pause_seconds: float = 0.0,
     ) -> None:
+        """Make it; it publishes from the start of its block on.
+
+        Args:
+            port: of the broker on this machine.
+            client_id: Client Identifier.
+            version: MQTT version.
+            prefix: of its topics.
+            pause_seconds: between two messages.
+        """
         super().__init__(port, client_id, version)
         self.acknowledged: set[bytes] = set()
         self.repeated: set[bytes] = set()
         self._name = client_id
         self._prefix = prefix
+        self._pause_seconds = pause_seconds
         self._unacknowledged: dict[int, bytes] = {}
         self._early: set[int] = set()
         self._n_published = 0
@@ -159,6 +175,8 @@ class Publisher(Flow):
                 )
                 if self._is_told_to_end:
                     return
+            if self._pause_seconds:
+                time.sleep(self._pause_seconds)
             qos = 1 + self._n_published % 2
             payload = f"{self._name} {qos} {self._n_published}".encode()
             info = self.client.publish(f"{self._prefix}/{self._name}/{qos}", payload, qos)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks import queue_kills
+from benchmarks.faults.case import Finding
+from benchmarks.queue_kills import Record, judge, main, n_disordered, read_record
+
+
+def lines(*events: Any) -> str:
+    """Return the log of a consumer."""
+    return "".join(json.dumps(event) + "\n" for event in events)
+
+
+def received(at: float, payload: str, offset: int, count: int = 1, asked: float = 0.0) -> list[Any]:
+    """Return an answer with one message, asked for just before unless it is said when."""
+    return ["got", asked or at - 0.1, at, [[payload, 0, offset, count]]]
+
+
+def acknowledged(at: float, *offsets: int) -> list[list[Any]]:
+    """Return an acknowledgement and its confirmation."""
+    places = [[0, offset] for offset in offsets]
+    return [["settling", at, places], ["settled", at + 0.1, places]]
+
+
+def judged(*events: Any, promised: set[str]) -> dict[str, float]:
+    """Return the values of promises that the events break, where all groups wrote the same."""
+    record = read_record([lines(*events)])
+    findings = judge(promised, dict.fromkeys(queue_kills.GROUPS, record))
+    return {each.name: each.value for each in findings if each.is_met is False}
+
+
+RIGHT = (
+    received(1, "p 1 0", 0),
+    *acknowledged(1.1, 0),
+    received(2, "p 1 1", 1),
+    received(5, "p 1 1", 1, 2),
+    *acknowledged(5.1, 1),
+)
+BOTH = {"p 1 0", "p 1 1"}
+
+
+def test_what_at_least_once_allows_breaks_nothing() -> None:
+    """A message that was not acknowledged comes again, with a higher receive count."""
+    assert judged(*RIGHT, promised=BOTH) == {}
+
+
+@pytest.mark.parametrize(
+    ("event", "promise"),
+    [
+        (received(9, "p 1 1", 7), "stored more than once"),
+        (received(9, "p 1 0", 0, 2), "received after a confirmed acknowledgement"),
+        (received(3, "p 1 1", 1), "received again under the same receive count"),
+        (received(1.05, "p 1 2", 2), "out of their key's order"),
+    ],
+)
+def test_each_broken_promise_is_found(event: list[Any], promise: str) -> None:
+    """One line too much in the logs of the consumers."""
+    assert judged(*RIGHT, event, promised=BOTH).get(promise, 0) > 0
+
+
+def test_a_lost_message_is_found_for_each_group() -> None:
+    """What was promised to its publisher and has come nowhere."""
+    broken = judged(*RIGHT, promised=BOTH | {"p 2 2"})
+    assert broken == {f"of these lost for group {name}": 1 for name in queue_kills.GROUPS}
+
+
+def record(*events: Any) -> Record:
+    """Return the record of one group."""
+    return read_record([lines(*events)])
+
+
+def test_an_earlier_message_of_a_key_is_not_asked_for_behind_a_later_one() -> None:
+    """Another key's message may come at any time."""
+    assert n_disordered(record(*RIGHT, received(6, "q 1 0", 2))) == 0
+    assert n_disordered(record(*RIGHT, received(6, "p 1 0", 0, 2))) == 1
+    # Asked for before the later one was there: its answer may only have been read late.
+    assert n_disordered(record(*RIGHT, received(6, "p 1 0", 0, 2, asked=1.9))) == 0
+
+
+def test_the_program_ends_with_what_is_broken(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 1 and the promise in the first line; 0 where all are kept."""
+    findings = [Finding("lost", 0, most=0), Finding("resident set", 50, "MB", most=256)]
+    monkeypatch.setattr(queue_kills, "run", lambda *_: findings)
+    assert main(["--quick"]) == 0
+    assert "promises broken: none" in capsys.readouterr().out
+    findings[0] = Finding("lost", 2, most=0)
+    assert main(["--quick"]) == 1
+    shown = capsys.readouterr().out
+    assert shown.startswith("promises broken: broker: lost; gateway: lost")
+    assert "| broker | resident set | at most 256 MB | 50.00 MB |" in shown
