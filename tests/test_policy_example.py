@@ -16,7 +16,12 @@ from penstock.plugins.access.config import AccessConfig
 from penstock.plugins.console.config import ConsoleConfig
 from penstock.plugins.memory.config import MemoryConfig
 from penstock.plugins.probing.config import ProbingConfig
-from penstock.plugins.queue.config import LogicalQueueConfig, QueueConfig, QueueHttpLimits
+from penstock.plugins.queue.config import (
+    GroupConfig,
+    LogicalQueueConfig,
+    QueueConfig,
+    QueueHttpLimits,
+)
 from penstock.plugins.web.limits import HttpLimits
 from penstock.plugins.withholding.config import WithholdingConfig
 from tests.helpers.examples import default_of, in_bytes, section, shown
@@ -38,6 +43,7 @@ SECTIONS: dict[tuple[str, ...], type[Any]] = {
     ("plugins", "console", "http_limits"): HttpLimits,
     ("plugins", "queue", "http_limits"): QueueHttpLimits,
     ("plugins", "queue", "queues", "pictures"): LogicalQueueConfig,
+    ("plugins", "queue", "queues", "pictures", "groups", "viewers"): GroupConfig,
 }
 """Where the keys of each configuration stand in the file."""
 
