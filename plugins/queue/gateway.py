@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.config.policy import load_policy
-from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.plugins.queue.config import QueueConfig
 from penstock.plugins.queue.sink import QueuePlugin
 
@@ -26,6 +26,16 @@ class Gateway:
         except BaseException:
             await self._plugin.close()
             raise
+
+    async def reload(self) -> None:
+        """Read tokens and certificates again; of what cannot be used, the old stays in force."""
+        logger = self._plugin.context.logger
+        try:
+            read = await self._plugin.reload()
+        except PenstockError as error:
+            logger.error("not reloaded: %s", error)  # noqa: TRY400 (a user's mistake)
+        else:
+            logger.info("reloaded: %s", ", ".join(read) or "nothing")
 
     async def stop(self) -> None:
         """Answer waiting requests and close the engine."""

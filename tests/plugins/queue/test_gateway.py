@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.plugins.queue.__main__ import main
-from penstock.plugins.queue.client import QueueClient, QueueError
+from penstock.plugins.queue.client import AccessError, QueueClient, QueueError
 from tests.helpers.gateway import stored_payloads
 from tests.plugins.queue.running import LONG_SECONDS
 
@@ -30,9 +31,11 @@ plugins:
 
 
 @contextmanager
-def running_gateway(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def running_gateway(
+    folder: Path, policy: str = POLICY
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start ``penstock queue`` in a folder; yield the process and its URL."""
-    (folder / "policy.yaml").write_text(POLICY)
+    (folder / "policy.yaml").write_text(policy)
     command = [sys.executable, "-m", "penstock.plugins.queue", "-c", "policy.yaml"]
     root = Path(__file__).resolve().parents[3]
     with subprocess.Popen(
@@ -65,6 +68,41 @@ def test_gateway_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         assert [one.payload for one in client.receive("work", wait_seconds=5)] == [b"kept"]
         process.send_signal(signal.SIGINT)
         assert process.wait(LONG_SECONDS) == 0
+
+
+def test_sighup_reads_the_tokens_again(tmp_path: Path) -> None:
+    """A token that is taken out of the file ends; a file with a mistake changes nothing."""
+    tokens = tmp_path / "tokens.yaml"
+
+    def allow(token: str) -> None:
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        tokens.write_text(
+            f"tokens: [{{name: me, token_sha256: {digest}, roles: {{work: [read]}}}}]"
+        )
+
+    def hang_up(process: subprocess.Popen[str]) -> str:
+        process.send_signal(signal.SIGHUP)
+        assert process.stderr is not None
+        while "reloaded: " not in (line := process.stderr.readline()):
+            assert line
+        return line
+
+    allow("first")
+    with running_gateway(
+        tmp_path, POLICY.replace("queue:", "queue:\n    tokens: tokens.yaml", 1)
+    ) as (
+        process,
+        url,
+    ):
+        assert QueueClient(url, token="first").queue("work")["messages"] == 0
+        allow("second")
+        assert "reloaded: tokens tokens.yaml" in hang_up(process)
+        assert QueueClient(url, token="second").queue("work")["messages"] == 0
+        with pytest.raises(AccessError):
+            QueueClient(url, token="first").queue("work")
+        tokens.write_text("tokens: [17]")
+        assert "not reloaded: tokens.yaml: tokens.0" in hang_up(process)
+        assert QueueClient(url, token="second").queue("work")["messages"] == 0
 
 
 def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path) -> None:
