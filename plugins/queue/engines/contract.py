@@ -44,9 +44,11 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from penstock.broker.errors import PenstockError
 from penstock.broker.message import Message, SizeClass
+from penstock.plugins.queue import client
 from penstock.plugins.queue.client import ReceivedMessage
 
-Action: TypeAlias = Literal["ack", "nack", "extend", "dead"]
+Action: TypeAlias = client.Action
+Position: TypeAlias = client.Position
 Start: TypeAlias = Literal["earliest", "latest"] | float
 """Where a group begins: at the first message, behind the last, or at the first that arrived at or
 after a time, in seconds since the Unix epoch."""
@@ -222,18 +224,6 @@ class AppendResult(NamedTuple):
     offsets: Sequence[int]
     duplicates: Sequence[int]
     refused: Mapping[int, str]
-
-
-class Position(NamedTuple):
-    """A place in a logical queue.
-
-    Attributes:
-        incarnation: of the queue.
-        offsets: next offset to be read, by number of physical queue.
-    """
-
-    incarnation: str
-    offsets: Mapping[int, int]
 
 
 class Usage(NamedTuple):
