@@ -54,7 +54,8 @@ _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
         "session",
         SessionRow,
         """row INTEGER PRIMARY KEY, client_id TEXT NOT NULL, username TEXT,
-        listener TEXT NOT NULL, version INTEGER NOT NULL, expiry_interval REAL, lost_at REAL""",
+        listener TEXT NOT NULL, version INTEGER NOT NULL, expiry_interval REAL, lost_at REAL,
+        origin BLOB NOT NULL DEFAULT x''""",
     ),
     "subscriptions": (
         "subscription",
@@ -101,12 +102,15 @@ _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
 
 FORMAT: Final = Format(
     application_id=0x50455353,
-    version=2,
+    version=3,
     schema=tuple(
         f"CREATE TABLE {table} ({columns}){'' if 'row INTEGER' in columns else ' WITHOUT ROWID'}"
         for table, _, columns in _TABLES.values()
     ),
-    upgrades={1: ("ALTER TABLE subscription ADD COLUMN sizes TEXT",)},
+    upgrades={
+        1: ("ALTER TABLE subscription ADD COLUMN sizes TEXT",),
+        2: ("ALTER TABLE session ADD COLUMN origin BLOB NOT NULL DEFAULT x''",),
+    },
 )
 
 _MOVED: Final = "UPDATE delivery SET session = ?, packet_id = ?, is_released = ? WHERE row = ?"

@@ -87,6 +87,7 @@ class Journal:
         *,
         wake: Callable[[], None],
         hurry: Callable[[], None],
+        new_origin: Callable[[], bytes],
         max_pending_messages: int,
         max_pending_bytes: int,
     ) -> None:
@@ -96,6 +97,7 @@ class Journal:
             core: the broker, still without sessions.
             wake: called when there is something to commit and there was nothing before.
             hurry: called when there is nothing left to write while a client waits for the commit.
+            new_origin: returns a few bytes that it has never returned, in any process.
             max_pending_messages: publishes that may wait for their commit.
             max_pending_bytes: payload bytes of such publishes.
         """
@@ -106,6 +108,7 @@ class Journal:
         self._core = core
         self._wake = wake
         self._hurry_driver = hurry
+        self._new_origin = new_origin
         self._max_pending_messages = max_pending_messages
         self._max_pending_bytes = max_pending_bytes
         self.is_awake = False
@@ -165,6 +168,7 @@ class Journal:
         """Make a session durable from now on."""
         own = session.journal = SessionJournal(self, session, self._next_row, is_stored=False)
         self._next_row += 1
+        session.origin = self._new_origin()
         own.watch()
         own._changed()
 
@@ -220,6 +224,9 @@ class Journal:
         own = session.journal = SessionJournal(self, session, row, is_stored=True)
         own.lost_at = lost_at
         self._next_row = max(self._next_row, row + 1)
+        if not session.origin:  # stored by a version without origins
+            session.origin = self._new_origin()
+            own._changed()
         return own
 
     def restored_message(self, message: Message, row: int) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import gc
 import logging
 import math
+import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,9 @@ RETRY_SECONDS: Final = 1.0
 
 LOG_PERIOD_SECONDS: Final = 60.0
 """Time between two log lines while the disk goes on refusing."""
+
+ORIGIN_BYTES: Final = 8
+"""Of a session's origin: no two of 100 million sessions are likely to have the same."""
 
 FLUSH_SECONDS: Final = 5.0
 """How long each `flush` waits for a disk that refuses; the end of the broker has two."""
@@ -80,6 +84,7 @@ class PersistentState:
             core,
             wake=self._wake,
             hurry=self._hurry,
+            new_origin=lambda: secrets.token_bytes(ORIGIN_BYTES),
             max_pending_messages=config.max_pending_messages,
             max_pending_bytes=config.max_pending_bytes,
         )

@@ -25,6 +25,7 @@ class SessionRow(NamedTuple):
         version: protocol version of the newest connection.
         expiry_interval: seconds for which it outlives its connection; None without limit.
         lost_at: when its connection ended; None while it has one.
+        origin: bytes that no other session has, of this or any other time.
     """
 
     row: int
@@ -34,6 +35,7 @@ class SessionRow(NamedTuple):
     version: int
     expiry_interval: float | None
     lost_at: float | None
+    origin: bytes
 
 
 class SubscriptionRow(NamedTuple):

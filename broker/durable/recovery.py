@@ -52,6 +52,7 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
         core.sessions.quota.count(session, known.username, "")
         session.version = known.version
         session.expiry_interval = known.expiry_interval
+        session.origin = known.origin
         lost_at = None if known.lost_at is None else known.lost_at - epoch
         absent[session] = now if lost_at is None else lost_at
         owns.append(journal.restored(session, known.row, lost_at))
@@ -70,7 +71,7 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
         if granted.is_retained_due and granted.qos:  # at QoS 0 the lost connection took them along
             due.append((session, subscription))
     for incoming in stored.incoming:
-        sessions[incoming.session].incoming[incoming.packet_id] = None
+        sessions[incoming.session].incoming[incoming.packet_id] = ()
     messages = _messages(core, journal, stored.messages, epoch)
     lost = {message.row for message in stored.messages if message.payload is None}
     of_shares: list[Delivery] = []

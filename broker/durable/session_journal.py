@@ -160,6 +160,7 @@ class SessionJournal(DeliveryJournal):
             session.version,
             session.expiry_interval,
             None if self.lost_at is None else self.lost_at + epoch,
+            session.origin,
         )
 
 

@@ -14,6 +14,7 @@ from penstock.broker.mqtt.enums import ProtocolVersion
 from penstock.broker.mqtt.packets import PubComp, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.sessions import redelivery
+from penstock.broker.sessions.forgetting import Forgetting
 
 if TYPE_CHECKING:
     from penstock.broker.outbox.delivery import Delivery
@@ -154,15 +155,56 @@ def handle_pubrel(client: Client, packet_id: int, _now: float, _reason_code: int
     incoming = session.incoming
     if packet_id not in incoming:
         _not_expected(client.core, packet_id)
-        client.sender.send_packet(PubComp(packet_id, _not_found(client)))
+        _forget_unknown(client, packet_id)
         return
     if incoming[packet_id] is not None:
-        # To the client the identifier would be free, and a new message under it a repeat to us.
-        raise ProtocolError(f"PUBREL of packet id {packet_id}; allowed: none before its PUBREC")
+        _forget_known(client, packet_id)
+        return
     del incoming[packet_id]
     if session.journal is not None:
         session.journal.incoming_changed(packet_id)
     client.sender.send_short(PUBCOMP_BYTE, packet_id)
+
+
+def _forget_unknown(client: Client, packet_id: int) -> None:
+    """Answer a PUBREL of a packet identifier that a sink alone may know.
+
+    The broker was killed after the sink's commit, and before its own.
+    """
+    packet = PubComp(packet_id, _not_found(client))
+    Forgetting(
+        client, packet_id, client.core.sinks, lambda: client.sender.send_packet(packet)
+    ).ask()
+
+
+def _forget_known(client: Client, packet_id: int) -> None:
+    """Answer a PUBREL once the sinks have forgotten its message.
+
+    Raises:
+        ProtocolError: its PUBREC is still to come. To the client the identifier would be free, and
+            a new message under it a repeat to the broker.
+    """
+    session = client.session
+    incoming = session.incoming
+    known = incoming[packet_id]
+    if isinstance(known, Forgetting):
+        known.client = client  # it has connected again
+        return
+    if not isinstance(known, tuple):
+        raise ProtocolError(f"PUBREL of packet id {packet_id}; allowed: none before its PUBREC")
+
+    def release() -> None:
+        if incoming.get(packet_id) is not forgetting:
+            return
+        del incoming[packet_id]
+        if session.journal is not None:
+            session.journal.incoming_changed(packet_id)
+        if forgetting.client.is_open:
+            forgetting.client.sender.send_short(PUBCOMP_BYTE, packet_id)
+
+    forgetting = Forgetting(client, packet_id, known or client.core.sinks, release)
+    incoming[packet_id] = forgetting
+    forgetting.ask()
 
 
 def handle_pubcomp(client: Client, packet_id: int, now: float, _reason_code: int = 0) -> None:

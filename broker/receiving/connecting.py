@@ -205,6 +205,7 @@ async def let_in(
     session, session_present = core.sessions.open(
         client_id, clean_start=packet.clean_start, now=now
     )
+    client.has_begun_session = not session_present
     session.expiry_interval = expiry_interval
     _set_up(session, client, packet, username)
     core.sessions.quota.count(session, username, client.remote_address)

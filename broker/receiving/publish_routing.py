@@ -77,6 +77,7 @@ async def route_allowed(
         if full:
             return full
         _tell_routed(client, message)
+    receipt.sinks = plan.sinks
     receipt.wait_for(len(plan.sinks))
     receipt.reason_code = taken(receipt.client, plan)
     router.route(message, targets, chosen, now)

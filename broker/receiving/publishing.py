@@ -53,6 +53,9 @@ MAX_LOGGED_TOPIC: Final = 80
 DUP: Final = 0x08
 """DUP in the first byte of a PUBLISH."""
 
+_QOS_2_OR_DUP: Final = 0x0C
+"""Bits in the first byte of a PUBLISH, one of which each PUBLISH that may be a repeat has."""
+
 _CLOSING: Final = (ReasonCode.TOPIC_NAME_INVALID, ReasonCode.PAYLOAD_FORMAT_INVALID)
 """They end the connection where no acknowledgement can say so: at QoS 0 and in MQTT 3.1.1."""
 
@@ -104,7 +107,7 @@ def receive_publish(
             alias = properties.pop("topic_alias", None)
         if alias is not None:
             topic_bytes = client.incoming_aliases.resolve(alias, topic_bytes)
-    if qos == 2 and _is_repeat(client, packet_id):
+    if first_byte & _QOS_2_OR_DUP and _is_repeat(client, packet_id, qos):
         return None
     plan = core.tree.plans.get(topic_bytes)
     if plan is None:
@@ -301,17 +304,34 @@ def _message(
     )
 
 
-def _is_repeat(client: Client, packet_id: int) -> bool:
-    """Answer a QoS 2 PUBLISH that came before [MQTT-4.3.3-10]; return False for a new one."""
-    incoming = client.session.incoming
+def _is_repeat(client: Client, packet_id: int, qos: int) -> bool:
+    """Answer a PUBLISH that came before [MQTT-4.3.3-10]; return False for another one.
+
+    A QoS 1 message is known while its PUBACK was not sent: until then, nothing else can have its
+    packet identifier.
+
+    Args:
+        client: it came from.
+        packet_id: of the PUBLISH.
+        qos: 2, or 1 with DUP.
+    """
+    session = client.session
+    if qos == 1:
+        unanswered = session.unanswered.get(packet_id)
+        if unanswered is None or unanswered.reason_code >= 0x80:
+            return False
+        if unanswered.client is client:
+            return not unanswered.is_settled
+        unanswered.move_to(client)
+        return True
+    incoming = session.incoming
     if packet_id not in incoming:
         return False
     receipt = incoming[packet_id]
-    if receipt is None:
+    if not isinstance(receipt, PublishReceipt):
         client.sender.send_packet(PubRec(packet_id))
     elif receipt.client is not client:
-        receipt.client = client
-        client.owe(receipt)
+        receipt.move_to(client)
     return True
 
 
@@ -400,6 +420,7 @@ def _take_booked(
         return _refuse_booked(client, receipt, plan.topic, no_room(full), counted_as=full)
     if message.retain:
         core.router.retain(message)
+    receipt.sinks = plan.sinks
     receipt.wait_for(len(plan.sinks))
     receipt.reason_code = taken(client, plan)
     core.router.route(message, plan.targets, chosen, now)

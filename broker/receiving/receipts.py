@@ -35,7 +35,9 @@ def book_receipt(
     """
     check_receive_maximum(client)
     receipt = PublishReceipt(client, packet_id, qos, n_answers)
-    receipt.is_repeat = is_repeat
+    if is_repeat:
+        # Later connections of a session that is not durable repeat nothing of before its begin.
+        receipt.is_repeat = client.session.journal is not None or client.has_begun_session
     client.owe(receipt)
     if qos == 2:
         client.session.incoming[packet_id] = receipt

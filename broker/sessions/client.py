@@ -26,9 +26,12 @@ from penstock.broker.sending.outgoing import Outgoing
 from penstock.broker.sending.sender import Sender
 from penstock.broker.sending.throttle import Throttle
 from penstock.broker.sessions import redelivery
+from penstock.broker.sessions.forgetting import Forgetting
+from penstock.broker.sessions.session import NONE_UNANSWERED
 from penstock.broker.timers import Timer
 
 if TYPE_CHECKING:
+    from penstock.broker.extensions import MessageSink
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
 
@@ -74,7 +77,8 @@ class PublishReceipt:
         reason: the same in words for the publisher, or "".
         is_settled: every answer has come.
         is_stored: the packet identifier is stored in the commit of the message.
-        is_repeat: the PUBLISH has DUP.
+        is_repeat: the message may be the repeat of one that a sink has stored.
+        sinks: that are to store the message.
     """
 
     __slots__ = (
@@ -87,6 +91,7 @@ class PublishReceipt:
         "qos",
         "reason",
         "reason_code",
+        "sinks",
     )
 
     def __init__(self, client: Client, packet_id: int, qos: int, n_answers: int) -> None:
@@ -98,12 +103,15 @@ class PublishReceipt:
         self.is_settled = False
         self.is_stored = False
         self.is_repeat = False
+        self.sinks: tuple[MessageSink, ...] = ()
         self._n_waiting = n_answers
 
     @property
     def deduplication_id(self) -> bytes:
         """What the message has in common with its repeats alone; see `Receipt`."""
-        return b""
+        if self.qos == 1 and not self.is_repeat:
+            return b""
+        return self.client.session.deduplication_id(self.packet_id)
 
     def wait_for(self, n_answers: int) -> None:
         """Wait for more answers, while one at least is missing."""
@@ -115,7 +123,27 @@ class PublishReceipt:
             self.reason_code = reason_code
         self._n_waiting -= 1
         if self._n_waiting == 0:
-            self.is_settled = True
+            if self.sinks and self._frees_packet_id():
+                Forgetting(self.client, self.packet_id, self.sinks, self._settled).ask()
+            else:
+                self._settled()
+
+    def _frees_packet_id(self) -> bool:
+        """Say whether a sink may know a message whose acknowledgement frees its identifier."""
+        if self.qos == 1:
+            return self.is_repeat
+        is_told = self.client.is_open and self.client.version == MQTT_5
+        return is_told and self.reason_code >= 0x80 and len(self.sinks) > 1
+
+    def _settled(self) -> None:
+        self.is_settled = True
+        self._acknowledge_in_order()
+
+    def move_to(self, client: Client) -> None:
+        """Owe it on the client's next connection, on which it has sent the message again."""
+        self.client = client
+        client.owe(self)
+        if self.is_settled:
             self._acknowledge_in_order()
 
     def _acknowledge_in_order(self) -> None:
@@ -126,7 +154,7 @@ class PublishReceipt:
             if self.reason_code >= 0x80:
                 session.incoming.pop(self.packet_id, None)
             else:
-                session.incoming[self.packet_id] = None
+                session.incoming[self.packet_id] = self.sinks or None
                 if session.journal is not None and not self.is_stored:
                     session.journal.incoming_changed(self.packet_id)
         if not client.is_open:
@@ -181,6 +209,7 @@ class Client:
             oldest first (`penstock.broker.quotas.room.Held`).
         awaiting_bytes: of these.
         is_answered: what it sent first is a CONNECT, in a version in which a mistake can be told.
+        has_begun_session: the session began with this connection.
         is_bridge: the client has said that it is another broker's bridge.
         known_properties: of a PUBLISH that came in a run, found good; see
             `penstock.broker.receiving.runs`.
@@ -207,6 +236,7 @@ class Client:
         "backlog",
         "certificate_name",
         "core",
+        "has_begun_session",
         "has_peer_left",
         "holds",
         "incoming_aliases",
@@ -269,6 +299,7 @@ class Client:
         self.awaiting: deque[Any] = NO_QUEUE
         self.awaiting_bytes = 0
         self.authentication: Authentication | None = None
+        self.has_begun_session = False
         self.is_bridge = False
         self.is_closing = False
         self.is_broken_off = False
@@ -479,6 +510,11 @@ class Client:
             self.is_open = self.sender.is_open = False
             if self.awaiting:
                 self.core.room.forget(self)
+            self.session.unanswered = (
+                {receipt.packet_id: receipt for receipt in self.receipts if receipt.qos == 1}
+                if self.receipts
+                else NONE_UNANSWERED
+            )
             self.core.sessions.connection_lost(self.session, self, now)
 
     def refuse_connect(self, reason_code: ReasonCode, **properties: Any) -> None:

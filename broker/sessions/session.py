@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Mapping
+from hashlib import blake2b
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.link import Link
@@ -18,12 +21,20 @@ from penstock.broker.sessions.retained_delivery import RetainedDue, send_before
 from penstock.broker.timers import Timer
 
 if TYPE_CHECKING:
+    from penstock.broker.extensions import MessageSink
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
     from penstock.broker.sending.outgoing import Outgoing
     from penstock.broker.sending.sender import Sender
     from penstock.broker.sessions.client import Client, PublishReceipt
     from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.forgetting import Forgetting
     from penstock.broker.sessions.journal import SessionWatcher
+
+CLIENT_BYTES: Final = 12
+"""Bytes that stand for a Client Identifier in the origin of a session that is not durable. An
+origin of a durable one is shorter, so the two are never the same."""
+
+NONE_UNANSWERED: Final[Mapping[int, PublishReceipt]] = MappingProxyType({})
 
 DIRECT_BYTES: Final = 1024 * 1024
 """What one turn may write past the outbox: a chunk of packets must not cause more than that for
@@ -56,7 +67,12 @@ class Session:
         inflight: what was sent and is not acknowledged.
         resend: what was inflight when the last connection ended, still to be sent again.
         incoming: packet identifiers of QoS 2 messages received and not yet released
-            [MQTT-4.3.3-10]; to the receipt while a sink has not settled it, else None.
+            [MQTT-4.3.3-10]; to the receipt while a sink has not settled it, then to the sinks that
+            may know its deduplication identifier, and to `Forgetting` while these forget it. ():
+            any sink may know it. None: none does.
+        unanswered: receipts of the QoS 1 messages that the last connection left without a PUBACK.
+        origin: what deduplication identifiers of the client's messages begin with; b"" until it is
+            needed. No other session ever has that of a durable one.
         ledger: the account of this subscriber; call `settle_direct` before reading it.
         n_direct: messages delivered at QoS 0 without passing the outbox since then.
         n_refused: the client's own messages that were not routed.
@@ -89,6 +105,7 @@ class Session:
         "look_timer",
         "n_direct",
         "n_refused",
+        "origin",
         "outbox",
         "outgoing",
         "overflow_timer",
@@ -99,6 +116,7 @@ class Session:
         "shares",
         "subscription_bytes",
         "subscriptions",
+        "unanswered",
         "username",
         "version",
         "will",
@@ -127,7 +145,9 @@ class Session:
         self.outbox = make_outbox(self.link, self.ledger, core.outbox_rules)
         self.inflight = Inflight()
         self.resend: deque[Delivery] = NO_QUEUE
-        self.incoming: dict[int, PublishReceipt | None] = {}
+        self.incoming: dict[int, PublishReceipt | Forgetting | tuple[MessageSink, ...] | None] = {}
+        self.unanswered: Mapping[int, PublishReceipt] = NONE_UNANSWERED
+        self.origin = b""
         self.expiry_interval: float | None = 0.0
         self.will: Will | None = None
         self.will_timer: Timer | None = None
@@ -136,6 +156,20 @@ class Session:
         self.overflow_timer: Timer | None = None
         self.journal: SessionWatcher | None = None
         self.probe: Delivery | None = None
+
+    def deduplication_id(self, packet_id: int) -> bytes:
+        """Return what a message of the client has in common with its repeats alone.
+
+        A session that is not durable has the origin of the sessions of its client before it, so
+        that a client that does not forget its messages with its session can be told from others
+        after the broker was killed.
+
+        Args:
+            packet_id: of its PUBLISH.
+        """
+        if not self.origin:
+            self.origin = blake2b(self.client_id.encode(), digest_size=CLIENT_BYTES).digest()
+        return self.origin + packet_id.to_bytes(2, "big")
 
     @property
     def is_connected(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ from penstock.broker.durable.records import (
 from penstock.broker.durable.recovery import restore
 from penstock.broker.payload import Payload
 from tests.helpers.virtual import VirtualBroker, VirtualClient
+
+_ORIGINS = itertools.count(1)
 
 EPOCH = 1_700_000_000.0
 """The wall clock when a virtual broker's monotonic clock is 0."""
@@ -127,6 +130,7 @@ class DurableBroker(VirtualBroker):
             self.core,
             wake=lambda: None,
             hurry=self._hurry,
+            new_origin=lambda: next(_ORIGINS).to_bytes(8, "big"),
             max_pending_messages=max_pending_messages,
             max_pending_bytes=max_pending_bytes,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.broker.extensions import MessageSink, Receipt, SinkCounts
 from penstock.broker.message import Message
@@ -37,3 +37,99 @@ class HoldingSink(MessageSink):
         receipt = self.receipts.pop(0)
         assert receipt is not None
         receipt.settle(reason_code)
+
+
+class LimitedSink(HoldingSink):
+    """A sink with room for some messages.
+
+    Attributes:
+        room: messages that it has room for besides those that it holds.
+        reserved: messages for which room is held.
+    """
+
+    def __init__(self, *topic_filters: str, name: str = "sink", room: int = 0) -> None:
+        super().__init__(*topic_filters, name=name)
+        self.room = room
+        self.reserved: list[Message] = []
+
+    def reserve(self, message: Message) -> str:
+        """Hold room, if there is any."""
+        if self.error is not None:
+            raise self.error
+        if not self.room:
+            return "queue_full"
+        self.room -= 1
+        self.reserved.append(message)
+        return ""
+
+    def release(self, message: Message) -> None:
+        """Give it back."""
+        self.reserved.remove(message)
+        self.room += 1
+
+    def accept(self, message: Message, receipt: Receipt | None) -> None:
+        """Take a message for which room was held."""
+        self.reserved.remove(message)
+        super().accept(message, receipt)
+
+    def make_room(self, n_messages: int = 1) -> None:
+        """Have room for more messages."""
+        self.room += n_messages
+        self.on_room()
+
+
+class StoringSink(MessageSink):
+    """A sink whose commits, with deduplication identifiers, are in the test's hands.
+
+    Its storage outlives the broker.
+
+    Attributes:
+        stored: payloads, oldest first.
+        known: deduplication identifiers.
+        waiting: what the next commit does, oldest first.
+        is_failing: commits fail.
+    """
+
+    def __init__(self, *topic_filters: str, name: str = "sink") -> None:
+        self.name = name
+        self.topic_filters = topic_filters or ("q/#",)
+        self.counts = SinkCounts()
+        self.stored: list[bytes] = []
+        self.known: set[bytes] = set()
+        self.waiting: list[Callable[[], Callable[[], None]]] = []
+        self.is_failing = False
+
+    def accept(self, message: Message, receipt: Receipt | None) -> None:
+        """Store it in the next commit, unless it is a repeat of one that is stored."""
+        assert receipt is not None
+        identifier, is_repeat = receipt.deduplication_id, receipt.is_repeat
+        payload = message.read_payload()
+
+        def store() -> Callable[[], None]:
+            if self.is_failing:
+                return lambda: receipt.settle(0x80)
+            if not (is_repeat and identifier in self.known):
+                self.stored.append(payload)
+            if identifier:
+                self.known.add(identifier)
+            return lambda: receipt.settle(0)
+
+        self.waiting.append(store)
+
+    def forget(self, deduplication_id: bytes, done: Callable[[bool], None]) -> None:
+        """Forget it in the next commit."""
+
+        def drop() -> Callable[[], None]:
+            if not self.is_failing:
+                self.known.discard(deduplication_id)
+            has_forgotten = not self.is_failing
+            return lambda: done(has_forgotten)
+
+        self.waiting.append(drop)
+
+    def commit(self, *, is_killed: bool = False) -> None:
+        """Do what waits; the broker learns of it unless it is killed first."""
+        waiting, self.waiting = self.waiting, []
+        told = [change() for change in waiting]
+        for tell in () if is_killed else told:
+            tell()

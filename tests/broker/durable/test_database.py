@@ -30,9 +30,9 @@ from penstock.broker.durable.records import (
     WillRow,
 )
 
-SESSION = SessionRow(1, "c", "user", "default", 5, 60.0, 1.5)
+SESSION = SessionRow(1, "c", "user", "default", 5, 60.0, 1.5, b"origin")
 ROWS: dict[str, list[Any]] = {
-    "sessions": [SESSION, SessionRow(2, "é", None, "default", 4, None, None)],
+    "sessions": [SESSION, SessionRow(2, "é", None, "default", 4, None, None, b"other")],
     "subscriptions": [
         SubscriptionRow(1, "t/#", 1, True, False, 7, True),
         SubscriptionRow(2, "t/#", 1, True, False, 7, True, "large"),
@@ -185,6 +185,7 @@ def test_a_file_of_the_first_format_is_upgraded(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     opened(path).close()
     with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE session DROP COLUMN origin")
         connection.execute("DROP TABLE subscription")
         connection.execute(
             "CREATE TABLE subscription (session INTEGER NOT NULL, topic_filter TEXT NOT NULL, "
@@ -205,13 +206,28 @@ def test_a_file_of_the_first_format_is_upgraded(tmp_path: Path) -> None:
     database.close()
 
 
+def test_a_file_of_the_second_format_is_upgraded(tmp_path: Path) -> None:
+    """Its sessions have no origin until the broker gives them one."""
+    path = tmp_path / "s.db"
+    database = opened(path)
+    database.write(Batch(sessions=[SESSION]))
+    database.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE session DROP COLUMN origin")
+        connection.execute("PRAGMA user_version = 2")
+        connection.commit()
+    database = opened(path)
+    assert database.read(bytes).sessions == [SESSION._replace(origin=b"")]
+    database.close()
+
+
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     """With what was read and what is allowed."""
     path = tmp_path / "s.db"
     opened(path).close()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 99")
-    assert "read format 99; allowed: 1 or 2" in refused(path)
+    assert "read format 99; allowed: 1 or 2 or 3" in refused(path)
 
 
 def test_another_programs_database_is_refused(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from penstock.broker.config.limits import Limits
 from penstock.broker.mqtt.enums import MQTT_5
 from tests.helpers.access import Access, finish
 from tests.helpers.full import FULL, SMALL, acknowledged, away, check, drain, kept, send
-from tests.helpers.virtual import VirtualBroker
+from tests.helpers.sinks import LimitedSink
+from tests.helpers.virtual import VirtualBroker, will
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -96,3 +99,105 @@ def test_what_is_just_tried_when_the_connection_is_lost_comes_once() -> None:
     assert acknowledged(publisher) == {3: 0}
     assert drain(other) == [b"3"]
     check(broker)
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_message_that_a_sink_refuses_reaches_nobody(
+    qos: int,
+    is_asked: bool,  # noqa: FBT001 (a parameter of the test)
+) -> None:
+    """Live subscribers would get it again each time it is repeated; it is not retained either."""
+    sink, other = LimitedSink("t", name="full"), LimitedSink("t", name="other", room=5)
+    broker = VirtualBroker(sinks=[other, sink], access=Access() if is_asked else None)
+    subscriber = kept(broker)
+    publisher = broker.connect("p")
+    send(publisher, 1, 2, qos=qos, retain=True)
+    assert acknowledged(publisher) == {1: FULL, 2: FULL}
+    assert drain(subscriber) == []
+    assert not broker.core.retained.by_topic
+    assert broker.core.counters.publish_refused == {"queue_full": 2}
+    assert (sink.counts.matched, sink.counts.dropped) == (2, {"queue_full": 2})
+    assert (other.room, other.counts.matched) == (5, 0)
+    sink.make_room()
+    send(publisher, 1, qos=qos, retain=True)
+    assert drain(subscriber) == [b"1"]
+    for each in (other, sink):
+        each.settle()
+    broker.settle()
+    assert acknowledged(publisher) == {1: 0}
+    check(broker)
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_mqtt_3_1_1_messages_wait_for_room_in_a_sink(
+    qos: int,
+    is_asked: bool,  # noqa: FBT001 (a parameter of the test)
+) -> None:
+    """In their order, and the sink's call lets them go without a look at the clock."""
+    sink = LimitedSink("t", room=1)
+    broker = VirtualBroker(sinks=[sink], access=Access() if is_asked else None)
+    subscriber = kept(broker)
+    publisher = broker.connect("p", 4)
+    send(publisher, 1, 2, 3, qos=qos)
+    sink.settle()
+    broker.settle()
+    assert acknowledged(publisher) == {1: 0}
+    assert drain(subscriber) == [b"1"]
+    assert broker.core.room.n_held == 2
+    sink.make_room(2)
+    broker.settle()
+    broker.advance(0)
+    assert drain(subscriber) == [b"2", b"3"]
+    sink.settle()
+    sink.settle()
+    broker.settle()
+    assert acknowledged(publisher) == {2: 0, 3: 0}
+    assert not sink.counts.dropped
+    check(broker)
+
+
+def test_qos_0_reaches_subscribers_where_a_sink_has_no_room() -> None:
+    """Nobody repeats it: the sink counts that it did not get it. So it is with wills."""
+    sink = LimitedSink("t")
+    broker = VirtualBroker(sinks=[sink])
+    subscriber = kept(broker)
+    broker.connect("p").publish("t", b"0")
+    broker.connect("w", will=will("t", b"gone", qos=1)).lose()
+    assert drain(subscriber) == [b"0", b"gone"]
+    assert (sink.counts.matched, sink.counts.dropped) == (2, {"queue_full": 2})
+    sink.room = 2
+    broker.connect("p").publish("t", b"0")
+    broker.connect("w", will=will("t", b"gone", qos=1)).lose()
+    assert [message.payload for message in sink.messages] == [b"0", b"gone"]
+
+
+def test_a_sink_that_fails_when_it_is_asked_for_room_refuses() -> None:
+    """Its fault is counted as an extension's."""
+    sink = LimitedSink("t", room=1)
+    sink.error = RuntimeError("no")
+    broker = VirtualBroker(sinks=[sink])
+    subscriber = kept(broker)
+    publisher = broker.connect("p")
+    send(publisher, 1)
+    assert acknowledged(publisher) == {1: FULL}
+    assert drain(subscriber) == []
+    assert broker.core.counters.extension_errors == {"sink": 1}
+
+
+def test_room_in_a_sink_is_given_back_where_the_wait_for_access_control_is_cancelled() -> None:
+    """Room for a retained message is found before its receivers are asked about."""
+    access = Access(publish=False)
+    sink = LimitedSink("t", room=1)
+    broker = VirtualBroker(sinks=[sink], access=access)
+    kept(broker)
+    publisher = broker.connect("p")
+    access.waits = True
+    send(publisher, 1, retain=True)
+    assert sink.room == 0
+    suspended = publisher.connection.client.suspended
+    assert suspended is not None
+    with pytest.raises(asyncio.CancelledError):
+        suspended.throw(asyncio.CancelledError())
+    assert sink.room == 1
