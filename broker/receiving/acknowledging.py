@@ -171,10 +171,12 @@ def _forget_unknown(client: Client, packet_id: int) -> None:
 
     The broker was killed after the sink's commit, and before its own.
     """
-    packet = PubComp(packet_id, _not_found(client))
-    Forgetting(
-        client, packet_id, client.core.sinks, lambda: client.sender.send_packet(packet)
-    ).ask()
+
+    def answer() -> None:
+        if client.is_open:
+            client.sender.send_packet(PubComp(packet_id, _not_found(client)))
+
+    client.forgetting(packet_id, client.core.sinks, answer).ask()
 
 
 def _forget_known(client: Client, packet_id: int) -> None:
@@ -188,7 +190,7 @@ def _forget_known(client: Client, packet_id: int) -> None:
     incoming = session.incoming
     known = incoming[packet_id]
     if isinstance(known, Forgetting):
-        known.client = client  # it has connected again
+        known.sender = client.sender  # it has connected again
         return
     if not isinstance(known, tuple):
         raise ProtocolError(f"PUBREL of packet id {packet_id}; allowed: none before its PUBREC")
@@ -199,10 +201,10 @@ def _forget_known(client: Client, packet_id: int) -> None:
         del incoming[packet_id]
         if session.journal is not None:
             session.journal.incoming_changed(packet_id)
-        if forgetting.client.is_open:
-            forgetting.client.sender.send_short(PUBCOMP_BYTE, packet_id)
+        if forgetting.sender.is_open:
+            forgetting.sender.send_short(PUBCOMP_BYTE, packet_id)
 
-    forgetting = Forgetting(client, packet_id, known or client.core.sinks, release)
+    forgetting = client.forgetting(packet_id, known or client.core.sinks, release)
     incoming[packet_id] = forgetting
     forgetting.ask()
 

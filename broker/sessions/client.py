@@ -8,7 +8,7 @@ they collect. `penstock.broker.receiving.connection` brings its packets to the h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from penstock.broker.access_control import Accepted, AuthExchange, ConnectAttempt
@@ -124,7 +124,7 @@ class PublishReceipt:
         self._n_waiting -= 1
         if self._n_waiting == 0:
             if self.sinks and self._frees_packet_id():
-                Forgetting(self.client, self.packet_id, self.sinks, self._settled).ask()
+                self.client.forgetting(self.packet_id, self.sinks, self._settled).ask()
             else:
                 self._settled()
 
@@ -370,6 +370,25 @@ class Client:
         if self.receipts is NO_QUEUE:
             self.receipts = deque()
         self.receipts.append(receipt)
+
+    def forgetting(
+        self, packet_id: int, sinks: Sequence[MessageSink], then: Callable[[], None]
+    ) -> Forgetting:
+        """Return what has sinks forget one of the client's messages.
+
+        Args:
+            packet_id: of the message.
+            sinks: that may know it.
+            then: called once all of them have forgotten it.
+        """
+        session, sessions = self.session, self.core.sessions
+        return Forgetting(
+            self.sender,
+            session.deduplication_id(packet_id),
+            sinks,
+            then,
+            lambda: sessions.get(session.client_id) is session,
+        )
 
     def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a handler now; where it has to wait, receive nothing more until it is done."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from penstock.broker.extensions import MessageSink
-    from penstock.broker.sessions.client import Client
+    from penstock.broker.sending.sender import Sender
 
 RETRY_SECONDS: Final = 1.0
 """Time until sinks that could not forget an identifier are asked again."""
@@ -25,44 +25,54 @@ class Forgetting:
     """Sinks on their way to forget one deduplication identifier.
 
     Attributes:
-        client: that waits for it.
+        sender: of the client that waits for it.
     """
 
-    __slots__ = ("_has_failed", "_n_waiting", "_packet_id", "_sinks", "_then", "client")
+    __slots__ = (
+        "_has_failed",
+        "_identifier",
+        "_is_wanted",
+        "_n_waiting",
+        "_sinks",
+        "_then",
+        "sender",
+    )
 
     def __init__(
         self,
-        client: Client,
-        packet_id: int,
+        sender: Sender,
+        identifier: bytes,
         sinks: Sequence[MessageSink],
         then: Callable[[], None],
+        is_wanted: Callable[[], bool],
     ) -> None:
         """Prepare it; `ask` begins.
 
         Args:
-            client: while its session lasts, the sinks are asked until they succeed.
-            packet_id: of the client's message.
-            sinks: that may know its deduplication identifier.
+            sender: of the client that waits for it.
+            identifier: to forget.
+            sinks: that may know it.
             then: called once all of them have forgotten it.
+            is_wanted: says whether to ask again where one could not: the session is there.
         """
-        self.client = client
-        self._packet_id = packet_id
+        self.sender = sender
+        self._identifier = identifier
         self._sinks = sinks
         self._then = then
+        self._is_wanted = is_wanted
         self._n_waiting = 0
         self._has_failed = False
 
     def ask(self) -> None:
         """Ask all sinks; those that have forgotten it have no work."""
-        core = self.client.core
-        identifier = self.client.session.deduplication_id(self._packet_id)
+        guard = self.sender.core.guard
         self._has_failed = False
         self._n_waiting = len(self._sinks) + 1
         for sink in self._sinks:
             try:
-                sink.forget(identifier, self._answered)
+                sink.forget(self._identifier, self._answered)
             except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
-                core.guard.failed(sink.name, error)
+                guard.failed(sink.name, error)
                 self._answered(False)
         self._answered(True)
 
@@ -74,14 +84,13 @@ class Forgetting:
         if not self._has_failed:
             self._then()
             return
-        core = self.client.core
+        core = self.sender.core
         core.timers.at(-math.inf, self._wait)
-        core.turn.touch(self.client.outgoing)  # it may be outside of a turn
+        core.turn.touch(self.sender.outgoing)  # it may be outside of a turn
 
     def _wait(self, now: float) -> None:
-        self.client.core.timers.at(now + RETRY_SECONDS, self._ask_again)
+        self.sender.core.timers.at(now + RETRY_SECONDS, self._ask_again)
 
     def _ask_again(self, _now: float) -> None:
-        session = self.client.session
-        if self.client.core.sessions.get(session.client_id) is session:
+        if self._is_wanted():
             self.ask()
