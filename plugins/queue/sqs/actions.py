@@ -15,16 +15,18 @@ from logging import Logger
 from typing import Any, Final, NamedTuple
 
 from penstock.plugins.queue.access import Caller, Role
-from penstock.plugins.queue.config import DEFAULT_GROUP, NAME_FORM, LogicalQueueConfig
+from penstock.plugins.queue.client import ReceivedMessage
+from penstock.plugins.queue.config import DEFAULT_GROUP, NAME_FORM
 from penstock.plugins.queue.engines.contract import (
-    DROP_REASONS,
     Action,
     ExistsError,
     QueueSnapshot,
     QueueSpec,
     UnknownQueueError,
 )
-from penstock.plugins.queue.service import QueueService, ReceiveRequest, Stored
+from penstock.plugins.queue.group_receiver import BusyError, ReceiveRequest
+from penstock.plugins.queue.intake import DROP_REASONS, Stored
+from penstock.plugins.queue.service import QueueService
 from penstock.plugins.queue.sqs import messages, move_tasks, queue_attributes
 from penstock.plugins.queue.sqs.errors import (
     ACCESS_DENIED,
@@ -33,6 +35,7 @@ from penstock.plugins.queue.sqs.errors import (
     INVALID_PARAMETER_VALUE,
     MESSAGE_NOT_INFLIGHT,
     MISSING_PARAMETER,
+    OVER_LIMIT,
     QUEUE_DOES_NOT_EXIST,
     QUEUE_NAME_EXISTS,
     RECEIPT_HANDLE_IS_INVALID,
@@ -46,7 +49,6 @@ from penstock.plugins.queue.sqs.errors import (
     SqsError,
     invalid_parameter,
 )
-from penstock.plugins.queue.sqs.messages import BodyForm
 from penstock.plugins.queue.sqs.move_tasks import MoveTasks
 from penstock.plugins.queue.sqs.parameters import (
     entries,
@@ -120,7 +122,6 @@ class SqsActions:
 
     Args:
         service: of the queues.
-        configured: queues of the policy file.
         clock: returns monotonic seconds.
         wall_clock: returns seconds since the Unix epoch.
         logger: gets faults of tasks in the background.
@@ -129,13 +130,11 @@ class SqsActions:
     def __init__(
         self,
         service: QueueService,
-        configured: Mapping[str, LogicalQueueConfig],
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         logger: Logger,
     ) -> None:
         self._service = service
-        self._configured = configured
         self._clock = clock
         self._wall_clock = wall_clock
         self._tasks = MoveTasks(service.engine, wall_clock, logger)
@@ -416,24 +415,33 @@ class SqsActions:
             settings = settings_of(name, snapshot)
             wait = int(settings.tag("ReceiveMessageWaitTimeSeconds"))
         await self._have_group(name, snapshot)
-        received = await self._service.receive(
+        config = self._service.queue(name).config
+        received = await self._received(
             name,
-            DEFAULT_GROUP,
             ReceiveRequest(
-                max_messages=1 if most is None else most,
-                wait_seconds=float(wait),
+                max_messages=min(most or 1, config.n_max),
+                wait_seconds=min(float(wait), config.max_wait_seconds),
                 visibility_timeout=None if visibility is None else float(visibility),
             ),
         )
         source = messages.Source(
             name,
             snapshot.incarnation,
-            self._body_form(name),
+            snapshot.spec.key,
+            config.sqs_body,
             request.region,
             self._wall_clock(),
         )
         shown = [messages.shown(message, source, wanted) for message in received]
         return {"Messages": shown} if shown else {}
+
+    async def _received(self, name: str, request: ReceiveRequest) -> list[ReceivedMessage]:
+        try:
+            return await self._service.receive(name, DEFAULT_GROUP, request)
+        except BusyError as error:
+            group = self._service.engine.snapshot(name).groups[DEFAULT_GROUP]
+            is_over = group.leased >= group.spec.max_leased_messages
+            raise SqsError(OVER_LIMIT if is_over else REQUEST_THROTTLED, str(error)) from None
 
     async def _delete_message(self, request: SqsRequest) -> dict[str, Any]:
         name, _ = self._queue(request, "read")
@@ -542,16 +550,12 @@ class SqsActions:
         if DEFAULT_GROUP not in snapshot.groups:
             await self._service.create_group(name, DEFAULT_GROUP, queue_attributes.new_group(name))
 
-    def _body_form(self, name: str) -> BodyForm:
-        config = self._configured.get(name)
-        return "text" if config is None else config.sqs_body
-
     def _target(self, request: SqsRequest, name: str, snapshot: QueueSnapshot) -> messages.Target:
         return messages.Target(
             name,
             snapshot.incarnation,
             settings_of(name, snapshot),
-            self._body_form(name),
+            self._service.queue(name).config.sqs_body,
             request.publisher,
             self._clock(),
         )

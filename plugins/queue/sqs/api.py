@@ -12,7 +12,6 @@ from aiohttp import web
 
 from penstock.broker.errors import PenstockError
 from penstock.plugins.queue.access import ANYBODY, Caller, QueueAccess
-from penstock.plugins.queue.config import LogicalQueueConfig
 from penstock.plugins.queue.engines.contract import (
     ExistsError,
     GroupKindError,
@@ -21,7 +20,6 @@ from penstock.plugins.queue.engines.contract import (
     UnknownGroupError,
     UnknownQueueError,
 )
-from penstock.plugins.queue.logical_queue import BusyError
 from penstock.plugins.queue.service import QueueService, SettingError
 from penstock.plugins.queue.sqs.actions import SqsActions, SqsRequest, unknown_queue
 from penstock.plugins.queue.sqs.errors import (
@@ -29,7 +27,6 @@ from penstock.plugins.queue.sqs.errors import (
     INTERNAL_FAILURE,
     INVALID_PARAMETER_VALUE,
     QUEUE_NAME_EXISTS,
-    REQUEST_THROTTLED,
     REQUEST_TIMEOUT,
     REQUEST_TOO_LARGE,
     SERIALIZATION,
@@ -64,7 +61,6 @@ _FAULTS: Final[tuple[tuple[type[PenstockError], Fault], ...]] = (
     (ExistsError, QUEUE_NAME_EXISTS),
     (SettingError, INVALID_PARAMETER_VALUE),
     (GroupKindError, UNSUPPORTED_OPERATION),
-    (BusyError, REQUEST_THROTTLED),
     (UnknownGroupError, SERVICE_UNAVAILABLE),
     (StorageFullError, STORAGE_FULL),
     (StorageError, SERVICE_UNAVAILABLE),
@@ -90,7 +86,6 @@ class SqsApi:
 
     Args:
         service: of the queues.
-        configured: queues of the policy file.
         access: callers and their access keys.
         clock: returns monotonic seconds.
         logger: gets what should not happen.
@@ -101,14 +96,13 @@ class SqsApi:
     def __init__(
         self,
         service: QueueService,
-        configured: Mapping[str, LogicalQueueConfig],
         access: QueueAccess,
         clock: Callable[[], float],
         logger: Logger,
         bodies: Bodies,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._actions = SqsActions(service, configured, clock, wall_clock, logger)
+        self._actions = SqsActions(service, clock, wall_clock, logger)
         self._access = access
         self._wall_clock = wall_clock
         self._logger = logger

@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from penstock.plugins.queue.client import ReceivedMessage
@@ -33,7 +34,6 @@ queue and back."""
 TYPES_PROPERTY: Final = "penstock-sqs-types"
 TRACE_PROPERTY: Final = "penstock-sqs-trace"
 DEDUPLICATION_PROPERTY: Final = "penstock-deduplication-id"
-KEY_PROPERTY: Final = "penstock-key"
 DEAD_QUEUE_PROPERTY: Final = "penstock-dead-queue"
 
 MAX_ATTRIBUTES: Final = 10
@@ -267,14 +267,16 @@ def _as_sent(pairs: Iterable[tuple[str, str]], types_text: str) -> dict[str, Mes
         types = dict(json.loads(types_text)) if types_text else {}
     except (ValueError, TypeError):
         types = {}
-    found = {}
-    for name, value in pairs:
-        data_type = str(types.get(name, _STRING))
-        if data_type.startswith("Binary"):
-            found[name] = MessageAttribute(data_type, base64.b64decode(value))
-        else:
-            found[name] = MessageAttribute(data_type, value)
-    return found
+    return {name: _typed(str(types.get(name, _STRING)), value) for name, value in pairs}
+
+
+def _typed(data_type: str, text: str) -> MessageAttribute:
+    """Return the attribute of a user property; a plain text where the type is not of our making."""
+    base = data_type.partition(".")[0]
+    if base == "Binary":
+        with suppress(ValueError):
+            return MessageAttribute(data_type, base64.b64decode(text, validate=True))
+    return MessageAttribute(data_type, text) if base in _BASE_TYPES[:2] else _text(text)
 
 
 def _text(text: str) -> MessageAttribute:

@@ -26,7 +26,6 @@ from penstock.plugins.queue.sqs.errors import (
 from penstock.plugins.queue.sqs.message_attributes import (
     DEAD_QUEUE_PROPERTY,
     DEDUPLICATION_PROPERTY,
-    KEY_PROPERTY,
     MESSAGE_ID_PROPERTY,
     TRACE_PROPERTY,
     MessageAttribute,
@@ -42,6 +41,11 @@ from penstock.plugins.queue.sqs.queue_attributes import (
     arn_of,
     is_fifo,
 )
+from penstock.plugins.queue.strategies.message_key import (
+    KEY_PROPERTY,
+    UserProperties,
+    key_reader,
+)
 
 BodyForm: TypeAlias = Literal["text", "base64"]
 """How a payload and the body of an SQS message belong together: UTF-8 text, base64 where it is
@@ -52,6 +56,7 @@ TOPIC: Final = "topic"
 TRACE_HEADER: Final = "AWSTraceHeader"
 
 _ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+_MESSAGE_ID: Final = re.compile(r"[0-9a-f-]{36}")
 _ID_ALLOWED: Final = "1 to 128 printable ASCII characters without spaces"
 _QOS: Final = 1
 
@@ -155,6 +160,7 @@ class Source(NamedTuple):
     Attributes:
         name: of the queue.
         incarnation: of the queue.
+        key: what the key of a message is; see `QueueSpec`.
         body_form: of its payloads.
         region: of the caller.
         now: seconds since the Unix epoch.
@@ -162,6 +168,7 @@ class Source(NamedTuple):
 
     name: str
     incarnation: str
+    key: str | None
     body_form: BodyForm
     region: str
     now: float
@@ -177,12 +184,13 @@ def shown(message: ReceivedMessage, source: Source, wanted: Wanted) -> dict[str,
         attributes[attributes_of.BODY_ENCODING] = MessageAttribute("String", "base64")
     attributes = attributes_of.select(attributes, wanted.attributes)
     found: dict[str, Any] = {
-        "MessageId": own.get(MESSAGE_ID_PROPERTY) or _derived_id(message, source.incarnation),
+        "MessageId": _id_of(message, own, source.incarnation),
         "ReceiptHandle": message.receipt_handle,
         "MD5OfBody": md5_of_text(body),
         "Body": body,
     }
-    system = _system_attributes(message, own, source)
+    pairs = properties.get("user_property", ())
+    system = _system_attributes(message, own, pairs, source)
     if "All" not in wanted.system:
         system = {name: value for name, value in system.items() if name in wanted.system}
     if system:
@@ -196,7 +204,10 @@ def shown(message: ReceivedMessage, source: Source, wanted: Wanted) -> dict[str,
 
 
 def _system_attributes(
-    message: ReceivedMessage, own: Mapping[str, str], source: Source
+    message: ReceivedMessage,
+    own: Mapping[str, str],
+    pairs: UserProperties,
+    source: Source,
 ) -> dict[str, str]:
     found = {
         "SenderId": message.publisher,
@@ -206,8 +217,12 @@ def _system_attributes(
     }
     if is_fifo(source.name):
         found["SequenceNumber"] = sequence_number(message.offset)
+    group_id = own.get(KEY_PROPERTY)
+    if source.key is not None:
+        group_id = key_reader(source.key)(message.topic, message.publisher, pairs)
+    if group_id is not None:
+        found["MessageGroupId"] = group_id
     for name, property_name in (
-        ("MessageGroupId", KEY_PROPERTY),
         ("MessageDeduplicationId", DEDUPLICATION_PROPERTY),
         (TRACE_HEADER, TRACE_PROPERTY),
     ):
@@ -323,8 +338,11 @@ def _message_id(target: Target, deduplication_id: str, group_id: str) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{target.incarnation} {key}"))
 
 
-def _derived_id(message: ReceivedMessage, incarnation: str) -> str:
-    """Return the MessageId of a message that was not sent over SQS; each receive has the same."""
+def _id_of(message: ReceivedMessage, own: Mapping[str, str], incarnation: str) -> str:
+    """Return the MessageId of a received message; each receive has the same."""
+    sent = own.get(MESSAGE_ID_PROPERTY, "")
+    if _MESSAGE_ID.fullmatch(sent):
+        return sent
     place = f"{incarnation} {message.physical_queue} {message.offset}"
     return str(uuid.uuid5(uuid.NAMESPACE_OID, place))
 

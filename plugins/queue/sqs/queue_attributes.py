@@ -20,7 +20,7 @@ from penstock.plugins.queue.sqs.errors import (
     SqsError,
     invalid_parameter,
 )
-from penstock.plugins.queue.sqs.message_attributes import KEY_PROPERTY
+from penstock.plugins.queue.strategies.message_key import KEY_PROPERTY
 
 ACCOUNT: Final = "000000000000"
 """In URLs and ARNs; there is one account."""
