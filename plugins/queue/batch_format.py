@@ -25,7 +25,6 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.broker.message import Message
 from penstock.plugins.queue.client import (
     BATCH_HEADER,
     BATCH_MAGIC,
@@ -64,46 +63,21 @@ def write_deliveries(deliveries: Sequence[ReceivedMessage]) -> bytes:
     return _frame(KIND_DELIVERIES, batch, more)
 
 
-def write_segment(
-    messages: Sequence[Message],
-    payloads: Sequence[bytes],
-    properties: Sequence[str],
-    first_offset: int,
-    epoch: float,
-) -> bytes:
-    """Return the frame of messages with offsets from `first_offset` on.
+def split_for_segments(sizes: Sequence[int]) -> Iterator[slice]:
+    """Yield messages in runs of one segment each.
 
     Args:
-        messages: at least one.
-        payloads: their payloads, read from their store.
-        properties: their properties as `properties_json`, "" for none.
-        first_offset: offset of the first.
-        epoch: added to monotonic seconds to get seconds since the Unix epoch.
+        sizes: their payload bytes.
     """
-    return write_batch(
-        Batch(
-            offset=list(range(first_offset, first_offset + len(messages))),
-            topic=[message.topic for message in messages],
-            payload=list(payloads),
-            qos=[message.qos for message in messages],
-            publisher=[message.publisher for message in messages],
-            enqueued_at=[message.arrived_at + epoch for message in messages],
-            properties=list(properties),
-        )
-    )
-
-
-def split_for_segments(messages: Sequence[Message]) -> Iterator[slice]:
-    """Yield the messages in runs of one segment each."""
     start, n_bytes = 0, 0
-    for index, message in enumerate(messages):
-        n_bytes += message.payload_bytes
+    for index, size in enumerate(sizes):
+        n_bytes += size
         is_full = index - start == SEGMENT_MAX_MESSAGES or n_bytes > SEGMENT_MAX_BYTES
         if is_full and index > start:
             yield slice(start, index)
-            start, n_bytes = index, message.payload_bytes
-    if start < len(messages):
-        yield slice(start, len(messages))
+            start, n_bytes = index, size
+    if start < len(sizes):
+        yield slice(start, len(sizes))
 
 
 def cut_frame(frame: bytes, wanted: int, max_messages: int) -> bytes:

@@ -1,0 +1,817 @@
+"""Groups, and what their receivers have received (paper 004's visibility timeout).
+
+Theory of operation. A group has a *place* in each physical queue. Everything below its floor is
+settled; behind the floor, bit maps say what is. These are in the storage. What follows is in memory
+alone, for groups of kind `lease`:
+
+Every message below the *cursor* was looked at in this run. If it is not settled, it is exactly one
+of: leased, delayed, visible again, or about to be settled. So after a restart, with the cursor at
+the floor, all that is not settled is visible. The messages of one call and one segment share a
+`Batch` with one deadline, and offsets are all that is kept of a message.
+
+With `order: key`, the unsettled messages of a key below the cursor are in its *lane*. The first of
+a lane may be received, and others with it in the same call, in order. A message whose lane is
+occupied stays visible, but is in `_again` only once it is the first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Final
+
+from penstock.broker.mqtt.topics import matches
+from penstock.plugins.queue.client import ReceivedMessage
+from penstock.plugins.queue.engines.contract import GroupSpec
+from penstock.plugins.queue.engines.expiry import count_down
+from penstock.plugins.queue.engines.keys import KeyReader
+from penstock.plugins.queue.engines.physical import PhysicalQueue, bits_below, each_bit
+from penstock.plugins.queue.engines.receipts import Receipts
+from penstock.plugins.queue.engines.segments import Decoded
+from penstock.plugins.queue.engines.store import DELAYED, GroupRow, Segment
+
+MAX_WAITING_IN_LANES: Final = 100_000
+"""Messages of a physical queue that may wait for earlier ones of their key; then the cursor waits
+too. Bounds the memory of a key that nobody settles, 0.3 KB each."""
+MAX_RECEIVE_COUNT: Final = 65_535
+_MAX_TOPICS: Final = 10_000
+PAGE_BYTES: Final = 1024 * 1024
+"""Stored bytes of a physical queue that are read ahead at a time."""
+_PAGE_SEGMENTS: Final = 64
+_CLEAN_ABOVE: Final = 64
+
+Find = Callable[[PhysicalQueue, int], Decoded | None]
+"""Returns the decoded segment with a first offset; None where it must be read."""
+
+
+class Batch:
+    """Messages of one segment that become visible at one time, unless they are settled before.
+
+    Attributes:
+        place: where they are.
+        deadline: the engine's time at which they become visible.
+        offsets: of the messages.
+        left: how many of them still wait for the deadline.
+        counts: receive counts of their segment.
+        first_offset: of their segment.
+        sizes: payload bytes of the segment's messages.
+        is_delay: whether they are delayed, not leased.
+    """
+
+    __slots__ = (
+        "counts",
+        "deadline",
+        "first_offset",
+        "is_delay",
+        "left",
+        "offsets",
+        "place",
+        "sizes",
+    )
+
+    def __init__(
+        self,
+        place: Place,
+        deadline: float,
+        offsets: Sequence[int],
+        counts: array[int] | None,
+        first_offset: int,
+        sizes: array[int] | None,
+        *,
+        is_delay: bool = False,
+    ) -> None:
+        self.place = place
+        self.deadline = deadline
+        self.offsets = offsets
+        self.left = len(offsets)
+        self.counts = counts
+        self.first_offset = first_offset
+        self.sizes = sizes
+        self.is_delay = is_delay
+
+    def __lt__(self, other: Batch) -> bool:
+        """Let a heap order batches of one deadline in any way."""
+        return self.deadline < other.deadline
+
+
+@dataclass(slots=True)
+class Take:
+    """One call of `lease` on one physical queue.
+
+    Attributes:
+        now: the engine's time.
+        deadline: of its leases.
+        max_messages: at most.
+        max_bytes: of payload, after the first message.
+        received: what it has got so far.
+        n_bytes: payload bytes of these.
+        is_full: whether no more messages or bytes fit.
+        settled: bits to be settled unseen, by reason and first offset.
+        sizes: payload bytes of the messages of these segments.
+        dead: messages that were received too often: first offset and index.
+        last_of_key: offset of the newest message of each key in this call.
+    """
+
+    now: float
+    deadline: float
+    max_messages: int
+    max_bytes: int
+    received: list[ReceivedMessage] = field(default_factory=list)
+    n_bytes: int = 0
+    is_full: bool = False
+    settled: dict[str, dict[int, int]] = field(default_factory=dict)
+    sizes: dict[int, array[int]] = field(default_factory=dict)
+    dead: list[tuple[Decoded, int]] = field(default_factory=list)
+    last_of_key: dict[str, int] = field(default_factory=dict)
+
+    def wants(self) -> bool:
+        """Say whether another message may fit."""
+        return not self.is_full and len(self.received) < self.max_messages
+
+    def settle(self, reason: str, decoded: Decoded, index: int) -> None:
+        """Note a message that is settled unseen."""
+        bits = self.settled.setdefault(reason, {})
+        first = decoded.first_offset
+        bits[first] = bits.get(first, 0) | 1 << index
+        self.sizes[first] = decoded.sizes
+
+
+class Group:
+    """A group of a logical queue.
+
+    Attributes:
+        row_id: row number.
+        name: its name.
+        spec: its settings.
+        epoch: another one after each seek, modulo 65,536.
+        used_at: the engine's time of its newest request.
+        places: by number of physical queue.
+        n_leased: messages that are leased.
+        received: messages given to receivers in this run.
+        settled: how many messages were settled in this run, by action or reason.
+        arrivals: how often something may have become visible.
+        delay_seconds: of the queue.
+        key_of: reads the key of a message.
+    """
+
+    def __init__(
+        self, row: GroupRow, spec: GroupSpec, receipts: Receipts, run: int, key_of: KeyReader
+    ) -> None:
+        self.row_id = row.row_id
+        self.queue_id = row.queue_id
+        self.name = row.name
+        self.epoch = row.epoch
+        self.used_at = row.used_at
+        self.places: dict[int, Place] = {}
+        self.n_leased = 0
+        self.received = 0
+        self.settled: dict[str, int] = {}
+        self.arrivals = 0
+        self.delay_seconds = 0.0
+        self.key_of = key_of
+        self.receipts = receipts
+        self.run = run
+        self.on_arrival: Callable[[Group], None] = _ignore
+        self.on_deadline: Callable[[Group], None] = _ignore
+        self._deadlines: list[Batch] = []
+        self._n_ended = 0
+        self._takes: dict[str, bool] = {}
+        self.change(spec)
+
+    def change(self, spec: GroupSpec) -> None:
+        """Take other settings."""
+        self.spec = spec
+        self._takes.clear()
+        is_ordered = spec.kind == "lease" and spec.order == "key"
+        for place in self.places.values():
+            if place.is_ordered != is_ordered:
+                place.end_leases()
+                place.is_ordered = is_ordered
+
+    def takes(self, topic: str) -> bool:
+        """Say whether a topic matches the group's filters."""
+        topics = self.spec.topics
+        if topics is None:
+            return True
+        found = self._takes.get(topic)
+        if found is None:
+            if len(self._takes) >= _MAX_TOPICS:
+                self._takes.clear()
+            found = self._takes[topic] = any(matches(one, topic) for one in topics)
+        return found
+
+    def wait_until(self, batch: Batch) -> None:
+        """Note the deadline of a batch."""
+        heapq.heappush(self._deadlines, batch)
+        if self._deadlines[0] is batch:
+            self.on_deadline(self)
+
+    def due(self, place: Place, due_at: float) -> None:
+        """Note that a message may become visible at a time."""
+        mark = Batch(place, due_at, (), None, 0, None, is_delay=True)
+        mark.left = -1  # it is not ended before its time
+        self.wait_until(mark)
+
+    def ended(self, batch: Batch) -> None:
+        """Note that none of a batch's messages waits for its deadline."""
+        batch.offsets = ()
+        batch.sizes = batch.counts = None
+        self._n_ended += 1
+        if self._n_ended > _CLEAN_ABOVE and self._n_ended * 2 > len(self._deadlines):
+            self._deadlines = [one for one in self._deadlines if one.left]
+            heapq.heapify(self._deadlines)
+            self._n_ended = 0
+
+    def next_deadline(self) -> float | None:
+        """Return the engine's time at which something may become visible; None for never."""
+        return self._deadlines[0].deadline if self._deadlines else None
+
+    def expire(self, now: float) -> None:
+        """Make messages visible whose lease or delay is over."""
+        deadlines = self._deadlines
+        has_arrived = False
+        while deadlines and deadlines[0].deadline <= now:
+            batch = heapq.heappop(deadlines)
+            if batch.left:
+                batch.place.expire(batch)
+                has_arrived = True
+            else:
+                self._n_ended -= 1
+        if has_arrived:
+            self.arrived()
+
+    def arrived(self) -> None:
+        """Note that something may have become visible."""
+        self.arrivals += 1
+        self.on_arrival(self)
+
+    def count(self, reason: str, n_messages: int) -> None:
+        """Count settled messages."""
+        self.settled[reason] = self.settled.get(reason, 0) + n_messages
+
+
+class Place:
+    """A group in one physical queue; see the module for the theory of operation.
+
+    Attributes:
+        group: the group.
+        physical: the physical queue.
+        floor: everything below is settled.
+        settled: bit maps of settled messages in segments behind the floor, by first offset.
+        waiting: messages that are not settled.
+        cursor: every message below it was looked at in this run.
+        counts: receive counts of the messages of a segment, by first offset.
+        dirty: first offsets of segments whose counts are not stored.
+        leased: batch of each leased message.
+        delayed: batch of each delayed message.
+        settling: offsets of messages whose settling is under way.
+        is_ordered: whether keys are delivered in order.
+    """
+
+    def __init__(self, group: Group, physical: PhysicalQueue, floor: int) -> None:
+        self.group = group
+        self.physical = physical
+        self.floor = floor
+        self.settled: dict[int, int] = {}
+        self.waiting = 0
+        self.cursor = floor
+        self.counts: dict[int, array[int]] = {}
+        self.dirty: set[int] = set()
+        self.leased: dict[int, Batch] = {}
+        self.delayed: dict[int, Batch] = {}
+        self.settling: set[int] = set()
+        self.is_ordered = group.spec.kind == "lease" and group.spec.order == "key"
+        self._settling_ahead: set[int] = set()
+        self._visible: set[int] = set()
+        self._again: list[int] = []
+        self._lanes: dict[str, deque[int]] = {}
+        self._keys: dict[int, str] = {}
+        self._due_at = -1.0
+
+    def settled_bits(self, first_offset: int, n_messages: int) -> int:
+        """Return the bit map of a segment's messages that the group has settled, or that left."""
+        return (
+            self.settled.get(first_offset, 0)
+            | self.physical.gone_bits(first_offset)
+            | bits_below(first_offset, n_messages, self.floor)
+        )
+
+    def n_visible(self, now: float) -> int:
+        """Return how many messages could be received, apart from filters, expiry and order."""
+        busy = len(self.leased) + len(self.settling) + self.n_delayed(now)
+        return max(0, self.waiting - busy)
+
+    def n_delayed(self, now: float) -> int:
+        """Return how many messages wait for their delay, as far as the cursor knows them.
+
+        With a delay of the queue, those behind the cursor are counted by segments.
+        """
+        n = len(self.delayed)
+        delay = self.group.delay_seconds
+        if delay:
+            first = self.physical.index.not_before(now - delay)
+            if first >= 0:
+                n += self.physical.next - max(first, self.cursor)
+        return min(n, self.waiting)
+
+    def take_counts(self) -> dict[int, bytes]:
+        """Return receive counts that are to be stored, by first offset."""
+        taken = {
+            first: self.counts[first].tobytes() for first in self.dirty if first in self.counts
+        }
+        self.dirty.clear()
+        return taken
+
+    def restore_counts(self, first_offset: int, stored: bytes) -> None:
+        """Take receive counts from the storage."""
+        self.counts[first_offset] = array("H", stored)
+
+    # Receiving.
+
+    def take(self, take: Take, find: Find) -> list[int]:
+        """Receive messages.
+
+        Args:
+            take: what is wanted, and what was received.
+            find: looks for decoded segments.
+
+        Returns:
+            First offsets of segments that must be read before the call is repeated; none when all
+            is done.
+        """
+        missing = self._take_again(take, find)
+        if missing:
+            return missing
+        while take.wants():
+            segment = self.physical.index.following(self.cursor)
+            if segment is None:
+                self.cursor = max(self.cursor, self.physical.next)
+                break
+            first = segment.first_offset
+            self.cursor = max(self.cursor, first)
+            if self._is_settled_whole(segment):
+                self.cursor = first + segment.n_messages
+                continue
+            decoded = find(self.physical, first)
+            if decoded is None:
+                return self._page(first)
+            if not self._take_segment(decoded, take):
+                break
+        return []
+
+    def _is_settled_whole(self, segment: Segment) -> bool:
+        first, n = segment.first_offset, segment.n_messages
+        if first not in self.settled and first not in self.physical.gone:
+            return False
+        return self.settled_bits(first, n) == (1 << n) - 1
+
+    def _page(self, first: int) -> list[int]:
+        """Return the segments to be read from the cursor on."""
+        page: list[int] = []
+        n_bytes = 0
+        for segment in self.physical.index.since(first):
+            page.append(segment.first_offset)
+            n_bytes += segment.stored_bytes
+            if n_bytes >= PAGE_BYTES or len(page) >= _PAGE_SEGMENTS:
+                break
+        return page
+
+    def _take_again(self, take: Take, find: Find) -> list[int]:
+        """Receive what became visible again, the oldest first."""
+        again = self._again
+        while again and take.wants():
+            offset = again[0]
+            first = self.physical.index.first_of(offset)
+            if offset not in self._visible or first < 0 or not self._is_turn(offset, take):
+                heapq.heappop(again)
+                continue
+            decoded = find(self.physical, first)
+            if decoded is None:
+                wanted = heapq.nsmallest(take.max_messages - len(take.received), again)
+                first_of = self.physical.index.first_of
+                return sorted({first_of(one) for one in wanted} - {-1})
+            if not self._consider(decoded, offset - first, take):
+                break
+            heapq.heappop(again)
+            self._visible.discard(offset)
+            if self._keys and offset in self.leased:
+                self._offer_next(self._keys.get(offset), offset)
+        return []
+
+    def _is_turn(self, offset: int, take: Take) -> bool:
+        """Say whether all earlier messages of its key are settled, or received in this call."""
+        key = self._keys.get(offset)
+        if key is None:
+            return True
+        lane = self._lanes[key]
+        if lane[0] == offset:
+            return True
+        last = take.last_of_key.get(key)
+        return last is not None and next((one for one in lane if one > last), -1) == offset
+
+    def _offer_next(self, key: str | None, offset: int) -> None:
+        """Make the next message of a key receivable in the same call."""
+        if key is not None:
+            following = next((one for one in self._lanes[key] if one > offset), None)
+            if following in self._visible:
+                heapq.heappush(self._again, following)
+
+    def _take_segment(self, decoded: Decoded, take: Take) -> bool:
+        """Receive messages of a segment from the cursor on; say whether to go on behind it."""
+        first, n = decoded.first_offset, decoded.n_messages
+        if self._is_plain_rest(decoded):
+            self._take_run(decoded, take)
+            return self.cursor == first + n
+        while self.cursor < first + n:
+            if not take.wants() or len(self._keys) >= MAX_WAITING_IN_LANES:
+                return False
+            if not self._consider(decoded, self.cursor - first, take):
+                return False
+            self.cursor += 1
+        return True
+
+    def _is_plain_rest(self, decoded: Decoded) -> bool:
+        """Say whether the rest of a segment holds nothing that must be looked at singly."""
+        first = decoded.first_offset
+        group = self.group
+        if decoded.flags or self.is_ordered or group.spec.topics is not None:
+            return False
+        if group.delay_seconds or self._settling_ahead or self.floor > self.cursor:
+            return False
+        index = self.cursor - first
+        if (self.settled.get(first, 0) | self.physical.gone_bits(first)) >> index:
+            return False
+        counts = self.counts.get(first)
+        return counts is None or not any(counts[index:])
+
+    def _take_run(self, decoded: Decoded, take: Take) -> None:
+        """Receive a run of messages of which none was received before."""
+        first = decoded.first_offset
+        start = self.cursor - first
+        stop = min(decoded.n_messages, start + take.max_messages - len(take.received))
+        room = take.max_bytes - take.n_bytes
+        n_bytes = sum(decoded.sizes[start:stop])
+        if n_bytes > room:
+            stop, n_bytes = self._fitting(decoded, start, stop, room, take)
+            take.is_full = True
+        if stop <= start:
+            return
+        take.n_bytes += n_bytes
+        counts = self._counts(first, decoded.n_messages)
+        counts[start:stop] = array("H", [1]) * (stop - start)
+        offsets = range(first + start, first + stop)
+        group = self.group
+        number, run, epoch = self.physical.number, group.run, group.epoch
+        handle = group.receipts.handle
+        batch = decoded.batch
+        take.received += map(
+            ReceivedMessage,
+            [handle(number, 1, run, epoch, offset) for offset in offsets],
+            repeat(1),
+            repeat(number),
+            offsets,
+            batch.topic[start:stop],
+            batch.payload[start:stop],
+            batch.qos[start:stop],
+            batch.publisher[start:stop],
+            batch.enqueued_at[start:stop],
+            batch.properties[start:stop],
+        )
+        lease = Batch(self, take.deadline, offsets, counts, first, decoded.sizes)
+        self.leased.update(zip(offsets, repeat(lease)))
+        group.n_leased += len(offsets)
+        group.wait_until(lease)
+        self.cursor = first + stop
+
+    @staticmethod
+    def _fitting(decoded: Decoded, start: int, stop: int, room: int, take: Take) -> tuple[int, int]:
+        """Return the end of the run that fits into the room, and its bytes."""
+        n_bytes = 0
+        for index in range(start, stop):
+            size = decoded.sizes[index]
+            if n_bytes + size > room and (index > start or take.received):
+                return index, n_bytes
+            n_bytes += size
+        return stop, n_bytes
+
+    def _consider(self, decoded: Decoded, index: int, take: Take) -> bool:
+        """Look at one message: receive it, or do whatever is due.
+
+        Returns:
+            Whether the message was dealt with; False where it must be looked at again later.
+        """
+        first = decoded.first_offset
+        offset = first + index
+        group, batch = self.group, decoded.batch
+        if offset in self.settling:
+            return True
+        if self.settled_bits(first, decoded.n_messages) >> index & 1:
+            self._forget(offset)
+            return True
+        if not group.takes(batch.topic[index]):
+            self._leave(take, "filtered", decoded, index)
+            return True
+        expires_at = decoded.expires_at(index)
+        if expires_at is not None and take.now >= expires_at:
+            self._leave(take, "expired", decoded, index)
+            return True
+        if offset not in self._visible and not self._is_due(decoded, index, take.now):
+            return offset in self.delayed
+        counts = self._counts(first, decoded.n_messages)
+        if group.spec.max_receives is not None and counts[index] >= group.spec.max_receives:
+            self._forget(offset)
+            self.settling.add(offset)
+            take.dead.append((decoded, index))
+            return True
+        size = decoded.sizes[index]
+        if take.received and take.n_bytes + size > take.max_bytes:
+            take.is_full = True
+            return False
+        if self.is_ordered and not self._joins_lane(decoded, index, take):
+            return True
+        take.n_bytes += size
+        counts[index] = min(counts[index] + 1, MAX_RECEIVE_COUNT)
+        self.dirty.add(first)
+        take.received.append(self._delivery(decoded, index, counts[index], take.now, expires_at))
+        self._visible.discard(offset)
+        self._lease(offset, take.deadline, counts, first, decoded.sizes)
+        return True
+
+    def _delivery(
+        self, decoded: Decoded, index: int, count: int, now: float, expires_at: float | None
+    ) -> ReceivedMessage:
+        offset, topic, payload, qos, publisher, enqueued_at, properties = decoded.row(index)
+        if expires_at is not None:
+            properties = count_down(properties, expires_at, now)
+        group, number = self.group, self.physical.number
+        return ReceivedMessage(
+            group.receipts.handle(number, count, group.run, group.epoch, offset),
+            count,
+            number,
+            offset,
+            topic,
+            payload,
+            qos,
+            publisher,
+            enqueued_at,
+            properties,
+        )
+
+    def _lease(
+        self,
+        offset: int,
+        deadline: float,
+        counts: array[int],
+        first: int,
+        sizes: array[int] | None,
+    ) -> None:
+        batch = Batch(self, deadline, (offset,), counts, first, sizes)
+        self.leased[offset] = batch
+        self.group.n_leased += 1
+        self.group.wait_until(batch)
+
+    def _leave(self, take: Take, reason: str, decoded: Decoded, index: int) -> None:
+        """Have a message settled unseen."""
+        offset = decoded.first_offset + index
+        self._forget(offset)
+        self.settling.add(offset)
+        take.settle(reason, decoded, index)
+
+    def _is_due(self, decoded: Decoded, index: int, now: float) -> bool:
+        """Say whether a message's delay is over; if not, see that it is looked at again."""
+        own = decoded.delay(index)
+        delay = self.group.delay_seconds if own is None else own
+        due_at = decoded.stored_clock(index) + delay
+        if not delay or due_at <= now:
+            return True
+        offset = decoded.first_offset + index
+        if decoded.flags & DELAYED or self.is_ordered:
+            self._delay(offset, due_at, decoded.first_offset)
+            if self.is_ordered:
+                self._into_lane(decoded, index)
+        elif due_at != self._due_at:
+            # All that follows is due later: the cursor waits here.
+            self._due_at = due_at
+            self.group.due(self, due_at)
+        return False
+
+    def _delay(self, offset: int, due_at: float, first: int) -> None:
+        batch = Batch(self, due_at, (offset,), self.counts.get(first), first, None, is_delay=True)
+        self.delayed[offset] = batch
+        self.group.wait_until(batch)
+
+    # Order by key.
+
+    def _joins_lane(self, decoded: Decoded, index: int, take: Take) -> bool:
+        """Say whether a message may be received, as to its key; else it waits in its lane."""
+        offset = decoded.first_offset + index
+        key = self._keys.get(offset)
+        if key is None:
+            key = self._key(decoded, index)
+            if key is None:
+                return True
+            lane = self._lanes.get(key)
+            is_free = lane is None or lane[-1] == take.last_of_key.get(key)
+            self._into_lane(decoded, index)
+            if not is_free:
+                self._visible.add(offset)
+                return False
+        take.last_of_key[key] = offset
+        return True
+
+    def _key(self, decoded: Decoded, index: int) -> str | None:
+        batch = decoded.batch
+        return self.group.key_of(
+            batch.topic[index], batch.publisher[index], batch.properties[index]
+        )
+
+    def _into_lane(self, decoded: Decoded, index: int) -> None:
+        offset = decoded.first_offset + index
+        key = self._key(decoded, index)
+        if key is not None and offset not in self._keys:
+            self._lanes.setdefault(key, deque()).append(offset)
+            self._keys[offset] = key
+
+    # What becomes of received messages.
+
+    def expire(self, batch: Batch) -> None:
+        """Make the messages of a batch visible: their lease or delay is over."""
+        waiting = self.delayed if batch.is_delay else self.leased
+        for offset in batch.offsets:
+            if waiting.get(offset) is batch:
+                del waiting[offset]
+                if not batch.is_delay:
+                    self.group.n_leased -= 1
+                self._show(offset)
+        batch.left = 0
+
+    def end_lease(self, offset: int) -> Batch | None:
+        """Take a message out of its lease or delay; return its batch if there was one."""
+        batch = self.leased.pop(offset, None)
+        if batch is not None:
+            self.group.n_leased -= 1
+        else:
+            batch = self.delayed.pop(offset, None)
+            if batch is None:
+                return None
+        batch.left -= 1
+        if not batch.left:
+            self.group.ended(batch)
+        return batch
+
+    def nack(self, offset: int, due_at: float | None) -> None:
+        """Make a message visible, now or at a time; one that the cursor has not met stays."""
+        was_known = self.end_lease(offset) is not None or offset in self._visible
+        if not was_known:
+            return
+        self._visible.discard(offset)
+        if due_at is None:
+            self._show(offset)
+        else:
+            self._delay(offset, due_at, self.physical.index.first_of(offset))
+
+    def extend(self, offset: int, deadline: float) -> bool:
+        """Let a lease end at another time; say whether there is one."""
+        batch = self.leased.get(offset)
+        if batch is None or batch.counts is None:
+            return False
+        counts, first, sizes = batch.counts, batch.first_offset, batch.sizes
+        self.end_lease(offset)
+        self._lease(offset, deadline, counts, first, sizes)
+        return True
+
+    def undo(self, offset: int, count: int) -> None:
+        """Take back a receive of which nobody has got the message."""
+        batch = self.leased.get(offset)
+        if batch is None or batch.counts is None:
+            return
+        index = offset - batch.first_offset
+        if batch.counts[index] == count:
+            batch.counts[index] -= 1
+            self.dirty.add(batch.first_offset)
+            self.end_lease(offset)
+            self._show(offset)
+
+    def is_current(self, offset: int, count: int, run: int) -> tuple[int, int]:
+        """Say whether a receive is the newest one of an unsettled message.
+
+        Returns:
+            First offset of the segment, and index of the message; (-1, -1) where it is not.
+        """
+        batch = self.leased.get(offset)
+        if batch is not None and batch.counts is not None and run == self.group.run:
+            index = offset - batch.first_offset
+            if batch.counts[index] == count:
+                return batch.first_offset, index
+            return -1, -1
+        segment = self.physical.index.holding(offset)
+        if segment is None or offset in self.settling:
+            return -1, -1
+        first, n = segment.first_offset, segment.n_messages
+        index = offset - first
+        if self.settled_bits(first, n) >> index & 1:
+            return -1, -1
+        counts = self.counts.get(first)
+        known = 0 if counts is None else counts[index]
+        if run == self.group.run:
+            return (first, index) if known == count else (-1, -1)
+        # Of an earlier run: the newest receives may not have been stored.
+        return (first, index) if offset >= self.cursor and count >= known else (-1, -1)
+
+    def begin_settling(self, offset: int) -> Batch | None:
+        """Take a message out until its settling is done; return the batch that it was in."""
+        batch = self.leased.get(offset)
+        self.end_lease(offset)
+        self._visible.discard(offset)
+        self.settling.add(offset)
+        if offset >= self.cursor:
+            self._settling_ahead.add(offset)
+        return batch
+
+    def settled_now(self, offsets: Sequence[int]) -> None:
+        """End the settling of messages: they are settled."""
+        self.settling.difference_update(offsets)
+        if self._settling_ahead:
+            self._settling_ahead.difference_update(offsets)
+        if self.is_ordered:
+            for offset in offsets:
+                self._forget(offset)
+
+    def not_settled(self, offsets: Sequence[int]) -> None:
+        """End the settling of messages: it has failed, and they are visible."""
+        for offset in offsets:
+            self.settling.discard(offset)
+            self._settling_ahead.discard(offset)
+            if offset < self.cursor:
+                self._show(offset)
+
+    def drop(self, first_offset: int, bits: int) -> None:
+        """Forget messages of a segment that left the queue."""
+        if self.leased or self.delayed or self._visible or self._keys:
+            for index in each_bit(bits):
+                self.end_lease(first_offset + index)
+                self._forget(first_offset + index)
+
+    def drop_segment(self, first_offset: int, n_messages: int) -> None:
+        """Forget a segment that left the queue."""
+        self.drop(first_offset, (1 << n_messages) - 1)
+        self.settled.pop(first_offset, None)
+        self.counts.pop(first_offset, None)
+        self.dirty.discard(first_offset)
+
+    def end_leases(self) -> None:
+        """Forget all receives: what is not settled is visible."""
+        for offset in [*self.leased, *self.delayed]:
+            self.end_lease(offset)
+        self._visible.clear()
+        self._again.clear()
+        self._lanes.clear()
+        self._keys.clear()
+        self._due_at = -1.0
+        self.cursor = self.floor
+
+    def move(self, floor: int) -> None:
+        """Put the group at another offset, with nothing settled behind it."""
+        self.floor = floor
+        self.settled.clear()
+        self.counts.clear()
+        self.dirty.clear()
+        self.end_leases()
+
+    def _show(self, offset: int) -> None:
+        self._visible.add(offset)
+        key = self._keys.get(offset)
+        if key is None or self._lanes[key][0] == offset:
+            heapq.heappush(self._again, offset)
+
+    def _forget(self, offset: int) -> None:
+        """Forget a message that is or will be settled; the next of its key may come."""
+        self._visible.discard(offset)
+        key = self._keys.pop(offset, None)
+        if key is None:
+            return
+        lane = self._lanes[key]
+        if lane[0] != offset:
+            lane.remove(offset)
+            return
+        lane.popleft()
+        if not lane:
+            del self._lanes[key]
+        elif lane[0] in self._visible:
+            heapq.heappush(self._again, lane[0])
+            self.group.arrived()
+
+    def _counts(self, first: int, n_messages: int) -> array[int]:
+        counts = self.counts.get(first)
+        if counts is None:
+            counts = self.counts[first] = array("H", bytes(2 * n_messages))
+        self.dirty.add(first)
+        return counts
+
+
+def _ignore(_group: Group) -> None:
+    """Do nothing."""

@@ -1,0 +1,73 @@
+"""What is known of a physical queue, without its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.plugins.queue.engines.segments import SegmentIndex
+from penstock.plugins.queue.engines.store import PhysicalRow
+
+
+class PhysicalQueue:
+    """A physical queue as it is in the storage.
+
+    It changes on the loop's thread alone, when a transaction is done.
+
+    Attributes:
+        row_id: row number.
+        queue_id: row number of its logical queue.
+        number: within its logical queue.
+        earliest: first offset that may still exist.
+        next: offset of the next message.
+        messages: that exist.
+        payload_bytes: of these.
+        stored_bytes: of their segments.
+        index: of its segments.
+        gone: bit map, and payload bytes, of messages that left a segment, by its first offset.
+        aside: messages that are set aside.
+    """
+
+    __slots__ = (
+        "aside",
+        "earliest",
+        "gone",
+        "index",
+        "messages",
+        "next",
+        "number",
+        "payload_bytes",
+        "queue_id",
+        "row_id",
+        "stored_bytes",
+    )
+
+    def __init__(self, row: PhysicalRow) -> None:
+        self.row_id, self.queue_id, self.number, self.earliest, self.next, *held = row
+        self.messages, self.payload_bytes, self.stored_bytes = held
+        self.index = SegmentIndex()
+        self.gone: dict[int, tuple[int, int]] = {}
+        self.aside = 0
+
+    def gone_bits(self, first_offset: int) -> int:
+        """Return the bit map of the messages that left a segment."""
+        found = self.gone.get(first_offset)
+        return 0 if found is None else found[0]
+
+
+def bits_below(first_offset: int, n_messages: int, offset: int) -> int:
+    """Return the bit map of a segment's messages below an offset."""
+    n = min(max(offset - first_offset, 0), n_messages)
+    return (1 << n) - 1
+
+
+def trailing_ones(bits: int) -> int:
+    """Return how many of the lowest bits are set without a gap."""
+    return (~bits & (bits + 1)).bit_length() - 1
+
+
+def each_bit(bits: int) -> Iterator[int]:
+    """Yield the numbers of the bits that are set, in ascending order."""
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low

@@ -1,0 +1,432 @@
+"""What is asked of the storage: each request adds its part to a transaction.
+
+`build` runs on the writing thread and must not change the state; where it raises, it has added
+nothing. `done` and `failed` run on the loop's thread, after the transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.plugins.queue.engines.contract import (
+    AppendResult,
+    NewMessage,
+    StorageError,
+    UnknownGroupError,
+    UnknownQueueError,
+)
+from penstock.plugins.queue.engines.leases import Group, Place
+from penstock.plugins.queue.engines.physical import PhysicalQueue
+from penstock.plugins.queue.engines.queues import LogicalQueue
+from penstock.plugins.queue.engines.transaction import Transaction
+
+
+class Request:
+    """One request.
+
+    Attributes:
+        future: is completed with `result`; None where nothing waits for it.
+        result: of the request, once it is built.
+        n_messages: how many it stores.
+        is_for_readers: whether it makes room, and so is done where nothing can be stored.
+        is_repeated: whether it must be built again, in a later transaction.
+    """
+
+    future: asyncio.Future[Any] | None = None
+    result: Any = None
+    n_messages = 0
+    is_for_readers = True
+    is_repeated = False
+
+    def build(self, transaction: Transaction) -> None:
+        """Add to a transaction."""
+
+    def done(self) -> None:
+        """Take note of the success."""
+
+    def failed(self) -> None:
+        """Take note of the failure."""
+
+
+class Append(Request):
+    """Store messages; the result is an `AppendResult`."""
+
+    is_for_readers = False
+
+    def __init__(
+        self,
+        queue: LogicalQueue,
+        number: int,
+        messages: Sequence[NewMessage],
+        future: asyncio.Future[AppendResult],
+    ) -> None:
+        self.queue = queue
+        self.number = number
+        self.messages = messages
+        self.future = future
+        self.n_messages = len(messages)
+
+    def build(self, transaction: Transaction) -> None:
+        """Add the messages that were not stored before and can be."""
+        queue = self.queue
+        check_exists(queue)
+        incoming = transaction.incoming(queue, self.number)
+        offsets: list[int] = []
+        duplicates: list[int] = []
+        refused: dict[int, str] = {}
+        epoch = transaction.epoch
+        for index, new in enumerate(self.messages):
+            identifier = new.deduplication_id
+            if identifier:
+                stored = transaction.stored(queue, identifier)
+                if stored is not None:
+                    duplicates.append(index)
+                    offsets.append(stored.offset if stored.number == self.number else -1)
+                    continue
+            try:
+                offset = incoming.add(new, epoch)
+            except (OSError, TypeError, ValueError) as error:
+                transaction.around.logger.error(  # noqa: TRY400 (the trace tells nothing more)
+                    "queue %s: %r cannot be stored: %s", queue.name, new.message, error
+                )
+                refused[index] = "unreadable"
+                offset = -1
+            else:
+                if identifier:
+                    transaction.note_stored(queue, identifier, self.number, offset)
+            offsets.append(offset)
+        self.result = AppendResult(offsets, duplicates, refused)
+
+    def done(self) -> None:
+        """Give the room back."""
+        self.queue.reserved_messages -= len(self.messages)
+        self.queue.reserved_bytes -= sum(new.message.payload_bytes for new in self.messages)
+
+    failed = done
+
+
+class Forget(Request):
+    """End the windows of deduplication identifiers."""
+
+    def __init__(
+        self, queue: LogicalQueue, identifiers: Sequence[bytes], future: asyncio.Future[None]
+    ) -> None:
+        self.queue = queue
+        self.identifiers = identifiers
+        self.future = future
+
+    def build(self, transaction: Transaction) -> None:
+        """Delete the rows."""
+        rows = [(self.queue.row_id, one) for one in self.identifiers if one in self.queue.stored]
+        transaction.changes.forgotten += rows
+        if rows:
+            transaction.changes.must_flush = True
+
+    def done(self) -> None:
+        """Forget them."""
+        for identifier in self.identifiers:
+            self.queue.stored.pop(identifier, None)
+
+
+@dataclass(slots=True)
+class Marks:
+    """Messages of one place that are to be settled.
+
+    Attributes:
+        place: where they are.
+        bits: bit map by first offset of a segment.
+        sizes: payload bytes of the messages of these segments, where they are known.
+        offsets: of the messages.
+    """
+
+    place: Place
+    bits: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int, array[int]] = field(default_factory=dict)
+    offsets: list[int] = field(default_factory=list)
+
+    def add(self, first: int, index: int, sizes: array[int] | None) -> None:
+        """Add a message."""
+        self.bits[first] = self.bits.get(first, 0) | 1 << index
+        self.offsets.append(first + index)
+        if sizes is not None:
+            self.sizes[first] = sizes
+
+
+class Settle(Request):
+    """Settle messages of a group."""
+
+    def __init__(
+        self,
+        queue: LogicalQueue,
+        group: Group,
+        reason: str,
+        marks: Sequence[Marks],
+        future: asyncio.Future[None] | None = None,
+    ) -> None:
+        self.queue = queue
+        self.group = group
+        self.reason = reason
+        self.marks = marks
+        self.future = future
+        self._n_settled = 0
+
+    def build(self, transaction: Transaction) -> None:
+        """Settle them."""
+        self._n_settled = 0
+        if self.queue.is_deleted or self.queue.groups.get(self.group.name) is not self.group:
+            return
+        for marks in self.marks:
+            for first, bits in marks.bits.items():
+                self._n_settled += transaction.settle(
+                    self.queue, marks.place, first, bits, marks.sizes.get(first)
+                )
+
+    def done(self) -> None:
+        """Let the messages go."""
+        self.group.count(self.reason, self._n_settled)
+        for marks in self.marks:
+            marks.place.settled_now(marks.offsets)
+
+    def failed(self) -> None:
+        """Make the messages visible."""
+        for marks in self.marks:
+            marks.place.not_settled(marks.offsets)
+        self.group.arrived()
+
+
+class StoredRow(tuple[str, bytes, int, str, float, str]):
+    """Topic, payload, QoS, publisher, arrival and properties of a stored message."""
+
+    __slots__ = ()
+
+
+class Bury(Settle):
+    """Settle messages of a group, and store them in its dead letter queue in the same transaction.
+
+    Without a dead letter queue they are settled alone.
+    """
+
+    is_for_readers = False
+
+    def __init__(
+        self,
+        queue: LogicalQueue,
+        group: Group,
+        marks: Sequence[Marks],
+        letters: Sequence[tuple[int, tuple[Any, ...]]],
+        target: LogicalQueue | None,
+        future: asyncio.Future[None] | None = None,
+    ) -> None:
+        super().__init__(queue, group, "dead", marks, future)
+        self.letters = letters
+        self.target = target
+        self.n_messages = len(letters)
+
+    def build(self, transaction: Transaction) -> None:
+        """Settle them and store them."""
+        target = self.target
+        if target is not None:
+            check_exists(target)
+        super().build(transaction)
+        if target is not None and self._n_settled:
+            numbers = list(target.physical)[: target.spec.physical_queues]
+            for number, row in self.letters:
+                incoming = transaction.incoming(target, numbers[number % len(numbers)])
+                incoming.add_row(*row)
+
+
+class Redrive(Request):
+    """Move dead letters of one physical queue to other queues."""
+
+    is_for_readers = False
+
+    def __init__(
+        self,
+        source: LogicalQueue,
+        physical: PhysicalQueue,
+        bits: Mapping[int, int],
+        letters: Sequence[tuple[LogicalQueue, int, tuple[Any, ...]]],
+        future: asyncio.Future[int],
+    ) -> None:
+        self.source = source
+        self.physical = physical
+        self.bits = bits
+        self.letters = letters
+        self.future = future
+        self.n_messages = len(letters)
+
+    def build(self, transaction: Transaction) -> None:
+        """Remove them here and store them there."""
+        for queue in {self.source, *(target for target, _, _ in self.letters)}:
+            check_exists(queue)
+        n_moved = 0
+        for first, bits in self.bits.items():
+            segment = self.physical.index.holding(first)
+            if segment is None or bits & transaction.gone(self.physical, first)[0]:
+                raise StorageError(f"queue {self.source.name}: a dead letter has just left")
+        for first, bits in self.bits.items():
+            segment = self.physical.index.holding(first)
+            if segment is not None:
+                n_moved += transaction.remove(self.source, self.physical, segment, bits, "")
+        for target, number, row in self.letters:
+            transaction.incoming(target, number).add_row(*row)
+        self.result = n_moved
+
+
+class Move(Request):
+    """Move an offsets group forward."""
+
+    def __init__(
+        self,
+        queue: LogicalQueue,
+        group: Group,
+        offsets: Mapping[int, int],
+        future: asyncio.Future[None],
+    ) -> None:
+        self.queue = queue
+        self.group = group
+        self.offsets = offsets
+        self.future = future
+
+    def build(self, transaction: Transaction) -> None:
+        """Move it."""
+        check_group(self.queue, self.group)
+        for number, offset in self.offsets.items():
+            transaction.move(self.queue, self.group.places[number], offset)
+
+
+class Seek(Move):
+    """Put a group at any offsets; its leases end."""
+
+    def __init__(
+        self,
+        queue: LogicalQueue,
+        group: Group,
+        offsets: Mapping[int, int],
+        row: Callable[[Group, int], Any],
+        future: asyncio.Future[None],
+    ) -> None:
+        super().__init__(queue, group, offsets, future)
+        self._row = row
+        self._epoch = (group.epoch + 1) % 65_536
+
+    def build(self, transaction: Transaction) -> None:
+        """Move it, and forget what it has settled and received."""
+        check_group(self.queue, self.group)
+        for number, offset in self.offsets.items():
+            place = self.group.places[number]
+            transaction.seek(self.queue, place, max(offset, place.physical.earliest))
+        changes = transaction.changes
+        changes.must_flush = True
+        changes.reset_groups.append(self.group.row_id)
+        changes.groups.append(self._row(self.group, self._epoch))
+
+    def done(self) -> None:
+        """End the receipt handles that were given."""
+        self.group.epoch = self._epoch
+        self.group.arrived()
+
+
+class Cut(Request):
+    """Remove everything below an offset; the result is the number of messages."""
+
+    def __init__(
+        self,
+        queue: LogicalQueue,
+        physical: PhysicalQueue,
+        below: int,
+        reason: str,
+        future: asyncio.Future[int] | None,
+    ) -> None:
+        self.queue = queue
+        self.physical = physical
+        self.below = below
+        self.reason = reason
+        self.future = future
+        self.result = 0
+        self._n_removed = 0
+
+    def build(self, transaction: Transaction) -> None:
+        """Remove a part of it."""
+        self._n_removed = 0
+        self.is_repeated = False
+        if not self.queue.is_deleted:
+            self._n_removed, is_all = transaction.cut(
+                self.queue, self.physical, self.below, self.reason
+            )
+            self.is_repeated = not is_all
+
+    def done(self) -> None:
+        """Count what was removed."""
+        self.result += self._n_removed
+
+
+class Trim(Request):
+    """Go on cutting what all groups have settled."""
+
+    def __init__(self, queue: LogicalQueue, physical: PhysicalQueue) -> None:
+        self.queue = queue
+        self.physical = physical
+
+    def build(self, transaction: Transaction) -> None:
+        """Cut a part of it."""
+        if not self.queue.is_deleted:
+            transaction.trim(self.queue, self.physical)
+
+
+class Change(Request):
+    """Write rows that the caller makes; `then` is called when they are written."""
+
+    def __init__(
+        self,
+        build: Callable[[Transaction], None],
+        then: Callable[[], Any],
+        future: asyncio.Future[Any] | None,
+        *,
+        is_for_readers: bool = True,
+    ) -> None:
+        self._build = build
+        self._then = then
+        self.future = future
+        self.is_for_readers = is_for_readers
+
+    def build(self, transaction: Transaction) -> None:
+        """Add the rows."""
+        self._build(transaction)
+
+    def done(self) -> None:
+        """Tell the caller."""
+        self.result = self._then()
+
+
+class Run(Request):
+    """Call the store between two transactions; the result is what it returns."""
+
+    def __init__(
+        self, call: Callable[[], Any], then: Callable[[], None] | None, future: Any
+    ) -> None:
+        self.call = call
+        self._then = then
+        self.future = future
+
+    def done(self) -> None:
+        """Tell the caller."""
+        if self._then is not None:
+            self._then()
+
+
+def check_exists(queue: LogicalQueue) -> None:
+    """Raise `UnknownQueueError` for a queue that was deleted meanwhile."""
+    if queue.is_deleted:
+        raise UnknownQueueError(f"queue {queue.name}: it was deleted")
+
+
+def check_group(queue: LogicalQueue, group: Group) -> None:
+    """Raise `UnknownGroupError` for a group that was deleted meanwhile."""
+    check_exists(queue)
+    if queue.groups.get(group.name) is not group:
+        raise UnknownGroupError(f"group {group.name} of queue {queue.name}: it was deleted")

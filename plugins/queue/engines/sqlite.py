@@ -1,0 +1,525 @@
+"""A store in an SQLite file: durable, on one machine, for one process.
+
+The write-ahead log is flushed on each commit that stores messages (``synchronous=FULL``), so these
+survive a power cut. A commit that only settles is flushed with the next one that stores: it
+survives the end of the process, and a power cut at worst brings settled messages back, which
+at-least-once delivery allows. A lock on ``PATH.lock`` gives the file to one process at a time:
+leases are in memory, and two processes would give one message to two receivers. Other programs may
+read the file while it is open. Once it is deleted or replaced, no more messages are accepted.
+
+On a full disk messages are refused, and readers go on with the space of a `DiskReserve`. Until that
+space can be reserved again, no message is accepted.
+
+The facts about a segment are in a table beside its frame, so that the start reads no frames.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from penstock.broker.durable.database_file import (
+    BUSY_SECONDS,
+    CHECKPOINT_PAGES,
+    PAGE_BYTES,
+    DatabaseFile,
+    DatabaseFileError,
+    behind_links,
+    connect,
+    in_words,
+    open_private,
+    set_up,
+    transaction,
+)
+from penstock.plugins.queue.engines.contract import (
+    EngineStartError,
+    StorageError,
+    StorageFullError,
+)
+from penstock.plugins.queue.engines.disk_reserve import DiskReserve
+from penstock.plugins.queue.engines.sqlite_format import ASIDE, FORMAT, add_functions
+from penstock.plugins.queue.engines.store import (
+    BrokenSegmentError,
+    Changes,
+    DeduplicationRow,
+    GroupRow,
+    PhysicalRow,
+    QueueRow,
+    Rows,
+    Segment,
+)
+
+T = TypeVar("T")
+
+RESERVE_BYTES: Final = 3 * CHECKPOINT_PAGES * PAGE_BYTES
+"""Enough for the write-ahead log when the disk is full, up to twice its usual size, and for the
+deletes after that."""
+SWEEP_SEGMENTS: Final = 256
+"""Segments of deleted queues that one transaction deletes at most, some 64 MiB."""
+TRIM_PAGES: Final = 2_000
+"""Pages that are given back to the file system at a time, 16 MB."""
+_BACKUP_PAGES: Final = 1_000
+
+
+class SqliteStore:
+    """Rows and frames in an SQLite file; see `Store` for the contract of its methods.
+
+    Args:
+        path: name of the file.
+        durability: `full` or `normal`; see `QueueConfig`.
+        busy_seconds: how long to wait for another program that writes to the file.
+
+    Attributes:
+        tightened: names of its files that other users could read until it was opened.
+    """
+
+    def __init__(
+        self, path: str, durability: str = "full", *, busy_seconds: float = BUSY_SECONDS
+    ) -> None:
+        self.tightened: Sequence[str] = ()
+        self._path = path
+        self._durability = durability
+        self._busy_seconds = busy_seconds
+        self._synchronous = ""
+        # Beside the file itself, as a link may lead to another disk.
+        self._reserve = DiskReserve(f"{behind_links(path)}.reserve", RESERVE_BYTES)
+        self._file: DatabaseFile | None = None
+        self._writer: sqlite3.Connection | None = None
+        self._local = threading.local()
+        self._readers: list[sqlite3.Connection] = []
+
+    def open(self) -> Rows:
+        """Open the file, or create it, and return its rows."""
+        try:
+            self._file = DatabaseFile(self._path)
+            self.tightened = self._file.tightened
+            try:
+                rows = self._prepare()
+            except (sqlite3.Error, StorageError):
+                # On a full disk even the log's index needs the space of the reserve.
+                if not self._reserve.give_up():
+                    raise
+                rows = self._prepare()
+            self._file.watch()
+            self._reserve.hold()
+        except DatabaseFileError as error:
+            self.close()
+            raise EngineStartError(f"queue database {self._path}: {error}") from error
+        except sqlite3.Error as error:
+            self.close()
+            raise EngineStartError(
+                f"{self._explain(error)}; allowed: a queue's database that no other "
+                "process writes to, or a path where no file is and one can be created"
+            ) from error
+        except StorageError as error:
+            self.close()
+            raise EngineStartError(str(error)) from error
+        except EngineStartError:
+            self.close()
+            raise
+        return rows
+
+    def _prepare(self) -> Rows:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = connection = connect(self._path, self._busy_seconds)
+        add_functions(connection)
+        # Of a new file; that of an older one changes when it is compacted.
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        set_up(connection, FORMAT)
+        with self._transaction():
+            return _read_rows(connection)
+
+    def close(self) -> None:
+        """Close the file and release its lock."""
+        for connection in (*self._readers, self._writer):
+            if connection is not None:
+                # A last checkpoint may fail on a full disk; the log is read at the next start.
+                with suppress(sqlite3.Error):
+                    connection.close()
+        self._readers.clear()
+        self._local = threading.local()
+        self._writer = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def why_lost(self) -> str:
+        """Name the file that was deleted or replaced; "" for none."""
+        lost = "" if self._file is None else self._file.why_lost()
+        return f"queue database {self._path}: {lost}" if lost else ""
+
+    def _check_there(self) -> None:
+        lost = self.why_lost()
+        if lost:
+            raise StorageError(lost)
+
+    def write(self, changes: Changes) -> None:
+        """Write the rows of one transaction."""
+        if not changes.any():
+            return
+        self._check_there()
+        is_storing = bool(changes.segments)
+        if is_storing and not self._hold_reserve():
+            raise StorageFullError(
+                f"queue database {self._path}: the disk has less than the "
+                f"{self._reserve.n_bytes:,} bytes left that are kept for readers"
+            )
+        self._with_space(lambda: self._write(changes), is_for_readers=not is_storing)
+        self._check_there()  # else the messages would be lost at the end of the process
+
+    def _write(self, changes: Changes) -> None:
+        with self._transaction(must_flush=changes.must_flush) as connection:
+            many = connection.executemany
+            _write_names(connection, changes)
+            many(
+                "INSERT OR REPLACE INTO physical_queue VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                changes.physical,
+            )
+            many(
+                "INSERT INTO segment VALUES (?, ?, ?, ?, ?)",
+                [
+                    (place, one.first_offset, one.n_messages, one.newest_at, frame)
+                    for place, one, frame in changes.segments
+                ],
+            )
+            many(
+                "INSERT INTO segment_facts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [(place, *one) for place, one, _ in changes.segments],
+            )
+            many(
+                "INSERT OR REPLACE INTO gone VALUES (?, ?, ?, ?)",
+                [(*key, _bits(bits), n) for key, (bits, n) in changes.gone.items()],
+            )
+            many(
+                "INSERT OR REPLACE INTO settled VALUES (?, ?, ?, ?)",
+                [(*key, _bits(bits)) for key, bits in changes.settled.items()],
+            )
+            many(
+                "INSERT OR REPLACE INTO receives VALUES (?, ?, ?, ?)",
+                [(*key, counts) for key, counts in changes.receives.items()],
+            )
+            for aside in changes.aside:
+                self._set_aside(connection, *aside)
+            kept = {(place, one.first_offset) for place, one, _ in changes.aside}
+            deleted = [one for one in changes.deleted_segments if one not in kept]
+            many("DELETE FROM segment WHERE physical_queue = ? AND first_offset = ?", deleted)
+            for table in ("segment_facts", "gone", "settled", "receives"):
+                many(
+                    f"DELETE FROM {table} WHERE physical_queue = ? AND first_offset = ?",  # noqa: S608 (a name of ours)
+                    changes.deleted_segments,
+                )
+            many(
+                "INSERT OR REPLACE INTO floor VALUES (?, ?, ?)",
+                [(*key, offset) for key, offset in changes.floors.items()],
+            )
+            passed = [(*key, offset) for key, offset in changes.passed.items()]
+            for table in ("settled", "receives"):
+                many(
+                    f"DELETE FROM {table} WHERE consumer_group = ?1 AND physical_queue = ?2"  # noqa: S608 (a name of ours)
+                    " AND first_offset < ?3",
+                    passed,
+                )
+
+    def read(self, physical_id: int, first_offsets: Sequence[int]) -> dict[int, bytes]:
+        """Return the frames of segments by first offset."""
+        found: dict[int, bytes] = {}
+        reader = self._reader()
+        for first in first_offsets:
+            try:
+                row = reader.execute(
+                    "SELECT frame FROM segment WHERE physical_queue = ? AND first_offset = ?",
+                    (physical_id, first),
+                ).fetchone()
+            except sqlite3.DatabaseError as error:
+                if _is_damage(error):
+                    raise BrokenSegmentError(physical_id, first, str(error)) from error
+                raise StorageError(self._explain(error)) from error
+            except sqlite3.Error as error:
+                raise StorageError(self._explain(error)) from error
+            if row is not None:
+                found[first] = row[0]
+        return found
+
+    def _set_aside(
+        self, connection: sqlite3.Connection, place: int, segment: Segment, n_missing: int
+    ) -> None:
+        """Move a segment into a table of its own; what SQLite cannot read stays where it is."""
+        where = "WHERE physical_queue = ?1 AND first_offset = ?2"
+        key = (place, segment.first_offset)
+        connection.execute(ASIDE)
+        connection.execute("SAVEPOINT aside")
+        try:
+            connection.execute(
+                f"INSERT INTO set_aside SELECT *, {n_missing} FROM segment {where}",  # noqa: S608
+                key,
+            )
+            connection.execute(f"DELETE FROM segment {where}", key)  # noqa: S608
+        except sqlite3.DatabaseError as error:
+            if not _is_damage(error):
+                raise
+            connection.execute("ROLLBACK TO aside")
+            connection.execute(
+                "INSERT OR REPLACE INTO set_aside VALUES (?, ?, ?, ?, x'', ?)",
+                (*key, segment.n_messages, segment.newest_at, n_missing),
+            )
+        connection.execute("RELEASE aside")
+
+    def sweep(self) -> bool:
+        """Delete some segments of deleted queues."""
+        self._check_there()
+        return self._with_space(self._sweep, is_for_readers=True)
+
+    def _sweep(self) -> bool:
+        with self._transaction() as connection:
+            row = connection.execute(
+                "SELECT id FROM physical_queue WHERE queue NOT IN (SELECT id FROM logical_queue)"
+                " LIMIT 1"
+            ).fetchone()
+            if row is None:
+                return False
+            found = connection.execute(
+                "SELECT physical_queue, first_offset FROM segment_facts WHERE physical_queue = ?"
+                " ORDER BY first_offset LIMIT ?",
+                (row[0], SWEEP_SEGMENTS),
+            ).fetchall()
+            for table in ("segment", "segment_facts", "gone", "settled", "receives"):
+                connection.executemany(
+                    f"DELETE FROM {table} WHERE physical_queue = ? AND first_offset = ?",  # noqa: S608 (a name of ours)
+                    found,
+                )
+            if len(found) < SWEEP_SEGMENTS:
+                connection.execute("DELETE FROM physical_queue WHERE id = ?", row)
+            return True
+
+    def trim(self) -> None:
+        """Give some free pages back to the file system."""
+        self._check_there()
+        connection = self._open_writer()
+        try:
+            (n_free,) = connection.execute("PRAGMA freelist_count").fetchone()
+            (n_pages,) = connection.execute("PRAGMA page_count").fetchone()
+            # A quarter is kept, as pages that are filled again are cheaper than new ones.
+            if n_free > TRIM_PAGES and n_free * 4 > n_pages:
+                # It frees one page with each row that is fetched.
+                connection.execute(f"PRAGMA incremental_vacuum({TRIM_PAGES})").fetchall()
+        except sqlite3.Error as error:
+            raise StorageError(self._explain(error)) from error
+
+    def compact(self) -> int:
+        """Rewrite the file without free pages."""
+        self._check_there()
+        connection = self._open_writer()
+        try:
+            self._shorten_log()
+            before = self._file_bytes()
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            connection.execute("VACUUM")
+            self._shorten_log()
+        except sqlite3.Error as error:
+            is_full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+            raise (StorageFullError if is_full else StorageError)(self._explain(error)) from error
+        return before - self._file_bytes()
+
+    def backup(self, path: str) -> int:
+        """Copy the file while it is in use."""
+        self._check_there()
+        part = f"{path}.part"
+        try:
+            if Path(path).exists():
+                raise StorageError(f"backup to {path}: read a file; allowed: a path without one")
+            os.close(open_private(part))
+            with (
+                closing(connect(self._path, self._busy_seconds)) as source,
+                closing(sqlite3.connect(part)) as target,
+            ):
+                source.backup(target, pages=-1)
+            with Path(part).open("rb+") as written:
+                os.fsync(written.fileno())
+            os.link(part, path)  # unlike a rename, it replaces nothing
+            n_bytes = Path(path).stat().st_size
+        except (OSError, DatabaseFileError) as error:
+            raise StorageError(f"backup to {path}: {error}") from error
+        except sqlite3.Error as error:
+            raise StorageError(f"backup to {path}: {in_words(error)}") from error
+        finally:
+            with suppress(OSError):
+                Path(part).unlink()
+        return n_bytes
+
+    def figures(self) -> Mapping[str, Any]:
+        """Return the sizes of the file and its log, and of what the reserve holds."""
+        log = Path(f"{behind_links(self._path)}-wal")
+        return {
+            "engine": "sqlite",
+            "path": self._path,
+            "file_bytes": self._file_bytes(),
+            "log_bytes": log.stat().st_size if log.exists() else 0,
+            "reserve_bytes": self._reserve.n_bytes,
+        }
+
+    def _file_bytes(self) -> int:
+        try:
+            return Path(self._path).stat().st_size
+        except OSError:
+            return 0
+
+    def _open_writer(self) -> sqlite3.Connection:
+        if self._writer is None:
+            raise StorageError(f"queue database {self._path}: closed")
+        return self._writer
+
+    def _reader(self) -> sqlite3.Connection:
+        """Return this thread's own connection for reading."""
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            self._check_there()  # else SQLite would create it
+            connection = connect(self._path, self._busy_seconds)
+            connection.execute("PRAGMA query_only = ON")
+            self._local.connection = connection
+            self._readers.append(connection)
+        return connection
+
+    @contextmanager
+    def _transaction(self, *, must_flush: bool = False) -> Iterator[sqlite3.Connection]:
+        """Run a block in one transaction.
+
+        Args:
+            must_flush: with `durability: full`, the changes survive a power cut.
+
+        Raises:
+            StorageError: SQLite refused; nothing has changed.
+        """
+        connection = self._writer
+        if connection is None:
+            raise StorageError(f"queue database {self._path}: closed")
+        try:
+            synchronous = "FULL" if must_flush and self._durability == "full" else "NORMAL"
+            if synchronous != self._synchronous:
+                connection.execute(f"PRAGMA synchronous = {synchronous}")
+                self._synchronous = synchronous
+            with transaction(connection):
+                yield connection
+        except sqlite3.Error as error:
+            is_full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+            raise (StorageFullError if is_full else StorageError)(self._explain(error)) from error
+
+    def _with_space(self, change: Callable[[], T], *, is_for_readers: bool) -> T:
+        """Make a change; where the disk is full, with any space that can be found for it.
+
+        Args:
+            change: run again when there is more space.
+            is_for_readers: whether the reserve may be spent on it.
+
+        Raises:
+            StorageError: the change was not made.
+        """
+        try:
+            return change()
+        except StorageFullError:
+            self._shorten_log()
+        try:
+            return change()
+        except StorageFullError:
+            if not is_for_readers or not self._reserve.spend():
+                raise
+        return change()
+
+    def _hold_reserve(self) -> bool:
+        """Say whether there is space for messages in addition to the reserve.
+
+        Raises:
+            StorageError: the reserve's path is not usable.
+        """
+        try:
+            if self._reserve.hold():
+                return True
+            self._shorten_log()
+            return self._reserve.hold()
+        except DatabaseFileError as error:
+            raise StorageError(f"queue database {self._path}: {error}") from error
+
+    def _shorten_log(self) -> None:
+        """Move the write-ahead log's contents into the file, and free its space."""
+        if self._writer is not None:
+            with suppress(sqlite3.Error):
+                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _explain(self, error: sqlite3.Error) -> str:
+        return f"queue database {self._path}: {in_words(error)}"
+
+
+def _write_names(connection: sqlite3.Connection, changes: Changes) -> None:
+    """Write the rows of queues and groups, of deduplication and of the meta table."""
+    many = connection.executemany
+    many("INSERT OR REPLACE INTO logical_queue VALUES (?, ?, ?, ?)", changes.queues)
+    for queue_id in changes.deleted_queues:
+        mine = "IN (SELECT id FROM consumer_group WHERE queue = ?)"
+        for table in ("floor", "settled", "receives"):
+            connection.execute(f"DELETE FROM {table} WHERE consumer_group {mine}", (queue_id,))  # noqa: S608
+        connection.execute("DELETE FROM consumer_group WHERE queue = ?", (queue_id,))
+        connection.execute("DELETE FROM deduplication WHERE queue = ?", (queue_id,))
+        connection.execute("DELETE FROM logical_queue WHERE id = ?", (queue_id,))
+    many("INSERT OR REPLACE INTO consumer_group VALUES (?, ?, ?, ?, ?, ?)", changes.groups)
+    for group_id in (*changes.deleted_groups, *changes.reset_groups):
+        for table in ("settled", "receives"):
+            connection.execute(f"DELETE FROM {table} WHERE consumer_group = ?", (group_id,))  # noqa: S608
+    for group_id in changes.deleted_groups:
+        connection.execute("DELETE FROM floor WHERE consumer_group = ?", (group_id,))
+        connection.execute("DELETE FROM consumer_group WHERE id = ?", (group_id,))
+    many("INSERT OR REPLACE INTO deduplication VALUES (?, ?, ?, ?, ?)", changes.deduplication)
+    many("DELETE FROM deduplication WHERE queue = ? AND identifier = ?", changes.forgotten)
+    many("DELETE FROM deduplication WHERE queue = ? AND stored_at < ?", changes.forgotten_before)
+    many("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(changes.meta.items()))
+
+
+def _read_rows(connection: sqlite3.Connection) -> Rows:
+    """Read all but frames."""
+    read = connection.execute
+    rows = Rows(
+        queues=list(map(QueueRow._make, read("SELECT * FROM logical_queue ORDER BY id"))),
+        physical=list(
+            map(
+                PhysicalRow._make,
+                read(
+                    "SELECT * FROM physical_queue WHERE queue IN (SELECT id FROM logical_queue)"
+                    " ORDER BY queue, number"
+                ),
+            )
+        ),
+        groups=list(map(GroupRow._make, read("SELECT * FROM consumer_group ORDER BY id"))),
+        floors={(group, place): offset for group, place, offset in read("SELECT * FROM floor")},
+        deduplication=list(
+            map(DeduplicationRow._make, read("SELECT * FROM deduplication ORDER BY stored_at"))
+        ),
+        meta=dict(read("SELECT name, value FROM meta")),
+    )
+    for place, *facts in read("SELECT * FROM segment_facts ORDER BY physical_queue, first_offset"):
+        rows.segments.setdefault(place, []).append(Segment(*facts))
+    for place, first, bits, n_bytes in read("SELECT * FROM gone"):
+        rows.gone[place, first] = int.from_bytes(bits, "little"), n_bytes
+    for place, first, group, bits in read("SELECT * FROM settled"):
+        rows.settled[place, first, group] = int.from_bytes(bits, "little")
+    for place, first, group, counts in read("SELECT * FROM receives"):
+        rows.receives[place, first, group] = counts
+    if read("SELECT 1 FROM sqlite_master WHERE name = 'set_aside'").fetchone() is not None:
+        rows.aside = dict(
+            read("SELECT physical_queue, sum(n_missing) FROM set_aside GROUP BY physical_queue")
+        )
+    return rows
+
+
+def _bits(bits: int) -> bytes:
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Say whether SQLite or the disk reported damaged data."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF == sqlite3.SQLITE_CORRUPT or code == sqlite3.SQLITE_IOERR_READ

@@ -1,0 +1,109 @@
+"""Waiting for messages to become visible: one event for each group, and one timer for all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from penstock.plugins.queue.engines.leases import Group
+from penstock.plugins.queue.engines.queues import LogicalQueue
+
+
+class Arrivals:
+    """Wakes those who wait.
+
+    Args:
+        now: returns the engine's time.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._waiters: dict[Group | LogicalQueue, set[asyncio.Future[None]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    async def wait(self, source: Group | LogicalQueue, seen: int, wait: float) -> int:
+        """Wait until the arrivals of a group or queue are others than seen; return them."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + wait
+        while True:
+            if isinstance(source, Group):
+                source.expire(self._now())
+            left = give_up_at - loop.time()
+            if source.arrivals != seen or left <= 0:
+                return source.arrivals
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._waiters.setdefault(source, set()).add(waiter)
+            if isinstance(source, Group):
+                self._set_timer(source)
+            handle = loop.call_later(left, _complete, waiter)
+            try:
+                await waiter
+            finally:
+                handle.cancel()
+                waiters = self._waiters.get(source)
+                if waiters is not None:
+                    waiters.discard(waiter)
+                    if not waiters:
+                        del self._waiters[source]
+
+    def arrived(self, group: Group) -> None:
+        """Wake those who wait for a group."""
+        for waiter in self._waiters.get(group, ()):
+            _complete(waiter)
+
+    def stored(self, queue: LogicalQueue) -> None:
+        """Wake those who wait for messages that are stored in a queue."""
+        for waiter in self._waiters.get(queue, ()):
+            _complete(waiter)
+
+    def wake(self, queue: LogicalQueue) -> None:
+        """Wake all who wait for a queue or its groups, as something has changed."""
+        queue.arrivals += 1
+        self.stored(queue)
+        for group in queue.groups.values():
+            group.arrived()
+
+    def forget(self, group: Group) -> None:
+        """Wake those who wait for a group that is deleted."""
+        group.arrived()
+
+    def deadline_changed(self, group: Group) -> None:
+        """Take note of a group's new first deadline."""
+        if group in self._waiters:
+            self._set_timer(group)
+
+    def close(self) -> None:
+        """Wake all."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for source in list(self._waiters):
+            source.arrivals += 1
+            for waiter in self._waiters.get(source, ()):
+                _complete(waiter)
+
+    def _set_timer(self, group: Group) -> None:
+        deadline = group.next_deadline()
+        if deadline is None or (self._timer is not None and self._timer_at <= deadline):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        seconds = max(0.0, deadline - self._now())
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        now = self._now()
+        groups = [source for source in self._waiters if isinstance(source, Group)]
+        for group in groups:
+            group.expire(now)
+        for group in groups:
+            if group in self._waiters:
+                self._set_timer(group)
+
+
+def _complete(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
