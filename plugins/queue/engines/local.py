@@ -29,7 +29,7 @@ from typing import Any, Final, TypeVar
 
 from penstock.plugins.queue.batch_format import cut_frame
 from penstock.plugins.queue.client import ReceivedMessage
-from penstock.plugins.queue.engines.clock import Boot, Clocks, EngineClock, read_boot
+from penstock.plugins.queue.engines.clock import Clocks, EngineClock
 from penstock.plugins.queue.engines.contract import (
     Action,
     AppendResult,
@@ -106,26 +106,24 @@ class LocalEngine:
     Args:
         store: keeps the messages; opened and closed by the engine.
         clock: returns monotonic seconds.
+        clocks: all clocks of the machine, in place of `clock`.
         commit_max_messages: messages of one commit at most.
         read_ahead_bytes: of decoded segments in memory, over all queues and groups.
         logger: gets faults.
-        wall: returns seconds since the Unix epoch.
-        boot: returns the time since the machine's start.
     """
 
     def __init__(
         self,
         store: Store,
         *,
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+        clocks: Clocks | None = None,
         commit_max_messages: int,
         logger: Logger,
         read_ahead_bytes: int = 64 * 1024 * 1024,
-        wall: Callable[[], float] = time.time,
-        boot: Callable[[], Boot] = read_boot,
     ) -> None:
         self._store = store
-        self._clocks = Clocks(clock, wall, boot)
+        self._clocks = clocks or Clocks(clock)
         self._commit_max_messages = commit_max_messages
         self._logger = logger
         self._cache = SegmentCache(read_ahead_bytes)

@@ -102,7 +102,8 @@ _FROM_VERSION_1: Final = (
     # Settings and incarnation are given at the start, when the queue is created.
     (
         "INSERT INTO logical_queue (name, incarnation, spec)"
-        " SELECT DISTINCT queue, lower(hex(randomblob(16))), '{}' FROM physical_queue ORDER BY queue"
+        " SELECT DISTINCT queue, lower(hex(randomblob(16))), '{}'"
+        " FROM physical_queue ORDER BY queue"
     ),
     # The clock of the new version begins at 0 when the file is upgraded.
     (

@@ -19,7 +19,7 @@ from penstock.plugins.queue.engine import (
 )
 from penstock.plugins.queue.engine_sqlite import RESERVE_BYTES, TRUNCATE_SEGMENTS, SqliteStore
 from penstock.plugins.queue.store import Mark, NewSegment
-from tests.plugins.queue.sqlite_files import KEY, opened, segment
+from tests.plugins.queue.engines.sqlite_files import KEY, opened, segment
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.plugins.queue.engine import EngineStartError
 from penstock.plugins.queue.engine_sqlite import SqliteStore
-from tests.plugins.queue.sqlite_files import KEY, opened, segment
+from tests.plugins.queue.engines.sqlite_files import KEY, opened, segment
 
 
 @pytest.fixture

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Final
 
 from penstock.plugins.queue.engines.clock import Boot, Clocks
+from penstock.plugins.queue.engines.contract import Engine
 from penstock.plugins.queue.engines.local import LocalEngine
 from penstock.plugins.queue.engines.memory import MemoryStore
 from penstock.plugins.queue.engines.sqlite import SqliteStore
 from penstock.plugins.queue.engines.store import Store
-
-from penstock.plugins.queue.engines.contract import Engine
 from tests.helpers.clock import Clock
 
 LOGGER: Final = logging.getLogger("penstock.queue")
