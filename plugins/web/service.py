@@ -15,7 +15,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from logging import Logger
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -93,11 +93,14 @@ CHECK_ROOM: Final[web.AppKey[Callable[[], None]]] = web.AppKey("check_room")
 """Key of the application: a function to call before a large answer is made; it raises
 `RequestError` while clients leave too much of their answers untaken."""
 
+Pieces: TypeAlias = Sequence[bytes | memoryview]
+"""Of the body of an answer, in their order."""
+
 SEND_PIECES: Final[
-    web.AppKey[Callable[[web.Request, Sequence[bytes], str], Awaitable[web.StreamResponse]]]
+    web.AppKey[Callable[[web.Request, Pieces, str], Awaitable[web.StreamResponse]]]
 ] = web.AppKey("send_pieces")
 """Key of the application: a function that answers a request with the pieces of a body, of a content
-type. Each piece is written when the client has taken those before it."""
+type. What is large is written as the client takes it."""
 
 MAX_WHOLE_BYTES: Final = 64 * 1024
 """Of an answer that is written at once: as much as a connection buffers without back-pressure."""
@@ -201,7 +204,7 @@ class HttpServer:
             raise RequestError("clients do not take their answers; try again later", 503)
 
     async def _send_pieces(
-        self, request: web.Request, pieces: Sequence[bytes], content_type: str
+        self, request: web.Request, pieces: Pieces, content_type: str
     ) -> web.StreamResponse:
         n_bytes = sum(map(len, pieces))
         if n_bytes <= MAX_WHOLE_BYTES:
@@ -214,8 +217,11 @@ class HttpServer:
         with sending as written, contextlib.suppress(ConnectionError):
             await answer.prepare(request)
             for piece in pieces:
-                await answer.write(piece)
-                written(len(piece))
+                for start in range(0, len(piece), MAX_WHOLE_BYTES):
+                    part = memoryview(piece)[start : start + MAX_WHOLE_BYTES]
+                    await answer.write(part)
+                    written(len(part))
+                    await asyncio.sleep(0)  # a client that takes all at once gives no pause
             await answer.write_eof()
         return answer
 

@@ -1,0 +1,148 @@
+"""Messages to bodies: JSON, the batch format or Arrow, as the client accepts.
+
+Each writer is a work for `penstock.plugins.web.slices.Slicer` and returns the pieces of the body.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeAlias
+
+from aiohttp import web
+
+from penstock.plugins.queue.batch_format import SEGMENT_MAX_MESSAGES, write_deliveries
+from penstock.plugins.queue.client import (
+    BATCH_CONTENT_TYPE,
+    BATCH_HEADER,
+    Batch,
+    ReceivedMessage,
+    read_batch,
+)
+from penstock.plugins.queue.http import arrow
+from penstock.plugins.queue.http.requests import JSON_TYPE
+from penstock.plugins.web.service import Pieces, RequestError, show
+
+PIECE_BYTES: Final = 64 * 1024
+
+_BASE64_BYTES: Final = 48 * 1024
+"""Of a payload that are encoded in a step; a multiple of 3, so that the texts can be joined."""
+
+Writing: TypeAlias = Generator[None, None, Pieces]
+
+
+def accepted_type(request: web.Request) -> str:
+    """Return the content type for the messages of an answer.
+
+    Raises:
+        RequestError: the client accepts none that there is.
+    """
+    headers = request.headers.getall("Accept", [])
+    header = ", ".join(headers) or "*/*"
+    wanted = [_weighed(item) for item in header.split(",")]
+    for _, content_type in sorted(wanted, key=lambda item: -item[0]):
+        if content_type in (JSON_TYPE, "application/*", "*/*"):
+            return JSON_TYPE
+        if content_type == BATCH_CONTENT_TYPE:
+            return BATCH_CONTENT_TYPE
+        if content_type == arrow.CONTENT_TYPE and arrow.IS_INSTALLED:
+            return content_type
+    allowed = f"{JSON_TYPE}, {BATCH_CONTENT_TYPE}, {arrow.CONTENT_TYPE}"
+    if not arrow.IS_INSTALLED:
+        allowed = f"{JSON_TYPE}, {BATCH_CONTENT_TYPE}; for Arrow, the server lacks pyarrow"
+    raise RequestError(f"Accept: read {show(header)}; allowed: {allowed}", 406)
+
+
+def _weighed(item: str) -> tuple[float, str]:
+    """Return the weight and the content type of an item; what is not accepted has no type."""
+    content_type, *parameters = (part.strip() for part in item.split(";"))
+    for parameter in parameters:
+        if parameter.lower().startswith("q="):
+            try:
+                weight = float(parameter[2:])
+            except ValueError:
+                continue
+            return (weight, content_type.lower()) if weight > 0 else (0.0, "")
+    return 1.0, content_type.lower()
+
+
+def write_received(deliveries: Sequence[ReceivedMessage], content_type: str) -> Writing:
+    """Write received messages."""
+    if content_type == JSON_TYPE:
+        return _write_json(ReceivedMessage._fields, deliveries)
+    if content_type == arrow.CONTENT_TYPE:
+        return arrow.write_deliveries(deliveries)
+    return _write_batch(deliveries)
+
+
+def write_range(frames: Sequence[bytes], content_type: str) -> Writing:
+    """Write frames of records."""
+    if content_type == JSON_TYPE:
+        return _write_json(Batch._fields, _rows(frames))
+    if content_type == arrow.CONTENT_TYPE:
+        return arrow.write_batches(map(read_batch, frames))
+    return _cut(frames)
+
+
+def write_peeked(found: Sequence[tuple[int, Sequence[bytes]]]) -> Writing:
+    """Write frames of several physical queues, by their numbers, as JSON."""
+    rows = ((number, *row) for number, frames in found for row in _rows(frames))
+    return _write_json(("physical_queue", *Batch._fields), rows)
+
+
+def count(frames: Iterable[bytes]) -> int:
+    """Return how many messages some frames hold."""
+    return sum(BATCH_HEADER.unpack_from(frame)[2] for frame in frames)
+
+
+def _rows(frames: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
+    for frame in frames:
+        yield from zip(*read_batch(frame), strict=True)
+
+
+def _write_json(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Writing:
+    """Write rows under `messages`: payloads in base64, properties as objects."""
+    pieces: list[bytes] = []
+    written = bytearray(b'{"messages": [')
+    beginning = b""
+    for row in rows:
+        fields = dict(zip(names, row, strict=True))
+        payload, properties = fields.pop("payload"), fields.pop("properties")
+        written += beginning
+        written += json.dumps(fields).encode()[:-1]
+        # Properties are stored as the text of a JSON object.
+        written += b', "properties": %b, "payload": "' % (properties.encode() or b"{}")
+        for start in range(0, len(payload), _BASE64_BYTES):
+            written += base64.b64encode(payload[start : start + _BASE64_BYTES])
+            if len(written) >= PIECE_BYTES:
+                pieces.append(bytes(written))
+                written.clear()
+            yield
+        written += b'"}'
+        beginning = b", "
+        yield
+    written += b"]}"
+    pieces.append(bytes(written))
+    return pieces
+
+
+def _write_batch(deliveries: Sequence[ReceivedMessage]) -> Writing:
+    """Write frames as large as those of the storage."""
+    pieces: list[bytes] = []
+    some: list[ReceivedMessage] = []
+    n_bytes = 0
+    for delivery in deliveries:
+        some.append(delivery)
+        n_bytes += len(delivery.payload)
+        if len(some) == SEGMENT_MAX_MESSAGES or n_bytes >= PIECE_BYTES:
+            pieces.append(write_deliveries(some))
+            some, n_bytes = [], 0
+            yield
+    pieces.append(write_deliveries(some))
+    return pieces
+
+
+def _cut(frames: Sequence[bytes]) -> Writing:
+    yield
+    return frames

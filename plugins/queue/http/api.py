@@ -1,0 +1,151 @@
+"""The queue's HTTP API: its routes, and the statuses of errors.
+
+``GET /openapi.json`` describes it; `penstock.plugins.queue.http.openapi` is that description.
+
+Theory of operation. The API runs on the event loop that serves MQTT clients, as the engine does.
+What takes longer than a millisecond, such as reading a body or writing an answer of some megabytes,
+is divided into slices, of which one runs in a round of the loop (`penstock.plugins.web.slices`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from logging import Logger
+from typing import Final
+
+from aiohttp import web
+
+from penstock.broker.errors import PenstockError
+from penstock.plugins.queue.access import QueueAccess
+from penstock.plugins.queue.engines.contract import (
+    ExistsError,
+    GroupKindError,
+    IncarnationError,
+    OffsetError,
+    RangeGoneError,
+    StorageError,
+    StorageFullError,
+    UnknownGroupError,
+    UnknownQueueError,
+)
+from penstock.plugins.queue.http.context import (
+    RETRY_AFTER_SECONDS,
+    AnswerError,
+    Context,
+    refusal,
+)
+from penstock.plugins.queue.http.delivery import Delivery
+from penstock.plugins.queue.http.operation import Operation
+from penstock.plugins.queue.http.positions import Positions
+from penstock.plugins.queue.logical_queue import BusyError
+from penstock.plugins.queue.service import QueueService, SettingError
+from penstock.plugins.web.bodies import Bodies
+from penstock.plugins.web.service import answering_errors
+from penstock.plugins.web.slices import Slicer
+
+_STATUS: Final[tuple[tuple[type[PenstockError], int], ...]] = (
+    (UnknownQueueError, 404),
+    (UnknownGroupError, 404),
+    (SettingError, 400),
+    (OffsetError, 400),
+    (ExistsError, 409),
+    (GroupKindError, 409),
+    (BusyError, 429),
+    (StorageFullError, 507),
+    (StorageError, 503),
+)
+
+_LATER: Final = (429, 503)
+"""Statuses after which a client is to try again later."""
+
+
+class QueueApi:
+    """The HTTP API.
+
+    Args:
+        service: the queues.
+        access: the callers.
+        clock: returns monotonic seconds.
+        logger: gets what should not happen.
+        bodies: of requests that are being received.
+    """
+
+    def __init__(
+        self,
+        service: QueueService,
+        access: QueueAccess,
+        clock: Callable[[], float],
+        logger: Logger,
+        bodies: Bodies,
+    ) -> None:
+        self._context = Context(service, access, clock, bodies, Slicer())
+        self._logger = logger
+
+    def application(self, max_request_bytes: int) -> web.Application:
+        """Return the API as an aiohttp application."""
+        application = web.Application(
+            client_max_size=max_request_bytes,
+            middlewares=[
+                _asking_to_wait,
+                answering_errors("queue API", self._logger, _STATUS),
+                _answering_more,
+            ],
+        )
+        delivery, positions = Delivery(self._context), Positions(self._context)
+        operation = Operation(self._context)
+        queue = "/queues/{queue}"
+        group = f"{queue}/groups/{{group}}"
+        routes = [
+            ("GET", "/health", operation.health),
+            ("GET", "/openapi.json", operation.openapi),
+            ("GET", "/queues", operation.list),
+            ("GET", queue, operation.show),
+            ("PUT", queue, operation.put),
+            ("DELETE", queue, operation.delete),
+            ("GET", group, operation.show_group),
+            ("PUT", group, operation.put_group),
+            ("DELETE", group, operation.delete_group),
+            ("POST", f"{queue}/messages", delivery.store),
+            ("POST", f"{group}/receive", delivery.receive),
+            ("POST", f"{group}/settle", delivery.settle),
+            ("GET", f"{queue}/peek", delivery.peek),
+            ("GET", f"{queue}/position", positions.locate),
+            ("POST", f"{queue}/plan", positions.plan),
+            ("GET", f"{queue}/physical/{{number}}/range", positions.range),
+            ("POST", f"{group}/commit", positions.commit),
+            ("POST", f"{group}/seek", positions.seek),
+            ("POST", f"{queue}/purge", operation.purge),
+            ("POST", f"{queue}/redrive", operation.redrive),
+            ("POST", "/compact", operation.compact),
+            ("POST", "/backup", operation.backup),
+        ]
+        application.add_routes(
+            [web.route(method, path, handler) for method, path, handler in routes]
+        )
+        return application
+
+
+@web.middleware
+async def _asking_to_wait(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Say when a client may try again."""
+    answer = await handler(request)
+    if answer.status in _LATER and not answer.prepared:
+        answer.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    return answer
+
+
+@web.middleware
+async def _answering_more(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Answer errors that say more than their text."""
+    try:
+        return await handler(request)
+    except AnswerError as error:
+        return refusal(error)
+    except RangeGoneError as error:
+        return refusal(AnswerError(str(error), 410, {"earliest": error.earliest}))
+    except IncarnationError as error:
+        return refusal(AnswerError(str(error), 409, {"incarnation": error.incarnation}))

@@ -1,0 +1,291 @@
+"""Requests to checked values; every error says what was read and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import fields
+from typing import Any, Final, Literal, cast, get_args
+
+from aiohttp import web
+
+from penstock.broker.config.checked_yaml import MisfitError, fit
+from penstock.plugins.queue.config import GroupConfig, LogicalQueueConfig
+from penstock.plugins.queue.engines.contract import (
+    Action,
+    GroupSpec,
+    Position,
+    QueueSpec,
+    Start,
+)
+from penstock.plugins.queue.service import group_spec, queue_spec
+from penstock.plugins.web.bodies import Bodies
+from penstock.plugins.web.json_text import JsonTextError, read_json
+from penstock.plugins.web.service import RequestError, integer, show
+from penstock.plugins.web.slices import Slicer
+
+MAX_OFFSET: Final = 2**63 - 1
+MAX_SECONDS: Final = 366 * 86_400.0
+"""Of a delay or a visibility timeout."""
+MAX_TAGS: Final = 50
+MAX_TAG_CHARACTERS: Final = 256
+
+JSON_TYPE: Final = "application/json"
+
+ACTIONS: Final = get_args(Action)
+
+GROUP_KEYS: Final = tuple(key.name for key in fields(GroupSpec))
+SPEC_KEYS: Final = frozenset(key.name for key in fields(QueueSpec))
+
+
+@asynccontextmanager
+async def read_body(
+    request: web.Request, bodies: Bodies, content_types: Sequence[str]
+) -> AsyncIterator[bytearray]:
+    """Receive a request's body, which counts until the block ends.
+
+    Args:
+        request: with the body.
+        bodies: those that are being received.
+        content_types: the allowed ones.
+
+    Raises:
+        RequestError: another content type, or a compressed body.
+    """
+    # A page in a browser may send other types to this machine without a preflight request.
+    if request.content_type not in content_types or "Content-Type" not in request.headers:
+        read = request.headers.get("Content-Type", "none")
+        allowed = ", ".join(content_types)
+        raise RequestError(f"Content-Type: read {show(read)}; allowed: {allowed}", 415)
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise RequestError(f"Content-Encoding: read {show(encoding)}; allowed: none", 415)
+    async with bodies.read(request) as data:
+        yield data
+
+
+async def read_object(
+    request: web.Request, bodies: Bodies, slicer: Slicer, keys: frozenset[str]
+) -> Mapping[str, Any]:
+    """Return the JSON object in a request's body.
+
+    Args:
+        request: with the body.
+        bodies: those that are being received.
+        slicer: runs what takes long.
+        keys: the allowed keys.
+
+    Raises:
+        RequestError: another content type, a compressed body, no JSON, no object, or an unknown
+            key.
+    """
+    async with read_body(request, bodies, [JSON_TYPE]) as data:
+        try:
+            body = await slicer.run(read_json(data))
+        except JsonTextError as error:
+            raise no_json(error) from error
+    return object_of(body, "body", keys)
+
+
+def no_json(error: JsonTextError) -> RequestError:
+    """Return the error of a body that is no JSON."""
+    return RequestError(f"body: read no JSON ({error}); allowed: a JSON object")
+
+
+def object_of(value: Any, path: str, keys: frozenset[str]) -> Mapping[str, Any]:
+    """Return a JSON object.
+
+    Args:
+        value: as read.
+        path: its place in the body.
+        keys: the allowed keys.
+
+    Raises:
+        RequestError: it is no object, or has an unknown key.
+    """
+    if not isinstance(value, dict):
+        raise RequestError(f"{path}: read {show(value)}; allowed: a JSON object")
+    for key in value:
+        if key not in keys:
+            allowed = ", ".join(sorted(keys)) or "none"
+            raise RequestError(f"{path}: read unknown key {show(key)}; allowed: {allowed}")
+    return value
+
+
+def text_of(row: Mapping[str, Any], key: str, path: str, default: str | None = None) -> str:
+    """Return a text that UTF-8 can encode.
+
+    Args:
+        row: with the text.
+        key: of the text.
+        path: of the row in the body, with a dot at its end.
+        default: where there is no such key; None where there must be one.
+
+    Raises:
+        RequestError: it is no such text.
+    """
+    value = row.get(key, default)
+    if not isinstance(value, str):
+        raise RequestError(f"{path}{key}: read {show(value)}; allowed: text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{path}{key}: read half a surrogate; allowed: Unicode") from error
+    return value
+
+
+def seconds(name: str, value: Any, most: float, *, is_zero_allowed: bool = True) -> float:
+    """Return a duration of at most `most` seconds.
+
+    Raises:
+        RequestError: it is not such a duration.
+    """
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= most or not (value or is_zero_allowed):
+        least = "0" if is_zero_allowed else "more than 0"
+        raise RequestError(f"{name}: read {show(value)}; allowed: {least} to {most:g} seconds")
+    return float(value)
+
+
+def optional_integer(body: Mapping[str, Any], name: str) -> int | None:
+    """Return a whole number of 1 or more, or None where it is not given.
+
+    Raises:
+        RequestError: it is another value.
+    """
+    value = body.get(name)
+    return None if value is None else integer(name, value, 1, MAX_OFFSET)
+
+
+def read_handles(body: Mapping[str, Any], max_handles: int) -> list[str]:
+    """Return the receipt handles of a request.
+
+    Raises:
+        RequestError: not a list of as many texts as allowed.
+    """
+    handles = body.get("receipt_handles")
+    if not isinstance(handles, list) or len(handles) > max_handles:
+        read = f"{len(handles)} handles" if isinstance(handles, list) else show(handles)
+        raise RequestError(
+            f"receipt_handles: read {read}; allowed: a list of at most {max_handles}"
+        )
+    for handle in handles:
+        if not isinstance(handle, str):
+            raise RequestError(f"receipt_handles: read {show(handle)}; allowed: texts")
+    return handles
+
+
+def read_action(body: Mapping[str, Any]) -> Action:
+    """Return what becomes of received messages.
+
+    Raises:
+        RequestError: another action, or nothing.
+    """
+    action: Any = body.get("action")
+    if action not in ACTIONS:
+        raise RequestError(f"action: read {show(action)}; allowed: {', '.join(ACTIONS)}")
+    return cast("Action", action)
+
+
+def read_start(name: str, value: Any) -> Start:
+    """Return where a group begins, from a body or a query.
+
+    Raises:
+        RequestError: neither `earliest` nor `latest` nor a time.
+    """
+    if value in ("earliest", "latest"):
+        word: Literal["earliest", "latest"] = value
+        return word
+    number = value
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            number = None
+    is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+    if not is_number or not 0 <= number < float(MAX_OFFSET):
+        raise RequestError(
+            f"{name}: read {show(value)}; allowed: earliest, latest, or seconds since the Unix "
+            "epoch"
+        )
+    return float(number)
+
+
+def read_position(body: Mapping[str, Any], incarnation: str | None = None) -> Position:
+    """Return the position in a body.
+
+    Args:
+        body: with `incarnation` and `offsets`.
+        incarnation: that of the queue, where the position may be left out; the offsets are then
+            the earliest.
+
+    Raises:
+        RequestError: not an incarnation and an object of numbers to offsets.
+    """
+    if incarnation is not None and "offsets" not in body and "incarnation" not in body:
+        return Position(incarnation, {})
+    offsets = body.get("offsets")
+    if not isinstance(offsets, dict):
+        raise RequestError(
+            f"offsets: read {show(offsets)}; allowed: an object of physical queue to offset"
+        )
+    return Position(
+        text_of(body, "incarnation", ""),
+        {
+            integer("physical queue", number, 0, MAX_OFFSET, int): integer(
+                f"offsets.{number}", offset, 0, MAX_OFFSET
+            )
+            for number, offset in offsets.items()
+        },
+    )
+
+
+def read_queue_spec(body: Mapping[str, Any]) -> QueueSpec:
+    """Return the settings of a queue; without `groups`, it has none.
+
+    Raises:
+        RequestError: with each wrong key or value.
+    """
+    tags = body.get("tags", {})
+    if (
+        not isinstance(tags, dict)
+        or len(tags) > MAX_TAGS
+        or any(not isinstance(value, str) for value in tags.values())
+        or any(len(text) > MAX_TAG_CHARACTERS for pair in tags.items() for text in pair)
+    ):
+        raise RequestError(
+            f"tags: read {show(tags)}; allowed: an object of at most {MAX_TAGS} texts of "
+            f"{MAX_TAG_CHARACTERS} characters"
+        )
+    for name, value in tags.items():
+        text_of({name: value}, name, "tags.")
+    keys = {key: value for key, value in body.items() if key != "tags"}
+    spec = queue_spec(_fitted(LogicalQueueConfig, keys))
+    groups = spec.groups if "groups" in body else {}
+    return QueueSpec(
+        **{key: getattr(spec, key) for key in SPEC_KEYS - {"groups", "tags"}},
+        groups=groups,
+        tags=tags,
+    )
+
+
+def read_group_spec(body: Mapping[str, Any]) -> GroupSpec:
+    """Return the settings of a group.
+
+    Raises:
+        RequestError: with each wrong key or value.
+    """
+    return group_spec(_fitted(GroupConfig, body))
+
+
+def _fitted(cls: Any, body: Mapping[str, Any]) -> Any:
+    try:
+        return fit(cls, body)
+    except MisfitError as error:
+        told = [
+            f"{'.'.join(misfit.place) or 'body'}: read {misfit.read}; allowed: {misfit.allowed}"
+            for misfit in error.misfits
+        ]
+        raise RequestError("; ".join(told)) from error
+    except UnicodeEncodeError as error:
+        raise RequestError("body: read half a surrogate; allowed: Unicode") from error
