@@ -62,6 +62,7 @@ class GroupReceiver:
         config: of the queue.
         engine: holds the messages.
         clock: returns monotonic seconds.
+        stored_bytes: returns the payload bytes that were ever stored in the queue.
 
     Raises:
         UnknownQueueError: there is no such queue.
@@ -76,6 +77,7 @@ class GroupReceiver:
         config: LogicalQueueConfig,
         engine: Engine,
         clock: Callable[[], float],
+        stored_bytes: Callable[[], int],
     ) -> None:
         lengths = partial(engine.visible, queue, group)
         lengths()  # it raises where there is no such group
@@ -90,6 +92,7 @@ class GroupReceiver:
             make_strategy(config.dequeue, config.sleep_time),
             lengths,
             config.max_queues_per_dequeue,
+            stored_bytes,
         )
         self._held: dict[DequeueRequest, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -145,8 +148,7 @@ class GroupReceiver:
         finally:
             taken.end()
             # Messages that this request was woken for, and has not taken, are for another one.
-            if controller.counts.held:
-                self._look()
+            self.look()
 
     def close(self) -> None:
         """Answer held requests, and every further one at once."""
@@ -162,6 +164,17 @@ class GroupReceiver:
         for future in self._held.values():
             if not future.done():
                 future.set_exception(error)
+
+    def look(self) -> None:
+        """Wake the requests for which there are messages."""
+        if not self._controller.counts.held:
+            return
+        try:
+            woken: Sequence[DequeueRequest] = self._controller.arrived()
+        except PenstockError as error:
+            self.fail(error)
+        else:
+            self._wake(woken)
 
     async def _try_round(
         self, taken: DequeueRequest, found: list[ReceivedMessage], visibility: float | None
@@ -225,15 +238,6 @@ class GroupReceiver:
             if future is not None and not future.done():
                 future.set_result(None)
 
-    def _look(self) -> None:
-        """Wake the requests for which there are messages."""
-        try:
-            woken: Sequence[DequeueRequest] = self._controller.arrived()
-        except PenstockError as error:
-            self.fail(error)
-        else:
-            self._wake(woken)
-
     def _set_timer(self) -> None:
         """Wait for the next request's time, where that is earlier than what is waited for."""
         at = self._controller.next_at
@@ -260,7 +264,7 @@ class GroupReceiver:
                 if seen != self._seen:
                     self._seen = seen
                     self._signals += 1
-                    self._look()
+                    self.look()
         except Exception as error:  # noqa: BLE001 (whoever waits is told of any error)
             self.fail(error)
         finally:

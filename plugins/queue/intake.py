@@ -117,6 +117,8 @@ class Intake:
         published: the ledger of what the broker offered.
         requested: that of what came in requests.
         on_room: called when there may be room again after a message was refused.
+        stored_bytes: payload bytes that were stored, since the program began.
+        on_stored: called when they have grown.
     """
 
     def __init__(
@@ -133,6 +135,8 @@ class Intake:
         self.published = SinkCounts()
         self.requested = SinkCounts()
         self.on_room: Callable[[], None] = lambda: None
+        self.stored_bytes = 0
+        self.on_stored: Callable[[], None] = lambda: None
         self._name = name
         self._engine = engine
         self._budget = budget
@@ -310,10 +314,13 @@ class Intake:
     ) -> None:
         """Record the outcome of one physical queue's part of a group."""
         self._commits.discard(future)
-        self._budget.give_back(len(dealt), sum(len(new.message.payload) for new, _ in dealt))
+        n_bytes = sum(len(new.message.payload) for new, _ in dealt)
+        self._budget.give_back(len(dealt), n_bytes)
         error = future.exception()
         if error is None:
             result = future.result()
+            self.stored_bytes += n_bytes
+            self.on_stored()
         else:
             reason = "storage_full" if isinstance(error, StorageFullError) else "storage_error"
             refused = dict.fromkeys(range(len(dealt)), reason)

@@ -59,6 +59,7 @@ class LogicalQueue:
         self._receivers: dict[str, GroupReceiver] = {}
         self._plans: set[asyncio.Future[int]] = set()
         self._is_closing = False
+        intake.on_stored = self._look
 
     def set_up(self, spec: QueueSpec) -> None:
         """Go by these settings, which the engine has, from now on."""
@@ -92,7 +93,14 @@ class LogicalQueue:
         """Receive messages by the queue's strategy; see `QueueService.receive`."""
         receiver = self._receivers.get(group)
         if receiver is None:
-            receiver = GroupReceiver(self.name, group, self.config, self._engine, self._clock)
+            receiver = GroupReceiver(
+                self.name,
+                group,
+                self.config,
+                self._engine,
+                self._clock,
+                lambda: self.intake.stored_bytes,
+            )
             self._receivers[group] = receiver
         try:
             return await receiver.receive(request)
@@ -100,6 +108,11 @@ class LogicalQueue:
             # It has expired; one that is created again is another one.
             self.group_is_gone(group, error)
             raise
+
+    def _look(self) -> None:
+        """Wake requests that wait for bytes, which have been stored."""
+        for receiver in self._receivers.values():
+            receiver.look()
 
     async def plan(
         self,

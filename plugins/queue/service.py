@@ -6,6 +6,7 @@ its own form. Calls that need nothing but the engine are made on `QueueService.e
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from logging import Logger
@@ -383,7 +384,7 @@ def _fit(cls: type, settings: Mapping[str, Any], where: str) -> None:
         SettingError: names each wrong one.
     """
     try:
-        fit(cls, settings)
+        fit(cls, json.loads(json.dumps(settings)))  # lists, as a file has them
     except MisfitError as error:
         told = [
             f"{'.'.join(misfit.place) or 'settings'}: read {misfit.read}; allowed: {misfit.allowed}"

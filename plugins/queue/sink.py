@@ -1,65 +1,103 @@
-"""The queue as a plugin of the broker: topics to logical queues, and the HTTP API beside them."""
+"""The queue as a plugin of the broker: topics to logical queues, and the APIs beside them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from logging import Logger
+from typing import Final
 
+from aiohttp import web
+
+from penstock.broker.config.checked_yaml import NamedBy
 from penstock.broker.extensions import MessageSink, Plugin, PluginContext, Receipt
 from penstock.broker.faults import note_fault
 from penstock.broker.message import Message
-from penstock.plugins.queue.config import LogicalQueueConfig, QueueConfig
-from penstock.plugins.queue.engine import Engine, StorageError
-from penstock.plugins.queue.engine_local import LocalEngine
-from penstock.plugins.queue.engine_memory import MemoryStore
-from penstock.plugins.queue.engine_sqlite import SqliteStore
-from penstock.plugins.queue.http_api import QueueApi
-from penstock.plugins.queue.intake import Intake, PendingBudget
+from penstock.plugins.queue.access import QueueAccess, require_tokens
+from penstock.plugins.queue.config import QueueConfig
+from penstock.plugins.queue.engines.contract import Engine, StorageError
+from penstock.plugins.queue.engines.local import LocalEngine
+from penstock.plugins.queue.engines.memory import MemoryStore
+from penstock.plugins.queue.engines.sqlite import SqliteStore
+from penstock.plugins.queue.http.api import QueueApi
 from penstock.plugins.queue.logical_queue import LogicalQueue
+from penstock.plugins.queue.service import QueueService
+from penstock.plugins.queue.sqs.api import SqsApi
 from penstock.plugins.web.bodies import Bodies
 from penstock.plugins.web.service import HttpServer
+from penstock.plugins.web.tls import ServerTls
 
-RETENTION_STEPS = 10
-"""A message is removed at most a tenth of its retention late."""
-LONGEST_RETENTION_STEP_SECONDS = 60.0
+MAINTAIN_SECONDS: Final = 2.0
+"""Between two calls of `Engine.maintain`; by so much a message may outlive its retention."""
+
+KEY: Final = "plugins.queue"
+"""Under which the plugin stands in the policy file."""
 
 
 class QueueSink(MessageSink):
     """The route target of one logical queue.
 
     Args:
-        name: unique among the broker's sinks.
-        config: of the queue.
-        intake: takes its messages.
+        queue: the logical queue.
 
     Attributes:
         name: unique among the broker's sinks.
         topic_filters: MQTT topic filters.
         sizes: the size class of its messages; None for both.
         counts: its side of the ledger.
+        queue: the logical queue.
     """
 
-    def __init__(self, name: str, config: LogicalQueueConfig, intake: Intake) -> None:
-        self.name = name
-        self.topic_filters = config.topics
-        self.sizes = config.sizes
-        self.counts = intake.counts
-        self._intake = intake
+    def __init__(self, queue: LogicalQueue) -> None:
+        self.name = f"queue.{queue.name}"
+        self.topic_filters = queue.spec.topics
+        self.sizes = queue.spec.sizes
+        self.counts = queue.intake.published
+        self.queue = queue
+        self._intake = queue.intake
+        self._intake.on_room = self._has_room
+
+    def is_for(self, queue: LogicalQueue | None) -> bool:
+        """Say whether it is the route target of a queue as it is."""
+        if queue is not self.queue:
+            return False
+        return (self.topic_filters, self.sizes) == (queue.spec.topics, queue.spec.sizes)
+
+    def _has_room(self) -> None:
+        self.on_room()  # the broker sets it after this object is made
+
+    def reserve(self, message: Message) -> str:
+        """Hold room for a message; see `MessageSink`."""
+        return self._intake.reserve(message)
+
+    def release(self, message: Message) -> None:
+        """Give back the room of a message; see `MessageSink`."""
+        self._intake.release(message)
+
+    def refuse(self, message: Message, reason: str) -> None:  # noqa: ARG002 (MessageSink's form)
+        """Count a message that the queue does not get; see `MessageSink`."""
+        self._intake.refuse(reason)
 
     def accept(self, message: Message, receipt: Receipt | None) -> None:
         """Take a message without waiting; see `MessageSink`."""
         self._intake.accept(message, receipt)
 
+    def forget(self, deduplication_id: bytes, done: Callable[[bool], None]) -> None:
+        """Forget a deduplication identifier; see `MessageSink`."""
+        self._intake.forget(deduplication_id, done)
+
 
 class QueuePlugin(Plugin):
-    """Stores messages published to the queues' topics and serves them over HTTP.
+    """Stores messages published to the queues' topics and serves them to back ends.
 
     Attributes:
-        queues: the logical queues by name.
+        service: the logical queues.
         engine: holds their messages.
+        sinks: route targets of the queues that there are.
         http_url: of the HTTP API once started; None without one.
+        sqs_url: of the Amazon SQS protocols once started; None without them.
     """
 
     Config = QueueConfig
@@ -67,36 +105,23 @@ class QueuePlugin(Plugin):
     def __init__(self, config: QueueConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         self.engine: Engine = _engine(config, context)
+        self.service = QueueService(config, self.engine, context.clock, context.logger)
         self.http_url: str | None = None
-        self.queues = {
-            name: LogicalQueue(name, queue_config, self.engine, context.clock)
-            for name, queue_config in config.queues.items()
-        }
-        budget = PendingBudget(config.max_pending_messages, config.max_pending_bytes)
-        self._intakes: list[Intake] = []
-        published = {name: self._intake(queue, budget) for name, queue in self.queues.items()}
-        self.sinks: Sequence[MessageSink] = [
-            QueueSink(f"queue.{name}", queue.config, published[name])
-            for name, queue in self.queues.items()
-        ]
-        over_http = {name: self._intake(queue, budget) for name, queue in self.queues.items()}
-        self._api = QueueApi(
-            self.queues,
-            over_http,
-            published,
-            self.engine,
-            context.clock,
-            context.logger,
-            Bodies(config.http_limits.body_bytes, config.http_limits.body_timeout_seconds),
-        )
-        self._http: HttpServer | None = None
+        self.sqs_url: str | None = None
+        self.sinks: Sequence[MessageSink] = self._wanted_sinks([])
+        self._access, self._tls = _access_and_tls(config, context.policy_file)
+        self._servers: list[HttpServer] = []
+        bodies = Bodies(config.http_limits.body_bytes, config.http_limits.body_timeout_seconds)
+        logger, clock = context.logger, context.clock
+        self._http = self._sqs = None
         if config.http is not None:
-            application = self._api.application(config.max_request_bytes)
-            self._http = HttpServer(
-                application, "plugins.queue.http", config.http_limits, context.logger
-            )
-            self.open_files = self._http.open_files
-        self._retention: list[asyncio.Task[None]] = []
+            http = QueueApi(self.service, self._access, clock, logger, bodies)
+            self._http = self._server(http.application(config.max_request_bytes), "http")
+        if config.sqs is not None:
+            sqs = SqsApi(self.service, self._access, clock, logger, bodies)
+            self._sqs = self._server(sqs.application(config.max_request_bytes), "sqs")
+        self.open_files = sum(server.open_files for server in self._servers)
+        self._maintaining: asyncio.Task[None] | None = None
 
     @classmethod
     def alone(cls, config: QueueConfig, logger: Logger, policy_file: str) -> QueuePlugin:
@@ -104,67 +129,120 @@ class QueuePlugin(Plugin):
         return cls(config, PluginContext(logger, policy_file, time.monotonic))
 
     async def start(self) -> None:
-        """Open the engine and the HTTP API.
+        """Open the engine and the APIs.
 
         Raises:
             EngineStartError: the engine cannot be opened.
-            HttpStartError: the address cannot be bound.
+            HttpStartError: an address cannot be bound.
         """
-        await self.engine.open({name: queue.layout for name, queue in self.queues.items()})
-        for queue in self.queues.values():
-            queue.start()
-            if queue.config.retention_seconds is not None:
-                name = f"queue retention {queue.name}"
-                task = asyncio.create_task(self._keep_retention(queue), name=name)
-                self._retention.append(task)
-        if self._http is not None and self.config.http is not None:
-            try:
-                self.http_url = await self._http.start(self.config.http)
-            except BaseException:
-                await self.close()
-                raise
-            self.context.logger.info("queue API listens on %s", self.http_url)
+        config, logger = self.config, self.context.logger
+        try:
+            await self.service.open()
+            self._change_sinks()
+            self.service.on_change = self._change_sinks
+            self._maintaining = asyncio.create_task(self._maintain(), name="queue maintenance")
+            if self._http is not None:
+                self.http_url = await self._http.start(config.http)
+                logger.info("queue API listens on %s", self.http_url)
+            if self._sqs is not None:
+                self.sqs_url = await self._sqs.start(config.sqs)
+                logger.info("Amazon SQS listens on %s", self.sqs_url)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def reload(self) -> Sequence[str]:
+        """Read the tokens and the certificate again; see `Plugin`."""
+        read = []
+        if not self._access.is_open:
+            await asyncio.to_thread(self._access.reload)
+            read.append(f"tokens {self._access.file}")
+        if self._tls is not None:
+            await asyncio.to_thread(self._tls.reload)
+            read.append(f"certificate {self.config.http_tls.certificate}")
+        return read
 
     async def close(self) -> None:
         """Answer waiting requests, store accepted messages and stop; may be called again."""
-        for queue in self.queues.values():
-            queue.close()
-        if self._http is not None:
-            await self._http.close()
-            self._http = None
-        for task in self._retention:
-            task.cancel()
-        await asyncio.gather(*self._retention, return_exceptions=True)
-        self._retention.clear()
-        for intake in self._intakes:
-            await intake.close()
-        await self.engine.close()
+        self.service.close_requests()
+        servers, self._servers = self._servers, []
+        for server in servers:
+            await server.close()
+        if self._maintaining is not None:
+            self._maintaining.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._maintaining
+            self._maintaining = None
+        await self.service.close()
 
-    def _intake(self, queue: LogicalQueue, budget: PendingBudget) -> Intake:
-        intake = Intake(
-            queue,
-            self.engine,
-            budget,
-            commit_wait_seconds=self.config.commit_wait_seconds,
-            commit_max_messages=self.config.commit_max_messages,
-            logger=self.context.logger,
-        )
-        self._intakes.append(intake)
-        return intake
+    def _wanted_sinks(self, existing: Sequence[MessageSink]) -> list[MessageSink]:
+        """Return a sink for each queue; those that fit are kept."""
+        kept = {sink.queue.name: sink for sink in existing if isinstance(sink, QueueSink)}
+        wanted: list[MessageSink] = []
+        for name in self.service.names():
+            queue = self.service.queue(name)
+            sink = kept.get(name)
+            wanted.append(sink if sink is not None and sink.is_for(queue) else QueueSink(queue))
+        return wanted
 
-    async def _keep_retention(self, queue: LogicalQueue) -> None:
-        """Remove expired messages periodically."""
-        retention = queue.config.retention_seconds or 0.0
-        step = min(retention / RETENTION_STEPS, LONGEST_RETENTION_STEP_SECONDS)
+    def _change_sinks(self) -> None:
+        """Have the broker feed the queues that there are."""
+        before, self.sinks = self.sinks, self._wanted_sinks(self.sinks)
+        routes = self.context.sink_routes
+        if routes is None:
+            return
+        for sink in before:
+            if sink not in self.sinks:
+                routes.remove(sink)
+        for sink in self.sinks:
+            if sink not in before:
+                routes.add(sink)
+
+    async def _maintain(self) -> None:
+        """Have the engine do what time asks for, whatever errors occur."""
         faults: dict[str, int] = {}
+        told = ""
         while True:
+            await asyncio.sleep(MAINTAIN_SECONDS)
             try:
-                await queue.expire_old()
+                await self.engine.maintain()
+                told = ""
             except StorageError as error:
-                self.context.logger.warning("queue %s: cannot expire: %s", queue.name, error)
+                if str(error) != told:
+                    told = str(error)
+                    self.context.logger.warning("queue: retention and expiry wait: %s", error)
             except Exception as error:  # noqa: BLE001 (the next attempt must follow any error)
-                note_fault(self.context.logger, faults, f"retention of queue {queue.name}", error)
-            await asyncio.sleep(step)
+                note_fault(self.context.logger, faults, "queue maintenance", error)
+
+    def _server(self, application: web.Application, key: str) -> HttpServer:
+        server = HttpServer(
+            application,
+            f"{KEY}.{key}",
+            self.config.http_limits,
+            self.context.logger,
+            tls=self._tls,
+        )
+        self._servers.append(server)
+        return server
+
+
+def _access_and_tls(config: QueueConfig, policy_file: str) -> tuple[QueueAccess, ServerTls | None]:
+    """Read the files of tokens and certificate.
+
+    Raises:
+        ConfigError: the tokens cannot be used, or other machines could send requests without one.
+        TlsError: the certificate cannot be used.
+    """
+    access = QueueAccess.open_to_all()
+    if config.tokens is not None:
+        access = QueueAccess.load(config.tokens, NamedBy(policy_file, f"{KEY}.tokens"))
+    for key, bind in (("http", config.http), ("sqs", config.sqs)):
+        if bind is not None:
+            require_tokens(access, f"{KEY}.{key}", bind, policy_file)
+    tls = None
+    if config.http_tls is not None:
+        tls = ServerTls(config.http_tls.certificate, config.http_tls.key, f"{KEY}.http_tls")
+    return access, tls
 
 
 def _engine(config: QueueConfig, context: PluginContext) -> Engine:
@@ -175,5 +253,6 @@ def _engine(config: QueueConfig, context: PluginContext) -> Engine:
         store,
         clock=context.clock,
         commit_max_messages=config.commit_max_messages,
+        read_ahead_bytes=config.read_ahead_bytes,
         logger=context.logger,
     )

@@ -30,7 +30,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 Lengths: TypeAlias = Callable[[], Mapping[int, int]]
 """Returns the number of messages that can be received, by number of physical queue in ascending
@@ -189,6 +189,7 @@ class WakeOnArrival(DequeueStrategy):
         self, controller: DequeueController, request: DequeueRequest, now: float
     ) -> Iterator[int]:
         """Try physical queues that have messages, once they have enough of them together."""
+        request.stored_bytes = controller.stored_bytes()
         lengths = controller.lengths()
         request.visible = sum(lengths.values())
         if request.visible < request.needed and now < request.answer_by:
@@ -204,20 +205,14 @@ class WakeOnArrival(DequeueStrategy):
         """Answer when enough was found or the client's wait is over."""
         if request.has_enough or now >= request.answer_by:
             return None
-        if request.visible >= request.needed and request.found:
-            # What seemed enough was not. Giving it back is a signal, too, which must not wake this
-            # request before there is more.
-            request.needed = request.visible + self._lacking(request)
+        # Giving back what was found is a signal, too, which must not wake this request before
+        # there is more.
+        lacking = request.min_bytes - request.found_bytes
+        request.needed_bytes = request.stored_bytes + max(lacking, 1)
+        if request.found and not request.min_bytes:
+            # Of the messages that are there, the group gets a part.
+            request.needed = -(-request.visible * request.min_messages // request.found)
         return request.answer_by
-
-    @staticmethod
-    def _lacking(request: DequeueRequest) -> int:
-        """Return how many messages more are worth another round."""
-        lacking_bytes = request.min_bytes - request.found_bytes
-        mean_bytes = max(request.found_bytes / request.found, 1.0)
-        # Half of what the mean says: the next ones may be larger.
-        for_bytes = math.ceil(lacking_bytes / mean_bytes / 2)
-        return max(request.min_messages - request.found, for_bytes, 1)
 
 
 def make_strategy(name: str, sleep_time: float) -> DequeueStrategy:
@@ -244,10 +239,13 @@ class DequeueController:
         strategy: chooses tries, and when they are made.
         lengths: looks at the physical queues.
         max_queues_per_dequeue: physical queues that one round of tries may touch.
+        stored_bytes: returns the payload bytes that were ever stored, for requests that wait for
+            bytes.
 
     Attributes:
         strategy: chooses tries, and when they are made.
         lengths: looks at the physical queues.
+        stored_bytes: returns the payload bytes that were ever stored.
         counts: what it did.
     """
 
@@ -257,9 +255,11 @@ class DequeueController:
         strategy: DequeueStrategy,
         lengths: Lengths,
         max_queues_per_dequeue: int = 3,
+        stored_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self.strategy = strategy
         self.lengths = lengths
+        self.stored_bytes = stored_bytes
         self.counts = DequeueCounts()
         self._max_queues_per_dequeue = max_queues_per_dequeue
         self._physical_queues = tuple(physical_queues)
@@ -269,6 +269,7 @@ class DequeueController:
         # Of held requests. An entry whose request has another number since is stale.
         self._by_time: list[tuple[float, int, DequeueRequest]] = []
         self._by_need: list[tuple[int, int, int, DequeueRequest]] = []
+        self._by_bytes: list[tuple[int, int, int, DequeueRequest]] = []
 
     @property
     def physical_queues(self) -> Sequence[int]:
@@ -334,13 +335,13 @@ class DequeueController:
         self.counts.held += 1
         heapq.heappush(self._by_time, (retry_at, entry, request))
         if self.strategy.wakes_on_arrival:
-            heapq.heappush(self._by_need, (request.needed, request.number, entry, request))
-        if len(self._by_time) > 2 * self.counts.held + _STALE_ENTRIES:
-            self._by_time = [each for each in self._by_time if each[-1].held_as == each[-2]]
-            heapq.heapify(self._by_time)
-        if len(self._by_need) > 2 * self.counts.held + _STALE_ENTRIES:
-            self._by_need = [each for each in self._by_need if each[-1].held_as == each[-2]]
-            heapq.heapify(self._by_need)
+            if request.min_bytes:
+                heapq.heappush(self._by_bytes, (request.needed_bytes, *request.place, request))
+            else:
+                heapq.heappush(self._by_need, (request.needed, *request.place, request))
+        for heap in (self._by_time, self._by_need, self._by_bytes):
+            if len(heap) > 2 * self.counts.held + _STALE_ENTRIES:
+                _remove_stale(heap)
 
     def let_go(self, request: DequeueRequest) -> None:
         """Hold a request no longer; may be called of one that is not held."""
@@ -370,21 +371,51 @@ class DequeueController:
 
         Those that need fewest come first, and of these the one that waits longest.
         """
-        heap = self._by_need
-        if not heap:
-            return []
         found: list[DequeueRequest] = []
+        if not self.counts.held:
+            return found
         left = sum(self.lengths().values())
+        left = self._wake(self._by_need, left, left, found)
+        if self._by_bytes:
+            self._wake(self._by_bytes, self.stored_bytes(), left, found)
+        return found
+
+    def _wake(
+        self,
+        heap: list[tuple[int, int, int, DequeueRequest]],
+        reached: int,
+        left: int,
+        found: list[DequeueRequest],
+    ) -> int:
+        """Wake requests whose needs are met.
+
+        Args:
+            heap: of needs, and what needs them.
+            reached: needs that are met; less where messages of `left` are given out.
+            left: messages that are there.
+            found: gets the requests.
+
+        Returns:
+            The messages that are left.
+        """
         while heap and left > 0:
             needed, _, entry, request = heap[0]
             if request.held_as == entry:
-                if needed > left:
+                if needed > reached or request.needed > left:
                     break
                 self.let_go(request)
                 found.append(request)
                 left -= request.missing
+                if heap is self._by_need:
+                    reached = left
             heapq.heappop(heap)
-        return found
+        return left
+
+
+def _remove_stale(heap: list[Any]) -> None:
+    """Remove entries of requests that are held no longer, or by another entry."""
+    heap[:] = [each for each in heap if each[-1].held_as == each[-2]]
+    heapq.heapify(heap)
 
 
 class DequeueRequest:
@@ -398,6 +429,9 @@ class DequeueRequest:
         min_messages: that the client waits for.
         min_bytes: payload bytes that it waits for.
         needed: messages that must be there for another round.
+        needed_bytes: payload bytes that must have been stored ever for another round, where it
+            waits for bytes.
+        stored_bytes: that were stored ever when this round began.
         visible: messages that were there when this round began.
         answer_by: when the client's wait ends, on the caller's clock.
         held_as: number of its entry while it is held; 0 else.
@@ -418,7 +452,9 @@ class DequeueRequest:
         "min_messages",
         "missing",
         "needed",
+        "needed_bytes",
         "number",
+        "stored_bytes",
         "visible",
     )
 
@@ -437,7 +473,9 @@ class DequeueRequest:
         self.found_bytes = 0
         self.min_messages = min_messages
         self.min_bytes = min_bytes
-        self.needed = min_messages
+        self.needed = 1 if min_bytes else min_messages
+        self.needed_bytes = 0
+        self.stored_bytes = 0
         self.visible = 0
         self.answer_by = answer_by
         self.held_as = 0
@@ -446,6 +484,11 @@ class DequeueRequest:
         self._trying = -1
         self._is_full = False
         self._has_ended = False
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its place among held requests of the same needs, and the number of its entry."""
+        return self.number, self.held_as
 
     @property
     def has_enough(self) -> bool:

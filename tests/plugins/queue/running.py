@@ -1,10 +1,10 @@
-"""What the queue's tests share: messages, receipts, running engines and plugins."""
+"""What the queue's tests share: messages, receipts, running services and plugins."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -12,12 +12,12 @@ from typing import Any, Final
 from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.message import Message
 from penstock.plugins.queue.config import QueueConfig
-from penstock.plugins.queue.engine import Engine, QueueLayout
-from penstock.plugins.queue.engine_local import LocalEngine
-from penstock.plugins.queue.engine_memory import MemoryStore
-from penstock.plugins.queue.engine_sqlite import SqliteStore
+from penstock.plugins.queue.engines.contract import NewMessage
+from penstock.plugins.queue.engines.local import LocalEngine
+from penstock.plugins.queue.engines.memory import MemoryStore
+from penstock.plugins.queue.engines.sqlite import SqliteStore
+from penstock.plugins.queue.service import QueueService
 from penstock.plugins.queue.sink import QueuePlugin
-from penstock.plugins.queue.store import Store
 from tests.helpers.clock import Clock
 
 LOGGER: Final = logging.getLogger("penstock.queue")
@@ -31,10 +31,14 @@ class Receipts:
 
     Attributes:
         codes: reason codes in the order in which they came.
+        deduplication_id: of each message; b"" for none.
+        is_repeat: whether each may be a duplicate.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, deduplication_id: bytes = b"", *, is_repeat: bool = False) -> None:
         self.codes: list[int] = []
+        self.deduplication_id = deduplication_id
+        self.is_repeat = is_repeat
 
     def settle(self, reason_code: int) -> None:
         """Note the outcome of one message."""
@@ -62,43 +66,48 @@ def message(payload: bytes = b"21.5", topic: str = "plant/1", **more: Any) -> Me
     return Message(topic, payload, **more)
 
 
-def store(kind: str, folder: Path) -> Store:
-    """Return a store of one of `ENGINES`, not opened."""
-    return MemoryStore() if kind == "memory" else SqliteStore(str(folder / "queue.db"))
-
-
-@asynccontextmanager
-async def running_engine(
-    of: Store,
-    queues: Mapping[str, int] | None = None,
-    *,
-    clock: Callable[[], float] | None = None,
-    visibility_timeout: float = 30.0,
-) -> AsyncIterator[LocalEngine]:
-    """Open an engine with queues by name and number of physical queues; `q` with one by default.
-
-    Its clock stands still unless one is given.
-    """
-    engine = LocalEngine(of, clock=clock or Clock(), commit_max_messages=1000, logger=LOGGER)
-    layouts = {name: QueueLayout(n, visibility_timeout) for name, n in (queues or {"q": 1}).items()}
-    await engine.open(layouts)
-    try:
-        yield engine
-    finally:
-        await engine.close()
-
-
-async def store_messages(
-    engine: Engine, payloads: Sequence[bytes], number: int = 0, **more: Any
-) -> None:
-    """Have messages stored in a physical queue of `q`."""
-    await engine.append("q", number, [message(payload, **more) for payload in payloads])
-
-
 def queue_config(**keys: Any) -> QueueConfig:
     """Check keys as the broker does; `q`, memory and a free port where nothing else is given."""
     given = {"engine": "memory", "http": "127.0.0.1:0", "queues": {"q": {}}} | keys
     return validate_config(QueueConfig, given, "policy.yaml", "plugins.queue")
+
+
+@asynccontextmanager
+async def running_service(
+    clock: Callable[[], float] | None = None, folder: Path | None = None, **keys: Any
+) -> AsyncIterator[QueueService]:
+    """Open a service with one queue `q`, in memory or, with a folder, in SQLite there.
+
+    Args:
+        clock: of requests and engine; one that stands still where none is given.
+        folder: for the file.
+        keys: of the queue.
+    """
+    config = queue_config(queues={"q": keys})
+    clock = clock or Clock()
+    store = MemoryStore() if folder is None else SqliteStore(str(folder / "queue.db"), "normal")
+    engine = LocalEngine(store, clock=clock, commit_max_messages=1000, logger=LOGGER)
+    service = QueueService(config, engine, clock, LOGGER)
+    await service.open()
+    try:
+        yield service
+    finally:
+        await service.close()
+
+
+async def put(service: QueueService, *payloads: bytes, queue: str = "q", **more: Any) -> None:
+    """Have messages stored."""
+    outcomes = await service.store(queue, [NewMessage(message(each, **more)) for each in payloads])
+    assert [outcome.reason for outcome in outcomes] == [""] * len(payloads)
+
+
+async def put_at(service: QueueService, number: int, *payloads: bytes, **more: Any) -> None:
+    """Have messages stored in one physical queue of `q`."""
+    for payload in payloads:
+        assert service.engine.reserve("q", 1, len(payload))
+    await service.engine.append(
+        "q", number, [NewMessage(message(payload, **more)) for payload in payloads]
+    )
 
 
 @asynccontextmanager

@@ -23,6 +23,7 @@ class Queues:
     Attributes:
         lengths: messages by number.
         controller: of the strategy.
+        stored_bytes: that were ever stored.
     """
 
     def __init__(
@@ -30,8 +31,13 @@ class Queues:
     ) -> None:
         self.lengths = dict(enumerate(lengths))
         self.controller = DequeueController(
-            range(len(lengths)), make_strategy(strategy, sleep_time), self.visible, tries
+            range(len(lengths)),
+            make_strategy(strategy, sleep_time),
+            self.visible,
+            tries,
+            lambda: self.stored_bytes,
         )
+        self.stored_bytes = 0
         self._size = size
 
     def visible(self) -> dict[int, int]:
@@ -247,24 +253,29 @@ def test_wake_answers_with_less_than_the_minimum_when_the_wait_ends() -> None:
 
 
 def test_wake_holds_a_request_until_its_bytes_are_there() -> None:
-    """What a round found is given back while it is less, and that alone is no reason for more."""
-    queues = Queues("rds+wake", 0, size=10)
+    """What a round found is given back while it is less, and then so much must be stored."""
+    queues = Queues("rds+wake", 1, size=10)
     request = queues.held(100, 10.0, min_bytes=200)
-    rounds = arrived = 0
-    while True:
-        arrived += 1
+    queues.lengths[0] = 1
+    assert queues.controller.arrived() == []
+    for stored in range(18):
         queues.lengths[0] += 1
-        if not queues.controller.arrived():
-            continue
-        rounds += 1
-        before = queues.lengths[0]
-        queues.round(request)
-        if request.decide(0.0):
-            break
-        queues.lengths[0] = before
-        assert queues.controller.arrived() == []
-    assert (arrived, request.found_bytes) == (20, 200)
-    assert rounds < 10
+        queues.stored_bytes += 10
+        assert queues.controller.arrived() == [], stored
+    queues.lengths[0] += 1
+    queues.stored_bytes += 10
+    assert queues.controller.arrived() == [request]
+    queues.lengths[0] -= 5  # another one was faster
+    queues.round(request)
+    assert not request.decide(0.0)
+    queues.lengths[0] = 19
+    assert queues.controller.arrived() == []
+    queues.lengths[0] += 1
+    queues.stored_bytes += 50
+    assert queues.controller.arrived() == [request]
+    queues.round(request)
+    assert request.decide(0.0)
+    assert request.found_bytes == 200
 
 
 def test_request_that_is_refused_what_was_visible_is_not_woken_by_its_own_give_back() -> None:
@@ -276,7 +287,9 @@ def test_request_that_is_refused_what_was_visible_is_not_woken_by_its_own_give_b
     assert request.next_try(0.0) is None
     assert not request.decide(0.0)
     assert queues.controller.arrived() == []
-    queues.lengths[0] = 7
+    queues.lengths[0] = 8
+    assert queues.controller.arrived() == []
+    queues.lengths[0] = 9
     assert queues.controller.arrived() == [request]
 
 

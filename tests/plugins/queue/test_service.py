@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.plugins.queue.engines.contract import (
+    EngineStartError,
+    GroupKindError,
+    GroupSpec,
+    NewMessage,
+    QueueSpec,
+    UnknownGroupError,
+    UnknownQueueError,
+)
+from penstock.plugins.queue.group_receiver import ReceiveRequest
+from penstock.plugins.queue.intake import Stored
+from penstock.plugins.queue.service import QueueService, SettingError
+from tests.plugins.queue.running import LONG_SECONDS, message, put, running_service, until
+
+AT_ONCE = ReceiveRequest(10)
+LONG = ReceiveRequest(10, LONG_SECONDS)
+
+
+def held(service: QueueService, group: str = "default") -> int:
+    """Return how many requests of a group are held."""
+    requests = service.figures("q")["groups"][group].get("requests", {"held": 0})
+    number: int = requests["held"]
+    return number
+
+
+async def test_queue_of_the_policy_file_is_created_with_its_groups() -> None:
+    """What the file has can be used at once; a queue without groups has `default`."""
+    async with running_service(key="topic", max_messages=7) as service:
+        snapshot = service.engine.snapshot("q")
+        assert (snapshot.spec.key, snapshot.spec.max_messages) == ("topic", 7)
+        assert list(snapshot.groups) == ["default"]
+        assert service.names() == ["q"]
+
+
+async def test_changed_policy_file_changes_queue_and_groups(tmp_path: Path) -> None:
+    """At the next start the file's settings hold; messages and other groups are kept."""
+    groups: dict[str, Any] = {"a": {}, "b": {"kind": "offsets"}}
+    async with running_service(folder=tmp_path, groups=groups) as service:
+        await put(service, b"1")
+    groups = {"a": {"visibility_timeout": 5.0}, "c": {}}
+    async with running_service(folder=tmp_path, groups=groups, max_messages=9) as service:
+        snapshot = service.engine.snapshot("q")
+        assert snapshot.spec.max_messages == 9
+        assert snapshot.groups["a"].spec.visibility_timeout == 5.0
+        assert sorted(snapshot.groups) == ["a", "b", "c"]
+        assert len(await service.receive("q", "a", AT_ONCE)) == 1
+
+
+async def test_group_of_the_file_cannot_change_its_kind(tmp_path: Path) -> None:
+    """The start ends with what to change; nothing is lost."""
+    async with running_service(folder=tmp_path, groups={"a": {}}):
+        pass
+    told = "plugins.queue.queues.q.groups.a.kind: read offsets; allowed: lease, as the group exi"
+    with pytest.raises(EngineStartError, match=told):
+        async with running_service(folder=tmp_path, groups={"a": {"kind": "offsets"}}):
+            pass
+
+
+async def test_queue_of_a_request_is_there_after_a_restart(tmp_path: Path) -> None:
+    """Queues that were created at run time persist with their settings."""
+    async with running_service(folder=tmp_path) as service:
+        await service.create("other", QueueSpec(topics=("a/#",), tags={"team": "x"}))
+        await put(service, b"1", queue="other")
+    async with running_service(folder=tmp_path) as service:
+        assert service.names() == ["other", "q"]
+        assert service.queue("other").spec.topics == ("a/#",)
+        assert len(await service.receive("other", "default", AT_ONCE)) == 1
+        await service.delete("other")
+    async with running_service(folder=tmp_path) as service:
+        assert service.names() == ["q"]
+
+
+async def test_store_tells_where_each_message_is() -> None:
+    """Messages are dealt round robin, in their order."""
+    async with running_service(physical_queues=2) as service:
+        outcomes = await service.store("q", [NewMessage(message(b"%d" % n)) for n in range(3)])
+        assert outcomes == [Stored(0, 0, ""), Stored(1, 0, ""), Stored(0, 1, "")]
+        again = [NewMessage(message(), b"once"), NewMessage(message(), b"once")]
+        await service.store("q", again[:1])
+        assert [each.reason for each in await service.store("q", again[1:])] == ["duplicate"]
+
+
+async def test_full_queue_stores_what_fits_and_has_room_after_an_ack() -> None:
+    """A partial batch says which messages were stored; publishers are told of room."""
+    async with running_service(max_messages=2) as service:
+        told: list[bool] = []
+        service.queue("q").intake.on_room = lambda: told.append(True)
+        outcomes = await service.store("q", [NewMessage(message())] * 3)
+        assert [each.reason for each in outcomes] == ["", "", "queue_full"]
+        assert service.queue("q").intake.reserve(message()) == "queue_full"
+        received = await service.receive("q", "default", AT_ONCE)
+        await service.settle("q", "default", "ack", [one.receipt_handle for one in received])
+        assert told == [True]
+        await put(service, b"more")
+
+
+async def test_unknown_names_are_told_with_the_known_ones() -> None:
+    """Every call that names a queue says which there are."""
+    async with running_service() as service:
+        told = "queue: read x; allowed: q"
+        with pytest.raises(UnknownQueueError, match=told):
+            service.queue("x")
+        for call in (
+            service.receive("x", "default", AT_ONCE),
+            service.store("x", []),
+            service.settle("x", "default", "ack", []),
+            service.delete("x"),
+            service.change("x", QueueSpec()),
+            service.create_group("x", "g", GroupSpec()),
+        ):
+            with pytest.raises(UnknownQueueError, match=told):
+                await call
+        with pytest.raises(UnknownGroupError):
+            await service.receive("q", "x", AT_ONCE)
+
+
+async def test_group_of_another_kind_is_told() -> None:
+    """A group of ranges gives out no single messages."""
+    async with running_service(groups={"spark": {"kind": "offsets"}}) as service:
+        with pytest.raises(GroupKindError):
+            await service.receive("q", "spark", AT_ONCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "told"),
+    [
+        ("a b", QueueSpec(), "queue: read 'a b'; allowed: a name of 1 to 80 letters"),
+        ("x", QueueSpec(physical_queues=0), "queue x: physical_queues: read 0"),
+        ("x", QueueSpec(key="size"), "queue x: key: read 'size'; allowed: topic, topic:LEVEL"),
+        ("x", QueueSpec(topics=("a/#/b",)), "queue x: topics.0: read 'a/#/b'"),
+        ("x", QueueSpec(keeps_last=True), "a key with keeps_last"),
+        ("x", QueueSpec(groups={"a/b": GroupSpec()}), "a name of 1 to 80 letters"),
+        ("x", QueueSpec(groups={"g": GroupSpec(order="key")}), "a key with order: key"),
+        (
+            "x",
+            QueueSpec(groups={"g": GroupSpec(max_receives=1, dead_letter_queue="none")}),
+            "dead_letter_queue: read none; allowed: another queue that exists: q",
+        ),
+    ],
+)
+async def test_wrong_settings_of_a_request_are_told(name: str, spec: QueueSpec, told: str) -> None:
+    """Settings of requests are checked by the rules of the policy file."""
+    async with running_service() as service:
+        with pytest.raises(SettingError) as raised:
+            await service.create(name, spec)
+        assert told in str(raised.value)
+        assert service.names() == ["q"]
+
+
+async def test_wrong_settings_of_a_group_are_told() -> None:
+    """A group of a request is checked against its queue."""
+    async with running_service() as service:
+        for name, spec, told in (
+            ("a/b", GroupSpec(), "group: read 'a/b'"),
+            ("g", GroupSpec(visibility_timeout=0.0), "visibility_timeout: read 0.0"),
+            ("g", GroupSpec(order="key"), "order: read key; allowed: any, or give the queue a key"),
+            ("g", GroupSpec(dead_letter_queue="q"), "dead_letter_queue: read q"),
+        ):
+            with pytest.raises(SettingError) as raised:
+                await service.create_group("q", name, spec)
+            assert told in str(raised.value)
+        with pytest.raises(SettingError):
+            await service.change_group("q", "default", GroupSpec(visibility_timeout=-1.0))
+
+
+async def test_changed_queue_deals_and_receives_over_its_physical_queues() -> None:
+    """More physical queues are used from the change on."""
+    async with running_service(physical_queues=1, dequeue="rds", sleep_time=0.01) as service:
+        await put(service, b"0")
+        assert len(await service.receive("q", "default", AT_ONCE)) == 1
+        spec = replace(service.engine.snapshot("q").spec, physical_queues=3)
+        await service.change("q", spec)
+        outcomes = await service.store("q", [NewMessage(message())] * 3)
+        assert [each.physical_queue for each in outcomes] == [0, 1, 2]
+        assert len(await service.receive("q", "default", AT_ONCE)) == 3
+
+
+async def test_requests_of_a_deleted_queue_or_group_fail() -> None:
+    """Who waits is told at once; a queue of the same name is another one."""
+    async with running_service(groups={"default": {}, "b": {}}) as service:
+        waiting = asyncio.create_task(service.receive("q", "b", LONG))
+        await until(lambda: held(service, "b") == 1)
+        await service.delete_group("q", "b")
+        with pytest.raises(UnknownGroupError, match="b"):
+            await waiting
+        waiting = asyncio.create_task(service.receive("q", "default", LONG))
+        await until(lambda: held(service) == 1)
+        incarnation = service.engine.snapshot("q").incarnation
+        await service.delete("q")
+        with pytest.raises(UnknownQueueError, match="q"):
+            await waiting
+        await service.create("q", QueueSpec())
+        assert service.engine.snapshot("q").incarnation != incarnation
+        await put(service, b"new")
+        assert len(await service.receive("q", "default", AT_ONCE)) == 1
+
+
+async def test_changes_are_told() -> None:
+    """The broker's routes follow the queues that there are."""
+    async with running_service() as service:
+        seen: list[list[str]] = []
+        service.on_change = lambda: seen.append(list(service.names()))
+        await service.create("r", QueueSpec(topics=("a",)))
+        await service.create("r", service.engine.snapshot("r").spec)
+        await service.change("r", QueueSpec(topics=("b",)))
+        await service.delete("r")
+        assert seen == [["q", "r"], ["q", "r"], ["q"]]
+
+
+async def test_plan_waits_for_messages() -> None:
+    """A reader that has read everything gets the next range when there is one."""
+    groups = {"spark": {"kind": "offsets"}}
+    async with running_service(physical_queues=2, groups=groups) as service:
+        start = await service.engine.locate("q", "earliest")
+        assert await service.plan("q", start, None, None) == start
+        planning = asyncio.create_task(service.plan("q", start, 10, None, LONG_SECONDS))
+        await asyncio.sleep(0)
+        await put(service, b"a")
+        end = await planning
+        assert dict(end.offsets) == {0: 1, 1: 0}
+        again = asyncio.create_task(service.plan("q", end, 10, None, LONG_SECONDS))
+        await asyncio.sleep(0)
+        service.close_requests()
+        assert await again == end
+
+
+async def test_plan_of_a_cancelled_reader_leaves_nothing_behind() -> None:
+    """A reader that goes away ends its wait."""
+    async with running_service() as service:
+        start = await service.engine.locate("q", "latest")
+        planning = asyncio.create_task(service.plan("q", start, 10, None, LONG_SECONDS))
+        await asyncio.sleep(0)
+        planning.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await planning
+        assert not service.queue("q")._plans
+
+
+async def test_figures_are_json() -> None:
+    """Everything that operators see can be sent as it is."""
+    async with running_service(physical_queues=2, groups={"a": {}, "b": {"kind": "offsets"}}) as s:
+        await put(s, b"1", b"22")
+        await s.receive("q", "a", AT_ONCE)
+        figures = json.loads(json.dumps(s.figures("q")))
+        assert (figures["name"], figures["messages"], figures["payload_bytes"]) == ("q", 2, 3)
+        assert figures["physical_queues"]["1"]["messages"] == 1
+        assert figures["enqueued"]["requested"]["stored"] == 2
+        assert figures["groups"]["a"]["requests"]["messages"] == 2
+        assert figures["groups"]["a"]["leased"] == 2
+        assert figures["groups"]["b"]["position"] == {"0": 0, "1": 0}
+        assert figures["settings"]["physical_queues"] == 2
