@@ -8,6 +8,7 @@ overridden, and does not call the rest. All methods are plain functions on the l
 * `LinkSampler`: what does a subscriber's path look like?
 * `PayloadStore`: where does a payload live?
 * `MessageSink`: a route target that is not a session.
+* `MessageSource`: feeds subscriptions of its own.
 
 `penstock.broker.access_control` has those about clients: who may connect, and do what with which
 topic. `penstock.broker.events` has what a plugin can be told of, and `ClientReports` what it can
@@ -20,7 +21,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from penstock.broker.access_control import AccessControl, Authenticator
 from penstock.broker.client_report import ClientReport
@@ -391,6 +392,81 @@ class MessageSink(ABC):
         done(True)
 
 
+Outcome: TypeAlias = Literal["acknowledged", "refused", "returned", "unsent"]
+"""What became of a message that a consumer was given: its PUBACK, with a reason code below 0x80 or
+not; the end of the connection that it was sent on; or nothing was sent."""
+
+
+class Consumer(Protocol):
+    """The subscription of a connected client to a `MessageSource`."""
+
+    @property
+    def client_id(self) -> str:
+        """Client Identifier."""
+
+    def room(self) -> int:
+        """Return how many messages the client can be given at this moment.
+
+        It is what its Receive Maximum and the broker's own limits leave; 0 while its connection is
+        congested. `Feed.wake` is called when an acknowledgement has made room; other causes are
+        found by asking again.
+        """
+
+    def give(self, message: Message, done: Callable[[Outcome], None], now: float) -> None:
+        """Send the client a message, or let it wait behind others; a large one passes the gate.
+
+        Args:
+            message: with the topic, payload and properties that the client is to get.
+            done: called once with what became of it, maybe before this returns. At QoS 0 that is
+                at once.
+            now: monotonic seconds.
+        """
+
+    def find_lost(self) -> None:
+        """Call `done` with ``refused`` for messages that were dropped, such as too large ones.
+
+        To be called every few seconds while messages are not done.
+        """
+
+
+class Feed(Protocol):
+    """A source's side of one consumer."""
+
+    def wake(self) -> None:
+        """Look at `Consumer.room` again."""
+
+    def stop(self) -> None:
+        """Give no more: the connection or the subscription has ended.
+
+        Messages that were sent to a client that has unsubscribed are still to be done.
+        """
+
+
+class MessageSource(ABC):
+    """Feeds subscriptions to topic filters of its own, such as those of consumers of a pull queue.
+
+    A message goes to one consumer, and the source learns what became of it. Nothing is published to
+    such a subscription, nothing is retained for it, and it gets QoS 1 at most.
+
+    Attributes:
+        prefix: first level of its topic filters, such as ``$queue``; it begins with ``$``.
+    """
+
+    prefix: str
+
+    @abstractmethod
+    def refusal(self, topic_filter: str) -> str:
+        """Return why a client cannot subscribe to a filter; "" where it can."""
+
+    def asked_topic(self, topic_filter: str) -> str:
+        """Return the topic that access control must let the client subscribe to and receive."""
+        return topic_filter
+
+    @abstractmethod
+    def open(self, topic_filter: str, consumer: Consumer) -> Feed:
+        """Begin to feed a consumer, also one whose session was restored."""
+
+
 class ClientReports(Protocol):
     """What can be asked about the broker's clients, on the loop's thread.
 
@@ -465,6 +541,7 @@ class Plugin:
         sampler: told of every subscriber.
         payload_store: one in a broker.
         sinks: their names are unique in the broker.
+        sources: their prefixes are unique in the broker.
         access: asked beside the other plugins'.
         authenticators: their methods are unique in the broker.
         callbacks: of events.
@@ -479,6 +556,7 @@ class Plugin:
     sampler: LinkSampler | None = None
     payload_store: PayloadStore | None = None
     sinks: Sequence[MessageSink] = ()
+    sources: Sequence[MessageSource] = ()
     access: AccessControl | None = None
     authenticators: Sequence[Authenticator] = ()
     callbacks: Callbacks | None = None

@@ -26,6 +26,7 @@ from penstock.broker.extensions import (
     DeliveryGate,
     LinkSampler,
     MessageSink,
+    MessageSource,
     PayloadStore,
     Plugin,
     PluginContext,
@@ -74,6 +75,7 @@ class LoadedPlugins:
     samplers: tuple[LinkSampler, ...] = ()
     payload_store: PayloadStore | None = None
     sinks: tuple[MessageSink, ...] = ()
+    sources: tuple[MessageSource, ...] = ()
     access: tuple[AccessControl, ...] = ()
     authenticators: tuple[Authenticator, ...] = ()
     callbacks: tuple[Callbacks, ...] = ()
@@ -207,6 +209,7 @@ def load_plugins(
             (one.payload_store for one in plugins if one.payload_store is not None), None
         ),
         sinks=tuple(sink for one in plugins for sink in one.sinks),
+        sources=tuple(source for one in plugins for source in one.sources),
         access=tuple(one.access for one in plugins if one.access is not None),
         authenticators=tuple(which for one in plugins for which in one.authenticators),
         callbacks=tuple(one.callbacks for one in plugins if one.callbacks is not None),
@@ -299,8 +302,10 @@ def _check_contracts(name: str, plugin: Plugin) -> None:
     ]
     owner = type(plugin).__qualname__
     _check_list(name, f"{owner}.sinks", plugin.sinks, MessageSink.__name__)
+    _check_list(name, f"{owner}.sources", plugin.sources, MessageSource.__name__)
     _check_list(name, f"{owner}.authenticators", plugin.authenticators, Authenticator.__name__)
     brought += [(sink, MessageSink) for sink in plugin.sinks]
+    brought += [(source, MessageSource) for source in plugin.sources]
     brought += [(authenticator, Authenticator) for authenticator in plugin.authenticators]
     for extension, base in brought:
         if extension is None:
@@ -345,6 +350,7 @@ def _conflicts(made: Mapping[str, Plugin]) -> Iterator[ConfigProblem]:
     taken: dict[str, str] = {}
     for name, plugin in made.items():
         places = [f"sink named {sink.name}" for sink in plugin.sinks]
+        places += [f"source of {source.prefix}/" for source in plugin.sources]
         places += [f"authentication method {one.method}" for one in plugin.authenticators]
         if plugin.gate is not None:
             places.append("delivery gate")

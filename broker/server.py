@@ -196,6 +196,7 @@ class Server:
             samplers=plugins.samplers,
             payload_store=plugins.payload_store,
             sinks=plugins.sinks,
+            sources=plugins.sources,
             access=combine(
                 [*([host] if host is not None else []), *plugins.access],
                 plugins.authenticators,

@@ -176,6 +176,8 @@ def _check_plugins(loaded: LoadedPlugins, config: ProxyConfig) -> None:
         brought = []
         if plugin.sinks:
             brought.append("a message sink")
+        if plugin.sources:
+            brought.append("a message source")
         if plugin.payload_store is not None:
             brought.append("a payload store")
         if plugin.sampler is not None and plugin.sampler.probe_topic is not None:

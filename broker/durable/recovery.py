@@ -67,7 +67,10 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
             subscription_id=granted.subscription_id,
             sizes=granted.sizes,
         )
-        core.tree.add(subscription)
+        if core.consuming is not None and core.consuming.source_of(granted.topic_filter):
+            core.consuming.add(session, subscription)
+        else:
+            core.tree.add(subscription)
         if granted.is_retained_due and granted.qos:  # at QoS 0 the lost connection took them along
             due.append((session, subscription))
     for incoming in stored.incoming:

@@ -48,11 +48,13 @@ class Delivery(Storable):
         share: topic filter of the shared subscription by which it came, or "".
         is_waiting: whether it is in an outbox.
         is_stored: whether the journal of a durable session stores it; the same for all of a class.
+        is_leased: whether a source wants to know what becomes of it; the same for all of a class.
         is_repeat: whether it may have been sent before it was inflight; the same for all of a
             class.
     """
 
     is_stored: ClassVar[bool] = True
+    is_leased: ClassVar[bool] = False
     is_repeat: ClassVar[bool] = False
 
     message: Message

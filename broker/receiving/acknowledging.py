@@ -14,6 +14,7 @@ from penstock.broker.mqtt.enums import ProtocolVersion
 from penstock.broker.mqtt.packets import PubComp, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.sessions import redelivery
+from penstock.broker.sessions.consuming import acknowledged_by_consumer
 from penstock.broker.sessions.forgetting import Forgetting
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def acknowledged(
         session.ledger.drop("refused")
     if qos == 1 and core.timing:
         sample(session, core, packet_id, 1, now, delivery)
+    if delivery.is_leased:
+        acknowledged_by_consumer(delivery, reason_code)
     made_room(client, session)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final, get_args
 
-from penstock.broker.access_control import SUBSCRIBE
+from penstock.broker.access_control import RECEIVE, SUBSCRIBE
 from penstock.broker.config.capabilities import check_subscribe, refusal_of_filter
 from penstock.broker.counters import count
 from penstock.broker.errors import ProtocolError
@@ -27,8 +27,10 @@ from penstock.broker.routing.topic_tree import Subscription
 from penstock.broker.sending import run_now
 from penstock.broker.sessions import redelivery, retained_delivery
 from penstock.broker.sessions.bridges import of_bridge
+from penstock.broker.sessions.consuming import asked_filter
 
 if TYPE_CHECKING:
+    from penstock.broker.extensions import MessageSource
     from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
@@ -123,6 +125,17 @@ async def _subscribe(
             is_anything_due = checks_subscribe or retained_delivery.is_anything_due(session)
             unquestioned = _unquestioned_characters(client, len(wanted))
         topic_filter, qos, no_local, retain_as_published, retain_handling = request
+        if core.consuming is not None and (source := core.consuming.source_of(topic_filter)):
+            refused = await _consume(client, request, source, subscription_id)
+            if not client.is_open:
+                return
+            n_refused += refused is not None
+            codes.append(
+                _refuse(client, request, *refused, reasons)
+                if refused is not None
+                else session.subscriptions[topic_filter].qos
+            )
+            continue
         if (
             checks_subscribe
             or len(topic_filter) > unquestioned
@@ -163,6 +176,47 @@ async def _subscribe(
         client.sender.send_packet(suback)
     retained_delivery.subscribed(session, granted)
     retained_delivery.begin(session, now)
+
+
+async def _consume(
+    client: Client, request: SubscriptionRequest, source: MessageSource, subscription_id: int
+) -> tuple[ReasonCode, str] | None:
+    """Make a client a consumer of a source.
+
+    Args:
+        client: that subscribes.
+        request: for a topic filter of the source.
+        source: that feeds the subscription.
+        subscription_id: Subscription Identifier, or 0 for none.
+
+    Returns:
+        The reason code by which it is refused, and why; None where it is granted.
+    """
+    core = client.core
+    session = client.session
+    topic_filter = request.topic_filter
+    refusal = _refusal(client, topic_filter)
+    if refusal is not None:
+        return refusal
+    shared = parse_share(topic_filter)
+    if shared.share_name:
+        return (
+            ReasonCode.TOPIC_FILTER_INVALID,
+            f"its messages are shared by all who subscribe to it; allowed: {shared.topic_filter}",
+        )
+    asked = asked_filter(core.consuming, topic_filter)
+    for action in (SUBSCRIBE, RECEIVE):
+        if not await core.router.is_allowed(session, asked, action):
+            return ReasonCode.NOT_AUTHORIZED, "not authorized to subscribe"
+    why = core.guard.call(source, source.refusal, topic_filter, otherwise="it cannot be served")
+    if why:
+        return ReasonCode.TOPIC_FILTER_INVALID, why
+    if client.is_open:
+        qos = min(request.qos, core.options.maximum_qos, 1)
+        subscription = Subscription(session, topic_filter, qos)
+        subscription.subscription_id = subscription_id
+        add_subscription(core, session, subscription)
+    return None
 
 
 def _asked_sizes(client: Client, packet: Subscribe) -> tuple[SizeClass | None, str]:
@@ -270,7 +324,10 @@ def add_subscription(core: Core, session: Session, subscription: Subscription) -
     session.subscriptions[subscription.topic_filter] = subscription
     if session.journal is not None:
         session.journal.subscription_changed(subscription.topic_filter)
-    is_new = core.tree.add(subscription)
+    if core.consuming is not None and core.consuming.source_of(subscription.topic_filter):
+        is_new = core.consuming.add(session, subscription)
+    else:
+        is_new = core.tree.add(subscription)
     shares = core.tree.shares
     if shares and is_new and subscription.topic_filter in shares:
         redelivery.member_came(session)

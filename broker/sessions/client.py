@@ -442,6 +442,8 @@ class Client:
         core.counters.clients_connected += 1
         if session.shares:
             redelivery.member_came(session)
+        if core.consuming is not None:
+            core.consuming.connected(session)
         self.outgoing.want_pump()
 
     def _connect_timeout(self, now: float) -> None:

@@ -23,6 +23,7 @@ from penstock.broker.extensions import (
     DeliveryGate,
     LinkSampler,
     MessageSink,
+    MessageSource,
     PayloadStore,
 )
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, ProtocolVersion
@@ -37,6 +38,7 @@ from penstock.broker.routing.router import Router
 from penstock.broker.routing.topic_tree import Plan, TopicTree
 from penstock.broker.sending.shared import Shared
 from penstock.broker.sessions.breaking_off import BreakingOff
+from penstock.broker.sessions.consuming import Consuming
 from penstock.broker.sessions.registry import SessionRegistry
 
 if TYPE_CHECKING:
@@ -89,6 +91,7 @@ class Core(Shared):
         ended: the sum of the ledgers of ended sessions.
         last_clients: those whose sessions ended last.
         fast_plans: protocol version to topic bytes to `FastPlan`; emptied with the plans.
+        consuming: subscriptions that sources feed; None where there are no sources.
         breaking: breaks off the sending of large messages; None where the gate does not.
         router: gives messages to sessions and sinks.
         room: which sessions have room for messages, and which publishers wait for it.
@@ -116,6 +119,7 @@ class Core(Shared):
         samplers: Sequence[LinkSampler] = (),
         payload_store: PayloadStore | None = None,
         sinks: Sequence[MessageSink] = (),
+        sources: Sequence[MessageSource] = (),
         access: AccessControl | None = None,
         authenticators: Sequence[Authenticator] = (),
         callbacks: Callbacks | None = None,
@@ -136,6 +140,7 @@ class Core(Shared):
             samplers: write what they learn of each subscriber's path.
             payload_store: None for payloads by reference.
             sinks: route targets that are not sessions.
+            sources: feed subscriptions of their own.
             access: None permits every client everything.
             authenticators: methods of enhanced authentication, each with its own name.
             callbacks: of events.
@@ -200,6 +205,7 @@ class Core(Shared):
         self.copy_maximum = STORED_ABOVE_BYTES if self.copies_payloads else PIECE_BYTES
         if self.is_by_reference:
             self.copy_maximum = MAX_REMAINING_LENGTH + 5
+        self.consuming = Consuming(self, sources) if sources else None
         self.breaking = BreakingOff.of(self)
         self.journal: Journal | None = None
         self.router = Router(self, self.tree, self.retained, self.sessions.get)

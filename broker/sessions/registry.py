@@ -116,6 +116,8 @@ class SessionRegistry:
         """
         core = self._core
         del session.subscriptions[topic_filter]
+        if core.consuming is not None:
+            core.consuming.remove(session, topic_filter)
         core.tree.remove(session, topic_filter)
         redelivery.unsubscribed(session, topic_filter, now)
         retained_delivery.unsubscribed(session, topic_filter)
@@ -165,6 +167,8 @@ class SessionRegistry:
             redelivery.connection_lost(session, now)
         if core.breaking is not None:
             core.breaking.connection_lost(session, client, now)
+        if core.consuming is not None:
+            core.consuming.connection_lost(session)
         session.outbox.connection_lost(now, keeps_qos0=client.is_broken_off)
         if not client.is_broken_off:
             retained_delivery.connection_lost(session)
@@ -235,6 +239,8 @@ class SessionRegistry:
         for topic_filter in list(session.subscriptions):
             core.tree.remove(session, topic_filter)
         session.subscriptions.clear()
+        if core.consuming is not None:
+            core.consuming.forget(session)
         redelivery.session_ended(session, now)
         if session.outbox.journal is not None:
             session.outbox.journal.ended(has_expired=has_expired)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from penstock.broker.access_control import RECEIVE, SUBSCRIBE, AccessControl, Action
 from penstock.broker.mqtt.topics import matches, parse_share
 from penstock.broker.sessions import redelivery
+from penstock.broker.sessions.consuming import asked_filter
 
 if TYPE_CHECKING:
     from penstock.broker.outbox.delivery import Delivery
@@ -64,7 +65,7 @@ def _questions(session: Session, access: AccessControl) -> dict[_Question, None]
     questions: dict[_Question, None] = {}
     if access.checks_subscribe:
         for name in session.subscriptions:
-            questions[SUBSCRIBE, parse_share(name).topic_filter] = None
+            questions[SUBSCRIBE, asked_filter(session.core.consuming, name)] = None
     if access.checks_receive:
         for delivery in chain(session.outbox.waiting(), session.inflight):
             questions[RECEIVE, delivery.message.topic] = None
@@ -76,7 +77,7 @@ def _take_away(core: Core, session: Session, answers: dict[_Question, bool], now
     refused = [
         name
         for name in session.subscriptions
-        if not answers.get((SUBSCRIBE, parse_share(name).topic_filter), True)
+        if not answers.get((SUBSCRIBE, asked_filter(core.consuming, name)), True)
     ]
     for name in refused:
         core.sessions.remove_subscription(session, name, now)
