@@ -119,9 +119,8 @@ class QueueApi:
             ("POST", "/compact", operation.compact),
             ("POST", "/backup", operation.backup),
         ]
-        application.add_routes(
-            [web.route(method, path, handler) for method, path, handler in routes]
-        )
+        for method, path, handler in routes:
+            application.router.add_route(method, path, handler)
         return application
 
 
