@@ -166,7 +166,7 @@ class Running:
         key: str | None = None,
         dedup: bytes = b"",
         delay: float | None = None,
-        expiry: float | None = None,
+        expiry: int | None = None,
         is_repeat: bool = True,
         **more: Any,
     ) -> NewMessage:
@@ -188,6 +188,7 @@ class Running:
             more["properties"] = given | {"user_property": pairs}
         if expiry is not None:
             more["expires_at"] = self.clock() + expiry
+            more["properties"] = {"message_expiry_interval": expiry, **more.get("properties", {})}
         more.setdefault("arrived_at", self.clock())
         return NewMessage(Message(topic, payload, **more), dedup, delay, is_repeat)
 

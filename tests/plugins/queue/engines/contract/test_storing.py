@@ -402,6 +402,20 @@ async def test_a_forgotten_identifier_stays_forgotten(durable: Running) -> None:
     assert await durable.held() == [b"a", b"b"]
 
 
+async def test_an_identifier_forgotten_in_the_commit_of_its_message_stays_forgotten(
+    durable: Running,
+) -> None:
+    """None of the calls is awaited before the next; a crash brings nothing back."""
+    await durable.create()
+    stored = durable.append([durable.new(b"a", dedup=b"1")])
+    forgotten = durable.engine.forget("q", [b"1"])
+    await stored
+    await forgotten
+    await durable.kill()
+    assert list((await durable.store(b"b", dedup=b"1")).duplicates) == []
+    assert await durable.held() == [b"a", b"b"]
+
+
 async def test_forgetting_right_after_storing_keeps_the_order(running: Running) -> None:
     """Append, forget and append of one identifier, none awaited: two messages."""
     await running.create()

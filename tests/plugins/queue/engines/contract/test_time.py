@@ -60,15 +60,29 @@ async def test_a_delay_survives_a_restart(durable: Running) -> None:
     assert await durable.payloads() == [b"a"]
 
 
+@pytest.mark.parametrize("text", ["inf", "-inf", "nan", "1e400", "-5", "x", "", "9" * 400])
+async def test_a_publisher_s_own_delay_property_breaks_nothing(
+    running: Running, text: str
+) -> None:
+    """Whatever stands in a user property that the engine uses itself, others are received."""
+    await running.create()
+    properties = {"user_property": [("penstock-delay", text)]}
+    await running.store(b"odd", properties=properties)
+    await running.store(b"a")
+    assert b"a" in await running.payloads()
+    running.passes(1)
+    await running.store(b"b")
+    assert b"b" in await running.payloads()
+    assert await running.engine.purge("q") == 3
+
+
 # -- message expiry ---------------------------------------------------------------------------
 
 
 async def test_message_expiry_is_counted_down(running: Running) -> None:
     """A receiver is told the seconds that are left [MQTT-3.3.2-6]."""
     await running.create(groups={"g": GroupSpec(visibility_timeout=10)})
-    await running.store(
-        b"a", expiry=100, properties={"message_expiry_interval": 100, "content_type": "x"}
-    )
+    await running.store(b"a", expiry=100, properties={"content_type": "x"})
     await running.store(b"b")
     for left in (100, 88):
         (a, b) = await running.receive()
