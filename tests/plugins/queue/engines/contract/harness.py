@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -156,6 +156,10 @@ class Running:
         """Return a group as it is."""
         return self.engine.snapshot(queue).groups[group]
 
+    async def settled(self, n_messages: int, reason: str, *, group: str = "g") -> None:
+        """Wait until so many messages were settled by an action or for a reason."""
+        await until(lambda: self.group(group).settled.get(reason, 0) == n_messages)
+
     # -- storing -------------------------------------------------------------------------------
 
     def new(
@@ -277,6 +281,13 @@ class Running:
     def position(self, offset: int, *, queue: str = "q", number: int = 0) -> Position:
         """Return a place in a queue as it exists."""
         return Position(self.snapshot(queue).incarnation, {number: offset})
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    """Wait for what an engine does behind an answer."""
+    async with asyncio.timeout(LONG_SECONDS):
+        while not is_true():
+            await asyncio.sleep(0.002)
 
 
 def properties_of(received: ReceivedMessage) -> dict[str, Any]:

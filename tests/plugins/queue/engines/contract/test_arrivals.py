@@ -179,6 +179,7 @@ async def test_a_settled_message_lets_the_next_of_its_key_through(running: Runni
     await running.store(b"a", b"b")
     first = await running.receive(1)
     before = await seen(running)
+    assert await running.payloads() == []
     waiting = asyncio.create_task(wakes(running, before))
     await asyncio.sleep(0)
     await running.ack(first)
@@ -192,6 +193,7 @@ async def test_a_settled_message_makes_room_for_a_lease(running: Running) -> Non
     await running.store(b"a", b"b")
     first = await running.receive()
     before = await seen(running)
+    assert await running.payloads() == []
     waiting = asyncio.create_task(wakes(running, before))
     await asyncio.sleep(0)
     await running.ack(first)

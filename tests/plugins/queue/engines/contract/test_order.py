@@ -134,7 +134,7 @@ async def test_a_dead_letter_frees_its_key(running: Running) -> None:
     assert [each.payload for each in await one_of_each(running)] == [b"a2"]
     running.passes(11)
     assert await running.drain() == [b"a3"]
-    assert running.group().settled["dead"] == 2
+    await running.settled(2, "dead")
     assert running.group().waiting == 0
 
 
