@@ -61,9 +61,7 @@ async def test_a_delay_survives_a_restart(durable: Running) -> None:
 
 
 @pytest.mark.parametrize("text", ["inf", "-inf", "nan", "1e400", "-5", "x", "", "9" * 400])
-async def test_a_publisher_s_own_delay_property_breaks_nothing(
-    running: Running, text: str
-) -> None:
+async def test_a_publisher_s_own_delay_property_breaks_nothing(running: Running, text: str) -> None:
     """Whatever stands in a user property that the engine uses itself, others are received."""
     await running.create()
     properties = {"user_property": [("penstock-delay", text)]}
