@@ -316,6 +316,6 @@ class SqliteMachine(Machine):
 
 
 TestMemory = MemoryMachine.TestCase
-TestMemory.settings = settings(max_examples=examples(100), stateful_step_count=50)
+TestMemory.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestSqlite = SqliteMachine.TestCase
-TestSqlite.settings = settings(max_examples=examples(60), stateful_step_count=30)
+TestSqlite.settings = settings(max_examples=examples(40), stateful_step_count=30)
