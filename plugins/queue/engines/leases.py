@@ -19,10 +19,10 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.broker.mqtt.topics import matches
 from penstock.plugins.queue.client import ReceivedMessage
@@ -38,6 +38,8 @@ MAX_WAITING_IN_LANES: Final = 100_000
 """Messages of a physical queue that may wait for earlier ones of their key; then the cursor waits
 too. Bounds the memory of a key that nobody settles, 0.3 KB each."""
 MAX_RECEIVE_COUNT: Final = 65_535
+NOT_RECEIVED: Final = -1
+"""In place of a nonce where no receive names the message."""
 _MAX_TOPICS: Final = 10_000
 PAGE_BYTES: Final = 1024 * 1024
 """Stored bytes of a physical queue that are read ahead at a time."""
@@ -58,6 +60,7 @@ class Batch:
         left: how many of them still wait for the deadline.
         counts: receive counts of their segment.
         first_offset: of their segment.
+        nonce: of their receive.
         sizes: payload bytes of the segment's messages.
         is_delay: whether they are delayed, not leased.
     """
@@ -68,6 +71,7 @@ class Batch:
         "first_offset",
         "is_delay",
         "left",
+        "nonce",
         "offsets",
         "place",
         "sizes",
@@ -81,9 +85,11 @@ class Batch:
         counts: array[int] | None,
         first_offset: int,
         sizes: array[int] | None,
+        nonce: int,
         *,
         is_delay: bool = False,
     ) -> None:
+        self.nonce = nonce
         self.place = place
         self.deadline = deadline
         self.offsets = offsets
@@ -98,6 +104,20 @@ class Batch:
         return self.deadline < other.deadline
 
 
+class Lease(NamedTuple):
+    """A lease that ends where its message is settled.
+
+    Attributes:
+        deadline: the engine's time.
+        nonce: of the receive.
+        sizes: payload bytes of the messages of its segment.
+    """
+
+    deadline: float
+    nonce: int
+    sizes: array[int] | None
+
+
 @dataclass(slots=True)
 class Take:
     """One call of `lease` on one physical queue.
@@ -107,6 +127,7 @@ class Take:
         deadline: of its leases.
         max_messages: at most.
         max_bytes: of payload, after the first message.
+        nonce: another one in each call, modulo 65,536.
         received: what it has got so far.
         n_bytes: payload bytes of these.
         is_full: whether no more messages or bytes fit.
@@ -120,6 +141,7 @@ class Take:
     deadline: float
     max_messages: int
     max_bytes: int
+    nonce: int
     received: list[ReceivedMessage] = field(default_factory=list)
     n_bytes: int = 0
     is_full: bool = False
@@ -151,6 +173,7 @@ class Group:
         used_at: the engine's time of its newest request.
         places: by number of physical queue.
         n_leased: messages that are leased.
+        was_full: whether `max_leased_messages` were leased when a message was settled.
         received: messages given to receivers in this run.
         settled: how many messages were settled in this run, by action or reason.
         arrivals: how often something may have become visible.
@@ -159,7 +182,7 @@ class Group:
     """
 
     def __init__(
-        self, row: GroupRow, spec: GroupSpec, receipts: Receipts, run: int, key_of: KeyReader
+        self, row: GroupRow, spec: GroupSpec, receipts: Receipts, key_of: KeyReader
     ) -> None:
         self.row_id = row.row_id
         self.queue_id = row.queue_id
@@ -168,13 +191,13 @@ class Group:
         self.used_at = row.used_at
         self.places: dict[int, Place] = {}
         self.n_leased = 0
+        self.was_full = False
         self.received = 0
         self.settled: dict[str, int] = {}
         self.arrivals = 0
         self.delay_seconds = 0.0
         self.key_of = key_of
         self.receipts = receipts
-        self.run = run
         self.on_arrival: Callable[[Group], None] = _ignore
         self.on_deadline: Callable[[Group], None] = _ignore
         self._deadlines: list[Batch] = []
@@ -212,7 +235,7 @@ class Group:
 
     def due(self, place: Place, due_at: float) -> None:
         """Note that a message may become visible at a time."""
-        mark = Batch(place, due_at, (), None, 0, None, is_delay=True)
+        mark = Batch(place, due_at, (), None, 0, None, NOT_RECEIVED, is_delay=True)
         mark.left = -1  # it is not ended before its time
         self.wait_until(mark)
 
@@ -286,7 +309,7 @@ class Place:
         self.settling: set[int] = set()
         self.is_ordered = group.spec.kind == "lease" and group.spec.order == "key"
         self._settling_ahead: set[int] = set()
-        self._visible: set[int] = set()
+        self._visible: dict[int, int] = {}
         self._again: list[int] = []
         self._lanes: dict[str, deque[int]] = {}
         self._keys: dict[int, str] = {}
@@ -306,17 +329,21 @@ class Place:
         return max(0, self.waiting - busy)
 
     def n_delayed(self, now: float) -> int:
-        """Return how many messages wait for their delay, as far as the cursor knows them.
-
-        With a delay of the queue, those behind the cursor are counted by segments.
-        """
+        """Return how many messages wait for their delay."""
         n = len(self.delayed)
+        physical, cursor = self.physical, self.cursor
         delay = self.group.delay_seconds
-        if delay:
-            first = self.physical.index.not_before(now - delay)
-            if first >= 0:
-                n += self.physical.next - max(first, self.cursor)
-        return min(n, self.waiting)
+        first_waiting = physical.index.not_before(now - delay) if delay else -1
+        if first_waiting >= 0:
+            n += physical.next - max(first_waiting, cursor)
+        for first, due in physical.delays.items():
+            behind = first + len(due)
+            if behind > cursor:
+                start = max(0, cursor - first)
+                n += sum(due_at > now for due_at in due[start:])
+                if 0 <= first_waiting < behind:  # they were counted above
+                    n -= behind - max(first, first_waiting, cursor)
+        return max(0, min(n, self.waiting))
 
     def take_counts(self) -> dict[int, bytes]:
         """Return receive counts that are to be stored, by first offset."""
@@ -397,7 +424,7 @@ class Place:
             if not self._consider(decoded, offset - first, take):
                 break
             heapq.heappop(again)
-            self._visible.discard(offset)
+            self._visible.pop(offset, None)
             if self._keys and offset in self.leased:
                 self._offer_next(self._keys.get(offset), offset)
         return []
@@ -465,12 +492,12 @@ class Place:
         counts[start:stop] = array("H", [1]) * (stop - start)
         offsets = range(first + start, first + stop)
         group = self.group
-        number, run, epoch = self.physical.number, group.run, group.epoch
+        number, nonce, epoch = self.physical.number, take.nonce, group.epoch
         handle = group.receipts.handle
         batch = decoded.batch
         take.received += map(
             ReceivedMessage,
-            [handle(number, 1, run, epoch, offset) for offset in offsets],
+            [handle(number, 1, nonce, epoch, offset) for offset in offsets],
             repeat(1),
             repeat(number),
             offsets,
@@ -481,7 +508,7 @@ class Place:
             batch.enqueued_at[start:stop],
             batch.properties[start:stop],
         )
-        lease = Batch(self, take.deadline, offsets, counts, first, decoded.sizes)
+        lease = Batch(self, take.deadline, offsets, counts, first, decoded.sizes, nonce)
         self.leased.update(zip(offsets, repeat(lease)))
         group.n_leased += len(offsets)
         group.wait_until(lease)
@@ -536,20 +563,20 @@ class Place:
         take.n_bytes += size
         counts[index] = min(counts[index] + 1, MAX_RECEIVE_COUNT)
         self.dirty.add(first)
-        take.received.append(self._delivery(decoded, index, counts[index], take.now, expires_at))
-        self._visible.discard(offset)
-        self._lease(offset, take.deadline, counts, first, decoded.sizes)
+        take.received.append(self._delivery(decoded, index, counts[index], take, expires_at))
+        self._visible.pop(offset, None)
+        self._lease(offset, take.deadline, counts, first, decoded.sizes, take.nonce)
         return True
 
     def _delivery(
-        self, decoded: Decoded, index: int, count: int, now: float, expires_at: float | None
+        self, decoded: Decoded, index: int, count: int, take: Take, expires_at: float | None
     ) -> ReceivedMessage:
         offset, topic, payload, qos, publisher, enqueued_at, properties = decoded.row(index)
         if expires_at is not None:
-            properties = count_down(properties, expires_at, now)
+            properties = count_down(properties, expires_at, take.now)
         group, number = self.group, self.physical.number
         return ReceivedMessage(
-            group.receipts.handle(number, count, group.run, group.epoch, offset),
+            group.receipts.handle(number, count, take.nonce, group.epoch, offset),
             count,
             number,
             offset,
@@ -568,8 +595,9 @@ class Place:
         counts: array[int],
         first: int,
         sizes: array[int] | None,
+        nonce: int,
     ) -> None:
-        batch = Batch(self, deadline, (offset,), counts, first, sizes)
+        batch = Batch(self, deadline, (offset,), counts, first, sizes, nonce)
         self.leased[offset] = batch
         self.group.n_leased += 1
         self.group.wait_until(batch)
@@ -590,7 +618,7 @@ class Place:
             return True
         offset = decoded.first_offset + index
         if decoded.flags & DELAYED or self.is_ordered:
-            self._delay(offset, due_at, decoded.first_offset)
+            self._delay(offset, due_at, decoded.first_offset, NOT_RECEIVED)
             if self.is_ordered:
                 self._into_lane(decoded, index)
         elif due_at != self._due_at:
@@ -599,8 +627,9 @@ class Place:
             self.group.due(self, due_at)
         return False
 
-    def _delay(self, offset: int, due_at: float, first: int) -> None:
-        batch = Batch(self, due_at, (offset,), self.counts.get(first), first, None, is_delay=True)
+    def _delay(self, offset: int, due_at: float, first: int, nonce: int) -> None:
+        counts = self.counts.get(first)
+        batch = Batch(self, due_at, (offset,), counts, first, None, nonce, is_delay=True)
         self.delayed[offset] = batch
         self.group.wait_until(batch)
 
@@ -618,7 +647,7 @@ class Place:
             is_free = lane is None or lane[-1] == take.last_of_key.get(key)
             self._into_lane(decoded, index)
             if not is_free:
-                self._visible.add(offset)
+                self._visible[offset] = NOT_RECEIVED
                 return False
         take.last_of_key[key] = offset
         return True
@@ -646,7 +675,7 @@ class Place:
                 del waiting[offset]
                 if not batch.is_delay:
                     self.group.n_leased -= 1
-                self._show(offset)
+                self._show(offset, batch.nonce)
         batch.left = 0
 
     def end_lease(self, offset: int) -> Batch | None:
@@ -665,14 +694,14 @@ class Place:
 
     def nack(self, offset: int, due_at: float | None) -> None:
         """Make a message visible, now or at a time; one that the cursor has not met stays."""
-        was_known = self.end_lease(offset) is not None or offset in self._visible
-        if not was_known:
+        batch = self.end_lease(offset)
+        nonce = self._visible.pop(offset, None) if batch is None else batch.nonce
+        if nonce is None:
             return
-        self._visible.discard(offset)
         if due_at is None:
-            self._show(offset)
+            self._show(offset, nonce)
         else:
-            self._delay(offset, due_at, self.physical.index.first_of(offset))
+            self._delay(offset, due_at, self.physical.index.first_of(offset), nonce)
 
     def extend(self, offset: int, deadline: float) -> bool:
         """Let a lease end at another time; say whether there is one."""
@@ -681,32 +710,29 @@ class Place:
             return False
         counts, first, sizes = batch.counts, batch.first_offset, batch.sizes
         self.end_lease(offset)
-        self._lease(offset, deadline, counts, first, sizes)
+        self._lease(offset, deadline, counts, first, sizes, batch.nonce)
         return True
 
-    def undo(self, offset: int, count: int) -> None:
+    def undo(self, offset: int, nonce: int) -> None:
         """Take back a receive of which nobody has got the message."""
         batch = self.leased.get(offset)
-        if batch is None or batch.counts is None:
+        if batch is None or batch.counts is None or batch.nonce != nonce:
             return
-        index = offset - batch.first_offset
-        if batch.counts[index] == count:
-            batch.counts[index] -= 1
-            self.dirty.add(batch.first_offset)
-            self.end_lease(offset)
-            self._show(offset)
+        batch.counts[offset - batch.first_offset] -= 1
+        self.dirty.add(batch.first_offset)
+        self.end_lease(offset)
+        self._show(offset, NOT_RECEIVED)
 
-    def is_current(self, offset: int, count: int, run: int) -> tuple[int, int]:
+    def is_current(self, offset: int, count: int, nonce: int) -> tuple[int, int]:
         """Say whether a receive is the newest one of an unsettled message.
 
         Returns:
             First offset of the segment, and index of the message; (-1, -1) where it is not.
         """
         batch = self.leased.get(offset)
-        if batch is not None and batch.counts is not None and run == self.group.run:
-            index = offset - batch.first_offset
-            if batch.counts[index] == count:
-                return batch.first_offset, index
+        if batch is not None:
+            if batch.nonce == nonce:
+                return batch.first_offset, offset - batch.first_offset
             return -1, -1
         segment = self.physical.index.holding(offset)
         if segment is None or offset in self.settling:
@@ -715,22 +741,28 @@ class Place:
         index = offset - first
         if self.settled_bits(first, n) >> index & 1:
             return -1, -1
-        counts = self.counts.get(first)
-        known = 0 if counts is None else counts[index]
-        if run == self.group.run:
-            return (first, index) if known == count else (-1, -1)
+        batch = self.delayed.get(offset)
+        if batch is not None or offset in self._visible:
+            known = self._visible[offset] if batch is None else batch.nonce
+            return (first, index) if known == nonce else (-1, -1)
         # Of an earlier run: the newest receives may not have been stored.
-        return (first, index) if offset >= self.cursor and count >= known else (-1, -1)
+        counts = self.counts.get(first)
+        is_newest = counts is None or count >= counts[index]
+        return (first, index) if offset >= self.cursor and is_newest else (-1, -1)
 
-    def begin_settling(self, offset: int) -> Batch | None:
-        """Take a message out until its settling is done; return the batch that it was in."""
+    def begin_settling(self, offset: int) -> Lease | None:
+        """Take a message out until its settling is done; return the lease that it had."""
         batch = self.leased.get(offset)
+        lease = None if batch is None else Lease(batch.deadline, batch.nonce, batch.sizes)
+        group = self.group
+        if group.n_leased >= group.spec.max_leased_messages:
+            group.was_full = True
         self.end_lease(offset)
-        self._visible.discard(offset)
+        self._visible.pop(offset, None)
         self.settling.add(offset)
         if offset >= self.cursor:
             self._settling_ahead.add(offset)
-        return batch
+        return lease
 
     def settled_now(self, offsets: Sequence[int]) -> None:
         """End the settling of messages: they are settled."""
@@ -740,14 +772,27 @@ class Place:
         if self.is_ordered:
             for offset in offsets:
                 self._forget(offset)
+            self.group.arrived()
 
-    def not_settled(self, offsets: Sequence[int]) -> None:
-        """End the settling of messages: it has failed, and they are visible."""
+    def not_settled(self, offsets: Sequence[int], leases: Mapping[int, Lease]) -> None:
+        """End the settling of messages: it has failed.
+
+        Args:
+            offsets: of the messages.
+            leases: what they had; they go on. Others are visible.
+        """
         for offset in offsets:
             self.settling.discard(offset)
             self._settling_ahead.discard(offset)
-            if offset < self.cursor:
-                self._show(offset)
+            first = self.physical.index.first_of(offset)
+            lease = leases.get(offset)
+            if first < 0 or offset >= self.cursor:
+                continue
+            if lease is not None and first in self.counts:
+                counts = self.counts[first]
+                self._lease(offset, lease.deadline, counts, first, lease.sizes, lease.nonce)
+            else:
+                self._show(offset, NOT_RECEIVED)
 
     def drop(self, first_offset: int, bits: int) -> None:
         """Forget messages of a segment that left the queue."""
@@ -782,15 +827,15 @@ class Place:
         self.dirty.clear()
         self.end_leases()
 
-    def _show(self, offset: int) -> None:
-        self._visible.add(offset)
+    def _show(self, offset: int, nonce: int) -> None:
+        self._visible[offset] = nonce
         key = self._keys.get(offset)
         if key is None or self._lanes[key][0] == offset:
             heapq.heappush(self._again, offset)
 
     def _forget(self, offset: int) -> None:
         """Forget a message that is or will be settled; the next of its key may come."""
-        self._visible.discard(offset)
+        self._visible.pop(offset, None)
         key = self._keys.pop(offset, None)
         if key is None:
             return

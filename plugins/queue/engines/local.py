@@ -24,6 +24,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from logging import Logger
 from typing import Any, Final, TypeVar
 
@@ -138,7 +139,7 @@ class LocalEngine:
         self._counts_timer: asyncio.TimerHandle | None = None
         self._ids = {"queue": 1, "physical": 1, "group": 1}
         self._secret = b""
-        self._run = 0
+        self._nonce = secrets.randbelow(65_536)
         self._must_sweep = True
 
     # Opening and closing.
@@ -154,7 +155,6 @@ class LocalEngine:
         newest = [one[-1].newest_clock for one in rows.segments.values() if one]
         self._now = EngineClock(self._clocks, rows.meta.get("clock", ""), max(newest, default=0.0))
         self._secret = bytes.fromhex(rows.meta.get("secret", "")) or secrets.token_bytes(32)
-        self._run = (int(rows.meta.get("runs", "0")) + 1) % 65_536
         around = Surroundings(
             self._store,
             self._cache,
@@ -181,7 +181,6 @@ class LocalEngine:
     def _start_rows(self, transaction: Transaction) -> None:
         changes = transaction.changes
         changes.meta["secret"] = self._secret.hex()
-        changes.meta["runs"] = str(self._run)
         changes.meta["clock"] = self._now.stored_text()
 
     def _restore(self, rows: Rows) -> None:
@@ -556,13 +555,20 @@ class LocalEngine:
             seconds = receivers.spec.visibility_timeout
             if visibility_timeout is not None:
                 seconds = visibility_timeout
-            take = Take(now, now + seconds, max_messages, max_bytes)
+            self._nonce = (self._nonce + 1) % 65_536
+            take = Take(now, now + seconds, max_messages, max_bytes, self._nonce)
             await self._fill(place, take)
         receivers.received += len(take.received)
-        if take.settled or take.dead:
-            self._settle_unseen(found, receivers, place, take)
-        if place.dirty:
-            self._note_uncounted(found, place)
+        try:
+            if take.settled or take.dead:
+                await self._settle_unseen(found, receivers, place, take)
+            if place.dirty:
+                await self._store_receives(found, receivers, place)
+        except BaseException:  # the receiver has left
+            for one in take.received:
+                place.undo(one.offset, take.nonce)
+            receivers.arrived()
+            raise
         return take.received
 
     async def _fill(self, place: Place, take: Take) -> None:
@@ -576,26 +582,36 @@ class LocalEngine:
                 held = await self._load(place.physical, missing)
         except BaseException:
             for received in take.received:
-                place.undo(received.offset, received.receive_count)
+                place.undo(received.offset, take.nonce)
             for reasons in take.settled.values():
                 for first, bits in reasons.items():
-                    place.not_settled([first + index for index in each_bit(bits)])
-            place.not_settled([decoded.first_offset + index for decoded, index in take.dead])
+                    place.not_settled([first + index for index in each_bit(bits)], {})
+            dead = [decoded.first_offset + index for decoded, index in take.dead]
+            place.not_settled(dead, {})
             raise
 
-    def _settle_unseen(self, queue: LogicalQueue, group: Group, place: Place, take: Take) -> None:
+    async def _settle_unseen(
+        self, queue: LogicalQueue, group: Group, place: Place, take: Take
+    ) -> None:
         """Settle what expired or is filtered out, and bury what was received too often."""
+        futures: list[asyncio.Future[None]] = []
+        loop = asyncio.get_running_loop()
         for reason, bits in take.settled.items():
             marks = Marks(place, bits, take.sizes)
             marks.offsets += [first + index for first in bits for index in each_bit(bits[first])]
-            self._submit(Settle(queue, group, reason, [marks]))
+            futures.append(loop.create_future())
+            self._submit(Settle(queue, group, reason, [marks], futures[-1]))
         if take.dead:
             marks = Marks(place)
             letters = []
             for decoded, index in take.dead:
-                marks.add(decoded.first_offset, index, decoded.sizes)
+                marks.add(decoded.first_offset, index, None)
+                marks.sizes[decoded.first_offset] = decoded.sizes
                 letters.append(self._letter(queue, group, place, decoded, index, "max_receives"))
-            self._bury(queue, group, [marks], letters, None)
+            futures.append(loop.create_future())
+            self._bury(queue, group, [marks], letters, futures[-1])
+        # What cannot be settled is visible again; what was received is received all the same.
+        await asyncio.gather(*map(asyncio.shield, futures), return_exceptions=True)
 
     def _bury(
         self,
@@ -647,11 +663,11 @@ class LocalEngine:
             return
         for delivery in deliveries:
             receive = receivers.receipts.read(delivery.receipt_handle)
-            if receive is None or (receive.run, receive.epoch) != (self._run, receivers.epoch):
+            if receive is None or receive.epoch != receivers.epoch:
                 continue
             place = receivers.places.get(receive.number)
             if place is not None:
-                place.undo(receive.offset, receive.receive_count)
+                place.undo(receive.offset, receive.nonce)
                 self._note_uncounted(found, place)
         receivers.arrived()
 
@@ -714,11 +730,11 @@ class LocalEngine:
             if current is None:
                 continue
             place, first, bit, offset = current
-            batch = place.begin_settling(offset)
+            lease = place.begin_settling(offset)
             mark = marks.get(place)
             if mark is None:
                 mark = marks[place] = Marks(place)
-            mark.add(first, bit, None if batch is None else batch.sizes)
+            mark.add(first, bit, lease)
             if action == "dead":
                 wanted.setdefault(place, {}).setdefault(first, []).append(bit)
         if not marks:
@@ -761,7 +777,7 @@ class LocalEngine:
             failed[index] = "unknown"
             return None
         if receive.epoch == group.epoch:
-            first, bit = place.is_current(receive.offset, receive.receive_count, receive.run)
+            first, bit = place.is_current(receive.offset, receive.receive_count, receive.nonce)
             if first >= 0:
                 return place, first, bit, receive.offset
         failed[index] = "stale"
@@ -998,6 +1014,8 @@ class LocalEngine:
         for queue in list(self._queues.values()):
             for group in queue.groups.values():
                 group.expire(now)
+            for part in queue.physical.values():
+                part.forget_delays(now)
             try:
                 await self._maintain_queue(queue, now)
             except StorageError as error:
@@ -1042,7 +1060,8 @@ class LocalEngine:
         if old:
 
             def build(transaction: Transaction) -> None:
-                transaction.changes.forgotten += [(queue.row_id, one) for one in old]
+                for one in old:
+                    transaction.changes.deduplication[queue.row_id, one] = None
 
             def then() -> None:
                 for identifier in old:
@@ -1155,7 +1174,7 @@ class LocalEngine:
 
     def _group_of(self, queue: LogicalQueue, row: GroupRow, spec: GroupSpec) -> Group:
         receipts = Receipts(self._secret, queue.incarnation, row.row_id)
-        group = Group(row, spec, receipts, self._run, queue.key_of)
+        group = Group(row, spec, receipts, queue.key_of)
         group.delay_seconds = queue.spec.delay_seconds
         group.on_arrival = self._arrivals.arrived
         group.on_deadline = self._arrivals.deadline_changed
@@ -1210,6 +1229,20 @@ class LocalEngine:
     ) -> int:
         n: int = await self._ask(lambda future: Cut(queue, physical, below, reason, future))
         return n
+
+    async def _store_receives(self, queue: LogicalQueue, group: Group, place: Place) -> None:
+        """Store receive counts: before the messages are given away where they are limited."""
+        if group.spec.max_receives is None:
+            self._note_uncounted(queue, place)
+            return
+        counts = place.take_counts()
+
+        def build(transaction: Transaction) -> None:
+            if not queue.is_deleted and queue.groups.get(group.name) is group:
+                add_counts(transaction, place, counts)
+
+        with suppress(StorageError):  # rather receive than wait for the storage
+            await self._change(build, lambda: None)
 
     def _note_uncounted(self, queue: LogicalQueue, place: Place) -> None:
         """See that receive counts are stored."""
@@ -1368,7 +1401,7 @@ def older_than(physical: PhysicalQueue, clock: float) -> int:
     """Return the offset below which every segment is older."""
     offset = physical.earliest
     for segment in physical.index.since(physical.earliest):
-        if segment.newest_clock > clock:
+        if segment.newest_clock >= clock:
             return max(offset, physical.earliest)
         offset = segment.first_offset + segment.n_messages
     return offset

@@ -25,10 +25,13 @@ class PhysicalQueue:
         index: of its segments.
         gone: bit map, and payload bytes, of messages that left a segment, by its first offset.
         aside: messages that are set aside.
+        delays: the engine's times at which the messages of a segment may be received, by first
+            offset, where one has a delay of its own that was not over at the last look.
     """
 
     __slots__ = (
         "aside",
+        "delays",
         "earliest",
         "gone",
         "index",
@@ -47,6 +50,12 @@ class PhysicalQueue:
         self.index = SegmentIndex()
         self.gone: dict[int, tuple[int, int]] = {}
         self.aside = 0
+        self.delays: dict[int, list[float]] = {}
+
+    def forget_delays(self, now: float) -> None:
+        """Drop delays that are over."""
+        for first in [one for one, due in self.delays.items() if max(due) <= now]:
+            del self.delays[first]
 
     def gone_bits(self, first_offset: int) -> int:
         """Return the bit map of the messages that left a segment."""

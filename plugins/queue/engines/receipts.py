@@ -26,14 +26,14 @@ class Receive(NamedTuple):
     Attributes:
         number: physical queue.
         receive_count: of the message with this receive.
-        run: of the engine, modulo 65,536.
+        nonce: another one in each receive, modulo 65,536.
         epoch: of the group, another one after each seek, modulo 65,536.
         offset: of the message.
     """
 
     number: int
     receive_count: int
-    run: int
+    nonce: int
     epoch: int
     offset: int
 
@@ -51,9 +51,9 @@ class Receipts:
         key = blake2b(f"{incarnation} {group_id}".encode(), key=secret, digest_size=32).digest()
         self._hash = blake2b(key=key, digest_size=_MAC_BYTES)
 
-    def handle(self, number: int, receive_count: int, run: int, epoch: int, offset: int) -> str:
+    def handle(self, number: int, receive_count: int, nonce: int, epoch: int, offset: int) -> str:
         """Return the handle of a receive."""
-        data = _RECEIVE.pack(number, receive_count, run, epoch, offset)
+        data = _RECEIVE.pack(number, receive_count, nonce, epoch, offset)
         mac = self._hash.copy()
         mac.update(data)
         text = binascii.b2a_base64(data + mac.digest(), newline=False)

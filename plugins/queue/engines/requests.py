@@ -19,7 +19,7 @@ from penstock.plugins.queue.engines.contract import (
     UnknownGroupError,
     UnknownQueueError,
 )
-from penstock.plugins.queue.engines.leases import Group, Place
+from penstock.plugins.queue.engines.leases import Group, Lease, Place
 from penstock.plugins.queue.engines.physical import PhysicalQueue
 from penstock.plugins.queue.engines.queues import LogicalQueue
 from penstock.plugins.queue.engines.transaction import Transaction
@@ -81,7 +81,7 @@ class Append(Request):
         epoch = transaction.epoch
         for index, new in enumerate(self.messages):
             identifier = new.deduplication_id
-            if identifier:
+            if identifier and new.is_repeat:
                 stored = transaction.stored(queue, identifier)
                 if stored is not None:
                     duplicates.append(index)
@@ -120,16 +120,9 @@ class Forget(Request):
         self.future = future
 
     def build(self, transaction: Transaction) -> None:
-        """Delete the rows."""
-        rows = [(self.queue.row_id, one) for one in self.identifiers if one in self.queue.stored]
-        transaction.changes.forgotten += rows
-        if rows:
-            transaction.changes.must_flush = True
-
-    def done(self) -> None:
-        """Forget them."""
+        """Forget them from here on."""
         for identifier in self.identifiers:
-            self.queue.stored.pop(identifier, None)
+            transaction.forget(self.queue, identifier)
 
 
 @dataclass(slots=True)
@@ -141,19 +134,23 @@ class Marks:
         bits: bit map by first offset of a segment.
         sizes: payload bytes of the messages of these segments, where they are known.
         offsets: of the messages.
+        leases: that they have, by offset.
     """
 
     place: Place
     bits: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, array[int]] = field(default_factory=dict)
     offsets: list[int] = field(default_factory=list)
+    leases: dict[int, Lease] = field(default_factory=dict)
 
-    def add(self, first: int, index: int, sizes: array[int] | None) -> None:
+    def add(self, first: int, index: int, lease: Lease | None) -> None:
         """Add a message."""
         self.bits[first] = self.bits.get(first, 0) | 1 << index
         self.offsets.append(first + index)
-        if sizes is not None:
-            self.sizes[first] = sizes
+        if lease is not None:
+            self.leases[first + index] = lease
+            if lease.sizes is not None:
+                self.sizes[first] = lease.sizes
 
 
 class Settle(Request):
@@ -190,11 +187,14 @@ class Settle(Request):
         self.group.count(self.reason, self._n_settled)
         for marks in self.marks:
             marks.place.settled_now(marks.offsets)
+        if self.group.was_full:
+            self.group.was_full = False
+            self.group.arrived()
 
     def failed(self) -> None:
-        """Make the messages visible."""
+        """Let the leases go on."""
         for marks in self.marks:
-            marks.place.not_settled(marks.offsets)
+            marks.place.not_settled(marks.offsets, marks.leases)
         self.group.arrived()
 
 

@@ -473,9 +473,11 @@ def _write_names(connection: sqlite3.Connection, changes: Changes) -> None:
     for group_id in changes.deleted_groups:
         connection.execute("DELETE FROM floor WHERE consumer_group = ?", (group_id,))
         connection.execute("DELETE FROM consumer_group WHERE id = ?", (group_id,))
-    many("INSERT OR REPLACE INTO deduplication VALUES (?, ?, ?, ?, ?)", changes.deduplication)
-    many("DELETE FROM deduplication WHERE queue = ? AND identifier = ?", changes.forgotten)
-    many("DELETE FROM deduplication WHERE queue = ? AND stored_at < ?", changes.forgotten_before)
+    stored = changes.deduplication
+    forgotten = [key for key, row in stored.items() if row is None]
+    many("DELETE FROM deduplication WHERE queue = ? AND identifier = ?", forgotten)
+    rows = [row for row in stored.values() if row is not None]
+    many("INSERT OR REPLACE INTO deduplication VALUES (?, ?, ?, ?, ?)", rows)
     many("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(changes.meta.items()))
 
 

@@ -159,9 +159,8 @@ class Changes:
         settled: to be set.
         receives: to be set.
         passed: of a group and physical queue, `settled` and `receives` below an offset leave.
-        deduplication: rows to be inserted or replaced.
-        forgotten: queue and deduplication identifier to be deleted.
-        forgotten_before: queue and engine's time before which all are deleted.
+        deduplication: rows to be inserted or replaced, or None for those to be deleted, by queue
+            and identifier.
         meta: to be set.
     """
 
@@ -180,9 +179,7 @@ class Changes:
     settled: dict[tuple[int, int, int], int] = field(default_factory=dict)
     receives: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
     passed: dict[tuple[int, int], int] = field(default_factory=dict)
-    deduplication: list[DeduplicationRow] = field(default_factory=list)
-    forgotten: list[tuple[int, bytes]] = field(default_factory=list)
-    forgotten_before: list[tuple[int, float]] = field(default_factory=list)
+    deduplication: dict[tuple[int, bytes], DeduplicationRow | None] = field(default_factory=dict)
     meta: dict[str, str] = field(default_factory=dict)
 
     def any(self) -> bool:

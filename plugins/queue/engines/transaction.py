@@ -7,6 +7,7 @@ has changed nothing.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -180,10 +181,14 @@ def stored_properties(new: NewMessage) -> str:
         TypeError: they are no JSON.
         ValueError: the same.
     """
-    properties = new.message.properties
+    message = new.message
+    properties = message.properties
     if new.delay_seconds is not None:
         pairs = [*(properties.get("user_property") or ()), (DELAY_PROPERTY, f"{new.delay_seconds}")]
-        return properties_json({**properties, "user_property": pairs})
+        properties = {**properties, "user_property": pairs}
+    if message.expires_at is not None and EXPIRY not in properties:
+        interval = math.ceil(message.expires_at - message.arrived_at)
+        properties = {**properties, EXPIRY: max(0, interval)}
     return properties_json(properties) if properties else ""
 
 
@@ -213,7 +218,7 @@ class Transaction:
         self._dropped: list[tuple[LogicalQueue, PhysicalQueue, Segment, int]] = []
         self._removed: dict[tuple[LogicalQueue, str], int] = {}
         self._incoming: dict[PhysicalQueue, Incoming] = {}
-        self._stored: dict[tuple[LogicalQueue, bytes], Stored] = {}
+        self._stored: dict[tuple[LogicalQueue, bytes], Stored | None] = {}
         self._newest: dict[tuple[LogicalQueue, str], Newest] = {}
         self._moved: dict[Place, int] = {}
         self._queues: dict[PhysicalQueue, LogicalQueue] = {}
@@ -234,7 +239,7 @@ class Transaction:
 
     def stored(self, queue: LogicalQueue, identifier: bytes) -> Stored | None:
         """Return the message that was stored with a deduplication identifier in its window."""
-        found = self._stored.get((queue, identifier)) or queue.stored.get(identifier)
+        found = self._stored.get((queue, identifier), queue.stored.get(identifier))
         if found is None or found.stored_at + queue.spec.deduplication_seconds <= self.now:
             return None
         return found
@@ -242,9 +247,16 @@ class Transaction:
     def note_stored(self, queue: LogicalQueue, identifier: bytes, number: int, offset: int) -> None:
         """Note the deduplication identifier of a message."""
         self._stored[queue, identifier] = Stored(self.now, number, offset)
-        self.changes.deduplication.append(
-            DeduplicationRow(queue.row_id, identifier, self.now, number, offset)
+        self.changes.deduplication[queue.row_id, identifier] = DeduplicationRow(
+            queue.row_id, identifier, self.now, number, offset
         )
+
+    def forget(self, queue: LogicalQueue, identifier: bytes) -> None:
+        """End the window of a deduplication identifier."""
+        if self._stored.get((queue, identifier), queue.stored.get(identifier)) is not None:
+            self._stored[queue, identifier] = None
+            self.changes.deduplication[queue.row_id, identifier] = None
+            self.changes.must_flush = True
 
     def encode(self) -> None:
         """Make segments of all that comes; make room for them where queues drop their oldest."""
@@ -717,7 +729,8 @@ class Transaction:
             place.waiting = count_waiting(place)
         for (queue, identifier), stored in self._stored.items():
             queue.stored.pop(identifier, None)
-            queue.stored[identifier] = stored
+            if stored is not None:
+                queue.stored[identifier] = stored
         for (queue, key), newest in self._newest.items():
             if queue.newest is not None:
                 queue.newest[key] = newest
@@ -740,10 +753,25 @@ class Transaction:
             physical.index.append(segment)
             if has_readers:
                 self.around.cache.put(physical.row_id, decoded)
+            if segment.flags & DELAYED:
+                self._note_delays(incoming.queue, physical, decoded)
         for place in places:
             place.waiting += n_new
             if place.group.delay_seconds:
                 place.group.due(place, self.now + place.group.delay_seconds)
+
+    def _note_delays(self, queue: LogicalQueue, physical: PhysicalQueue, decoded: Decoded) -> None:
+        """Note when the messages of a segment may be received."""
+        physical.forget_delays(self.now)
+        due: list[float] = []
+        for index in range(decoded.n_messages):
+            own = decoded.delay(index)
+            delay = queue.spec.delay_seconds if own is None else own
+            due.append(decoded.stored_clock(index) + delay)
+        physical.delays[decoded.first_offset] = due
+        for place in queue.places(physical.number):
+            for due_at in set(due):
+                place.group.due(place, due_at)
 
     def _raise_floor(self, place: Place, floor: int) -> None:
         place.floor = floor
@@ -765,6 +793,7 @@ class Transaction:
         for first in firsts:
             physical.index.remove(first)
             physical.gone.pop(first, None)
+            physical.delays.pop(first, None)
             self.around.cache.drop(physical.row_id, first)
             for place in places:
                 place.settled.pop(first, None)
