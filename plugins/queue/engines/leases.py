@@ -32,7 +32,7 @@ from penstock.plugins.queue.engines.keys import KeyReader
 from penstock.plugins.queue.engines.physical import PhysicalQueue, bits_below, each_bit
 from penstock.plugins.queue.engines.receipts import Receipts
 from penstock.plugins.queue.engines.segments import Decoded
-from penstock.plugins.queue.engines.store import DELAYED, GroupRow, Segment
+from penstock.plugins.queue.engines.store import GroupRow, Segment
 
 MAX_WAITING_IN_LANES: Final = 100_000
 """Messages of a physical queue that may wait for earlier ones of their key; then the cursor waits
@@ -617,7 +617,7 @@ class Place:
         if not delay or due_at <= now:
             return True
         offset = decoded.first_offset + index
-        if decoded.flags & DELAYED or self.is_ordered:
+        if self.is_ordered or self.physical.last_own_delay >= decoded.first_offset:
             self._delay(offset, due_at, decoded.first_offset, NOT_RECEIVED)
             if self.is_ordered:
                 self._into_lane(decoded, index)

@@ -80,6 +80,7 @@ from penstock.plugins.queue.engines.requests import (
 )
 from penstock.plugins.queue.engines.segments import Decoded, SegmentCache, decode
 from penstock.plugins.queue.engines.store import (
+    DELAYED,
     BrokenSegmentError,
     GroupRow,
     PhysicalRow,
@@ -199,6 +200,8 @@ class LocalEngine:
             queue.stored_bytes += physical.stored_bytes
             for segment in rows.segments.get(physical.row_id, ()):
                 physical.index.append(segment)
+                if segment.flags & DELAYED:
+                    physical.last_own_delay = segment.first_offset
             physical.aside = rows.aside.get(physical.row_id, 0)
             if physical.aside:
                 self._logger.warning(

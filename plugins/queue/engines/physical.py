@@ -27,6 +27,8 @@ class PhysicalQueue:
         aside: messages that are set aside.
         delays: the engine's times at which the messages of a segment may be received, by first
             offset, where one has a delay of its own that was not over at the last look.
+        last_own_delay: first offset of the newest segment in which a message has a delay of its
+            own; -1 for none.
     """
 
     __slots__ = (
@@ -35,6 +37,7 @@ class PhysicalQueue:
         "earliest",
         "gone",
         "index",
+        "last_own_delay",
         "messages",
         "next",
         "number",
@@ -51,6 +54,7 @@ class PhysicalQueue:
         self.gone: dict[int, tuple[int, int]] = {}
         self.aside = 0
         self.delays: dict[int, list[float]] = {}
+        self.last_own_delay = -1
 
     def forget_delays(self, now: float) -> None:
         """Drop delays that are over."""

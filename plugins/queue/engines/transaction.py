@@ -754,6 +754,7 @@ class Transaction:
             if has_readers:
                 self.around.cache.put(physical.row_id, decoded)
             if segment.flags & DELAYED:
+                physical.last_own_delay = segment.first_offset
                 self._note_delays(incoming.queue, physical, decoded)
         for place in places:
             place.waiting += n_new
