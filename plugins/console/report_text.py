@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from penstock.plugins.web.printable import printable
+
 Report = Mapping[str, Any]
 """A report, or a part of one, as parsed JSON; see `penstock.broker.client_report`."""
 
@@ -26,15 +28,6 @@ def describe(client: Report) -> list[str]:
         *_large_messages(client["withholding"]),
         *_ledger(client["ledger"]),
     ]
-
-
-def printable(text: str) -> str:
-    """Return a text that is safe for a terminal, whatever a client has put into it."""
-    if text.isprintable():
-        return text
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
-    )
 
 
 def _who(client: Report) -> str:

@@ -16,7 +16,8 @@ import typer
 from penstock.broker.config.command_line import CommandLine
 from penstock.broker.errors import PenstockError
 from penstock.broker.process.program import exit_status
-from penstock.plugins.console.report_text import describe, printable
+from penstock.plugins.console.report_text import describe
+from penstock.plugins.web.printable import printable
 
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
 

@@ -16,11 +16,11 @@ from penstock.broker.process.program import (
     run_until_stopped,
     set_up_log,
 )
-from penstock.plugins.console.report_text import printable
 from penstock.plugins.queue.client import QueueError
 from penstock.plugins.queue.commands import app
 from penstock.plugins.queue.gateway import Gateway, read_config
 from penstock.plugins.queue.sink import QueuePlugin
+from penstock.plugins.web.printable import printable
 
 PROGRAM = "penstock queue"
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from penstock.broker.config.key_types import show_size
-from penstock.plugins.console.report_text import printable
+from penstock.plugins.web.printable import printable
 
 Figures: TypeAlias = Mapping[str, Any]
 """Of one queue, as ``GET /queues/NAME`` answers."""

@@ -123,6 +123,11 @@ PACKAGE_ARROWS: Final = {
 MODULE_ARROWS: Final = {
     # How fast messages are stored can only be measured in the process that stores them.
     "benchmarks.queue_throughput": ("benchmarks", "netem", "broker.message", "plugins.queue"),
+    # A consumer of the queue is its client.
+    "benchmarks.loads.queue_consumer": ("benchmarks", "netem", "plugins.queue.client"),
+    "benchmarks.queue_kills": ("benchmarks", "netem", "plugins.queue.client"),
+    # The description of an API names the version that answers.
+    "plugins.queue.http.openapi": ("plugins", "broker", "penstock"),
     # Decisions can only be timed in the process that takes them.
     "benchmarks.decision_cost": (
         "benchmarks",
@@ -158,25 +163,25 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.memory.spill_file",
     "plugins.probing.tcp_info",
     "plugins.queue.__main__",
+    "plugins.queue.access",
     "plugins.queue.batch_format",  # its reading side is the client's
     "plugins.queue.client",
     "plugins.queue.commands",
-    "plugins.queue.disk_reserve",
-    "plugins.queue.engine",  # its methods return futures
-    "plugins.queue.engine_local",
-    "plugins.queue.engine_memory",
-    "plugins.queue.engine_sqlite",
+    "plugins.queue.engines",
     "plugins.queue.gateway",
-    "plugins.queue.group_commit",
-    "plugins.queue.http_api",
-    "plugins.queue.http_requests",
+    "plugins.queue.group_receiver",
+    "plugins.queue.http",
     "plugins.queue.logical_queue",
-    "plugins.queue.store",  # speaks the engine's words
+    "plugins.queue.report",
+    "plugins.queue.service",
+    "plugins.queue.sqs",
     "plugins.web.bodies",
     "plugins.web.guard",
     "plugins.web.service",
+    "plugins.web.slices",
+    "plugins.web.tls",
 }
-"""The modules of plugins that are not pure; the models may use all others."""
+"""The modules and folders of plugins that are not pure; the models may use all others."""
 
 DRIVEN_BY_MODELS: Final = {"plugins.withholding.gate"}
 """Of those, what the models may use: its plugin reads a file at the start, the gate none."""
@@ -227,9 +232,11 @@ ABOVE_THE_CONTRACT: Final = {
     "plugins.queue.commands": ("broker.process.program",),
     # An HTTP API has its share of the files that the process may have open.
     "plugins.web.service": ("broker.network.open_files",),
+    # TLS of listeners exists once.
+    "plugins.web.tls": ("broker.network.accepted", "broker.network.tls"),
     # A file that holds messages is kept from others in one way.
-    "plugins.queue.disk_reserve": ("broker.durable.database_file",),
-    "plugins.queue.engine_sqlite": ("broker.durable.database_file",),
+    "plugins.queue.engines.disk_reserve": ("broker.durable.database_file",),
+    "plugins.queue.engines.sqlite": ("broker.durable.database_file",),
 }
 """Modules outside the broker that may import these of its I/O layer, and why."""
 

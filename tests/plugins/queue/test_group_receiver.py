@@ -70,8 +70,8 @@ async def test_conventional_answers_at_once() -> None:
 @pytest.mark.parametrize("dequeue", STRATEGIES)
 async def test_tries_are_limited_as_configured(dequeue: str) -> None:
     """`max_queues_per_dequeue` bounds the physical queues that one request touches."""
-    keys = {"physical_queues": 6, "max_queues_per_dequeue": 4, "dequeue": dequeue}
-    async with running_service(**keys) as service:
+    keys: dict[str, Any] = {"max_queues_per_dequeue": 4, "dequeue": dequeue}
+    async with running_service(physical_queues=6, **keys) as service:
         for number in range(6):
             await put_at(service, number, b"a", b"b")
         assert len(await receive(service, ReceiveRequest(100))) == 8

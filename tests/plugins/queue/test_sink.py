@@ -111,7 +111,7 @@ async def test_full_queue_refuses_before_anybody_gets_the_message() -> None:
     async with running_plugin(queues={"q": {"max_messages": 1}}) as plugin:
         (sink,) = plugin.sinks
         told: list[bool] = []
-        sink.on_room = lambda: told.append(True)  # type: ignore[method-assign]
+        sink.on_room = lambda: told.append(True)
         first, second = message(), message()
         assert sink.reserve(first) == ""
         assert sink.reserve(second) == "queue_full"
