@@ -110,7 +110,9 @@ class Flow:
 class Publisher(Flow):
     """Publishes numbered messages at QoS 1 and 2 in turn, for as long as it is told to.
 
-    A payload is ``PUBLISHER QOS NUMBER``; messages of each QoS have a topic of their own.
+    A payload is ``PUBLISHER QOS NUMBER``; messages of each QoS have a topic of their own. It
+    publishes on a connection when all that paho sends again there is acknowledged: paho would send
+    a new message before the older ones that it sends again at CONNACK.
 
     Attributes:
         acknowledged: payloads that the broker has promised to deliver.
@@ -143,9 +145,13 @@ class Publisher(Flow):
         self._pause_seconds = pause_seconds
         self._unacknowledged: dict[int, bytes] = {}
         self._early: set[int] = set()
+        self._sending = b""
+        self._older: set[bytes] = set()
+        self._is_connected = False
         self._n_published = 0
         self._is_told_to_end = False
         self.client.on_publish = self._published
+        self.client.on_disconnect = self._disconnected
         self._thread = threading.Thread(target=self._publish, daemon=True)
 
     def __enter__(self) -> Self:
@@ -155,7 +161,15 @@ class Publisher(Flow):
 
     def connected(self, *, is_session_present: bool) -> None:  # noqa: ARG002
         """Note what paho sends again."""
-        self.repeated.update(self._unacknowledged.values())
+        self._older = set(self._unacknowledged.values())
+        if self._sending:
+            self._older.add(self._sending)
+        self.repeated.update(self._older)
+        self._is_connected = True
+
+    def _disconnected(self, *_: Any) -> None:
+        with self.changed:
+            self._is_connected = False
 
     def _published(self, *arguments: Any) -> None:
         # paho holds locks of its own here and in `publish`: none of them is asked for under ours.
@@ -164,27 +178,35 @@ class Publisher(Flow):
             if payload is None:
                 self._early.add(arguments[2])
             else:
-                self.acknowledged.add(payload)
+                self._acknowledged(payload)
             self.changed.notify_all()
+
+    def _acknowledged(self, payload: bytes) -> None:
+        self.acknowledged.add(payload)
+        self._older.discard(payload)
+
+    def _may_publish(self) -> bool:
+        is_free = self._is_connected and not self._older
+        return self._is_told_to_end or (is_free and len(self._unacknowledged) < MOST_WAITING)
 
     def _publish(self) -> None:
         while True:
-            with self.changed:
-                self.changed.wait_for(
-                    lambda: len(self._unacknowledged) < MOST_WAITING or self._is_told_to_end
-                )
-                if self._is_told_to_end:
-                    return
             if self._pause_seconds:
                 time.sleep(self._pause_seconds)
             qos = 1 + self._n_published % 2
             payload = f"{self._name} {qos} {self._n_published}".encode()
+            with self.changed:
+                self.changed.wait_for(self._may_publish)
+                if self._is_told_to_end:
+                    return
+                self._sending = payload
             info = self.client.publish(f"{self._prefix}/{self._name}/{qos}", payload, qos)
             self._n_published += 1
             with self.changed:
+                self._sending = b""
                 if info.mid in self._early:
                     self._early.remove(info.mid)
-                    self.acknowledged.add(payload)
+                    self._acknowledged(payload)
                 else:
                     self._unacknowledged[info.mid] = payload
 

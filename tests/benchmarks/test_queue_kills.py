@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import queue_kills
 from benchmarks.faults.case import Finding
-from benchmarks.queue_kills import Record, judge, main, n_disordered, read_record
+from benchmarks.queue_kills import Record, Sent, judge, main, n_disordered, read_record
 
 
 def lines(*events: Any) -> str:
@@ -26,10 +26,14 @@ def acknowledged(at: float, *offsets: int) -> list[list[Any]]:
     return [["settling", at, places], ["settled", at + 0.1, places]]
 
 
-def judged(*events: Any, promised: set[str]) -> dict[str, float]:
+def judged(
+    *events: Any, promised: set[str], repeated: tuple[str, ...] = (), kills: tuple[float, ...] = ()
+) -> dict[str, float]:
     """Return the values of promises that the events break, where all groups wrote the same."""
     record = read_record([lines(*events)])
-    findings = judge(promised, dict.fromkeys(queue_kills.GROUPS, record))
+    findings = judge(
+        Sent(promised, set(repeated), kills), dict.fromkeys(queue_kills.GROUPS, record)
+    )
     return {each.name: each.value for each in findings if each.is_met is False}
 
 
@@ -51,7 +55,7 @@ def test_what_at_least_once_allows_breaks_nothing() -> None:
 @pytest.mark.parametrize(
     ("event", "promise"),
     [
-        (received(9, "p 1 1", 7), "stored more than once"),
+        (received(9, "p 1 1", 7), "others stored more than once"),
         (received(9, "p 1 0", 0, 2), "received after a confirmed acknowledgement"),
         (received(3, "p 1 1", 1), "received again under the same receive count"),
         (received(1.05, "p 1 2", 2), "out of their key's order"),
@@ -60,6 +64,21 @@ def test_what_at_least_once_allows_breaks_nothing() -> None:
 def test_each_broken_promise_is_found(event: list[Any], promise: str) -> None:
     """One line too much in the logs of the consumers."""
     assert judged(*RIGHT, event, promised=BOTH).get(promise, 0) > 0
+
+
+def test_what_a_publisher_repeated_at_qos_1_may_be_stored_again() -> None:
+    """The second copy breaks neither that promise nor the order."""
+    again = received(9, "p 1 1", 7)
+    assert judged(*RIGHT, received(8, "p 1 2", 2), again, promised=BOTH, repeated=("p 1 1",)) == {}
+
+
+def test_a_kill_of_the_server_may_forget_the_last_receives() -> None:
+    """Their count then comes again; a kill at another time excuses nothing."""
+    again = received(9, "p 1 1", 1, 2)
+    events = (*RIGHT[:-2], again)
+    promise = "received again under the same receive count"
+    assert judged(*events, promised=BOTH, kills=(5.5,)) == {}
+    assert judged(*events, promised=BOTH, kills=(4.5, 8.5)) == {promise: 2}
 
 
 def test_a_lost_message_is_found_for_each_group() -> None:
