@@ -17,6 +17,7 @@ from penstock.broker.faults import note_fault
 from penstock.broker.message import Message
 from penstock.plugins.queue.access import QueueAccess, require_tokens
 from penstock.plugins.queue.config import QueueConfig
+from penstock.plugins.queue.consumers import QueueConsumers
 from penstock.plugins.queue.engines.contract import Engine, StorageError
 from penstock.plugins.queue.engines.local import LocalEngine
 from penstock.plugins.queue.engines.memory import MemoryStore
@@ -96,6 +97,7 @@ class QueuePlugin(Plugin):
         service: the logical queues.
         engine: holds their messages.
         sinks: route targets of the queues that there are.
+        sources: feeds consumers over MQTT.
         http_url: of the HTTP API once started; None without one.
         sqs_url: of the Amazon SQS protocols once started; None without them.
     """
@@ -109,6 +111,8 @@ class QueuePlugin(Plugin):
         self.http_url: str | None = None
         self.sqs_url: str | None = None
         self.sinks: Sequence[MessageSink] = self._wanted_sinks([])
+        self._consumers = QueueConsumers(self.service, context.clock, context.logger)
+        self.sources = [self._consumers]
         self._access, self._tls = _access_and_tls(config, context.policy_file)
         self._servers: list[HttpServer] = []
         bodies = Bodies(config.http_limits.body_bytes, config.http_limits.body_timeout_seconds)
@@ -164,6 +168,7 @@ class QueuePlugin(Plugin):
 
     async def close(self) -> None:
         """Answer waiting requests, store accepted messages and stop; may be called again."""
+        await self._consumers.close()
         self.service.close_requests()
         servers, self._servers = self._servers, []
         for server in servers:

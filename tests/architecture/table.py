@@ -147,6 +147,7 @@ PLUGIN_ADAPTERS: Final = frozenset(
         "plugins.memory.spill",
         "plugins.memory.store",
         "plugins.probing.sampler",
+        "plugins.queue.consumers",
         "plugins.queue.intake",  # settles receipts and counts
         "plugins.queue.sink",
         "plugins.withholding.ack_sizes",

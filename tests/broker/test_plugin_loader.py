@@ -280,6 +280,7 @@ async def on_connected(event: object) -> None:
         ),
         (_brings(sinks=Sink("s")), "Bringing.sinks: read <"),
         (_brings(sinks=None), "Bringing.sinks: read null; allowed: a tuple or list of MessageSink"),
+        (_brings(sources=None), "Bringing.sources: read null; allowed: a tuple or list of Message"),
         (_brings(authenticators=Gatekeeper()), "Bringing.authenticators: read <"),
         (
             _brings(sinks=[Anything()]),

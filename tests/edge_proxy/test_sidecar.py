@@ -34,6 +34,7 @@ from penstock.plugins.withholding.gate import WithholdingGate
 from tests.helpers.gates import SwitchGate
 from tests.helpers.pairs import publish
 from tests.helpers.scripted import SECONDS, ScriptedBroker, open_client, until
+from tests.helpers.sources import ListSource
 
 
 class Point:
@@ -97,6 +98,7 @@ class Sunk(Recorded):
     def __init__(self, config: Any, context: Any) -> None:
         super().__init__(config, context)
         self.sinks = [Sink()]
+        self.sources = [ListSource()]
         self.payload_store = PayloadStore()
         self.sampler = LinkSampler()
         self.sampler.probe_topic = "latency"
@@ -226,6 +228,7 @@ async def test_plugins_without_use_in_a_proxy_are_refused(life: list[str]) -> No
         await sidecar(1, "plugins: {gated: , sunk: }").start()
     assert [(p.path, p.read) for p in caught.value.problems] == [
         ("plugins.sunk", "a plugin with a message sink"),
+        ("plugins.sunk", "a plugin with a message source"),
         ("plugins.sunk", "a plugin with a payload store"),
         ("plugins.sunk", "a plugin with a sampler that sends probes, as by source probe"),
     ]
