@@ -2,14 +2,19 @@
 
 Rerun: ``python -m benchmarks.queue_throughput``; a look in seconds with ``--quick``.
 
-Three rows, of 1 KiB messages in a logical queue of four physical queues, in an SQLite file with
+Rows of 1 KiB messages in a logical queue of four physical queues, in an SQLite file with
 `durability: full`:
 
 * enqueue: through the sink as the broker calls it, in one process; a message counts when its
   receipt is settled, so when it is flushed to the disk;
-* dequeue: a client process of two threads receives and deletes in batches of 100 over HTTP
+* dequeue: a client process of two threads receives and acknowledges in batches of 100 over HTTP
   from a gateway process, until the queue is empty;
-* range: a client process reads ranges of 10,000 over HTTP and commits them, as Spark does.
+* range: a client process plans and reads ranges of 10,000 over HTTP and commits them, as Spark
+  does;
+* groups: as `enqueue`, and then one of eight lease groups receives and acknowledges everything
+  in process; the figure is its rate beside that of a queue with one group, in per cent.
+
+`memory` is `enqueue` and one group's receiving with the memory engine, in process.
 
 The ceiling is the disk's: as many bytes written to a plain file and flushed as often as the
 queue may at the most (every `commit_max_messages`). Enqueueing can only be measured from within:
@@ -50,10 +55,12 @@ from benchmarks.program import (
     tell,
     write_json,
 )
+from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.message import Message
 from penstock.netem.runs.broker_process import ENVIRONMENT
 from penstock.plugins.queue.client import QueueClient
 from penstock.plugins.queue.config import LogicalQueueConfig, QueueConfig
+from penstock.plugins.queue.service import ReceiveRequest
 from penstock.plugins.queue.sink import QueuePlugin
 
 PAYLOAD_BYTES: Final = 1024
@@ -69,6 +76,7 @@ TOPICS: Final = 50
 FULL_MESSAGES: Final = 200_000
 QUICK_MESSAGES: Final = 20_000
 QUEUE: Final = "bench"
+GROUP: Final = "readers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +85,15 @@ class QueueRow:
 
     Attributes:
         name: as the table shows it.
-        target: least messages per second; None for a ceiling.
-        measure: answers it once in a folder, with a number of messages; messages per second.
+        target: least figure; None for a ceiling.
+        measure: answers it once in a folder, with a number of messages.
+        unit: of the figure.
     """
 
     name: str
     target: int | None
     measure: Callable[[Path, int], float]
+    unit: str = "messages/s"
 
 
 class Settled:
@@ -92,7 +102,12 @@ class Settled:
     Attributes:
         n_messages: settled so far.
         refused: of these, not stored.
+        deduplication_id: of the messages: they have none.
+        is_repeat: no message is one.
     """
+
+    deduplication_id = b""
+    is_repeat = False
 
     def __init__(self) -> None:
         self.n_messages = 0
@@ -115,26 +130,28 @@ class Settled:
             self._have_come.set()
 
 
-def _queue_keys(readers: str) -> dict[str, Any]:
+def _queue_keys(kind: str, n_groups: int = 1) -> dict[str, Any]:
     """Return the keys of the measured queue; what was received stays so while it is measured."""
-    keys: dict[str, Any] = {"physical_queues": 4, "readers": readers}
-    return keys | ({"visibility_timeout": 600.0} if readers == "dequeue" else {})
+    keys: dict[str, Any] = {"kind": kind}
+    if kind == "lease":
+        keys["visibility_timeout"] = 600.0
+    names = [GROUP, *(f"other{number}" for number in range(1, n_groups))]
+    return {"physical_queues": 4, "groups": dict.fromkeys(names, keys)}
 
 
-def _config(readers: str) -> QueueConfig:
-    queue = LogicalQueueConfig(**_queue_keys(readers))
-    return QueueConfig(queues={QUEUE: queue}, path=FILE, http=None)
+def _plugin(keys: dict[str, Any], engine: str = "sqlite") -> QueuePlugin:
+    section = {"queues": {QUEUE: keys}, "path": FILE, "http": None, "engine": engine}
+    config = validate_config(QueueConfig, section, "benchmark", "plugins.queue")
+    return QueuePlugin.alone(config, logging.getLogger("bench"), "benchmark")
 
 
-async def _fill(readers: str, n_messages: int) -> float:
-    """Store messages through the sink; return messages per second.
+async def _store(plugin: QueuePlugin, n_messages: int) -> float:
+    """Store messages through the sink; return the seconds.
 
     Raises:
         BenchmarkError: some were refused.
     """
-    plugin = QueuePlugin.alone(_config(readers), logging.getLogger("bench"), "benchmark")
-    await plugin.start()
-    accept = plugin.sinks[0].accept
+    (sink,) = plugin.sinks
     payloads = [os.urandom(PAYLOAD_BYTES) for _ in range(CHUNK_MESSAGES)]
     settled = Settled()
     begin = time.perf_counter()
@@ -142,14 +159,65 @@ async def _fill(readers: str, n_messages: int) -> float:
         now = time.monotonic()
         for index in range(CHUNK_MESSAGES):
             topic = f"bench/{(sent + index) % TOPICS}"
-            accept(Message(topic, payloads[index], qos=1, arrived_at=now), settled)
+            message = Message(topic, payloads[index], qos=1, arrived_at=now)
+            if sink.reserve(message):
+                settled.settle(0x97)
+            else:
+                sink.accept(message, settled)
         await asyncio.sleep(0)
         await settled.until(sent - UNSETTLED_MESSAGES)
-    await plugin.close()
+    await settled.until(n_messages)
     seconds = time.perf_counter() - begin
-    if settled.refused or settled.n_messages != n_messages:
+    if settled.refused:
         raise BenchmarkError(f"{settled.refused} of {n_messages} messages were refused")
-    return n_messages / seconds
+    return seconds
+
+
+async def _receive(plugin: QueuePlugin, n_messages: int) -> float:
+    """Receive and acknowledge everything of a group in process; return the seconds."""
+    request = ReceiveRequest(BATCH_MESSAGES)
+    service = plugin.service
+    received = 0
+    begin = time.perf_counter()
+    while received < n_messages:
+        batch = await service.receive(QUEUE, GROUP, request)
+        if not batch:
+            raise BenchmarkError(f"received {received} of {n_messages} messages")
+        await service.settle(QUEUE, GROUP, "ack", [each.receipt_handle for each in batch])
+        received += len(batch)
+    return time.perf_counter() - begin
+
+
+async def _fill(kind: str, n_messages: int) -> float:
+    """Store messages through the sink of an SQLite file; return messages per second."""
+    plugin = _plugin(_queue_keys(kind))
+    await plugin.start()
+    try:
+        return n_messages / await _store(plugin, n_messages)
+    finally:
+        await plugin.close()
+
+
+async def _in_process(engine: str, n_groups: int, n_messages: int) -> tuple[float, float]:
+    """Store and then receive in one process; return messages per second of both."""
+    plugin = _plugin(_queue_keys("lease", n_groups), engine)
+    await plugin.start()
+    try:
+        stored = await _store(plugin, n_messages)
+        received = await _receive(plugin, n_messages)
+    finally:
+        await plugin.close()
+    return n_messages / stored, n_messages / received
+
+
+async def _memory(_kind: str, n_messages: int) -> float:
+    """Store and receive with the memory engine; return messages per second of the slower."""
+    return min(await _in_process("memory", 1, n_messages))
+
+
+async def _receive_of(n_groups: str, n_messages: int) -> float:
+    """Receive for one of several groups; return messages per second."""
+    return (await _in_process("sqlite", int(n_groups), n_messages))[1]
 
 
 def _in_folder(folder: Path, *arguments: str) -> str:
@@ -168,7 +236,21 @@ def _in_folder(folder: Path, *arguments: str) -> str:
 
 
 def _enqueue(folder: Path, n_messages: int) -> float:
-    return float(_in_folder(folder, "fill", "dequeue", str(n_messages)))
+    return float(_in_folder(folder, "fill", "lease", str(n_messages)))
+
+
+def _memory_engine(folder: Path, n_messages: int) -> float:
+    return float(_in_folder(folder, "memory", "lease", str(n_messages)))
+
+
+def _groups(folder: Path, n_messages: int) -> float:
+    """Return the rate of one of eight groups in per cent of that of a single one."""
+    rates = []
+    for n_groups in ("1", "8"):
+        own = folder / n_groups
+        own.mkdir()
+        rates.append(float(_in_folder(own, "groups", n_groups, str(n_messages))))
+    return 100 * rates[1] / rates[0]
 
 
 def _ceiling(folder: Path, n_messages: int) -> float:
@@ -183,17 +265,17 @@ def _ceiling(folder: Path, n_messages: int) -> float:
     return n_messages / (time.perf_counter() - begin)
 
 
-def _over_http(part: str, readers: str) -> Callable[[Path, int], float]:
+def _over_http(part: str, kind: str) -> Callable[[Path, int], float]:
     def measure(folder: Path, n_messages: int) -> float:
-        _in_folder(folder, "fill", readers, str(n_messages))
-        with gateway(folder, QUEUE, _queue_keys(readers)) as url:
+        _in_folder(folder, "fill", kind, str(n_messages))
+        with gateway(folder, QUEUE, _queue_keys(kind)) as url:
             return float(_in_folder(folder, part, url, str(n_messages)))
 
     return measure
 
 
 def _drain(url: str, n_messages: int) -> float:
-    """Receive and delete everything; return messages per second."""
+    """Receive and acknowledge everything; return messages per second."""
     client = QueueClient(url)
     lock = threading.Lock()
     n_received = 0
@@ -201,8 +283,9 @@ def _drain(url: str, n_messages: int) -> float:
     def work() -> None:
         nonlocal n_received
         while n_received < n_messages:
-            received = client.dequeue(QUEUE, BATCH_MESSAGES)
-            client.delete(QUEUE, [delivery.receipt_handle for delivery in received])
+            received = client.receive(QUEUE, GROUP, max_messages=BATCH_MESSAGES)
+            handles = [delivery.receipt_handle for delivery in received]
+            client.settle(QUEUE, handles, group=GROUP)
             with lock:
                 n_received += len(received)
 
@@ -218,31 +301,40 @@ def _read(url: str, n_messages: int) -> float:
     client = QueueClient(url)
     begin = time.perf_counter()
     read = 0
-    for number, (earliest, behind) in client.offsets(QUEUE).items():
-        for start in range(earliest, behind, RANGE_MESSAGES):
-            end = min(start + RANGE_MESSAGES, behind)
-            read += len(client.read_range(QUEUE, number, start, end).payload)
-            client.commit(QUEUE, {number: end})
-    seconds = time.perf_counter() - begin
-    if read != n_messages:
-        raise BenchmarkError(f"read {read} of {n_messages} messages")
-    return n_messages / seconds
+    at = client.position(QUEUE)
+    while read < n_messages:
+        end = client.plan(QUEUE, at, max_messages=RANGE_MESSAGES)
+        if end == at:
+            raise BenchmarkError(f"read {read} of {n_messages} messages")
+        for number, behind in end.offsets.items():
+            start = at.offsets[number]
+            if start < behind:
+                batch = client.read_range(QUEUE, number, start, behind, incarnation=end.incarnation)
+                read += len(batch.payload)
+        client.commit(QUEUE, GROUP, end)
+        at = end
+    return n_messages / (time.perf_counter() - begin)
 
 
 ROWS: Final = (
-    QueueRow("enqueue", 30_000, _enqueue),
-    QueueRow("dequeue", 20_000, _over_http("drain", "dequeue")),
+    QueueRow("enqueue", 80_000, _enqueue),
+    QueueRow("dequeue", 60_000, _over_http("drain", "lease")),
     QueueRow("range", 100_000, _over_http("read", "offsets")),
+    QueueRow("memory", 150_000, _memory_engine),
+    QueueRow("groups", 90, _groups, unit="%"),
     QueueRow("ceiling", None, _ceiling),
 )
+
+_IN_LOOP: Final = {"fill": _fill, "memory": _memory, "groups": _receive_of}
+_OVER_HTTP: Final = {"drain": _drain, "read": _read}
 
 
 def _part(arguments: list[str]) -> float:
     """Do what a process of the benchmark's own is for."""
     name, of, n_messages = arguments[0], arguments[1], int(arguments[2])
-    if name == "fill":
-        return uvloop.run(_fill(of, n_messages))
-    return (_drain if name == "drain" else _read)(of, n_messages)
+    if name in _IN_LOOP:
+        return uvloop.run(_IN_LOOP[name](of, n_messages))
+    return _OVER_HTTP[name](of, n_messages)
 
 
 def measure_rows(n_messages: int, repeats: int, folder: Path) -> dict[str, list[float]]:
@@ -262,7 +354,7 @@ def measure_rows(n_messages: int, repeats: int, folder: Path) -> dict[str, list[
             with tempfile.TemporaryDirectory(dir=folder) as place:
                 rates[row.name].append(row.measure(Path(place), n_messages))
             rate = rates[row.name][-1]
-            typer.echo(f"{repetition}/{repeats} {row.name}: {rate:,.0f} messages/s", err=True)
+            typer.echo(f"{repetition}/{repeats} {row.name}: {rate:,.0f} {row.unit}", err=True)
     return rates
 
 
@@ -270,8 +362,8 @@ def to_markdown(rates: dict[str, list[float]]) -> list[str]:
     """Return the table."""
     repeats = len(rates[ROWS[0].name])
     lines = [
-        f"| row | target | median of {repeats}, messages/s | spread | met |",
-        "| --- | ---: | ---: | ---: | --- |",
+        f"| row | target | median of {repeats} | unit | spread | met |",
+        "| --- | ---: | ---: | --- | ---: | --- |",
     ]
     for row in ROWS:
         values = rates[row.name]
@@ -279,7 +371,9 @@ def to_markdown(rates: dict[str, list[float]]) -> list[str]:
         target = "-" if row.target is None else f"{row.target:,}"
         is_met = "-" if row.target is None else "yes" if median >= row.target else "no"
         spread = f"{min(values):,.0f} - {max(values):,.0f}"
-        lines.append(f"| {row.name} | {target} | {median:,.0f} | {spread} | {is_met} |")
+        lines.append(
+            f"| {row.name} | {target} | {median:,.0f} | {row.unit} | {spread} | {is_met} |"
+        )
     return lines
 
 
@@ -299,7 +393,7 @@ def bench(
         versions=f"SQLite {sqlite3.sqlite_version}, aiohttp {aiohttp.__version__}",
         messages=f"{n_messages:,} of {PAYLOAD_BYTES} B a measurement",
     )
-    write_json(json_file, {"run": run, "messages_per_second": rates})
+    write_json(json_file, {"run": run, "figures": rates})
     tell(to_markdown(rates), run)
 
 

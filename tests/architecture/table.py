@@ -122,7 +122,13 @@ PACKAGE_ARROWS: Final = {
 
 MODULE_ARROWS: Final = {
     # How fast messages are stored can only be measured in the process that stores them.
-    "benchmarks.queue_throughput": ("benchmarks", "netem", "broker.message", "plugins.queue"),
+    "benchmarks.queue_throughput": (
+        "benchmarks",
+        "netem",
+        "broker.config",
+        "broker.message",
+        "plugins.queue",
+    ),
     # A consumer of the queue is its client.
     "benchmarks.loads.queue_consumer": ("benchmarks", "netem", "plugins.queue.client"),
     "benchmarks.queue_kills": ("benchmarks", "netem", "plugins.queue.client"),
@@ -148,6 +154,7 @@ PLUGIN_ADAPTERS: Final = frozenset(
         "plugins.memory.store",
         "plugins.probing.sampler",
         "plugins.queue.consumers",
+        "plugins.queue.http.openapi",  # describes the ledger's fields
         "plugins.queue.intake",  # settles receipts and counts
         "plugins.queue.sink",
         "plugins.withholding.ack_sizes",
@@ -238,6 +245,7 @@ ABOVE_THE_CONTRACT: Final = {
     # A file that holds messages is kept from others in one way.
     "plugins.queue.engines.disk_reserve": ("broker.durable.database_file",),
     "plugins.queue.engines.sqlite": ("broker.durable.database_file",),
+    "plugins.queue.engines.sqlite_format": ("broker.durable.database_file",),
 }
 """Modules outside the broker that may import these of its I/O layer, and why."""
 

@@ -18,11 +18,11 @@ def test_rows_are_measured_and_shown(
     arguments = ["--quick", "--repeats", "1", "--folder", str(tmp_path), "--json", str(file)]
     assert main(arguments) == 0
     table = capsys.readouterr().out
-    assert "| median of 1, messages/s |" in table
+    assert "| median of 1 | unit |" in table
     assert "commit: " in table
     document = json.loads(file.read_text())
-    assert set(document["messages_per_second"]) == {row.name for row in ROWS}
-    assert all(rate > 0 for (rate,) in document["messages_per_second"].values())
+    assert set(document["figures"]) == {row.name for row in ROWS}
+    assert all(rate > 0 for (rate,) in document["figures"].values())
     assert document["run"]["command"].endswith("queue_throughput " + " ".join(arguments))
 
 
@@ -30,8 +30,8 @@ def test_table_says_which_targets_are_met() -> None:
     """A row meets its target by the median."""
     rates = {row.name: [5.0, 10.0**6, 10.0**6] for row in ROWS} | {"dequeue": [1.0, 2.0, 10.0**6]}
     table = to_markdown(rates)
-    assert "| enqueue | 30,000 | 1,000,000 | 5 - 1,000,000 | yes |" in table
-    assert "| dequeue | 20,000 | 2 | 1 - 1,000,000 | no |" in table
+    assert "| enqueue | 80,000 | 1,000,000 | messages/s | 5 - 1,000,000 | yes |" in table
+    assert "| dequeue | 60,000 | 2 | messages/s | 1 - 1,000,000 | no |" in table
 
 
 def test_measurement_that_fails_is_told(
@@ -41,7 +41,7 @@ def test_measurement_that_fails_is_told(
     (tmp_path / "queue.db").write_bytes(b"no database" * 100)
 
     def fill(_folder: Path, n_messages: int) -> float:
-        return float(queue_throughput._in_folder(tmp_path, "fill", "dequeue", str(n_messages)))
+        return float(queue_throughput._in_folder(tmp_path, "fill", "lease", str(n_messages)))
 
     monkeypatch.setattr(queue_throughput, "ROWS", [QueueRow("enqueue", None, fill)])
     assert main(["--quick", "--folder", str(tmp_path)]) == 1
