@@ -299,8 +299,7 @@ class SqsActions:
 
     async def _list_queue_tags(self, request: SqsRequest) -> dict[str, Any]:
         _, snapshot = self._queue(request, None)
-        tags = _user_tags(snapshot.spec.tags)
-        return {"Tags": tags} if tags else {}
+        return {"Tags": _user_tags(snapshot.spec.tags)}
 
     async def _refuse_permission(self, _: SqsRequest) -> dict[str, Any]:
         raise SqsError(
@@ -377,9 +376,10 @@ class SqsActions:
     async def _send_message_batch(self, request: SqsRequest) -> dict[str, Any]:
         name, snapshot = self._queue(request, "write")
         target = self._target(request, name, snapshot)
-        outcome = _BatchOutcome()
+        asked = entries(request.parameters)
+        outcome = _BatchOutcome(asked)
         prepared = {}
-        for entry in entries(request.parameters):
+        for entry in asked:
             try:
                 prepared[entry["Id"]] = messages.prepare(entry, target)
             except SqsError as error:
@@ -453,9 +453,10 @@ class SqsActions:
 
     async def _delete_message_batch(self, request: SqsRequest) -> dict[str, Any]:
         name, _ = self._queue(request, "read")
-        outcome = _BatchOutcome()
+        asked = entries(request.parameters)
+        outcome = _BatchOutcome(asked)
         handles = {}
-        for entry in entries(request.parameters):
+        for entry in asked:
             try:
                 handles[entry["Id"]] = text(entry, "ReceiptHandle")
             except SqsError as error:
@@ -474,9 +475,10 @@ class SqsActions:
 
     async def _change_message_visibility_batch(self, request: SqsRequest) -> dict[str, Any]:
         name, _ = self._queue(request, "read")
-        outcome = _BatchOutcome()
+        asked = entries(request.parameters)
+        outcome = _BatchOutcome(asked)
         by_timeout: dict[tuple[Action, float], dict[str, str]] = {}
-        for entry in entries(request.parameters):
+        for entry in asked:
             try:
                 handle = text(entry, "ReceiptHandle")
                 by_timeout.setdefault(_visibility(entry), {})[entry["Id"]] = handle
@@ -562,26 +564,38 @@ class SqsActions:
 
 
 class _BatchOutcome:
-    """What became of the entries of a batch."""
+    """What became of the entries of a batch.
 
-    def __init__(self) -> None:
-        self.result: dict[str, Any] = {"Successful": [], "Failed": []}
+    Args:
+        asked: the entries.
+    """
+
+    def __init__(self, asked: Sequence[Mapping[str, Any]]) -> None:
+        self._asked = [entry["Id"] for entry in asked]
+        self._done: dict[str, dict[str, Any]] = {}
+        self._failed: dict[str, dict[str, Any]] = {}
 
     def succeed(self, entry_id: str, result: Mapping[str, Any]) -> None:
         """Note an entry that is done."""
-        self.result["Successful"].append({"Id": entry_id, **result})
+        self._done[entry_id] = {"Id": entry_id, **result}
 
     def fail(self, entry_id: str, error: SqsError) -> None:
         """Note an entry that is refused, or that failed."""
         fault = error.fault
-        self.result["Failed"].append(
-            {
-                "Id": entry_id,
-                "SenderFault": fault.is_senders,
-                "Code": fault.shown_code,
-                "Message": str(error),
-            }
-        )
+        self._failed[entry_id] = {
+            "Id": entry_id,
+            "SenderFault": fault.is_senders,
+            "Code": fault.shown_code,
+            "Message": str(error),
+        }
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What the sender is told, in the order of the entries."""
+        return {
+            "Successful": [self._done[one] for one in self._asked if one in self._done],
+            "Failed": [self._failed[one] for one in self._asked if one in self._failed],
+        }
 
 
 def unknown_queue() -> SqsError:
@@ -613,7 +627,7 @@ def _listed(request: SqsRequest, member: str, names: Sequence[str]) -> dict[str,
     token = optional_text(request.parameters, "NextToken")
     if token:
         try:
-            after = base64.urlsafe_b64decode(token.encode()).decode()
+            after = base64.b64decode(token, b"-_", validate=True).decode()
         except (binascii.Error, ValueError):
             raise invalid_parameter("NextToken", token, "what the page before told") from None
         names = [name for name in names if name > after]

@@ -114,11 +114,8 @@ class SqsApi:
             client_max_size=max_request_bytes, middlewares=[self._answer_errors]
         )
         application.router.add_route("*", "/{path:.*}", self._handle)
+        application.on_cleanup.append(self._end_tasks)
         return application
-
-    async def close(self) -> None:
-        """End tasks in the background."""
-        await self._actions.close()
 
     async def _handle(self, request: web.Request) -> web.Response:
         if request.method not in ("GET", "POST"):
@@ -147,6 +144,9 @@ class SqsApi:
         answer = write_xml_answer(call.action, result, request_id)
         return _answer(200, XML_CONTENT_TYPE, answer, request_id)
 
+    async def _end_tasks(self, _: web.Application) -> None:
+        await self._actions.close()
+
     def _sender(self, request: web.Request, body: bytes) -> _Sender:
         """Return who sends a request.
 
@@ -156,8 +156,9 @@ class SqsApi:
         path, _, query = request.raw_path.partition("?")
         headers = [(name.lower(), value) for name, value in request.headers.items()]
         signed = SignedRequest(request.method, path, query, headers, body)
-        if self._access.is_open and signed.header("authorization") is None:
-            return _Sender(ANYBODY, "", DEFAULT_REGION)
+        if self._access.is_open and "X-Amz-Target" in request.headers:
+            return _Sender(ANYBODY, *_named_in(signed))
+        # Without tokens, too: a page in a browser can send forms, but no such header.
         credential = read_credential(signed)
         caller = self._access.by_key(credential.access_key_id)
         if caller is None:
@@ -201,6 +202,15 @@ class SqsApi:
             return SqsError(SERIALIZATION, "ill-formed request body")
         self._logger.error("SQS API: %s %s failed", request.method, request.path, exc_info=error)
         return SqsError(INTERNAL_FAILURE, "the server failed; its log says why")
+
+
+def _named_in(request: SignedRequest) -> tuple[str, str]:
+    """Return the access key and the region that a request names, which needs neither."""
+    try:
+        credential = read_credential(request)
+    except SqsError:
+        return "", DEFAULT_REGION
+    return credential.access_key_id, credential.region
 
 
 def _is_json(request: web.Request) -> bool:

@@ -41,6 +41,7 @@ _LISTS: Final = {
     "SendMessageBatchRequestEntry": "Entries",
     "TagKey": "TagKeys",
 }
+_LIST_NAMES: Final = frozenset(_LISTS.values())
 _MAPS: Final = {
     "Attribute": ("Attributes", "Name", "Value"),
     "MessageAttribute": ("MessageAttributes", "Name", "Value"),
@@ -155,6 +156,8 @@ def _structure(tree: Mapping[str, Any]) -> dict[str, Any]:
             is_pair = isinstance(value, dict) and key_name in value
             entries = [value] if is_pair else _numbered(name, value)
             found[target] = dict(_pair(name, one, key_name, value_name) for one in entries)
+        elif name in _LIST_NAMES and value == "":
+            found[name] = []  # as some SDKs write an empty list
         elif name in _INTEGERS and isinstance(value, str) and _INTEGER.fullmatch(value):
             found[name] = int(value)
         else:
@@ -169,7 +172,7 @@ def _leaf(value: Any) -> Any:
 def _numbered(name: str, value: Any) -> list[Any]:
     """Return the elements of a list in the order of their numbers."""
     if isinstance(value, str):
-        return [value]
+        return [value] if value else []
     if not all(_INTEGER.fullmatch(number) for number in value):
         raise SqsError(SERIALIZATION, f"form: allowed: {name}.NUMBER")
     return [value[number] for number in sorted(value, key=int)]
@@ -203,7 +206,7 @@ def write_query_error_header(error: SqsError) -> str:
 def write_xml_answer(action: str, result: Mapping[str, Any], request_id: str) -> bytes:
     """Return the body of an answer of the query protocol."""
     inner = "".join(_xml_member(action, name, value) for name, value in result.items())
-    wrapped = f"<{action}Result>{inner}</{action}Result>" if result else ""
+    wrapped = f"<{action}Result>{inner}</{action}Result>"
     return _document(
         f"{action}Response",
         f"{wrapped}<ResponseMetadata><RequestId>{request_id}</RequestId></ResponseMetadata>",

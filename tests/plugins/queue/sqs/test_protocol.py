@@ -75,6 +75,8 @@ def test_a_target_of_another_service_is_refused(target: str) -> None:
         ("AttributeName.2=B&AttributeName.1=A", {"AttributeNames": ["A", "B"]}),
         ("AttributeName.10=B&AttributeName.9=A", {"AttributeNames": ["A", "B"]}),
         ("AttributeName=All", {"AttributeNames": ["All"]}),
+        ("AttributeName=&Attribute=", {"AttributeNames": [], "Attributes": {}}),
+        ("Entries=", {"Entries": []}),
         ("TagKey.1=a", {"TagKeys": ["a"]}),
         ("Tag.1.Key=a&Tag.1.Value=b", {"Tags": {"a": "b"}}),
         (
