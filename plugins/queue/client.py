@@ -287,6 +287,8 @@ class _FrameReader:
     def texts(self) -> list[str]:
         """Read a dictionary-coded column: the distinct texts, then an index for each message."""
         (distinct,) = self.numbers("I", 1)
+        if distinct > self.count:
+            raise ValueError(f"{distinct} distinct texts in a frame of {self.count} messages")
         dictionary = [value.decode() for value in self.slices(distinct)]
         return [dictionary[index] for index in self.numbers("I")]
 

@@ -14,6 +14,7 @@ import ipaddress
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 from logging import Logger
 from typing import Any, Final, TypeAlias
 
@@ -361,7 +362,23 @@ def integer(
 
 def show(value: Any) -> str:
     """Return a value for an error: as JSON on one line, truncated."""
-    text = "nothing" if value is None else json.dumps(value, default=str)
+    text = "nothing" if value is None else json.dumps(_beginning(value, 3), default=str)
     if len(text) <= LONGEST_TEXT_SHOWN:
         return text
     return text[: LONGEST_TEXT_SHOWN - 3] + "..."
+
+
+def _beginning(value: Any, depth: int) -> Any:
+    """Return as much of a JSON value as can be shown: the whole may take long to write."""
+    if isinstance(value, str):
+        return value[: LONGEST_TEXT_SHOWN + 1]
+    if isinstance(value, list):
+        items = value[:LONGEST_TEXT_SHOWN] if depth else value[:1]
+        return [_beginning(item, depth - 1) if depth else "..." for item in items]
+    if isinstance(value, dict):
+        pairs = islice(value.items(), LONGEST_TEXT_SHOWN // 4 if depth else 1)
+        return {
+            key[:LONGEST_TEXT_SHOWN]: _beginning(item, depth - 1) if depth else "..."
+            for key, item in pairs
+        }
+    return value

@@ -34,6 +34,9 @@ MAX_MESSAGES: Final = 10_000
 MAX_FRAME_MESSAGES: Final = 1_024
 """Of one frame of the batch format, which is read in one step."""
 
+BASE64_CHARACTERS: Final = 256 * 1024
+"""Of a payload that are decoded in one step; a multiple of 4, so that the bytes can be joined."""
+
 KEY_PROPERTY: Final = "penstock-key"
 OWN_PROPERTIES: Final = "penstock-"
 """Begins the names of user properties that only the queue itself sets, except `KEY_PROPERTY`."""
@@ -103,7 +106,7 @@ def read_rows(data: bytearray, sender: Sender) -> Reading:
         raise no_json(error) from error
     object_of(body, "body", MESSAGE_KEYS | {"messages"})
     if "messages" not in body:
-        return [_message(body, "", sender)]
+        return [(yield from _message(body, "", sender))]
     object_of(body, "body", frozenset({"messages"}))
     rows = body["messages"]
     if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_MESSAGES:
@@ -111,12 +114,12 @@ def read_rows(data: bytearray, sender: Sender) -> Reading:
         raise RequestError(f"messages: read {read}; allowed: a list of 1 to {MAX_MESSAGES}")
     messages: list[NewMessage] = []
     for index, row in enumerate(rows):
-        messages.append(_message(row, f"messages[{index}].", sender))
+        messages.append((yield from _message(row, f"messages[{index}].", sender)))
         yield
     return messages
 
 
-def _message(row: Any, path: str, sender: Sender) -> NewMessage:
+def _message(row: Any, path: str, sender: Sender) -> Generator[None, None, NewMessage]:
     row = object_of(row, path.removesuffix(".") or "body", MESSAGE_KEYS)
     properties = row.get("properties", {})
     if not isinstance(properties, dict):
@@ -126,7 +129,7 @@ def _message(row: Any, path: str, sender: Sender) -> NewMessage:
         sender,
         path,
         topic=text_of(row, "topic", path),
-        payload=_payload(row, path),
+        payload=(yield from _payload(row, path)),
         properties=properties,
         publisher=text_of(row, "publisher", path, ""),
         key=text_of(row, "key", path) if "key" in row else None,
@@ -137,7 +140,7 @@ def _message(row: Any, path: str, sender: Sender) -> NewMessage:
     )
 
 
-def _payload(row: Mapping[str, Any], path: str) -> bytes:
+def _payload(row: Mapping[str, Any], path: str) -> Generator[None, None, bytes]:
     if ("payload" in row) == ("text" in row):
         raise RequestError(
             f"{path}payload: read {'payload and text' if 'text' in row else 'neither'}; allowed: "
@@ -145,7 +148,18 @@ def _payload(row: Mapping[str, Any], path: str) -> bytes:
         )
     if "text" in row:
         return text_of(row, "text", path).encode()
-    return _from_base64(text_of(row, "payload", path), f"{path}payload")
+    text = text_of(row, "payload", path)
+    if len(text) <= BASE64_CHARACTERS:
+        return _from_base64(text, f"{path}payload")
+    payload = bytearray()
+    last = len(text) - BASE64_CHARACTERS
+    for start in range(0, len(text), BASE64_CHARACTERS):
+        some = text[start : start + BASE64_CHARACTERS]
+        if start < last and some.endswith("="):
+            raise RequestError(f"{path}payload: read = at {start + len(some)}; allowed: base64")
+        payload += _from_base64(some, f"{path}payload")
+        yield
+    return bytes(payload)
 
 
 def _from_base64(text: str, path: str) -> bytes:

@@ -304,7 +304,7 @@ async def storage_failures(
                 return future
 
             more = {"queue": "new"} if engine_method == "create_queue" else {}
-            body = None if method in ("GET", "DELETE") else bodies.get(path, {})
+            body: Any = None if method in ("GET", "DELETE") else bodies.get(path, {})
             query = "start=0&end=1" if path == RANGE else ""
             with pytest.MonkeyPatch.context() as patched:
                 patched.setattr(server.service.engine, engine_method, fail)
@@ -328,7 +328,7 @@ async def test_every_operation_needs_its_role(tmp_path: Path) -> None:
     file.write_text(json.dumps({"tokens": [token]}))
     async with serving(QueueAccess.load(str(file))) as server:
         for method, path, operation in operations():
-            body = None if method in ("GET", "DELETE") else {}
+            body: Any = None if method in ("GET", "DELETE") else {}
             answer = await server.ask(method, path_of(path), body)
             is_public = operation.get("security") == []
             assert (answer.status == 401) != is_public, (method, path)
@@ -348,12 +348,13 @@ async def test_every_body_is_checked_alike() -> None:
             hold(answer, operation)
             if method in ("GET", "DELETE"):
                 continue
-            for status, body, headers in (
+            cases: list[tuple[int, bytes, dict[str, str]]] = [
                 (415, b"x", {"Content-Type": "text/plain"}),
                 (415, b"x", {"Content-Encoding": "gzip"}),
                 (413, b"x" * 1025, {}),
                 (400, b"{", {}),
-            ):
+            ]
+            for status, body, headers in cases:
                 answer = await server.ask(method, path_of(path), body, headers)
                 assert answer.status == status, (method, path)
                 hold(answer, operation)
