@@ -80,7 +80,9 @@ async def route_allowed(
     receipt.sinks = plan.sinks
     receipt.wait_for(len(plan.sinks))
     receipt.reason_code = taken(receipt.client, plan)
-    router.route(message, targets, chosen, now)
+    if not receipt.was_routed:
+        receipt.was_routed = True
+        router.route(message, targets, chosen, now)
     router.store(message, plan.sinks, receipt)
     client.throttle.wait_for_congested(now)
     settle_when_safe(receipt, n_changes, plan, message)
@@ -110,7 +112,7 @@ def reserve(
     """
     core = receipt.client.core
     is_5 = receipt.client.version == MQTT_5
-    if core.room.rejects:
+    if core.room.rejects and not receipt.was_routed:
         full = core.room.lacks(message, targets, chosen, now, can_tell=is_5)
         if full:
             return full

@@ -423,7 +423,9 @@ def _take_booked(
     receipt.sinks = plan.sinks
     receipt.wait_for(len(plan.sinks))
     receipt.reason_code = taken(client, plan)
-    core.router.route(message, plan.targets, chosen, now)
+    if not receipt.was_routed:
+        receipt.was_routed = True
+        core.router.route(message, plan.targets, chosen, now)
     core.router.store(message, plan.sinks, receipt)
     settle_when_safe(receipt, n_changes, plan, message)
     return client.throttle.wait_for_congested(now)

@@ -36,6 +36,8 @@ def book_receipt(
     check_receive_maximum(client)
     receipt = PublishReceipt(client, packet_id, qos, n_answers)
     if is_repeat:
+        before = client.session.unanswered.get(packet_id)
+        receipt.was_routed = before is not None and before.was_routed
         # Later connections of a session that is not durable repeat nothing of before its begin.
         receipt.is_repeat = client.session.journal is not None or client.has_begun_session
     client.owe(receipt)

@@ -79,6 +79,7 @@ class PublishReceipt:
         is_stored: the packet identifier is stored in the commit of the message.
         is_repeat: the message may be the repeat of one that a sink has stored.
         sinks: that are to store the message.
+        was_routed: subscribers have got the message, here or as it came before.
     """
 
     __slots__ = (
@@ -92,6 +93,7 @@ class PublishReceipt:
         "reason",
         "reason_code",
         "sinks",
+        "was_routed",
     )
 
     def __init__(self, client: Client, packet_id: int, qos: int, n_answers: int) -> None:
@@ -104,6 +106,7 @@ class PublishReceipt:
         self.is_stored = False
         self.is_repeat = False
         self.sinks: tuple[MessageSink, ...] = ()
+        self.was_routed = False
         self._n_waiting = n_answers
 
     @property
@@ -165,6 +168,7 @@ class PublishReceipt:
             first = receipts.popleft()
             if first.reason_code >= 0x80 and client.version != MQTT_5:
                 # No PUBACK can say it: the client keeps the message and comes again.
+                receipts.appendleft(first)
                 return client.close(ReasonCode(first.reason_code), None)
             if not first.reason_code:
                 client.sender.send_receipt(0x40 if first.qos == 1 else 0x50, first.packet_id)
@@ -532,7 +536,7 @@ class Client:
             if self.awaiting:
                 self.core.room.forget(self)
             self.session.unanswered = (
-                {receipt.packet_id: receipt for receipt in self.receipts if receipt.qos == 1}
+                {owed.packet_id: owed for owed in self.receipts if owed.qos == 1 or owed.was_routed}
                 if self.receipts
                 else NONE_UNANSWERED
             )

@@ -70,7 +70,8 @@ class Session:
             [MQTT-4.3.3-10]; to the receipt while a sink has not settled it, then to the sinks that
             may know its deduplication identifier, and to `Forgetting` while these forget it. ():
             any sink may know it. None: none does.
-        unanswered: receipts of the QoS 1 messages that the last connection left without a PUBACK.
+        unanswered: receipts of messages that the last connection left without an answer: of QoS 1,
+            and of QoS 2 where a sink may have refused what subscribers have got.
         origin: what deduplication identifiers of the client's messages begin with; b"" until it is
             needed. No other session ever has that of a durable one.
         ledger: the account of this subscriber; call `settle_direct` before reading it.

@@ -230,3 +230,28 @@ def test_a_qos_1_message_whose_puback_was_not_sent_is_not_routed_again(
     # The identifier is free: the next message is another one.
     publisher.publish("q/a", b"2", qos=1, packet_id=7)
     assert len(sink.messages) == 2
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_message_that_a_sink_has_refused_late_does_not_reach_subscribers_again(qos: int) -> None:
+    """MQTT 3.1.1 has no word for it: the connection is closed, and the client comes again."""
+    sink = HoldingSink()
+    broker = VirtualBroker(sinks=[sink])
+    subscriber = broker.connect("s")
+    subscriber.subscribe("#", 1)
+    publisher = again(broker, 4)
+    publisher.publish("q/a", b"1", qos=qos, packet_id=7)
+    for _ in range(3):
+        sink.settle(0x80)
+        broker.settle()
+        assert publisher.is_lost
+        publisher = again(broker, 4)
+        publisher.publish("q/a", b"1", qos=qos, packet_id=7, dup=True)
+    sink.settle()
+    broker.settle()
+    assert publisher.inbox == [PubAck(7) if qos == 1 else PubRec(7)]
+    assert subscriber.payloads() == [b"1"]
+    assert len(sink.messages) == 4
+    publisher.send(*([PubRel(7)] if qos == 2 else []))
+    publisher.publish("q/a", b"2", qos=qos, packet_id=7)
+    assert subscriber.payloads() == [b"2"]
