@@ -114,7 +114,7 @@ class QueueReader:
                 f"allowed: a group of kind {GROUP_KIND}, or the name of a new one"
             )
         following = {int(number): offset for number, offset in found["position"].items()}
-        return Position(queue, following, self.held().incarnation)
+        return Position(queue, following, found["incarnation"])
 
     def _create_group(self) -> dict[str, Any]:
         queue, group = self.options.queue, self.options.group

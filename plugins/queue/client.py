@@ -29,6 +29,9 @@ KIND_DELIVERIES: Final = 1
 DEFAULT_GROUP: Final = "default"
 """The group that a queue has where the policy file names none."""
 
+LONG_SECONDS: Final = 3600.0
+"""For what goes through a whole queue or database, of many GB on a slow disk."""
+
 Action: TypeAlias = Literal["ack", "nack", "extend", "dead"]
 """What becomes of a received message; see `QueueClient.settle`."""
 
@@ -448,7 +451,7 @@ class QueueClient:
 
     def delete_queue(self, queue: str) -> None:
         """Delete a queue with its messages and groups."""
-        self._ask_json("DELETE", _path(queue), repeat=False)
+        self._ask_json("DELETE", _path(queue), more_seconds=LONG_SECONDS, repeat=False)
 
     def group(self, queue: str, group: str) -> dict[str, Any]:
         """Return a group with its settings, position and figures."""
@@ -684,7 +687,7 @@ class QueueClient:
 
     def purge(self, queue: str) -> int:
         """Remove all messages of a queue; return how many."""
-        removed: int = self._ask_json("POST", _path(queue, "purge"), {})["removed"]
+        removed: int = self._ask_long(_path(queue, "purge"), {})["removed"]
         return removed
 
     def redrive(
@@ -702,17 +705,17 @@ class QueueClient:
             body["target"] = target
         if max_messages is not None:
             body["max_messages"] = max_messages
-        moved: int = self._ask_json("POST", _path(queue, "redrive"), body, repeat=False)["moved"]
+        moved: int = self._ask_long(_path(queue, "redrive"), body)["moved"]
         return moved
 
     def compact(self) -> int:
         """Give all unused space of the storage back; return the bytes that it takes less."""
-        freed: int = self._ask_json("POST", "/compact", {})["freed_bytes"]
+        freed: int = self._ask_long("/compact", {})["freed_bytes"]
         return freed
 
     def backup(self, path: str) -> int:
         """Write a copy of the storage to a new file on the server; return its bytes."""
-        written: int = self._ask_json("POST", "/backup", {"path": path}, repeat=False)["bytes"]
+        written: int = self._ask_long("/backup", {"path": path})["bytes"]
         return written
 
     # -- requests ------------------------------------------------------------------------------
@@ -725,6 +728,10 @@ class QueueClient:
             return read_deliveries(answer)
         except ValueError as error:
             raise QueueError(200, f"answer of {path}: {error}") from error
+
+    def _ask_long(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask for what may take long; it is not repeated when the connection breaks."""
+        return self._ask_json("POST", path, body, more_seconds=LONG_SECONDS, repeat=False)
 
     def _ask_json(
         self,

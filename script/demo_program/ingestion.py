@@ -17,6 +17,9 @@ from script.demo_program.errors import DemoError
 from script.demo_program.policy import Places
 from script.demo_program.programs import Program, Programs
 
+VIEWERS: Final = "viewers"
+"""The group of the queue of pictures in the example policy."""
+
 TRIGGER_SECONDS: Final = 8
 """Between two micro-batches."""
 
@@ -144,12 +147,12 @@ def take_pictures(places: Places, folder: Path) -> list[tuple[str, str]]:
     client = QueueClient(places.queue_url)
     taken: list[tuple[str, str]] = []
     try:
-        while deliveries := client.receive(PICTURES, max_messages=4, wait_seconds=0.5):
+        while deliveries := client.receive(PICTURES, VIEWERS, max_messages=4, wait_seconds=0.5):
             for delivery in deliveries:
                 (folder / f"{delivery.topic.rpartition('/')[2]}.png").write_bytes(delivery.payload)
                 digest = hashlib.sha256(delivery.payload).hexdigest()
                 taken.append((delivery.topic, digest))
-            client.settle(PICTURES, [delivery.receipt_handle for delivery in deliveries])
+            client.settle(PICTURES, [one.receipt_handle for one in deliveries], group=VIEWERS)
     except QueueError as error:
         raise DemoError(f"queue {PICTURES}: {error}") from error
     finally:

@@ -53,7 +53,8 @@ class MemoryQueue(QueueClient):
         if group not in self.groups:
             raise error_of(404, f"no group {group!r}")
         position = {str(n): offset for n, offset in self.committed[group].items()}
-        return {"settings": {"kind": self.groups[group]}, "position": position}
+        settings = {"kind": self.groups[group]}
+        return {"incarnation": self.incarnation, "settings": settings, "position": position}
 
     def put_group(self, queue: str, group: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Create a group at the earliest offsets."""
