@@ -42,7 +42,7 @@ from penstock.plugins.queue.engines.contract import (
     StorageFullError,
 )
 from penstock.plugins.queue.engines.disk_reserve import DiskReserve
-from penstock.plugins.queue.engines.sqlite_format import ASIDE, FORMAT, add_functions
+from penstock.plugins.queue.engines.sqlite_format import FORMAT, add_functions
 from penstock.plugins.queue.engines.store import (
     BrokenSegmentError,
     Changes,
@@ -175,6 +175,14 @@ class SqliteStore:
         self._check_there()  # else the messages would be lost at the end of the process
 
     def _write(self, changes: Changes) -> None:
+        aside: list[tuple[int, int, int, float, bytes, int]] = []
+        unreadable: set[tuple[int, int]] = set()
+        for place, segment, n_missing in changes.aside:
+            first, n_messages = segment.first_offset, segment.n_messages
+            frame = self._frame_left(place, first)
+            if frame is None:
+                unreadable.add((place, first))  # it cannot even be deleted
+            aside.append((place, first, n_messages, segment.newest_at, frame or b"", n_missing))
         with self._transaction(must_flush=changes.must_flush) as connection:
             many = connection.executemany
             _write_names(connection, changes)
@@ -205,10 +213,8 @@ class SqliteStore:
                 "INSERT OR REPLACE INTO receives VALUES (?, ?, ?, ?)",
                 [(*key, counts) for key, counts in changes.receives.items()],
             )
-            for aside in changes.aside:
-                self._set_aside(connection, *aside)
-            kept = {(place, one.first_offset) for place, one, _ in changes.aside}
-            deleted = [one for one in changes.deleted_segments if one not in kept]
+            many("INSERT OR REPLACE INTO set_aside VALUES (?, ?, ?, ?, ?, ?)", aside)
+            deleted = [one for one in changes.deleted_segments if one not in unreadable]
             many("DELETE FROM segment WHERE physical_queue = ? AND first_offset = ?", deleted)
             for table in ("segment_facts", "gone", "settled", "receives"):
                 many(
@@ -247,29 +253,15 @@ class SqliteStore:
                 found[first] = row[0]
         return found
 
-    def _set_aside(
-        self, connection: sqlite3.Connection, place: int, segment: Segment, n_missing: int
-    ) -> None:
-        """Move a segment into a table of its own; what SQLite cannot read stays where it is."""
-        where = "WHERE physical_queue = ?1 AND first_offset = ?2"
-        key = (place, segment.first_offset)
-        connection.execute(ASIDE)
-        connection.execute("SAVEPOINT aside")
+    def _frame_left(self, place: int, first_offset: int) -> bytes | None:
+        """Return a frame as it is; None where SQLite cannot read it.
+
+        It is read before the transaction, in which SQLite could do nothing more after that.
+        """
         try:
-            connection.execute(
-                f"INSERT INTO set_aside SELECT *, {n_missing} FROM segment {where}",  # noqa: S608
-                key,
-            )
-            connection.execute(f"DELETE FROM segment {where}", key)  # noqa: S608
-        except sqlite3.DatabaseError as error:
-            if not _is_damage(error):
-                raise
-            connection.execute("ROLLBACK TO aside")
-            connection.execute(
-                "INSERT OR REPLACE INTO set_aside VALUES (?, ?, ?, ?, x'', ?)",
-                (*key, segment.n_messages, segment.newest_at, n_missing),
-            )
-        connection.execute("RELEASE aside")
+            return self.read(place, [first_offset]).get(first_offset)
+        except BrokenSegmentError:
+            return None
 
     def sweep(self) -> bool:
         """Delete some segments of deleted queues."""
@@ -307,8 +299,8 @@ class SqliteStore:
             (n_pages,) = connection.execute("PRAGMA page_count").fetchone()
             # A quarter is kept, as pages that are filled again are cheaper than new ones.
             if n_free > TRIM_PAGES and n_free * 4 > n_pages:
-                # It frees one page with each row that is fetched.
-                connection.execute(f"PRAGMA incremental_vacuum({TRIM_PAGES})").fetchall()
+                # Each step of the statement frees a page; `execute` makes only one.
+                connection.executescript(f"PRAGMA incremental_vacuum({TRIM_PAGES})")
         except sqlite3.Error as error:
             raise StorageError(self._explain(error)) from error
 
@@ -510,10 +502,9 @@ def _read_rows(connection: sqlite3.Connection) -> Rows:
         rows.settled[place, first, group] = int.from_bytes(bits, "little")
     for place, first, group, counts in read("SELECT * FROM receives"):
         rows.receives[place, first, group] = counts
-    if read("SELECT 1 FROM sqlite_master WHERE name = 'set_aside'").fetchone() is not None:
-        rows.aside = dict(
-            read("SELECT physical_queue, sum(n_missing) FROM set_aside GROUP BY physical_queue")
-        )
+    rows.aside = dict(
+        read("SELECT physical_queue, sum(n_missing) FROM set_aside GROUP BY physical_queue")
+    )
     return rows
 
 

@@ -40,6 +40,17 @@ _GONE: Final = """CREATE TABLE gone (
 ) WITHOUT ROWID"""
 
 _OTHERS: Final = (
+    # Segments that could not be read, and the messages that the queue lacks for each. It is there
+    # from the start: to create a table in a damaged file may fail.
+    """CREATE TABLE IF NOT EXISTS set_aside (
+        physical_queue INTEGER NOT NULL,
+        first_offset INTEGER NOT NULL,
+        n_messages INTEGER NOT NULL,
+        newest_at REAL NOT NULL,
+        frame BLOB NOT NULL,
+        n_missing INTEGER NOT NULL,
+        PRIMARY KEY (physical_queue, first_offset)
+    )""",
     """CREATE TABLE logical_queue (
         id INTEGER PRIMARY KEY,
         name TEXT NOT NULL UNIQUE,
@@ -102,8 +113,7 @@ _FROM_VERSION_1: Final = (
     # Settings and incarnation are given at the start, when the queue is created.
     (
         "INSERT INTO logical_queue (name, incarnation, spec)"
-        " SELECT DISTINCT queue, lower(hex(randomblob(16))), '{}'"
-        " FROM physical_queue ORDER BY queue"
+        " SELECT queue, lower(hex(randomblob(16))), '{}' FROM physical_queue GROUP BY queue"
     ),
     # The clock of the new version begins at 0 when the file is upgraded.
     (
@@ -138,19 +148,6 @@ FORMAT: Final = Format(
     schema=(_PHYSICAL_QUEUE, _SEGMENT, _GONE, *_OTHERS),
     upgrades={1: _FROM_VERSION_1},
 )
-
-ASIDE: Final = """CREATE TABLE IF NOT EXISTS set_aside (
-    physical_queue INTEGER NOT NULL,
-    first_offset INTEGER NOT NULL,
-    n_messages INTEGER NOT NULL,
-    newest_at REAL NOT NULL,
-    frame BLOB NOT NULL,
-    n_missing INTEGER NOT NULL,
-    PRIMARY KEY (physical_queue, first_offset)
-)"""
-"""Segments that could not be read, with the columns of `segment`, and the number of messages that
-the queue lacks for each. Created with the first of them; a program that does not know the table
-ignores it."""
 
 
 def add_functions(connection: sqlite3.Connection) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.durable.database_file import DatabaseFileError
-from penstock.plugins.queue.disk_reserve import DiskReserve
+from penstock.plugins.queue.engines.disk_reserve import DiskReserve
 
 N_BYTES = 200_000
 

@@ -5,32 +5,47 @@ import gc
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
 from penstock.broker.message import Message
 from penstock.plugins.queue.client import read_batch
-from penstock.plugins.queue.engine import AppendResult, StorageError, StorageFullError
-from penstock.plugins.queue.engine_memory import MemoryStore
-from penstock.plugins.queue.group_commit import Append, Delete, GroupCommit, Truncate
-from penstock.plugins.queue.store import Key, Mark, NewSegment
+from penstock.plugins.queue.engines.clock import Clocks, EngineClock
+from penstock.plugins.queue.engines.contract import (
+    AppendResult,
+    GroupSpec,
+    NewMessage,
+    QueueSpec,
+    StorageError,
+    StorageFullError,
+)
+from penstock.plugins.queue.engines.group_commit import GroupCommit
+from penstock.plugins.queue.engines.keys import key_reader
+from penstock.plugins.queue.engines.leases import Group, Place
+from penstock.plugins.queue.engines.memory import MemoryStore
+from penstock.plugins.queue.engines.physical import PhysicalQueue
+from penstock.plugins.queue.engines.queues import LogicalQueue
+from penstock.plugins.queue.engines.receipts import Receipts
+from penstock.plugins.queue.engines.requests import Append, Cut, Marks, Settle
+from penstock.plugins.queue.engines.segments import SegmentCache
+from penstock.plugins.queue.engines.store import Changes, GroupRow, PhysicalRow, QueueRow
+from penstock.plugins.queue.engines.transaction import Surroundings
 from tests.helpers.clock import Clock
 from tests.helpers.process import SECONDS
 from tests.plugins.queue.running import LOGGER, message
 
-KEY = ("q", 0)
+PLACE = 1
 
 
 class CountingStore(MemoryStore):
     """A store that notes its commits, and can be held up and made to fail.
 
     Attributes:
-        commits: numbers of messages and of marks, one pair a commit.
+        commits: numbers of messages and of other rows, one pair a commit.
         may_write: writes wait for it.
         is_writing: set when one waits.
         fails: says of a write whether it fails.
-        step: how many offsets one truncation goes.
     """
 
     def __init__(self) -> None:
@@ -40,48 +55,62 @@ class CountingStore(MemoryStore):
         self.may_write.set()
         self.is_writing = threading.Event()
         self.fails: Callable[[int, int], bool] = lambda _n_messages, _n_marks: False
-        self.step = 1000
 
-    def write(self, segments: Sequence[NewSegment], marks: Sequence[Mark]) -> None:
+    def write(self, changes: Changes) -> None:
         """Write when allowed, or fail."""
         self.is_writing.set()
         self.may_write.wait()
-        n_messages = sum(segment.n_messages for segment in segments)
-        if self.fails(n_messages, len(marks)):
+        n_messages = sum(segment.n_messages for _, segment, _ in changes.segments)
+        n_marks = len(changes.gone) + len(changes.deleted_segments)
+        if self.fails(n_messages, n_marks):
             raise StorageFullError("disk full")
-        super().write(segments, marks)
-        self.commits.append((n_messages, len(marks)))
-
-    def truncate(self, key: Key, below: int) -> int:
-        """Truncate a step."""
-        return super().truncate(key, min(below, self.usage[key].earliest + self.step))
+        super().write(changes)
+        self.commits.append((n_messages, n_marks))
 
 
 class Running:
-    """A store with its writing thread."""
+    """A store with its writing thread, and a queue with one group."""
 
     def __init__(self, max_messages: int = 100) -> None:
         self.store = CountingStore()
-        self.store.open({"q": 1})
         self.loop = asyncio.get_running_loop()
-        self.commits = GroupCommit(self.store, self.loop, Clock(), max_messages, LOGGER)
+        clock = EngineClock(Clocks(monotonic=Clock()))
+        around = Surroundings(
+            self.store,
+            SegmentCache(10**6),
+            clock.shift,
+            lambda: clock.epoch,
+            clock,
+            LOGGER,
+            lambda _queue: None,
+        )
+        self.queue = LogicalQueue(QueueRow(1, "q", "i", ""), QueueSpec())
+        self.part = PhysicalQueue(PhysicalRow(PLACE, 1, 0, 0, 0, 0, 0, 0))
+        self.queue.physical[0] = self.part
+        row = GroupRow(1, 1, "g", "", 0, 0.0)
+        self.group = Group(row, GroupSpec(), Receipts(b"", "i", 1), key_reader(None))
+        self.place = self.group.places[0] = Place(self.group, self.part, 0)
+        self.queue.groups["g"] = self.group
+        self.commits = GroupCommit(around, self.loop, Clock(), max_messages, LOGGER)
 
     def append(self, *messages: Message) -> asyncio.Future[AppendResult]:
         """Submit messages."""
         future: asyncio.Future[AppendResult] = self.loop.create_future()
-        self.commits.submit(Append(KEY, messages or (message(),), future))
+        new = [NewMessage(each) for each in messages or (message(),)]
+        self.commits.submit(Append(self.queue, 0, new, future))
         return future
 
-    def delete(self, bits: int) -> asyncio.Future[None]:
-        """Submit a delete in the first segment."""
+    def settle(self, bits: int) -> asyncio.Future[None]:
+        """Submit messages of the first segment as settled."""
         future: asyncio.Future[None] = self.loop.create_future()
-        self.commits.submit(Delete([Mark(KEY, 0, self.store.usage[KEY].next, bits)], future))
+        marks = Marks(self.place, {0: bits})
+        self.commits.submit(Settle(self.queue, self.group, "ack", [marks], future))
         return future
 
-    def truncate(self, below: int) -> asyncio.Future[int]:
-        """Submit a truncation."""
+    def cut(self, below: int) -> asyncio.Future[int]:
+        """Submit a cut."""
         future: asyncio.Future[int] = self.loop.create_future()
-        self.commits.submit(Truncate(KEY, below, future))
+        self.commits.submit(Cut(self.queue, self.part, below, "purge", future))
         return future
 
     async def hold(self) -> asyncio.Future[AppendResult]:
@@ -111,9 +140,7 @@ async def test_messages_are_freed_without_the_collector(*, fails: bool) -> None:
         gone = asyncio.Event()
         loop = asyncio.get_running_loop()
         weakref.finalize(one, loop.call_soon_threadsafe, gone.set)
-        outcomes = await asyncio.gather(
-            running.append(one), running.truncate(1), return_exceptions=True
-        )
+        outcomes = await asyncio.gather(running.append(one), running.cut(1), return_exceptions=True)
         assert isinstance(outcomes[0], StorageFullError) == fails
         del one, outcomes
         async with asyncio.timeout(SECONDS):
@@ -155,7 +182,7 @@ async def test_refused_messages_are_told_and_offsets_are_not_used_up() -> None:
     running.store.fails = lambda _n_messages, _n_marks: False
     await running.append()
     assert running.commits.failure is None
-    assert running.store.usage[KEY].next == 1
+    assert running.part.next == 1
     await running.commits.close()
 
 
@@ -165,14 +192,14 @@ async def test_deletes_are_done_where_messages_cannot_be_stored() -> None:
     await running.append(message(), message())
     running.store.fails = lambda n_messages, _n_marks: n_messages > 0
     held = await running.hold()
-    refused, deleted = running.append(), running.delete(0b01)
+    refused, deleted = running.append(), running.settle(0b01)
     running.store.may_write.set()
     with pytest.raises(StorageError):
         await held
     with pytest.raises(StorageError):
         await refused
     await deleted
-    assert running.store.usage[KEY].messages == 1
+    assert running.part.messages == 1
     await running.commits.close()
 
 
@@ -182,16 +209,16 @@ async def test_deletes_that_fail_alone_are_told() -> None:
     await running.append(message(), message())
     running.store.fails = lambda _n_messages, _n_marks: True
     with pytest.raises(StorageError):
-        await running.delete(0b01)
+        await running.settle(0b01)
     held = await running.hold()
-    deletes = [running.delete(0b01), running.delete(0b10)]
+    deletes = [running.settle(0b01), running.settle(0b10)]
     running.store.may_write.set()
     assert isinstance((await asyncio.gather(held, return_exceptions=True))[0], StorageError)
     errors = await asyncio.gather(*deletes, return_exceptions=True)
     assert [str(error) for error in errors] == ["disk full"] * 2
     assert all(isinstance(error, StorageFullError) for error in errors)
     assert errors[0] is not errors[1]
-    assert running.store.usage[KEY].messages == 2
+    assert running.part.messages == 2
     await running.commits.close()
 
 
@@ -218,7 +245,7 @@ async def test_storage_is_not_called_healthy_for_a_delete_while_messages_are_ref
     await running.append()
     running.store.fails = lambda n_messages, _n_marks: n_messages > 0
     await asyncio.gather(running.append(), return_exceptions=True)
-    await running.delete(0b1)
+    await running.settle(0b1)
     assert running.commits.failure == "disk full"
     running.store.fails = lambda _n_messages, _n_marks: False
     await running.append()
@@ -231,10 +258,10 @@ async def test_failure_of_deletes_alone_ends_with_the_next_delete() -> None:
     running = Running()
     await running.append()
     running.store.fails = lambda _n_messages, _n_marks: True
-    await asyncio.gather(running.delete(0b1), return_exceptions=True)
+    await asyncio.gather(running.settle(0b1), return_exceptions=True)
     assert running.commits.failure == "disk full"
     running.store.fails = lambda _n_messages, _n_marks: False
-    await running.delete(0b1)
+    await running.settle(0b1)
     assert running.commits.failure is None
     await running.commits.close()
 
@@ -248,10 +275,10 @@ async def test_message_that_cannot_be_read_costs_nobody_else(
     odd = running.append(message(properties={"user_property": object()}), message())
     good = running.append()
     running.store.may_write.set()
-    assert await odd == AppendResult(1, [0])
-    assert (await held).stored == (await good).stored == 1
-    assert running.store.usage[KEY].next == running.store.usage[KEY].messages == 3
-    assert "cannot be read back" in caplog.text
+    assert await odd == AppendResult([-1, 1], [], {0: "unreadable"})
+    assert ((await held).offsets, (await good).offsets) == ([0], [2])
+    assert running.part.next == running.part.messages == 3
+    assert "cannot be stored" in caplog.text
     await running.commits.close()
 
 
@@ -262,9 +289,9 @@ async def test_appends_of_one_commit_share_segments() -> None:
     futures += [running.append(message(b"%d" % n)) for n in range(9)]
     running.store.may_write.set()
     await asyncio.gather(*futures)
-    found = running.store.read(KEY, 0, 10, 10, 10**6)
-    assert [one.n_messages for one in found] == [1, 9]
-    assert read_batch(found[1].frame).payload == [b"%d" % n for n in range(9)]
+    assert [segment.n_messages for segment in running.part.index] == [1, 9]
+    frames = running.store.read(PLACE, [0, 1])
+    assert read_batch(frames[1]).payload == [b"%d" % n for n in range(9)]
     await running.commits.close()
 
 
@@ -282,40 +309,45 @@ async def test_fault_of_the_storage_is_an_answer_and_not_the_end(
         await running.append()
     assert "a fault" in caplog.text
     running.store.fails = lambda _n_messages, _n_marks: False
-    assert (await running.append()).stored == 1
+    assert (await running.append()).offsets == [0]
     await running.commits.close()
 
 
-async def test_long_truncation_lets_others_in_between() -> None:
-    """A truncation is done in steps, and messages are stored between two of them."""
+async def test_a_long_cut_lets_others_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cut is done in steps, and messages are stored between two of them."""
+    monkeypatch.setattr("penstock.plugins.queue.engines.transaction.CUT_SEGMENTS", 4)
     running = Running()
-    await running.append(*[message() for _ in range(10)])
-    running.store.step = 4
+    for _ in range(10):
+        await running.append()
     held = await running.hold()
-    truncated, stored = running.truncate(10), running.append()
-    order: list[str] = []
-    truncated.add_done_callback(lambda _: order.append("truncated"))
-    stored.add_done_callback(lambda _: order.append("stored"))
+    cut = running.cut(10)
     running.store.may_write.set()
-    assert await truncated == 10
     await held
-    assert order == ["stored", "truncated"]
-    assert running.store.usage[KEY].messages == 2
+    stored = running.append()
+    order: list[str] = []
+    cut.add_done_callback(lambda _: order.append("cut"))
+    stored.add_done_callback(lambda _: order.append("stored"))
+    assert await cut == 10
+    await stored
+    assert order == ["stored", "cut"]
+    assert running.part.messages == 2
+    assert (running.part.earliest, running.place.floor, running.place.waiting) == (10, 10, 2)
     await running.commits.close()
 
 
-async def test_close_writes_all_that_was_submitted() -> None:
+async def test_close_writes_all_that_was_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left behind when the thread ends, whatever takes several steps."""
+    monkeypatch.setattr("penstock.plugins.queue.engines.transaction.CUT_SEGMENTS", 1)
     running = Running()
-    running.store.step = 1
-    await running.append(*[message() for _ in range(5)])
+    for _ in range(5):
+        await running.append()
     held = await running.hold()
-    stored, truncated = running.append(), running.truncate(5)
+    stored, cut = running.append(), running.cut(5)
     closing = asyncio.create_task(running.commits.close())
     await asyncio.sleep(0)
     running.store.may_write.set()
     await closing
     assert held.done()
-    assert stored.result().stored == 1
-    assert truncated.result() == 5
+    assert stored.result().offsets == [6]
+    assert cut.result() == 5
     await running.commits.close()

@@ -4,29 +4,69 @@ import asyncio
 import logging
 import sqlite3
 import threading
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.plugins.queue.client import read_batch
-from penstock.plugins.queue.engine import RangeGoneError, StorageError
-from penstock.plugins.queue.engine_memory import MemoryStore
-from penstock.plugins.queue.engine_sqlite import SqliteStore
-from penstock.plugins.queue.store import Key, Mark, NewSegment, StoredSegment
+from penstock.plugins.queue.engines.contract import (
+    AppendResult,
+    Engine,
+    GroupSpec,
+    NewMessage,
+    OffsetError,
+    QueueSpec,
+    RangeGoneError,
+    StorageError,
+)
+from penstock.plugins.queue.engines.local import LocalEngine
+from penstock.plugins.queue.engines.memory import MemoryStore
+from penstock.plugins.queue.engines.sqlite import SqliteStore
+from penstock.plugins.queue.engines.store import Changes, Store
 from tests.helpers.clock import Clock
-from tests.plugins.queue.running import running_engine, store_messages, until
+from tests.plugins.queue.running import LOGGER, message, until
+
+GROUPS = {"g": GroupSpec(), "r": GroupSpec(kind="offsets")}
+
+
+@asynccontextmanager
+async def running_engine(
+    of: Store, *, clock: Callable[[], float] | None = None, groups: Sequence[str] = ("g",)
+) -> AsyncIterator[LocalEngine]:
+    """Open an engine with the queue `q` of one physical queue, and some of `GROUPS`."""
+    engine = LocalEngine(of, clock=clock or Clock(), commit_max_messages=1000, logger=LOGGER)
+    await engine.open()
+    if "q" not in engine.queues():
+        spec = QueueSpec(physical_queues=1, groups={name: GROUPS[name] for name in groups})
+        await engine.create_queue("q", spec)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def put(engine: Engine, *payloads: bytes, **more: Any) -> AppendResult:
+    """Have messages stored in one transaction."""
+    assert engine.reserve("q", len(payloads), sum(map(len, payloads)))
+    return await engine.append("q", 0, [NewMessage(message(each, **more)) for each in payloads])
+
+
+async def payloads(engine: Engine, n_max: int = 9) -> list[bytes]:
+    """Receive messages; return their payloads."""
+    return [one.payload for one in await engine.lease("q", "g", 0, n_max, 10**9)]
 
 
 class HeldStore(MemoryStore):
-    """A store whose reads and writes can be held up, and made to fail.
+    """A store whose reads can be held up, and which can be made to fail.
 
     Attributes:
         may_read: reads wait for it.
         is_reading: set when one waits.
         error: raised by every call while it is set.
-        fails_from: offset from which reads fail.
+        unreadable: first offsets that cannot be read.
     """
 
     def __init__(self) -> None:
@@ -35,27 +75,19 @@ class HeldStore(MemoryStore):
         self.may_read.set()
         self.is_reading = threading.Event()
         self.error: Exception | None = None
-        self.fails_from: int | None = None
+        self.unreadable: set[int] = set()
 
-    def write(self, segments: Sequence[NewSegment], marks: Sequence[Mark]) -> None:
+    def write(self, changes: Changes) -> None:
         """Write, or fail."""
         if self.error is not None:
             raise self.error
-        super().write(segments, marks)
+        super().write(changes)
 
-    def truncate(self, key: Key, below: int) -> int:
-        """Truncate, or fail."""
-        if self.error is not None:
-            raise self.error
-        return super().truncate(key, below)
-
-    def read(
-        self, key: Key, start: int, end: int, max_messages: int, max_bytes: int
-    ) -> list[StoredSegment]:
+    def read(self, physical_id: int, first_offsets: Sequence[int]) -> dict[int, bytes]:
         """Read when allowed, or fail."""
-        if self.fails_from is not None and start >= self.fails_from:
+        if self.unreadable & set(first_offsets):
             raise StorageError("unreadable")
-        found = super().read(key, start, end, max_messages, max_bytes)
+        found = super().read(physical_id, first_offsets)
         self.is_reading.set()
         self.may_read.wait()
         if self.error is not None:
@@ -63,134 +95,184 @@ class HeldStore(MemoryStore):
         return found
 
 
-async def test_failed_delete_leaves_the_messages_visible() -> None:
-    """A delete that the storage refuses is told, and its messages come again at once."""
-    store = HeldStore()
-    async with running_engine(store) as engine:
-        await store_messages(engine, [b"a"])
-        (received,) = await engine.take("q", 0, 9, 99)
+def forget_segments(engine: LocalEngine) -> None:
+    """Have the engine read segments again."""
+    engine._cache.max_bytes = 0
+    for place, first in list(engine._cache._held):
+        engine._cache.drop(place, first)
+
+
+@asynccontextmanager
+async def reading_engine(
+    store: HeldStore, *stored: bytes, clock: Callable[[], float] | None = None, group: str = "g"
+) -> AsyncIterator[LocalEngine]:
+    """Open an engine in which each message is a segment that must be read."""
+    async with running_engine(store, clock=clock, groups=[group]) as engine:
+        for payload in stored:
+            await put(engine, payload)
+        forget_segments(engine)
+        yield engine
+
+
+async def test_failed_settling_lets_the_lease_go_on() -> None:
+    """A settling that the storage refuses is told; it may be repeated, or the lease ends."""
+    store, clock = HeldStore(), Clock()
+    async with running_engine(store, clock=clock) as engine:
+        await put(engine, b"a")
+        (received,) = await engine.lease("q", "g", 0, 9, 99)
         store.error = StorageError("no")
         with pytest.raises(StorageError, match="no"):
-            await engine.delete("q", [received.receipt_handle])
+            await engine.settle("q", "g", "ack", [received.receipt_handle])
         assert engine.failure() == "no"
         store.error = None
-        (again,) = await engine.take("q", 0, 9, 99)
-        assert again.receive_count == 2
-        assert await engine.delete("q", [again.receipt_handle]) == []
+        assert await payloads(engine) == []
+        clock.now += 31
+        assert await payloads(engine) == [b"a"]
+        assert await engine.settle("q", "g", "ack", [received.receipt_handle]) == {0: "stale"}
+
+
+async def test_failed_settling_may_be_repeated() -> None:
+    """With the same handle."""
+    store = HeldStore()
+    async with running_engine(store) as engine:
+        await put(engine, b"a")
+        (received,) = await engine.lease("q", "g", 0, 9, 99)
+        store.error = StorageError("no")
+        with pytest.raises(StorageError, match="no"):
+            await engine.settle("q", "g", "ack", [received.receipt_handle])
+        store.error = None
+        assert await engine.settle("q", "g", "ack", [received.receipt_handle]) == {}
         assert engine.failure() is None
+        assert engine.snapshot("q").messages == 0
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_delete_goes_on_when_the_one_who_asked_has_gone(*, fails: bool) -> None:
-    """A client that leaves during its delete neither undoes it nor hides its failure."""
+async def test_settling_goes_on_when_the_one_who_asked_has_gone(*, fails: bool) -> None:
+    """A client that leaves during its ack neither undoes it nor hides its failure."""
     store = HeldStore()
     async with running_engine(store) as engine:
-        await store_messages(engine, [b"a"])
-        (received,) = await engine.take("q", 0, 9, 99)
+        await put(engine, b"a")
+        (received,) = await engine.lease("q", "g", 0, 9, 99)
         store.error = StorageError("no") if fails else None
-        deleting = asyncio.create_task(engine.delete("q", [received.receipt_handle]))
+        settling = asyncio.create_task(engine.settle("q", "g", "ack", [received.receipt_handle]))
         await asyncio.sleep(0)
-        deleting.cancel()
+        settling.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await deleting
+            await settling
         if not fails:
-            await until(lambda: engine.usage("q")[0].messages == 0)
+            await until(lambda: engine.snapshot("q").messages == 0)
             return
-        await until(lambda: engine.leased("q") == 1)
+        await until(lambda: engine.snapshot("q").groups["g"].leased == 1)
+        assert engine.snapshot("q").messages == 1
+
+
+async def test_unseen_settling_that_fails_is_made_again() -> None:
+    """What a filter passes over is not lost to it by a full disk, nor given to a receiver."""
+    store = HeldStore()
+    async with running_engine(store) as engine:
+        await engine.change_group("q", "g", GroupSpec(topics=("other",)))
+        await put(engine, b"a")
+        store.error = StorageError("no")
+        assert await payloads(engine) == []
         store.error = None
-        assert [one.payload for one in await engine.take("q", 0, 9, 99)] == [b"a"]
-
-
-async def test_handle_of_the_last_run_deletes_nothing(tmp_path: Path) -> None:
-    """After a restart a message may be with another receiver: old handles are dead."""
-    path = str(tmp_path / "queue.db")
-    async with running_engine(SqliteStore(path)) as engine:
-        await store_messages(engine, [b"a"])
-        (old,) = await engine.take("q", 0, 9, 99)
-    async with running_engine(SqliteStore(path)) as engine:
-        (new,) = await engine.take("q", 0, 9, 99)
-        assert await engine.delete("q", [old.receipt_handle]) == [old.receipt_handle]
-        assert await engine.delete("q", [new.receipt_handle]) == []
-
-
-async def test_message_that_is_deleted_while_it_is_read_again_is_not_received() -> None:
-    """A late delete that comes before the redelivery is done spares it."""
-    store, clock = HeldStore(), Clock()
-    async with running_engine(store, clock=clock) as engine:
-        await store_messages(engine, [b"a", b"b"])
-        (first, _) = await engine.take("q", 0, 9, 99)
-        clock.now += 30
-        store.may_read.clear()
-        store.is_reading.clear()
-        taking = asyncio.create_task(engine.take("q", 0, 9, 99))
-        await asyncio.to_thread(store.is_reading.wait)
-        assert await engine.delete("q", [first.receipt_handle]) == []
-        store.may_read.set()
-        assert [one.payload for one in await taking] == [b"b"]
+        assert engine.snapshot("q").groups["g"].waiting == 1
+        assert await payloads(engine) == []
+        assert engine.snapshot("q").messages == 0
 
 
 async def test_receive_that_fails_half_way_gives_back_what_it_had() -> None:
-    """Messages that were read again are visible at once where reading further messages fails."""
-    store, clock = HeldStore(), Clock()
-    async with running_engine(store, clock=clock) as engine:
-        await store_messages(engine, [b"a"])
-        await engine.take("q", 0, 9, 99)
-        await store_messages(engine, [b"b"])
-        clock.now += 30
-        store.fails_from = 1
+    """Messages that were found are visible at once where reading further ones fails."""
+    store = HeldStore()
+    async with reading_engine(store, b"a", b"b") as engine:
+        engine._cache.max_bytes = 10**6
+        assert await payloads(engine, 1) == [b"a"]
+        await engine.seek("q", "g", "earliest")
+        engine._cache.drop(1, 1)
+        store.unreadable = {1}
         with pytest.raises(StorageError, match="unreadable"):
-            await engine.take("q", 0, 9, 99)
-        store.fails_from = None
-        received = await engine.take("q", 0, 9, 99)
-        assert [(one.payload, one.receive_count) for one in received] == [(b"a", 2), (b"b", 1)]
+            await payloads(engine)
+        store.unreadable = set()
+        received = await engine.lease("q", "g", 0, 9, 99)
+        assert [(one.payload, one.receive_count) for one in received] == [(b"a", 1), (b"b", 1)]
 
 
 async def test_failed_read_is_told_and_loses_nothing() -> None:
     """A storage that cannot be read refuses the receive; afterwards all is there."""
     store, clock = HeldStore(), Clock()
-    async with running_engine(store, clock=clock) as engine:
-        await store_messages(engine, [b"a", b"b"])
+    async with reading_engine(store, b"a", b"b", clock=clock) as engine:
         store.error = StorageError("unreadable")
         with pytest.raises(StorageError, match="unreadable"):
-            await engine.take("q", 0, 9, 99)
+            await payloads(engine)
+        assert engine.failure() == "unreadable"
         store.error = None
-        assert len(await engine.take("q", 0, 1, 99)) == 1
+        assert await payloads(engine, 1) == [b"a"]
+        assert engine.failure() is None
         clock.now += 30
         store.error = StorageError("unreadable")
         with pytest.raises(StorageError, match="unreadable"):
-            await engine.take("q", 0, 9, 99)
+            await payloads(engine)
         store.error = None
-        assert [one.payload for one in await engine.take("q", 0, 9, 99)] == [b"a", b"b"]
+        assert await payloads(engine) == [b"a", b"b"]
 
 
 async def test_receiver_that_leaves_while_its_messages_are_read_gets_none() -> None:
     """What a cancelled receive would have got goes to the next receiver."""
-    store, clock = HeldStore(), Clock()
-    async with running_engine(store, clock=clock) as engine:
-        await store_messages(engine, [b"a"])
-        await engine.take("q", 0, 9, 99)
-        clock.now += 30
+    store = HeldStore()
+    async with reading_engine(store, b"a") as engine:
         store.may_read.clear()
         store.is_reading.clear()
-        taking = asyncio.create_task(engine.take("q", 0, 9, 99))
+        taking = asyncio.create_task(payloads(engine))
         await asyncio.to_thread(store.is_reading.wait)
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await taking
         store.may_read.set()
-        assert [one.payload for one in await engine.take("q", 0, 9, 99)] == [b"a"]
+        (received,) = await engine.lease("q", "g", 0, 9, 99)
+        assert (received.payload, received.receive_count) == (b"a", 1)
+
+
+async def test_receiver_that_leaves_while_its_receive_is_counted_gets_none() -> None:
+    """Where receives are limited they are stored first; a receiver may leave meanwhile."""
+    store = HeldStore()
+    async with running_engine(store) as engine:
+        await engine.change_group("q", "g", GroupSpec(max_receives=1))
+        await put(engine, b"a")
+        taking = asyncio.create_task(payloads(engine))
+        await asyncio.sleep(0)
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        assert await payloads(engine) == [b"a"]
+
+
+async def test_a_message_that_is_settled_while_it_is_read_again_is_not_received() -> None:
+    """A late ack that comes before the redelivery is done spares it."""
+    store, clock = HeldStore(), Clock()
+    async with reading_engine(store, b"a", b"b", clock=clock) as engine:
+        first, _ = await engine.lease("q", "g", 0, 9, 99)
+        clock.now += 30
+        store.may_read.clear()
+        store.is_reading.clear()
+        taking = asyncio.create_task(payloads(engine))
+        await asyncio.to_thread(store.is_reading.wait)
+        assert await engine.settle("q", "g", "ack", [first.receipt_handle]) == {}
+        store.may_read.set()
+        assert await taking == [b"b"]
 
 
 async def test_range_that_is_committed_while_it_is_read_is_refused() -> None:
     """A reader is never given a range with holes in it."""
     store = HeldStore()
-    async with running_engine(store) as engine:
-        await store_messages(engine, [b"a", b"b"])
+    async with running_engine(store, groups=["r"]) as engine:
+        await put(engine, b"a", b"b")
         store.may_read.clear()
-        reading = asyncio.create_task(engine.read_range("q", 0, 0, 2, 9))
+        reading = asyncio.create_task(engine.read("q", 0, 0, 2, 9))
         await asyncio.to_thread(store.is_reading.wait)
-        await engine.commit("q", {0: 1})
+        start = await engine.locate("q", "earliest")
+        committing = asyncio.create_task(engine.commit("q", "r", start._replace(offsets={0: 1})))
+        await asyncio.sleep(0)
         store.may_read.set()
+        await committing
         with pytest.raises(RangeGoneError):
             await reading
 
@@ -198,14 +280,15 @@ async def test_range_that_is_committed_while_it_is_read_is_refused() -> None:
 async def test_failed_commit_keeps_what_is_there() -> None:
     """A commit that the storage refuses is told; the range can still be read."""
     store = HeldStore()
-    async with running_engine(store) as engine:
-        await store_messages(engine, [b"a", b"b"])
+    async with running_engine(store, groups=["r"]) as engine:
+        await put(engine, b"a", b"b")
         store.error = StorageError("no")
         with pytest.raises(StorageError, match="no"):
-            await engine.commit("q", {0: 2})
+            await engine.commit("q", "r", await engine.locate("q", "latest"))
         store.error = None
-        frames = await engine.read_range("q", 0, 0, 2, 9)
+        frames = await engine.read("q", 0, 0, 2, 9)
         assert read_batch(b"".join(frames)).payload == [b"a", b"b"]
+        assert engine.snapshot("q").groups["r"].position == {0: 0}
 
 
 def break_segment(path: Path, first_offset: int, frame: bytes = b"broken") -> None:
@@ -219,32 +302,34 @@ def break_segment(path: Path, first_offset: int, frame: bytes = b"broken") -> No
 async def test_a_broken_segment_is_set_aside_and_what_is_behind_it_received(tmp_path: Path) -> None:
     """It holds up no reader of either kind, is told, and stays told after a restart."""
     path = tmp_path / "queue.db"
-    async with running_engine(SqliteStore(str(path))) as engine:
-        for payload in (b"a", b"b", b"c"):
-            await store_messages(engine, [payload])
+    async with running_engine(SqliteStore(str(path)), groups=["g", "r"]) as engine:
+        for payload in (b"a", b"b", b"c", b"d"):
+            await put(engine, payload)
     break_segment(path, 0)
-    with closing(sqlite3.connect(path)) as connection:
-        (frame,) = connection.execute("SELECT frame FROM segment WHERE first_offset = 2").fetchone()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        (frame,) = connection.execute("SELECT frame FROM segment WHERE first_offset = 3").fetchone()
+        connection.execute("DELETE FROM segment WHERE first_offset = 2")  # gone without a trace
     break_segment(path, 1, frame)  # whole, and of other messages
     async with running_engine(SqliteStore(str(path))) as engine:
-        assert [one.payload for one in await engine.take("q", 0, 9, 99)] == [b"c"]
-        assert engine.set_aside("q") == 2
-        assert engine.usage("q")[0].messages == 1
+        assert await payloads(engine) == [b"d"]
+        found = engine.snapshot("q")
+        assert (found.set_aside, found.messages, found.payload_bytes) == (3, 1, 1)
+        assert found.groups["g"].waiting == found.groups["r"].waiting == 1
         assert engine.failure() is None
     async with running_engine(SqliteStore(str(path))) as engine:
-        assert engine.set_aside("q") == 2
-        frames = await engine.read_range("q", 0, 0, 3, 9)
-        assert read_batch(b"".join(frames)).payload == [b"c"]
+        assert engine.snapshot("q").set_aside == 3
+        frames = await engine.read("q", 0, engine.snapshot("q").usage[0].earliest, 4, 9)
+        assert read_batch(b"".join(frames)).payload == [b"d"]
 
 
 async def test_a_range_holds_no_broken_frame(tmp_path: Path) -> None:
     """Its reader could not go on behind one."""
     path = tmp_path / "queue.db"
-    async with running_engine(SqliteStore(str(path))) as engine:
+    async with running_engine(SqliteStore(str(path)), groups=["r"]) as engine:
         for payload in (b"a", b"b", b"c"):
-            await store_messages(engine, [payload])
+            await put(engine, payload)
         break_segment(path, 1)
-        frames = await engine.read_range("q", 0, 0, 3, 9)
+        frames = await engine.read("q", 0, 0, 3, 9)
         assert read_batch(b"".join(frames)).payload == [b"a", b"c"]
 
 
@@ -254,30 +339,51 @@ async def test_messages_whose_segment_breaks_while_they_are_leased_are_not_held_
     """What becomes visible again is read again: a broken segment then leaves, leases and all."""
     path = tmp_path / "queue.db"
     clock = Clock()
-    engine = running_engine(SqliteStore(str(path)), clock=clock, visibility_timeout=30.0)
-    async with engine as running:
-        await store_messages(running, [b"a", b"b"])
-        await store_messages(running, [b"c"])
-        assert len(await running.take("q", 0, 9, 99)) == 3
+    async with running_engine(SqliteStore(str(path)), clock=clock) as engine:
+        await put(engine, b"a", b"b")
+        await put(engine, b"c")
+        assert len(await payloads(engine)) == 3
         break_segment(path, 0)
+        forget_segments(engine)
         clock.now += 31
-        assert [one.payload for one in await running.take("q", 0, 9, 99)] == [b"c"]
-        assert running.leased("q") == 1
-        assert running.set_aside("q") == 2
+        assert await payloads(engine) == [b"c"]
+        found = engine.snapshot("q")
+        assert (found.groups["g"].leased, found.set_aside) == (1, 2)
 
 
-async def test_a_physical_queue_that_cannot_be_read_is_a_failure_until_it_can() -> None:
-    """Who asks for the engine's health is told."""
-    held = HeldStore()
-    async with running_engine(held) as engine:
-        await store_messages(engine, [b"a"])
-        held.fails_from = 0
-        with pytest.raises(StorageError, match="unreadable"):
-            await engine.take("q", 0, 9, 99)
-        assert engine.failure() == "unreadable"
-        held.fails_from = None
-        assert len(await engine.take("q", 0, 9, 99)) == 1
-        assert engine.failure() is None
+async def test_segments_in_memory_are_bounded_over_all_queues(tmp_path: Path) -> None:
+    """However many queues and groups read ahead."""
+    store = SqliteStore(str(tmp_path / "queue.db"), "normal")
+    engine = LocalEngine(
+        store, clock=Clock(), commit_max_messages=1000, read_ahead_bytes=300_000, logger=LOGGER
+    )
+    await engine.open()
+    try:
+        groups = {f"g{n}": GroupSpec() for n in range(3)}
+        for name in ("a", "b"):
+            await engine.create_queue(name, QueueSpec(physical_queues=4, groups=groups))
+            for number in range(4):
+                new = [NewMessage(message(bytes(10_000))) for _ in range(20)]
+                assert engine.reserve(name, 20, 200_000)
+                await engine.append(name, number, new)
+        for name in ("a", "b"):
+            for group in groups:
+                for number in range(4):
+                    assert len(await engine.lease(name, group, number, 20, 10**9)) == 20
+                    assert engine.figures()["read_ahead_bytes"] <= 300_000
+    finally:
+        await engine.close()
+
+
+async def test_one_group_reads_what_another_has_read() -> None:
+    """Groups that go side by side read each segment once."""
+    store = HeldStore()
+    async with reading_engine(store, b"a", b"b") as engine:
+        engine._cache.max_bytes = 10**6
+        assert await payloads(engine) == [b"a", b"b"]
+        await engine.create_group("q", "other", GroupSpec())
+        store.unreadable = {0, 1}
+        assert len(await engine.lease("q", "other", 0, 9, 99)) == 2
 
 
 async def test_closed_engine_takes_no_more() -> None:
@@ -285,29 +391,52 @@ async def test_closed_engine_takes_no_more() -> None:
     async with running_engine(MemoryStore()) as engine:
         await engine.close()
         with pytest.raises(StorageError, match="closed"):
-            await store_messages(engine, [b"a"])
+            await put(engine, b"a")
 
 
 async def test_surplus_physical_queues_are_kept_and_read(tmp_path: Path) -> None:
     """A queue that is given fewer physical queues does not lose what lies in the others."""
     path = str(tmp_path / "queue.db")
-    async with running_engine(SqliteStore(path), {"q": 3}) as engine:
-        await store_messages(engine, [b"a"], number=2)
-    async with running_engine(SqliteStore(path), {"q": 1}) as engine:
-        assert sorted(engine.usage("q")) == [0, 1, 2]
-        assert [one.payload for one in await engine.take("q", 2, 9, 99)] == [b"a"]
+    async with running_engine(SqliteStore(path)) as engine:
+        await engine.change_queue("q", QueueSpec(physical_queues=3, groups={"g": GroupSpec()}))
+        await engine.append("q", 2, [NewMessage(message(b"a"))])
+        await engine.change_queue("q", QueueSpec(physical_queues=1, groups={"g": GroupSpec()}))
+    async with running_engine(SqliteStore(path)) as engine:
+        assert list(engine.snapshot("q").usage) == [0, 1, 2]
+        (received,) = await engine.lease("q", "g", 2, 9, 99)
+        assert received.payload == b"a"
 
 
-async def test_messages_of_a_queue_that_is_no_longer_configured_are_told(
+async def test_append_to_no_physical_queue_gives_its_room_back() -> None:
+    """The error names the number; nothing stays reserved."""
+    async with running_engine(MemoryStore()) as engine:
+        assert engine.reserve("q", 1, 1)
+        with pytest.raises(OffsetError, match="read 7; allowed: 0"):
+            await engine.append("q", 7, [NewMessage(message(b"a"))])
+        assert engine.snapshot("q").reserved == 0
+
+
+async def test_files_that_others_could_read_are_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A queue that has left the policy file keeps its messages, and the log says so."""
-    path = str(tmp_path / "queue.db")
-    async with running_engine(SqliteStore(path), {"q": 1}) as engine:
-        await store_messages(engine, [b"a"])
+    """At the start, from which on only the owner can."""
+    path = tmp_path / "queue.db"
+    async with running_engine(SqliteStore(str(path))):
+        pass
+    path.chmod(0o644)
     with caplog.at_level(logging.WARNING):
-        async with running_engine(SqliteStore(path), {"other": 1}):
+        async with running_engine(SqliteStore(str(path))):
             pass
-    assert "queue q is not in the policy file; its 1 messages" in caplog.text
-    async with running_engine(SqliteStore(path), {"q": 1}) as engine:
-        assert len(await engine.take("q", 0, 9, 99)) == 1
+    assert f"other users could read {path}" in caplog.text
+
+
+async def test_a_lost_file_is_a_failure(tmp_path: Path) -> None:
+    """Who asks for the engine's health is told."""
+    path = tmp_path / "queue.db"
+    async with running_engine(SqliteStore(str(path))) as engine:
+        path.rename(tmp_path / "away")
+        assert "was deleted or replaced" in (engine.failure() or "")
+        with pytest.raises(StorageError, match="was deleted or replaced"):
+            await put(engine, b"a")
+        (tmp_path / "away").rename(path)
+        assert engine.failure() is None or await put(engine, b"a")

@@ -4,15 +4,23 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
-from penstock.plugins.queue.engine import EngineStartError
-from penstock.plugins.queue.engine_sqlite import SqliteStore
-from tests.plugins.queue.engines.sqlite_files import KEY, opened, segment
+from penstock.plugins.queue.batch_format import write_batch
+from penstock.plugins.queue.client import Batch
+from penstock.plugins.queue.engines.contract import EngineStartError, GroupSpec, QueueSpec
+from penstock.plugins.queue.engines.local import LocalEngine
+from penstock.plugins.queue.engines.sqlite import SqliteStore
+from penstock.plugins.queue.engines.store import EXPIRES
+from tests.helpers.clock import Clock
+from tests.plugins.queue.engines.sqlite_files import opened, rows_of, segment, storing
+from tests.plugins.queue.running import LOGGER
 
 
 @pytest.fixture
@@ -25,9 +33,9 @@ def test_second_process_is_refused_while_the_first_has_the_file(path: Path) -> N
     """Leases live in one process; another is told which one, and may open once that has gone."""
     program = (
         "import sys\n"
-        "from penstock.plugins.queue.engine_sqlite import SqliteStore\n"
+        "from penstock.plugins.queue.engines.sqlite import SqliteStore\n"
         "store = SqliteStore(sys.argv[1])\n"
-        "store.open({'q': 1})\n"
+        "store.open()\n"
         "print('open', flush=True)\n"
         "sys.stdin.read()\n"
     )
@@ -42,8 +50,7 @@ def test_second_process_is_refused_while_the_first_has_the_file(path: Path) -> N
         ):
             pass
         holder.kill()
-    with opened(path) as store:
-        assert store.usage[KEY].next == 0
+    assert rows_of(path).queues == []
 
 
 def test_file_of_another_kind_is_refused(path: Path) -> None:
@@ -69,14 +76,14 @@ def test_file_of_a_later_format_is_refused(path: Path) -> None:
         pass
     with closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA user_version = 99")
-    with pytest.raises(EngineStartError, match="read format 99; allowed: 1"), opened(path):
+    with pytest.raises(EngineStartError, match="read format 99; allowed: 1 or 2"), opened(path):
         pass
 
 
 def test_damaged_file_is_refused(path: Path) -> None:
     """A file whose tables cannot be read is told at the start."""
     with opened(path) as store:
-        store.write([segment(0, n_bytes=100_000)], [])
+        store.write(storing(segment(0, n_bytes=100_000)))
     damaged = bytearray(path.read_bytes())
     damaged[100:8192] = os.urandom(8092)
     path.write_bytes(damaged)
@@ -110,7 +117,7 @@ def test_locked_file_is_refused(path: Path) -> None:
         other.execute("BEGIN IMMEDIATE")
         store = SqliteStore(str(path), busy_seconds=0.05)
         with pytest.raises(EngineStartError, match="database is locked"):
-            store.open({"q": 1})
+            store.open()
     with opened(path):
         pass
 
@@ -119,11 +126,11 @@ def open_without_rights(folder: Path) -> str:
     """Open ``queue.db`` in a folder as a user without special rights; return what it says."""
     program = (
         "import os, sys\n"
-        "from penstock.plugins.queue.engine_sqlite import SqliteStore\n"
+        "from penstock.plugins.queue.engines.sqlite import SqliteStore\n"
         "if os.geteuid() == 0:\n"
         "    os.seteuid(65534)\n"
         "try:\n"
-        "    SqliteStore('queue.db').open({'q': 1})\n"
+        "    SqliteStore('queue.db').open()\n"
         "except Exception as error:\n"
         "    sys.exit(f'{type(error).__name__}: {error}')\n"
     )
@@ -155,3 +162,108 @@ def test_file_that_cannot_be_written_is_refused() -> None:
         told = open_without_rights(path.parent)
     assert "EngineStartError: queue database queue.db: " in told
     assert "readonly" in told
+
+
+VERSION_1 = (
+    (
+        "CREATE TABLE physical_queue (id INTEGER PRIMARY KEY, queue TEXT NOT NULL,"
+        " number INTEGER NOT NULL, earliest INTEGER NOT NULL DEFAULT 0,"
+        " next INTEGER NOT NULL DEFAULT 0, messages INTEGER NOT NULL DEFAULT 0,"
+        " stored_bytes INTEGER NOT NULL DEFAULT 0, UNIQUE (queue, number))"
+    ),
+    (
+        "CREATE TABLE segment (physical_queue INTEGER NOT NULL REFERENCES physical_queue (id),"
+        " first_offset INTEGER NOT NULL, n_messages INTEGER NOT NULL, newest_at REAL NOT NULL,"
+        " frame BLOB NOT NULL, PRIMARY KEY (physical_queue, first_offset))"
+    ),
+    (
+        "CREATE TABLE gone (physical_queue INTEGER NOT NULL, first_offset INTEGER NOT NULL,"
+        " bits BLOB NOT NULL, PRIMARY KEY (physical_queue, first_offset)) WITHOUT ROWID"
+    ),
+    "PRAGMA application_id = 0x50455154",
+    "PRAGMA user_version = 1",
+)
+
+
+def write_version_1(path: Path, payloads: Sequence[bytes], newest_at: float, gone: int) -> None:
+    """Make a file as version 1 of the format had it, with one segment in q/0 and none in q/1."""
+    n = len(payloads)
+    expiry = '{"message_expiry_interval": 60}'
+    frame = write_batch(
+        Batch(
+            list(range(n)),
+            ["a/b"] * n,
+            list(payloads),
+            [1] * n,
+            ["dev"] * n,
+            [newest_at] * n,
+            [expiry] + [""] * (n - 1),
+        )
+    )
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in VERSION_1:
+            connection.execute(statement)
+        n_left = n - gone.bit_count()
+        connection.execute(
+            "INSERT INTO physical_queue VALUES (5, 'q', 0, 0, ?, ?, ?)", (n, n_left, len(frame))
+        )
+        connection.execute("INSERT INTO physical_queue VALUES (6, 'q', 1, 7, 7, 0, 0)")
+        connection.execute("INSERT INTO segment VALUES (5, 0, ?, ?, ?)", (n, newest_at, frame))
+        connection.execute("INSERT INTO gone VALUES (5, 0, ?)", (gone.to_bytes(1, "little"),))
+
+
+def test_a_file_of_version_1_is_upgraded(path: Path) -> None:
+    """Messages, offsets and deletes stay; sizes and flags are found in the frames."""
+    now = time.time()
+    write_version_1(path, [b"one", b"three", b"seventeen"], now - 100, 0b001)
+    rows = rows_of(path)
+    (queue,) = rows.queues
+    assert (queue.name, queue.spec, len(queue.incarnation)) == ("q", "{}", 32)
+    first, second = rows.physical
+    assert (first.row_id, first.number, first.earliest, first.next) == (5, 0, 0, 3)
+    assert (first.messages, first.payload_bytes) == (2, 5 + 9)
+    assert (second.row_id, second.number, second.earliest, second.next) == (6, 1, 7, 7)
+    (segment_,) = rows.segments[5]
+    assert (segment_.first_offset, segment_.n_messages, segment_.payload_bytes) == (0, 3, 17)
+    assert segment_.flags == EXPIRES
+    assert segment_.newest_clock == pytest.approx(-100, abs=60)
+    assert rows.gone == {(5, 0): (0b001, 3)}
+    assert rows_of(path) == rows
+
+
+async def test_messages_of_version_1_are_received_from_the_default_group(path: Path) -> None:
+    """With whatever group is made for them, from where readers had come."""
+    write_version_1(path, [b"one", b"three", b"seventeen"], time.time(), 0b001)
+    engine = LocalEngine(
+        SqliteStore(str(path)), clock=Clock(), commit_max_messages=10, logger=LOGGER
+    )
+    await engine.open()
+    try:
+        await engine.change_queue("q", QueueSpec(physical_queues=2, groups={"g": GroupSpec()}))
+        received = await engine.lease("q", "g", 0, 10, 1000)
+        assert [one.payload for one in received] == [b"three", b"seventeen"]
+        handles = [one.receipt_handle for one in received]
+        assert await engine.settle("q", "g", "ack", handles) == {}
+        assert engine.snapshot("q").messages == engine.snapshot("q").payload_bytes == 0
+    finally:
+        await engine.close()
+
+
+def test_a_new_file_gives_space_back_bit_by_bit(path: Path) -> None:
+    """A file that was made before does so once it was compacted."""
+    write_version_1(path, [b"one", b"two"], 0.0, 0)
+    with opened(path) as store:
+        assert store.compact() >= 0
+    for file in (path, path.with_name("new.db")):
+        with opened(file), closing(sqlite3.connect(file)) as visitor:
+            assert visitor.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+
+
+def test_files_are_the_owner_s_alone(path: Path) -> None:
+    """Messages are no business of other users."""
+    with opened(path):
+        modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+    assert set(modes) == {
+        f"queue.db{suffix}" for suffix in ("", "-wal", "-shm", ".lock", ".reserve")
+    }
+    assert set(modes.values()) == {0o600}
