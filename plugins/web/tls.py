@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from penstock.broker.config.listener_config import Tls
 from penstock.broker.errors import PenstockError
@@ -131,3 +131,7 @@ class HttpsLayer(TlsLayer):
         """Pass the end on."""
         super().connection_lost(exc)
         self.arrival.leave_layers()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return what the socket's transport has, and the context, by which aiohttp knows https."""
+        return self._context if name == "sslcontext" else super().get_extra_info(name, default)

@@ -25,7 +25,7 @@ EXTRAS_OF: Final = {
 IMPORTED_AS: Final = {"paho-mqtt": "paho", "pytest-xdist": "xdist", "pyyaml": "yaml"}
 """Requirement to the name that it is imported by, where that is another."""
 
-PART_OF: Final = {"pydantic_core": "pydantic", "py4j": "pyspark"}
+PART_OF: Final = {"botocore": "boto3", "pydantic_core": "pydantic", "py4j": "pyspark"}
 """Package to the one that brings it in one certain version, as a part of itself."""
 
 NOT_IMPORTED: Final = {

@@ -265,7 +265,7 @@ def _as_sent(pairs: Iterable[tuple[str, str]], types_text: str) -> dict[str, Mes
     """Return the attributes with which a message was sent over SQS."""
     try:
         types = dict(json.loads(types_text)) if types_text else {}
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         types = {}
     return {name: _typed(str(types.get(name, _STRING)), value) for name, value in pairs}
 

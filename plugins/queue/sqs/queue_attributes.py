@@ -38,6 +38,7 @@ DEFAULT_RETENTION_SECONDS: Final = 4 * 24 * 3600
 
 _MAX_RECEIVES: Final = 1_000
 _MAX_SOURCE_QUEUES: Final = 10
+_MAX_DIGITS: Final = 9
 _WHOLE_NUMBERS: Final = {
     "DelaySeconds": (0, MAX_DELAY_SECONDS),
     "MaximumMessageSize": (1024, MAX_MESSAGE_BYTES),
@@ -214,7 +215,8 @@ def _change_one(
 
 def _with_number(settings: QueueSettings, attribute: str, value: str) -> QueueSettings:
     least, most = _WHOLE_NUMBERS[attribute]
-    if not (value.isascii() and value.isdigit() and least <= int(value[:18]) <= most):
+    is_short = len(value) <= _MAX_DIGITS
+    if not (is_short and value.isascii() and value.isdigit() and least <= int(value) <= most):
         raise _bad_value(attribute, value, f"a whole number of {least} to {most}")
     number = float(value)
     if attribute == "DelaySeconds":
@@ -239,7 +241,7 @@ def _with_redrive_policy(
         raise _bad_value(attribute, text, "deadLetterTargetArn and maxReceiveCount")
     try:
         max_receives = int(policy["maxReceiveCount"])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         max_receives = 0
     if not 1 <= max_receives <= _MAX_RECEIVES:
         raise _bad_value(attribute, text, f"a maxReceiveCount of 1 to {_MAX_RECEIVES}")
@@ -288,7 +290,7 @@ def _checked_allow_policy(text: str) -> str:
 def _json_object(attribute: str, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text) if text else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise _bad_value(attribute, text, "a JSON object")

@@ -153,6 +153,7 @@ def test_an_empty_policy_ends_dead_letters() -> None:
         ("DelaySeconds", "1.5"),
         ("DelaySeconds", ""),
         ("DelaySeconds", "9" * 5000),
+        ("DelaySeconds", "0" * 18 + "901"),
         ("DelaySeconds", 5),
         ("MaximumMessageSize", "1023"),
         ("MaximumMessageSize", "1048577"),
@@ -163,6 +164,7 @@ def test_an_empty_policy_ends_dead_letters() -> None:
         ("FifoQueue", "true"),
         ("SqsManagedSseEnabled", "true"),
         ("RedrivePolicy", "["),
+        ("RedrivePolicy", "[" * 9999),
         ("RedrivePolicy", "[]"),
         ("RedrivePolicy", '{"maxReceiveCount": 3}'),
         ("RedriveAllowPolicy", '{"redrivePermission": "some"}'),
@@ -212,7 +214,7 @@ def test_a_dead_letter_queue_may_choose_its_sources() -> None:
     assert refusal(redrive("chosen"), "other")[0] == INVALID_PARAMETER_VALUE
 
 
-@pytest.mark.parametrize("receives", [0, 1001, "x", None])
+@pytest.mark.parametrize("receives", [0, 1001, "x", None, float("inf")])
 def test_receives_before_a_dead_letter(receives: Any) -> None:
     """From 1 to 1,000; SDKs send them as text, too."""
     assert refusal(redrive(receives=receives))[0] == INVALID_ATTRIBUTE_VALUE
