@@ -12,6 +12,7 @@ from tests.architecture.source import INSTALLED_PACKAGES, ROOT, read_source
 EXTRAS_OF: Final = {
     **dict.fromkeys(INSTALLED_PACKAGES, ()),
     "penstock": (),
+    "plugins": ("arrow",),
     "spark_bridge": ("spark",),
     "models": ("models",),
     "netem": ("netem",),
@@ -37,6 +38,7 @@ NOT_IMPORTED: Final = {
     "ruff": "a program",
     "setuptools": "builds the wheel",
     "sqlalchemy": "aMQTT's persistence plugin imports it",
+    "types-jsonschema": "mypy reads it",
     "types-psutil": "mypy reads it",
     "types-pyyaml": "mypy reads it",
 }

@@ -130,7 +130,10 @@ def read_rows(data: bytearray, most: int) -> Iterator[dict[str, Any] | None]:
     n_rows = 0
     try:
         messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(bytes(data)))
-        schema = pa.ipc.read_schema(messages.read_next_message())
+        head = _next(messages)
+        if head is None:
+            raise RequestError("body: read no Arrow IPC stream; allowed: one with a schema")
+        schema = pa.ipc.read_schema(head)
         _check_schema(schema)
         while (message := _next(messages)) is not None:
             if message.type != "record batch" or _is_compressed(message.metadata.to_pybytes()):
@@ -152,7 +155,7 @@ def read_rows(data: bytearray, most: int) -> Iterator[dict[str, Any] | None]:
                     if isinstance(payload, str):
                         row["payload"] = payload.encode()
                     yield row
-    except (pa.ArrowException, ValueError, EOFError, struct.error) as error:
+    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
         raise RequestError(f"body: read no Arrow IPC stream ({error})") from error
 
 

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from typing import Any
+
+from penstock.plugins.queue.client import BATCH_CONTENT_TYPE, read_batch
+from tests.plugins.queue.http.serving import LONG_SECONDS, Serving, serving
+
+POSITION = "/queues/log/position"
+PLAN = "/queues/log/plan"
+COMMIT = "/queues/log/groups/spark/commit"
+SEEK = "/queues/log/groups/spark/seek"
+
+
+async def position(server: Serving, at: str = "earliest") -> dict[str, Any]:
+    """Ask for a position."""
+    found: dict[str, Any] = (await server.ask("GET", f"{POSITION}?at={at}")).json
+    return found
+
+
+async def payloads(server: Serving, start: int, end: int) -> list[bytes]:
+    """Read a range."""
+    answer = await server.ask("GET", f"/queues/log/physical/0/range?start={start}&end={end}")
+    assert answer.status == 200, answer
+    return [base64.b64decode(one["payload"]) for one in answer.json["messages"]]
+
+
+async def test_a_reader_plans_reads_and_commits() -> None:
+    """Its position moves; what it has committed is gone, as there is no other group."""
+    async with serving() as server:
+        await server.store_rows("log", "a", "b", "c")
+        start = await position(server)
+        answer = await server.ask("POST", PLAN, start | {"max_messages": 2})
+        end = answer.json
+        assert (start["offsets"], end["offsets"]) == ({"0": 0}, {"0": 2})
+        assert start["incarnation"] == end["incarnation"]
+        assert await payloads(server, 0, 2) == [b"a", b"b"]
+        assert (await server.ask("POST", COMMIT, end)).json == {"committed": True}
+        group = (await server.ask("GET", "/queues/log/groups/spark")).json
+        assert (group["position"], group["waiting"]) == ({"0": 2}, 1)
+        gone = await server.ask("GET", "/queues/log/physical/0/range?start=1&end=3")
+        assert (gone.status, gone.json["earliest"]) == (410, 2)
+        assert "start: read 1; allowed: 2 or more" in gone.json["error"]
+
+
+async def test_a_plan_without_a_position_begins_at_the_earliest_offsets() -> None:
+    """And ends where the limits say."""
+    async with serving() as server:
+        await server.store_rows("log", "a", "b")
+        assert (await server.ask("POST", PLAN, {})).json["offsets"] == {"0": 2}
+
+
+async def test_a_held_plan_is_answered_when_a_message_comes() -> None:
+    """A reader need not poll."""
+    async with serving() as server:
+        start = await position(server)
+        body = start | {"wait_seconds": LONG_SECONDS}
+        planning = asyncio.create_task(server.ask("POST", PLAN, body))
+        await server.store_rows("log", "late")
+        assert (await planning).json["offsets"] == {"0": 1}
+
+
+async def test_positions_of_a_deleted_queue_mean_nothing() -> None:
+    """409 with the incarnation of the queue that exists, for each request that has a position."""
+    async with serving() as server:
+        old = await position(server)
+        await server.ask("DELETE", "/queues/log")
+        settings = {"physical_queues": 1, "groups": {"spark": {"kind": "offsets"}}}
+        assert (await server.ask("PUT", "/queues/log", settings)).status == 200
+        now = (await position(server))["incarnation"]
+        path = f"/queues/log/physical/0/range?start=0&end=0&incarnation={old['incarnation']}"
+        for answer in (
+            await server.ask("POST", PLAN, old),
+            await server.ask("POST", COMMIT, old),
+            await server.ask("GET", path),
+        ):
+            assert (answer.status, answer.json["incarnation"]) == (409, now)
+
+
+async def test_a_group_seeks_to_a_time() -> None:
+    """To the first message that arrived at or after it; and to both ends."""
+    async with serving() as server:
+        await server.store_rows("log", "a")
+        middle = time.time()
+        await server.store_rows("log", "b")
+        groups = {"spark": {"kind": "offsets"}, "holding": {"kind": "offsets"}}
+        await server.ask("PUT", "/queues/log", {"physical_queues": 1, "groups": groups})
+        for to, offset in (("latest", 2), (middle, 1), ("earliest", 0)):
+            answer = await server.ask("POST", SEEK, {"to": to})
+            assert (answer.status, answer.json["offsets"]) == (200, {"0": offset})
+        assert (await position(server, str(middle)))["offsets"] == {"0": 1}
+        assert (await position(server, "latest"))["offsets"] == {"0": 2}
+
+
+async def test_a_range_is_cut_at_the_most_messages() -> None:
+    """In both formats alike."""
+    path = "/queues/log/physical/0/range?start=1&end=4&max_messages=2"
+    async with serving() as server:
+        await server.store_rows("log", "a", "b", "c", "d")
+        answer = await server.ask("GET", path)
+        assert [one["offset"] for one in answer.json["messages"]] == [1, 2]
+        answer = await server.ask("GET", path, headers={"Accept": BATCH_CONTENT_TYPE})
+        assert read_batch(answer.body).payload == [b"b", b"c"]
+
+
+async def test_offsets_that_are_none_are_told() -> None:
+    """Of a commit and of a range."""
+    async with serving() as server:
+        start = await position(server)
+        for offsets, told in (
+            ({"0": 9}, "read 9; allowed: 0 to 0"),
+            ({"5": 0}, "read 5; allowed: 0"),
+            ({"x": 0}, 'physical queue: read "x"'),
+            ({"0": -1}, "offsets.0: read -1"),
+        ):
+            answer = await server.ask("POST", COMMIT, start | {"offsets": offsets})
+            assert (answer.status, told in answer.json["error"]) == (400, True), answer.body
+        for path, told in (
+            ("0/range", "start: read nothing"),
+            ("0/range?start=0&end=9", "read 9; allowed: 0 to 0"),
+            ("x/range?start=0&end=0", 'physical queue: read "x"'),
+            ("7/range?start=0&end=0", "read 7; allowed: 0"),
+            ("0/range?start=0&end=0&max_messages=0", 'max_messages: read "0"; allowed: 1 to'),
+            ("0/range?start=0&end=0&x=1", 'query: read "x"; allowed, each once: start'),
+            ("0/range?start=0&start=1&end=0", 'query: read "start"; allowed, each once'),
+        ):
+            answer = await server.ask("GET", f"/queues/log/physical/{path}")
+            assert (answer.status, told in answer.json["error"]) == (400, True), answer.body
