@@ -10,7 +10,13 @@ import pytest
 from penstock.broker.access_control import Accepted
 from penstock.broker.config.limits import Limits
 from penstock.broker.events import Callbacks
-from penstock.broker.extensions import DeliveryGate, LinkSampler, PayloadStore
+from penstock.broker.extensions import (
+    DeliveryGate,
+    LinkSampler,
+    MessageSink,
+    PayloadStore,
+    SinkCounts,
+)
 from penstock.broker.faults import Guard, is_logged, note_fault
 from penstock.broker.mqtt.packets import Connect, Will
 from penstock.broker.payload import STORED_ABOVE_BYTES
@@ -77,6 +83,12 @@ def sampler(*methods: str) -> dict[str, Any]:
 def store(*methods: str, **values: Any) -> dict[str, Any]:
     """Return a payload store that raises in these methods, for a broker."""
     return {"payload_store": raising(*methods, bases=(PayloadStore,), **values)}
+
+
+def sink(*methods: str, **values: Any) -> dict[str, Any]:
+    """Return a sink that raises in these methods, for a broker."""
+    values |= {"name": "Raiser", "topic_filters": ("t",), "counts": SinkCounts()}
+    return {"sinks": [raising(*methods, bases=(MessageSink,), **values)]}
 
 
 class Unreadable:
@@ -190,12 +202,8 @@ EXTENSIONS: list[tuple[str, dict[str, Any], Act, str]] = [
     ("store: read", store(keep=lambda *_: Unreadable()), one_message, "Raiser"),
     ("store: copy", store("copy"), one_message, "Raiser"),
     ("store: figures", store("figures"), report_all, "Raiser"),
-    (
-        "sink",
-        {"sinks": [raising("accept", name="Raiser", topic_filters=("t",), sizes=None)]},
-        one_message,
-        "Raiser",
-    ),
+    ("sink: accept", sink("accept"), one_message, "Raiser"),
+    ("sink: reserve", sink("reserve", accept=lambda *_: None), one_message, "Raiser"),
     ("access control: authenticate", access(authenticate=fail), connect_only, "authenticate"),
     ("access control: authorize", access(authorize=fail), one_message, "publish"),
     (
