@@ -92,7 +92,7 @@ def test_nothing_is_lost_and_the_printed_commands_work(tmp_path: Path) -> None:
             assert any("listening on" in line for line in broker.stderr)
             assert broker_pid(folder) != before
             client = QueueClient(url)
-            n_before = client.queues()[0]["messages"]
+            n_before = client.queue("telemetry")["messages"]
             with shell(f"stdbuf -oL {listen} -d -C 2 -W 60", stdout=subprocess.PIPE) as listener:
                 read_until(listener, "Subscribed")
                 for command in (publish, publish_with_paho):
@@ -101,7 +101,7 @@ def test_nothing_is_lost_and_the_printed_commands_work(tmp_path: Path) -> None:
                 assert listener.stdout is not None
                 came = [line for line in listener.stdout if line.startswith("telemetry/")]
             assert came == ["telemetry/me/mood good\n"] * 2
-            assert client.queues()[0]["messages"] == n_before + 2
+            assert client.queue("telemetry")["messages"] == n_before + 2
             client.close()
         finally:
             broker.terminate()
