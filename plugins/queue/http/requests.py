@@ -257,8 +257,9 @@ def read_queue_spec(body: Mapping[str, Any]) -> QueueSpec:
             f"tags: read {show(tags)}; allowed: an object of at most {MAX_TAGS} texts of "
             f"{MAX_TAG_CHARACTERS} characters"
         )
-    for name, value in tags.items():
-        text_of({name: value}, name, "tags.")
+    for pair in tags.items():
+        for text in pair:
+            text_of({"tags": text}, "tags", "")
     keys = {key: value for key, value in body.items() if key != "tags"}
     spec = queue_spec(_fitted(LogicalQueueConfig, keys))
     groups = spec.groups if "groups" in body else {}
@@ -287,5 +288,3 @@ def _fitted(cls: Any, body: Mapping[str, Any]) -> Any:
             for misfit in error.misfits
         ]
         raise RequestError("; ".join(told)) from error
-    except UnicodeEncodeError as error:
-        raise RequestError("body: read half a surrogate; allowed: Unicode") from error

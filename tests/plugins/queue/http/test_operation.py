@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.plugins.queue.http.serving import serving
+
+
+async def test_figures_show_queues_their_groups_and_books() -> None:
+    """The list of queues has what each one alone has."""
+    async with serving() as server:
+        await server.store_rows("work", "x", "y")
+        await server.receive(max_messages=1)
+        listed = (await server.ask("GET", "/queues")).json["queues"]
+        assert [queue["name"] for queue in listed] == ["log", "work"]
+        shown = (await server.ask("GET", "/queues/work")).json
+        assert shown["messages"] == listed[1]["messages"] == 2
+        books = {"matched": 2, "stored": 2, "queued": 0, "dropped": {}}
+        assert shown["enqueued"]["requested"] == books
+        assert [one["next"] for one in shown["physical_queues"].values()] == [1, 1]
+        group = (await server.ask("GET", "/queues/work/groups/default")).json
+        assert (group["name"], group["waiting"], group["leased"]) == ("default", 2, 1)
+        assert group["incarnation"] == shown["incarnation"]
+        assert group["requests"]["messages"] == 1
+
+
+async def test_queues_come_change_and_go() -> None:
+    """A new one has a group `default`; settings that are left out have their defaults."""
+    async with serving() as server:
+        made = (await server.ask("PUT", "/queues/new", {"delay_seconds": 5})).json
+        assert (made["settings"]["delay_seconds"], list(made["groups"])) == (5, ["default"])
+        changed = (await server.ask("PUT", "/queues/new", {"max_bytes": "1 MiB"})).json
+        assert changed["settings"]["delay_seconds"] == 0
+        assert changed["settings"]["max_bytes"] == 2**20
+        assert changed["incarnation"] == made["incarnation"]
+        assert (await server.ask("DELETE", "/queues/new")).json == {"deleted": True}
+        answer = await server.ask("GET", "/queues/new")
+        assert (answer.status, answer.json["error"]) == (
+            404,
+            'queue: read "new"; allowed: log, work',
+        )
+
+
+async def test_the_settings_of_an_answer_can_be_sent_back() -> None:
+    """Of queues and of groups: nothing changes."""
+    settings = {"key": "topic", "tags": {"a": "b"}, "groups": {"g": {"start": 17.5}}}
+    async with serving() as server:
+        made = (await server.ask("PUT", "/queues/new", settings)).json
+        again = await server.ask("PUT", "/queues/new", made["settings"])
+        assert again.json["settings"] == made["settings"]
+        group = (await server.ask("GET", "/queues/new/groups/g")).json
+        again = await server.ask("PUT", "/queues/new/groups/g", group["settings"])
+        assert again.json["settings"] == group["settings"]
+
+
+async def test_groups_come_change_and_go() -> None:
+    """One that comes later begins where it is told to."""
+    async with serving() as server:
+        await server.store_rows("work", "x")
+        path = "/queues/work/groups/late"
+        made = (await server.ask("PUT", path, {"start": "latest"})).json
+        assert (made["waiting"], sum(made["position"].values())) == (0, 1)
+        changed = (await server.ask("PUT", path, {"visibility_timeout": 5})).json
+        assert changed["settings"]["visibility_timeout"] == 5
+        assert (await server.ask("DELETE", path)).json == {"deleted": True}
+        answer = await server.ask("GET", path)
+        assert (answer.status, answer.json["error"]) == (404, "group: read late; allowed: default")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/queues/new", {"max_messages": 0}, "max_messages: read 0"),
+        ("/queues/new", {"topics": ["a/#/b"]}, "topics.0: read 'a/#/b'"),
+        ("/queues/new", {"groups": {"g": {"kind": "x"}}}, "groups.g.kind: read 'x'"),
+        ("/queues/new", {"readers": "offsets"}, 'body: read unknown key "readers"; allowed: dedup'),
+        ("/queues/new", {"keeps_last": True}, "a key with keeps_last"),
+        ("/queues/new", {"tags": {"a": 5}}, "tags: read"),
+        ("/queues/new", {"tags": {"a": "x" * 257}}, "at most 50 texts of 256 characters"),
+        ("/queues/new", {"tags": {"\ud800": "x"}}, "half a surrogate"),
+        ("/queues/new", {"key": "property:\ud800"}, "body: read"),
+        ("/queues/-new", {}, "queue: read '-new'; allowed: a name of 1 to 80 letters"),
+        ("/queues/work/groups/a b", {}, "group: read 'a b'; allowed: a name"),
+        ("/queues/work/groups/g", {"order": "key"}, "order: read key; allowed: any"),
+        ("/queues/work/groups/g", {"dead_letter_queue": "no"}, "dead_letter_queue: read no"),
+        ("/queues/work/groups/g", {"start": "noon"}, "start: read 'noon'"),
+    ],
+)
+async def test_wrong_settings_are_told(path: str, body: dict[str, Any], told: str) -> None:
+    """As those of the policy file are, with the place in the body; nothing is made."""
+    async with serving() as server:
+        answer = await server.ask("PUT", path.replace(" ", "%20"), body)
+        assert (answer.status, told in answer.json["error"]) == (400, True), answer.body
+        assert server.service.names() == ["log", "work"]
+        assert list(server.service.figures("work")["groups"]) == ["default"]
+
+
+async def test_purging_and_redriving_say_how_many_messages() -> None:
+    """Dead letters go back to the queue in which they died."""
+    queues = {
+        "work": {"groups": {"default": {"dead_letter_queue": "dead"}}},
+        "dead": {},
+    }
+    async with serving(queues=queues) as server:
+        await server.store_rows("work", "x", "y", "z")
+        handles = [one["receipt_handle"] for one in await server.receive(max_messages=2)]
+        body = {"action": "dead", "receipt_handles": handles}
+        await server.ask("POST", "/queues/work/groups/default/settle", body)
+        answer = await server.ask("POST", "/queues/dead/redrive", {"max_messages": 1})
+        assert answer.json == {"moved": 1}
+        answer = await server.ask("POST", "/queues/dead/redrive", {"target": "work"})
+        assert answer.json == {"moved": 1}
+        assert (await server.ask("POST", "/queues/work/purge", {})).json == {"removed": 3}
+
+
+async def test_a_full_queue_that_was_purged_takes_messages_again() -> None:
+    """At once."""
+    async with serving(queues={"work": {"max_messages": 1}}) as server:
+        await server.store_rows("work", "x")
+        row = {"topic": "a", "text": "y"}
+        assert (await server.ask("POST", "/queues/work/messages", row)).status == 429
+        await server.ask("POST", "/queues/work/purge", {})
+        assert (await server.ask("POST", "/queues/work/messages", row)).status == 200
+
+
+async def test_health_says_what_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue goes on, so the status of the answer is 200."""
+    async with serving() as server:
+        snapshot = server.service.engine.snapshot
+
+        def damaged(queue: str) -> Any:
+            found = snapshot(queue)
+            if queue == "work":
+                object.__setattr__(found, "set_aside", 2)
+            return found
+
+        monkeypatch.setattr(server.service.engine, "snapshot", damaged)
+        answer = await server.ask("GET", "/health")
+    assert answer.status == 200
+    assert answer.json == {"status": "damaged", "set_aside": {"work": 2}}
