@@ -122,9 +122,9 @@ class SqsApi:
             raise SqsError(UNKNOWN_ACTION, f"method: read {request.method}; allowed: POST and GET")
         async with self._bodies.read(request) as received:
             body = bytes(received)
-        sender = self._sender(request, body)
-        call = _read_call(request, body)
-        del body  # frees the text, which may be as large as all payloads, before the commit
+            sender = self._sender(request, body)
+            call = _read_call(request, body)
+            del body  # frees the text, which may be as large as all payloads, before the commit
         if call.action == "ReceiveMessage":
             request.app[CHECK_ROOM]()
         result = await self._actions.run(

@@ -48,7 +48,7 @@ def new_client(url: str, key: str = "testing", secret: str | None = None) -> Any
         region_name=REGION,
         aws_access_key_id=key,
         aws_secret_access_key=secret or "any",
-        config=Config(retries={"total_max_attempts": 1}, read_timeout=30),
+        config=Config(retries={"total_max_attempts": 1}, read_timeout=120),
     )
 
 
@@ -409,7 +409,7 @@ def _dead_letters(script: Script) -> None:
             script._client.change_message_visibility(
                 QueueUrl=url, ReceiptHandle=one["ReceiptHandle"], VisibilityTimeout=0
             )
-    step("receive what was received too often", "receive_message", QueueUrl=url)
+    step("receive what was received too often", "receive_message", QueueUrl=url, WaitTimeSeconds=1)
     step(
         "receive the dead letter",
         "receive_message",
