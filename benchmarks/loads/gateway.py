@@ -19,18 +19,26 @@ FILE = "queue.db"
 
 
 @contextmanager
-def gateway(folder: Path, name: str, queue: Mapping[str, Any]) -> Iterator[str]:
+def gateway(
+    folder: Path, name: str, queue: Mapping[str, Any], *, engine: str = "sqlite"
+) -> Iterator[str]:
     """Run ``penstock queue`` in a folder; yield its URL.
 
     Args:
         folder: with the file of the queue, or without it yet.
         name: of its one logical queue.
         queue: the keys of that.
+        engine: of the policy file.
 
     Raises:
         BenchmarkError: it did not start.
     """
-    section = {"path": FILE, "http": "127.0.0.1:0", "queues": {name: dict(queue)}}
+    section = {
+        "engine": engine,
+        "path": FILE,
+        "http": "127.0.0.1:0",
+        "queues": {name: dict(queue)},
+    }
     (folder / "policy.yaml").write_text(json.dumps({"plugins": {"queue": section}}))
     with subprocess.Popen(
         [sys.executable, "-m", "penstock.plugins.queue", "-c", "policy.yaml"],
