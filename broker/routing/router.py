@@ -121,10 +121,14 @@ class Router:
         Returns:
             Why one of them refuses it; "" where `store` or `release` is to follow.
         """
-        for n_reserved, sink in enumerate(sinks):
-            reason = self._reserve(message, sink)
+        for sink in sinks:
+            try:  # in line, as most messages have one sink
+                reason = sink.reserve(message)
+            except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
+                self._shared.guard.failed(sink.name, error)
+                reason = "sink_failed"
             if reason:
-                self.release(message, sinks[:n_reserved])
+                self.release(message, sinks[: sinks.index(sink)])
                 if can_tell:
                     self._tell(sink, sink.refuse, message, reason)
                 return reason

@@ -20,6 +20,7 @@ from penstock.plugins.queue.engines.contract import (
     NewMessage,
     QueueSpec,
     StorageFullError,
+    UnknownQueueError,
 )
 from penstock.plugins.queue.strategies.enqueue import EnqueueController
 from penstock.plugins.queue.strategies.message_key import key_reader
@@ -207,9 +208,12 @@ class Intake:
 
     def forget(self, deduplication_id: bytes, done: Callable[[bool], None]) -> None:
         """Forget a deduplication identifier; see `MessageSink`."""
-        self._engine.forget(self._name, [deduplication_id]).add_done_callback(
-            lambda future: done(future.exception() is None)
-        )
+        try:
+            future = self._engine.forget(self._name, [deduplication_id])
+        except UnknownQueueError:  # it was deleted, with all that it knew
+            done(True)
+        else:
+            future.add_done_callback(lambda future: done(_has_forgotten(future)))
 
     async def store(self, messages: Sequence[NewMessage]) -> list[Stored]:
         """Store the messages of a request; return what became of each, in their order.
@@ -382,3 +386,11 @@ def _key_of(key: str | None) -> Callable[[Entry], str | None] | None:
         return read(message.topic, message.publisher, message.properties.get("user_property", ()))
 
     return key_of
+
+
+def _has_forgotten(future: asyncio.Future[None]) -> bool:
+    """Say whether identifiers are gone for good, with their queue or without."""
+    if future.cancelled():
+        return False
+    error = future.exception()
+    return error is None or isinstance(error, UnknownQueueError)

@@ -17,6 +17,7 @@ from penstock.plugins.queue.engines.contract import (
     NewMessage,
     StorageError,
     StorageFullError,
+    UnknownQueueError,
 )
 from penstock.plugins.queue.intake import DROP_REASONS, Intake, PendingBudget, Stored
 from penstock.plugins.queue.service import queue_spec
@@ -322,6 +323,27 @@ async def test_deduplication_identifier_is_stored_with_the_message() -> None:
     first_done.set_result(None)
     await asyncio.sleep(0)
     assert sorted(told) == [False, True]
+
+
+async def test_a_deleted_queue_has_forgotten_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client that waits for it can use its packet identifier, and is not kept waiting."""
+    intake, engine = make_intake()
+    told: list[bool] = []
+    gone = UnknownQueueError("queue: read q; allowed: none")
+    intake.forget(b"c1", told.append)
+    intake.forget(b"c2", told.append)
+    (_, deleted), (_, cancelled) = engine.forgotten
+    deleted.set_exception(gone)
+    cancelled.cancel()
+    await asyncio.sleep(0)
+    assert told == [True, False]
+
+    def find(*_: object) -> asyncio.Future[None]:
+        raise gone
+
+    monkeypatch.setattr(engine, "forget", find)
+    intake.forget(b"c3", told.append)
+    assert told[2:] == [True]
 
 
 async def test_full_disk_is_quota_exceeded_and_other_failures_are_not() -> None:
