@@ -173,5 +173,5 @@ def commands(places: Places) -> list[tuple[str, str]]:
         ("and in another terminal: listen", f"mosquitto_sub -p {port} -v -t 'telemetry/#'"),
         ("publish", f"mosquitto_pub -p {port} -q 1 -t telemetry/me/mood -m good"),
         ("publish with paho", f'.venv/bin/python -c "{python}"'),
-        ("look at the queues", f"curl -s {places.queue_url}/queues"),
+        ("look at the queues", f".venv/bin/penstock queue stats --url {places.queue_url}"),
     ]

@@ -84,7 +84,7 @@ def test_nothing_is_lost_and_the_printed_commands_work(tmp_path: Path) -> None:
     assert re.search(r"balances +│ +yes │ +yes", printed)
     assert (folder / "latency.png").read_bytes().startswith(b"\x89PNG")
     start, listen, publish, publish_with_paho, look = printed_commands(printed)
-    url = look.split()[-1].removesuffix("/queues")
+    url = look.split()[-1]
     before = broker_pid(folder)
     with shell(start, stderr=subprocess.PIPE) as broker:
         try:
@@ -102,6 +102,9 @@ def test_nothing_is_lost_and_the_printed_commands_work(tmp_path: Path) -> None:
                 came = [line for line in listener.stdout if line.startswith("telemetry/")]
             assert came == ["telemetry/me/mood good\n"] * 2
             assert client.queue("telemetry")["messages"] == n_before + 2
+            with shell(look, stdout=subprocess.PIPE) as looker:
+                assert looker.stdout is not None
+                assert "spark" in looker.stdout.read()
             client.close()
         finally:
             broker.terminate()
