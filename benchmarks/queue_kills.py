@@ -151,13 +151,15 @@ def n_same_count(record: Record, kills: Sequence[float]) -> int:
         record: of the group.
         kills: when the server was killed, in monotonic seconds.
     """
-    since: dict[tuple[Place, int], float] = {}
+    newest: dict[tuple[Place, int], Got] = {}
     n_wrong = 0
     for each in sorted(record.got, key=lambda each: each.at):
-        before = since.get((each.place, each.receive_count))
+        before = newest.get((each.place, each.receive_count))
         if before is not None:
-            n_wrong += not any(before <= kill < before + FORGOTTEN_SECONDS for kill in kills)
-        since[each.place, each.receive_count] = each.at
+            # An answer may be read that the killed server had sent.
+            until = before.at + FORGOTTEN_SECONDS
+            n_wrong += not any(before.asked <= kill < until for kill in kills)
+        newest[each.place, each.receive_count] = each
     return n_wrong
 
 
