@@ -30,8 +30,8 @@ SPECS: Final = {
     "h": GroupSpec(visibility_timeout=VISIBILITY_SECONDS, order="key"),
     "r": GroupSpec(kind="offsets"),
 }
-GROUPS: Final = st.sampled_from(sorted(SPECS))
-LEASE_GROUPS: Final = st.sampled_from(["g", "h"])
+ANY: Final = st.integers(0, 5)
+"""Chooses one of those groups that there are."""
 NUMBERS: Final = st.integers(0, N_PHYSICAL_QUEUES - 1)
 
 
@@ -65,7 +65,7 @@ class Machine(RuleBasedStateMachine):
                 deduplication_seconds=WINDOW_SECONDS,
             )
         )
-        self.create_group("g", is_late=False)
+        self.create_group(0, is_late=False)
 
     def teardown(self) -> None:
         """Close the engine."""
@@ -77,9 +77,15 @@ class Machine(RuleBasedStateMachine):
         """Run a call of the engine."""
         return self.loop.run_until_complete(awaitable)
 
-    def lease_group(self, name: str) -> ModelGroup | None:
-        """Return a lease group of the model, if there is one of this name."""
-        return self.model.groups.get(name)
+    def chosen(self, which: int, *, is_lease: bool = False) -> tuple[str, ModelGroup]:
+        """Return one of the groups that there are."""
+        found = [each for each in sorted(self.model.groups.items()) if each[1].is_lease >= is_lease]
+        return found[which % len(found)]
+
+    @property
+    def has_lease_group(self) -> bool:
+        """Whether there is one."""
+        return any(group.is_lease for group in self.model.groups.values())
 
     # -- rules -----------------------------------------------------------------------------------
 
@@ -121,12 +127,11 @@ class Machine(RuleBasedStateMachine):
         self.run(forget())
         self.model.windows.pop(dedup, None)
 
-    @rule(name=LEASE_GROUPS, number=NUMBERS, n_max=st.integers(1, 6))
-    def receive(self, name: str, number: int, n_max: int) -> None:
+    @precondition(lambda self: self.has_lease_group)
+    @rule(which=ANY, number=NUMBERS, n_max=st.integers(1, 6))
+    def receive(self, which: int, number: int, n_max: int) -> None:
         """Receive messages: the same, in the same order, with the same counts."""
-        group = self.lease_group(name)
-        if group is None:
-            return
+        name, group = self.chosen(which, is_lease=True)
         received = self.run(self.running.receive(n_max, group=name, number=number))
         places = [(each.physical_queue, each.offset) for each in received]
         self.model.check_received(group, number, n_max, places)
@@ -139,16 +144,17 @@ class Machine(RuleBasedStateMachine):
             ends_at = self.model.now + VISIBILITY_SECONDS
             group.leases[place] = ModelLease(each.receipt_handle, ends_at)
 
+    @precondition(lambda self: any(each.leases for each in self.model.groups.values()))
     @rule(
-        name=LEASE_GROUPS,
+        which=ANY,
         action=st.sampled_from(["ack", "ack", "ack", "nack", "extend", "dead"]),
         seconds=st.sampled_from([0.0, 20.5]),
         data=st.data(),
     )
-    def settle(self, name: str, action: Any, seconds: float, data: st.DataObject) -> None:
+    def settle(self, which: int, action: Any, seconds: float, data: st.DataObject) -> None:
         """Settle some receives."""
-        group = self.lease_group(name)
-        if group is None or not group.leases:
+        name, group = self.chosen(which, is_lease=True)
+        if not group.leases:
             return
         chosen = data.draw(st.sets(st.sampled_from(sorted(group.leases)), min_size=1, max_size=4))
         places = sorted(chosen)
@@ -179,12 +185,11 @@ class Machine(RuleBasedStateMachine):
             answer = self.run(self.running.engine.settle("q", name, action, [handle], 5.0))
             assert sorted(answer) == [0]
 
-    @rule(name=LEASE_GROUPS, number=NUMBERS, n_max=st.integers(1, 4))
-    def receive_and_give_back(self, name: str, number: int, n_max: int) -> None:
+    @precondition(lambda self: self.has_lease_group)
+    @rule(which=ANY, number=NUMBERS, n_max=st.integers(1, 4))
+    def receive_and_give_back(self, which: int, number: int, n_max: int) -> None:
         """Receive for somebody who has left: it does not count."""
-        group = self.lease_group(name)
-        if group is None:
-            return
+        name, group = self.chosen(which, is_lease=True)
         received = self.run(self.running.receive(n_max, group=name, number=number))
         places = [(each.physical_queue, each.offset) for each in received]
         self.model.check_received(group, number, n_max, places)
@@ -197,22 +202,24 @@ class Machine(RuleBasedStateMachine):
 
         self.run(give_back())
 
+    @precondition(lambda self: "r" in self.model.groups)
     @rule(number=NUMBERS, share=st.floats(0, 1))
     def commit(self, number: int, share: float) -> None:
         """Commit a part of what is there."""
-        group = self.model.groups.get("r")
-        if group is None:
-            return
+        group = self.model.groups["r"]
         offset = round(self.model.next[number] * share)
         position = self.running.position(offset, number=number)
         self.run(self.running.engine.commit("q", "r", position))
         self.model.commit(group, number, offset)
 
-    @rule(name=GROUPS, is_late=st.booleans())
-    def create_group(self, name: str, *, is_late: bool) -> None:
+    @precondition(lambda self: len(self.model.groups) < len(SPECS))
+    @rule(which=ANY, is_late=st.booleans())
+    def create_group(self, which: int, *, is_late: bool) -> None:
         """Create a group that is not there."""
-        if name in self.model.groups:
-            return
+        missing = sorted(SPECS.keys() - self.model.groups.keys())
+        name = missing[which % len(missing)]
+        # When messages leave for which a first group begins too late is the engine's choice.
+        is_late = is_late and bool(self.model.groups)
         from_file = SPECS[name]
         spec = GroupSpec(
             kind=from_file.kind,
@@ -228,19 +235,21 @@ class Machine(RuleBasedStateMachine):
             is_late=is_late,
         )
 
-    @rule(name=GROUPS)
-    def delete_group(self, name: str) -> None:
-        """Delete a group, perhaps the last."""
-        if self.model.groups.pop(name, None) is not None:
+    @precondition(lambda self: self.model.groups)
+    @rule(which=ANY, is_meant=st.sampled_from([True, False, False]))
+    def delete_group(self, which: int, *, is_meant: bool) -> None:
+        """Delete a group now and then, perhaps the last."""
+        if is_meant:
+            name, _ = self.chosen(which)
+            del self.model.groups[name]
             self.run(self.running.engine.delete_group("q", name))
             self.model.cut()
 
-    @rule(name=GROUPS, is_late=st.booleans())
-    def seek(self, name: str, *, is_late: bool) -> None:
+    @precondition(lambda self: self.model.groups)
+    @rule(which=ANY, is_late=st.booleans())
+    def seek(self, which: int, *, is_late: bool) -> None:
         """Move a group to one end."""
-        group = self.model.groups.get(name)
-        if group is None:
-            return
+        name, group = self.chosen(which)
         self.old += [(name, place, lease.handle) for place, lease in group.leases.items()]
         self.run(self.running.engine.seek("q", name, "latest" if is_late else "earliest"))
         self.model.seek(group, is_late=is_late)

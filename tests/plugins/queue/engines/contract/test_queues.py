@@ -176,7 +176,7 @@ async def test_a_recreated_queue_is_another_one(running: Running) -> None:
     assert running.group("r").waiting == 2
     assert await running.payloads() == [b"c", b"d"]
     for action in ("ack", "nack", "extend", "dead"):
-        refused = await running.settle(action, received)  # type: ignore[arg-type]
+        refused = await running.settle(action, received)
         assert sorted(refused) == [0, 1]
     running.engine.give_back("q", "g", received)
     assert running.group().leased == 2

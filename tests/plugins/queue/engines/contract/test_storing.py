@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.payload import Payload
 from penstock.plugins.queue.engines.contract import (
     DROP_REASONS,
     OffsetError,
@@ -25,7 +24,7 @@ class LostPayload:
         raise OSError("gone")
 
 
-LOST: Payload = LostPayload()
+LOST: Any = LostPayload()
 
 
 # -- offsets and outcomes ---------------------------------------------------------------------
