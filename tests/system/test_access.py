@@ -143,3 +143,19 @@ async def test_a_wrong_password_and_a_stranger_are_refused_alike(
             async with await WireClient.dial(broker.port) as client:
                 assert (await by_scram(client, username, "wrong")).reason_code == REFUSED
                 assert await client.receive() is None
+
+
+async def test_who_may_read_a_queue_may_consume_it(policy: dict[str, Any], tmp_path: Path) -> None:
+    """`topic read $queue/NAME` is the right; those to the topics of its messages are not asked."""
+    (tmp_path / "acl").write_text(
+        "user ann\ntopic read #\ntopic read $queue/jobs\ntopic write jobs/#\n"
+    )
+    queues = {name: {"topics": [f"{name}/#"]} for name in ("jobs", "bills")}
+    policy["plugins"]["queue"] = {"engine": "memory", "http": None, "queues": queues}
+    ann = {"username": "ann", "password": b"a"}
+    with running_broker(policy, tmp_path) as broker:
+        async with await connected(broker.port, "ann", **ann) as client:
+            assert await client.subscribe("$queue/bills", 1) == REFUSED
+            assert await client.subscribe("$queue/jobs/default", 1) == 1
+            await client.send(Publish("jobs/1", b"job"))
+            assert (await client.take(Publish)).payload == b"job"
