@@ -135,6 +135,11 @@ def verify(
             raise _incomplete(
                 "SignedHeaders", ";".join(credential.signed_headers), f"{name} among them"
             )
+    told = request.header("x-amz-content-sha256")
+    if told is not None and told != hashlib.sha256(request.body).hexdigest():
+        raise _incomplete(
+            "X-Amz-Content-Sha256", told, "the SHA-256 of the body, or no such header"
+        )
     time_text = _check_time(request, credential, now)
     expected = sign(request, credential, time_text, secret)
     if not hmac.compare_digest(expected.encode(), _bytes(credential.signature)):

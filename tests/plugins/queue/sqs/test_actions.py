@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +18,13 @@ from penstock.plugins.queue.sqs.errors import (
     QUEUE_NAME_EXISTS,
     RECEIPT_HANDLE_IS_INVALID,
     RESOURCE_NOT_FOUND,
+    UNKNOWN_ACTION,
     Fault,
     SqsError,
 )
 from tests.plugins.queue.running import until
 from tests.plugins.queue.sqs.running import LOGGER, RunningSqs, running_sqs
+from tests.plugins.queue.sqs.script import new_client
 
 
 class Caller:
@@ -47,6 +50,20 @@ class Caller:
         answer = await self("ReceiveMessage", QueueUrl=queue, WaitTimeSeconds=20, **more)
         messages: list[dict[str, Any]] = answer.get("Messages", [])
         return messages
+
+
+async def test_every_action_of_boto3_is_there() -> None:
+    """And stands on the page about them."""
+    client = new_client("http://127.0.0.1:1")
+    names = client.meta.service_model.operation_names
+    page = (Path(__file__).parents[4] / "docs" / "sqs.md").read_text()
+    assert [name for name in names if f"`{name}`" not in page] == []
+    async with running_sqs() as server:
+        call = Caller(server)
+        await call("ListQueues")
+        faults = {name: await call.refusal(name) for name in names if name != "ListQueues"}
+        assert UNKNOWN_ACTION not in faults.values()
+        assert await call.refusal("Sing") == UNKNOWN_ACTION
 
 
 async def test_a_queue_is_named_by_url_by_name_or_by_the_path_of_the_request() -> None:

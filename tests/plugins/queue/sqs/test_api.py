@@ -60,15 +60,32 @@ def motos() -> Iterator[Transcript]:
         server.stop()
 
 
+@pytest.fixture
+def access(tmp_path: Path) -> QueueAccess:
+    """Return callers: one with all roles, one who reads `q` only."""
+    (tmp_path / "importer.secret").write_text(SECRET)
+    (tmp_path / "reader.secret").write_text(READER_SECRET)
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text(
+        "tokens:\n"
+        "- {name: importer, secret_file: importer.secret, access_key_id: AKIA,"
+        ' roles: {"*": [read, write, admin]}}\n'
+        "- {name: reader, secret_file: reader.secret, roles: {q: [read]}}\n"
+    )
+    return QueueAccess.load(str(tokens))
+
+
 async def in_thread(call: Callable[..., Any], *positional: Any, **named: Any) -> Any:
     """Call something that blocks, such as boto3."""
     return await asyncio.to_thread(call, *positional, **named)
 
 
-async def test_the_script_comes_to_what_it_comes_to_with_moto(motos: Transcript) -> None:
+async def test_the_script_comes_to_what_it_comes_to_with_moto(
+    motos: Transcript, access: QueueAccess
+) -> None:
     """Apart from the steps that docs/sqs.md lists, with a reason for each."""
-    async with running_sqs() as server:
-        ours = await in_thread(run, new_client(server.url))
+    async with running_sqs(access=access) as server:
+        ours = await in_thread(run, new_client(server.url, "AKIA", SECRET))
     assert set(ours) == set(motos)
     differing = {
         name: (in_brief(ours[name]), in_brief(motos[name]))
@@ -136,8 +153,8 @@ def query_client(url: str) -> Any:
         "sqs",
         endpoint_url=url,
         region_name=REGION,
-        aws_access_key_id="testing",
-        aws_secret_access_key="any",
+        aws_access_key_id="AKIA",
+        aws_secret_access_key=SECRET,
         config=boto3.session.Config(retries={"total_max_attempts": 1}),
     )
 
@@ -152,11 +169,11 @@ _MEMBERS: Final = {
 }
 
 
-async def test_both_protocols_come_to_the_same() -> None:
+async def test_both_protocols_come_to_the_same(access: QueueAccess) -> None:
     """The whole script, with the protocol of older SDKs."""
     async with running_sqs() as server:
         json_outcome = await in_thread(run, new_client(server.url))
-    async with running_sqs() as server:
+    async with running_sqs(access=access) as server:
         query_outcome = await in_thread(run, query_client(server.url))
     assert set(json_outcome) == set(query_outcome)
     differing = {
@@ -165,21 +182,6 @@ async def test_both_protocols_come_to_the_same() -> None:
         if filled(outcome) != filled(json_outcome[name])
     }
     assert not differing
-
-
-@pytest.fixture
-def access(tmp_path: Path) -> QueueAccess:
-    """Return callers: one with all roles, one who reads `q` only."""
-    (tmp_path / "importer.secret").write_text(SECRET)
-    (tmp_path / "reader.secret").write_text(READER_SECRET)
-    tokens = tmp_path / "tokens.yaml"
-    tokens.write_text(
-        "tokens:\n"
-        "- {name: importer, secret_file: importer.secret, access_key_id: AKIA,"
-        ' roles: {"*": [read, write, admin]}}\n'
-        "- {name: reader, secret_file: reader.secret, roles: {q: [read]}}\n"
-    )
-    return QueueAccess.load(str(tokens))
 
 
 async def refusal(call: Callable[..., Any], **parameters: Any) -> tuple[str, int, str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -190,6 +191,17 @@ def test_half_a_signature_is_named(name: str, value: str | None, said: str) -> N
     fault, text = refusal(replaced(request, name, value), now)
     assert fault == INCOMPLETE_SIGNATURE
     assert said in text
+
+
+def test_a_body_that_is_not_signed_is_refused() -> None:
+    """Some services allow it; here anybody could then replace the body."""
+    request, now = botocores(more={"X-Amz-Content-Sha256": "UNSIGNED-PAYLOAD"})
+    fault, text = refusal(request, now)
+    assert fault == INCOMPLETE_SIGNATURE
+    assert "UNSIGNED-PAYLOAD" in text
+    digest = hashlib.sha256(BODY).hexdigest()
+    request, now = botocores(more={"X-Amz-Content-Sha256": digest})
+    verify(request, read_credential(request), SECRET, now)
 
 
 def test_a_signature_for_another_service_is_refused() -> None:
