@@ -315,7 +315,7 @@ def _paths() -> dict[str, Schema]:
             "get": _operation("Show a queue.", _ref("Queue"), "404", role="read or admin"),
             "put": _operation(
                 "Create a queue, or give it other settings. Settings that are left out have their "
-                "defaults.",
+                "defaults; tags stay.",
                 _ref("Queue"),
                 "409 503 507",
                 role="admin",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -88,9 +89,12 @@ class Operation:
         context = self._context
         queue = request.match_info["queue"]
         context.allow(request, queue, "admin")
-        spec = read_queue_spec(await context.object(request, *SPEC_KEYS))
+        body = await context.object(request, *SPEC_KEYS)
+        spec = read_queue_spec(body)
         service = context.service
         if queue in service.names():
+            if "tags" not in body:  # among them are settings of queues that SQS has created
+                spec = replace(spec, tags=self._snapshot(queue).spec.tags)
             await service.change(queue, spec)
         else:
             await service.create(queue, spec)

@@ -54,6 +54,16 @@ async def test_the_settings_of_an_answer_can_be_sent_back() -> None:
         assert again.json["settings"] == group["settings"]
 
 
+async def test_tags_stay_where_none_are_given() -> None:
+    """Other protocols keep settings of theirs in them."""
+    async with serving() as server:
+        await server.ask("PUT", "/queues/new", {"tags": {"a": "b"}})
+        changed = (await server.ask("PUT", "/queues/new", {"delay_seconds": 5})).json
+        assert changed["settings"]["tags"] == {"a": "b"}
+        changed = (await server.ask("PUT", "/queues/new", {"tags": {}})).json
+        assert changed["settings"]["tags"] == {}
+
+
 async def test_groups_come_change_and_go() -> None:
     """One that comes later begins where it is told to."""
     async with serving() as server:
