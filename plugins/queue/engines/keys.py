@@ -1,41 +1,30 @@
-"""The key of a message: what order and last-value retention are kept by."""
+"""The key of a stored message: what order and last-value retention are kept by."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TypeAlias
 
-from penstock.plugins.queue.engines.segments import KEY_PROPERTY, user_property
+from penstock.plugins.queue.strategies import message_key
 
 KeyReader: TypeAlias = Callable[[str, str, str], str | None]
 """Returns the key of a message from its topic, publisher and properties in JSON; None for none."""
 
 
 def key_reader(key: str | None) -> KeyReader:
-    """Return what reads keys.
-
-    User property ``penstock-key`` comes before what the queue's settings say.
+    """Return what reads keys as `penstock.plugins.queue.strategies.message_key` does.
 
     Args:
         key: as in `QueueSpec.key`.
     """
-    kind, _, argument = (key or "").partition(":")
+    read = message_key.key_reader(key)
+    # Most properties hold no key, and need not be decoded. JSON escapes nothing in either text.
+    is_property = key is not None and key.startswith("property:")
+    sign = "user_property" if is_property else message_key.KEY_PROPERTY
 
-    def read(topic: str, publisher: str, properties: str) -> str | None:
-        if properties:
-            own = user_property(properties, KEY_PROPERTY)
-            if own is None and kind == "property":
-                own = user_property(properties, argument)
-            if own is not None:
-                return own
-        if kind == "topic":
-            return topic_level(topic, int(argument)) if argument else topic
-        return publisher or None if kind == "publisher" else None
+    def read_stored(topic: str, publisher: str, properties: str) -> str | None:
+        pairs = json.loads(properties).get("user_property") if sign in properties else None
+        return read(topic, publisher, pairs or ())
 
-    return read
-
-
-def topic_level(topic: str, number: int) -> str | None:
-    """Return a level of a topic, counted from 0; None where it has fewer."""
-    levels = topic.split("/", number + 1)
-    return levels[number] if number < len(levels) else None
+    return read_stored

@@ -16,8 +16,6 @@ from penstock.plugins.queue.engines.store import DELAYED, EXPIRES, BrokenSegment
 
 DELAY_PROPERTY: Final = "penstock-delay"
 """User property that holds the delay of a message in seconds."""
-KEY_PROPERTY: Final = "penstock-key"
-"""User property that holds the key of a message."""
 
 _COMPACT_ABOVE: Final = 64
 _ROW_BYTES: Final = 250

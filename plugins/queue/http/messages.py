@@ -25,6 +25,7 @@ from penstock.plugins.queue.http.requests import (
     seconds,
     text_of,
 )
+from penstock.plugins.queue.strategies.message_key import KEY_PROPERTY
 from penstock.plugins.web.json_text import JsonTextError, read_json
 from penstock.plugins.web.service import RequestError, integer, show
 
@@ -37,7 +38,6 @@ MAX_FRAME_MESSAGES: Final = 1_024
 BASE64_CHARACTERS: Final = 256 * 1024
 """Of a payload that are decoded in one step; a multiple of 4, so that the bytes can be joined."""
 
-KEY_PROPERTY: Final = "penstock-key"
 OWN_PROPERTIES: Final = "penstock-"
 """Begins the names of user properties that only the queue itself sets, except `KEY_PROPERTY`."""
 

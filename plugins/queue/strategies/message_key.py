@@ -15,15 +15,18 @@ KEY_PROPERTY: Final = "penstock-key"
 """User property that holds the key of a message, whatever the queue's setting says."""
 
 
-def key_reader(key: str) -> KeyReader:
+def key_reader(key: str | None) -> KeyReader:
     """Return what reads the keys of a queue.
 
     Args:
-        key: ``topic``, ``topic:N``, ``publisher`` or ``property:NAME``, as in `QueueSpec.key`.
+        key: ``topic``, ``topic:N``, ``publisher`` or ``property:NAME``, as in `QueueSpec.key`; None
+            where messages have at most keys of their own.
 
     Raises:
         ValueError: it is none of these.
     """
+    if key is None:
+        return _or_own(lambda _topic, _publisher, _pairs: None)
     kind, _, detail = key.partition(":")
     if key == "topic":
         return _or_own(lambda topic, _publisher, _pairs: topic)

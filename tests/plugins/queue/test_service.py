@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -215,47 +214,3 @@ async def test_changes_are_told() -> None:
         await service.change("r", QueueSpec(topics=("b",)))
         await service.delete("r")
         assert seen == [["q", "r"], ["q", "r"], ["q"]]
-
-
-async def test_plan_waits_for_messages() -> None:
-    """A reader that has read everything gets the next range when there is one."""
-    groups = {"spark": {"kind": "offsets"}}
-    async with running_service(physical_queues=2, groups=groups) as service:
-        start = await service.engine.locate("q", "earliest")
-        assert await service.plan("q", start, None, None) == start
-        planning = asyncio.create_task(service.plan("q", start, 10, None, LONG_SECONDS))
-        await asyncio.sleep(0)
-        await put(service, b"a")
-        end = await planning
-        assert dict(end.offsets) == {0: 1, 1: 0}
-        again = asyncio.create_task(service.plan("q", end, 10, None, LONG_SECONDS))
-        await asyncio.sleep(0)
-        service.close_requests()
-        assert await again == end
-
-
-async def test_plan_of_a_cancelled_reader_leaves_nothing_behind() -> None:
-    """A reader that goes away ends its wait."""
-    async with running_service() as service:
-        start = await service.engine.locate("q", "latest")
-        planning = asyncio.create_task(service.plan("q", start, 10, None, LONG_SECONDS))
-        await asyncio.sleep(0)
-        planning.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await planning
-        assert not service.queue("q")._plans
-
-
-async def test_figures_are_json() -> None:
-    """Everything that operators see can be sent as it is."""
-    async with running_service(physical_queues=2, groups={"a": {}, "b": {"kind": "offsets"}}) as s:
-        await put(s, b"1", b"22")
-        await s.receive("q", "a", AT_ONCE)
-        figures = json.loads(json.dumps(s.figures("q")))
-        assert (figures["name"], figures["messages"], figures["payload_bytes"]) == ("q", 2, 3)
-        assert figures["physical_queues"]["1"]["messages"] == 1
-        assert figures["enqueued"]["requested"]["stored"] == 2
-        assert figures["groups"]["a"]["requests"]["messages"] == 2
-        assert figures["groups"]["a"]["leased"] == 2
-        assert figures["groups"]["b"]["position"] == {"0": 0, "1": 0}
-        assert figures["settings"]["physical_queues"] == 2

@@ -40,3 +40,9 @@ def test_other_settings_are_refused(key: str) -> None:
     """An error tells what was read and what is allowed."""
     with pytest.raises(ValueError, match=f"key: read {key}; allowed: topic, topic:LEVEL, publ"):
         key_reader(key)
+
+
+def test_message_may_have_a_key_where_the_queue_has_none() -> None:
+    """A queue without a setting still knows the key that a message brings."""
+    assert key_reader(None)("a", "b", [("penstock-key", "mine")]) == "mine"
+    assert key_reader(None)("a", "b", [("x", "y")]) is None
