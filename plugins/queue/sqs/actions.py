@@ -22,6 +22,7 @@ from penstock.plugins.queue.engines.contract import (
     ExistsError,
     QueueSnapshot,
     QueueSpec,
+    UnknownGroupError,
     UnknownQueueError,
 )
 from penstock.plugins.queue.group_receiver import BusyError, ReceiveRequest
@@ -446,7 +447,7 @@ class SqsActions:
     async def _delete_message(self, request: SqsRequest) -> dict[str, Any]:
         name, _ = self._queue(request, "read")
         handle = text(request.parameters, "ReceiptHandle")
-        failed = await self._service.settle(name, DEFAULT_GROUP, "ack", [handle])
+        failed = await self._settle(name, "ack", [handle])
         if error := _delete_error(failed.get(0)):
             raise error
         return {}
@@ -468,7 +469,7 @@ class SqsActions:
         name, _ = self._queue(request, "read")
         handle = text(request.parameters, "ReceiptHandle")
         action, seconds = _visibility(request.parameters)
-        failed = await self._service.settle(name, DEFAULT_GROUP, action, [handle], seconds)
+        failed = await self._settle(name, action, [handle], seconds)
         if error := _visibility_error(failed.get(0)):
             raise error
         return {}
@@ -488,6 +489,15 @@ class SqsActions:
             await self._settle_batch(name, action, seconds, handles, outcome, _visibility_error)
         return outcome.result
 
+    async def _settle(
+        self, name: str, action: Action, handles: Sequence[str], seconds: float = 0.0
+    ) -> Mapping[int, str]:
+        """Settle receives; where there is no group `default`, nobody has received anything."""
+        try:
+            return await self._service.settle(name, DEFAULT_GROUP, action, handles, seconds)
+        except UnknownGroupError:
+            return dict.fromkeys(range(len(handles)), "unknown")
+
     async def _settle_batch(
         self,
         name: str,
@@ -500,9 +510,7 @@ class SqsActions:
         """Settle the handles of a batch, by the Ids of its entries."""
         if not handles:
             return
-        failed = await self._service.settle(
-            name, DEFAULT_GROUP, action, list(handles.values()), seconds
-        )
+        failed = await self._settle(name, action, list(handles.values()), seconds)
         for index, entry_id in enumerate(handles):
             if error := error_of(failed.get(index)):
                 outcome.fail(entry_id, error)

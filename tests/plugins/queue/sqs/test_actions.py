@@ -92,6 +92,8 @@ async def test_a_queue_without_a_group_for_sqs_gets_one_with_the_first_receive()
             "GetQueueAttributes", QueueUrl="q", AttributeNames=["ApproximateNumberOfMessages"]
         )
         assert found["Attributes"] == {"ApproximateNumberOfMessages": "1"}
+        fault = await call.refusal("DeleteMessage", QueueUrl="q", ReceiptHandle="forged")
+        assert fault == RECEIPT_HANDLE_IS_INVALID
         assert set(call.service.engine.snapshot("q").groups) == {"spark"}
         assert [one["Body"] for one in await call.received("q")] == ["a"]
         assert call.service.engine.snapshot("q").groups["default"].spec == GroupSpec()

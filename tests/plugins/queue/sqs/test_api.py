@@ -127,9 +127,7 @@ def query_client(url: str) -> Any:
             operation["output"]["resultWrapper"] = f"{name}Result"
     for shape in shapes.values():
         if shape["type"] == "list" and "flattened" in shape:
-            shape["member"]["locationName"] = _ELEMENTS.get(
-                shape["member"]["shape"], shape["member"]["shape"]
-            )
+            shape["member"]["locationName"] = shape["member"]["shape"]
         elif shape["type"] == "map":
             is_tag = shape["key"]["shape"] == "TagKey"
             shape["key"]["locationName"] = "Key" if is_tag else "Name"
@@ -159,7 +157,6 @@ def query_client(url: str) -> Any:
     )
 
 
-_ELEMENTS: Final = {"ListMessageMoveTasksResultEntry": "ListMessageMoveTasksResultEntry"}
 _MEMBERS: Final = {
     "Attributes": "Attribute",
     "MessageAttributes": "MessageAttribute",
