@@ -9,16 +9,13 @@ of: leased, delayed, visible again, or about to be settled. So after a restart, 
 the floor, all that is not settled is visible. The messages of one call and one segment share a
 `Batch` with one deadline, and offsets are all that is kept of a message.
 
-With `order: key`, the unsettled messages of a key below the cursor are in its *lane*. The first of
-a lane may be received, and others with it in the same call, in order. A message whose lane is
-occupied stays visible, but is in `_again` only once it is the first.
+`Visible` has those that became visible again, and keeps the order of keys.
 """
 
 from __future__ import annotations
 
 import heapq
 from array import array
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -33,6 +30,7 @@ from penstock.plugins.queue.engines.physical import PhysicalQueue, bits_below, e
 from penstock.plugins.queue.engines.receipts import Receipts
 from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.store import GroupRow, Segment
+from penstock.plugins.queue.engines.visible import Visible
 
 MAX_WAITING_IN_LANES: Final = 100_000
 """Messages of a physical queue that may wait for earlier ones of their key; then the cursor waits
@@ -309,10 +307,7 @@ class Place:
         self.settling: set[int] = set()
         self.is_ordered = group.spec.kind == "lease" and group.spec.order == "key"
         self._settling_ahead: set[int] = set()
-        self._visible: dict[int, int] = {}
-        self._again: list[int] = []
-        self._lanes: dict[str, deque[int]] = {}
-        self._keys: dict[int, str] = {}
+        self._visible = Visible()
         self._due_at = -1.0
 
     def settled_bits(self, first_offset: int, n_messages: int) -> int:
@@ -409,43 +404,24 @@ class Place:
 
     def _take_again(self, take: Take, find: Find) -> list[int]:
         """Receive what became visible again, the oldest first."""
-        again = self._again
-        while again and take.wants():
-            offset = again[0]
-            first = self.physical.index.first_of(offset)
-            if offset not in self._visible or first < 0 or not self._is_turn(offset, take):
-                heapq.heappop(again)
+        visible = self._visible
+        first_of = self.physical.index.first_of
+        while take.wants() and (offset := visible.candidate(take.last_of_key)) >= 0:
+            first = first_of(offset)
+            if first < 0:
+                visible.drop_candidate()
                 continue
             decoded = find(self.physical, first)
             if decoded is None:
-                wanted = heapq.nsmallest(take.max_messages - len(take.received), again)
-                first_of = self.physical.index.first_of
+                wanted = visible.candidates(take.max_messages - len(take.received))
                 return sorted({first_of(one) for one in wanted} - {-1})
             if not self._consider(decoded, offset - first, take):
                 break
-            heapq.heappop(again)
-            self._visible.pop(offset, None)
-            if self._keys and offset in self.leased:
-                self._offer_next(self._keys.get(offset), offset)
+            if offset in self.leased:
+                visible.took(offset)
+            else:
+                visible.drop_candidate()
         return []
-
-    def _is_turn(self, offset: int, take: Take) -> bool:
-        """Say whether all earlier messages of its key are settled, or received in this call."""
-        key = self._keys.get(offset)
-        if key is None:
-            return True
-        lane = self._lanes[key]
-        if lane[0] == offset:
-            return True
-        last = take.last_of_key.get(key)
-        return last is not None and next((one for one in lane if one > last), -1) == offset
-
-    def _offer_next(self, key: str | None, offset: int) -> None:
-        """Make the next message of a key receivable in the same call."""
-        if key is not None:
-            following = next((one for one in self._lanes[key] if one > offset), None)
-            if following in self._visible:
-                heapq.heappush(self._again, following)
 
     def _take_segment(self, decoded: Decoded, take: Take) -> bool:
         """Receive messages of a segment from the cursor on; say whether to go on behind it."""
@@ -454,7 +430,7 @@ class Place:
             self._take_run(decoded, take)
             return self.cursor == first + n
         while self.cursor < first + n:
-            if not take.wants() or len(self._keys) >= MAX_WAITING_IN_LANES:
+            if not take.wants() or len(self._visible.keys) >= MAX_WAITING_IN_LANES:
                 return False
             if not self._consider(decoded, self.cursor - first, take):
                 return False
@@ -564,7 +540,7 @@ class Place:
         counts[index] = min(counts[index] + 1, MAX_RECEIVE_COUNT)
         self.dirty.add(first)
         take.received.append(self._delivery(decoded, index, counts[index], take, expires_at))
-        self._visible.pop(offset, None)
+        self._visible.hide(offset)
         self._lease(offset, take.deadline, counts, first, decoded.sizes, take.nonce)
         return True
 
@@ -619,8 +595,9 @@ class Place:
         offset = decoded.first_offset + index
         if self.is_ordered or self.physical.last_own_delay >= decoded.first_offset:
             self._delay(offset, due_at, decoded.first_offset, NOT_RECEIVED)
-            if self.is_ordered:
-                self._into_lane(decoded, index)
+            key = self._key(decoded, index) if self.is_ordered else None
+            if key is not None:
+                self._visible.enter_lane(offset, key)
         elif due_at != self._due_at:
             # All that follows is due later: the cursor waits here.
             self._due_at = due_at
@@ -638,16 +615,15 @@ class Place:
     def _joins_lane(self, decoded: Decoded, index: int, take: Take) -> bool:
         """Say whether a message may be received, as to its key; else it waits in its lane."""
         offset = decoded.first_offset + index
-        key = self._keys.get(offset)
+        visible = self._visible
+        key = visible.keys.get(offset)
         if key is None:
             key = self._key(decoded, index)
             if key is None:
                 return True
-            lane = self._lanes.get(key)
-            is_free = lane is None or lane[-1] == take.last_of_key.get(key)
-            self._into_lane(decoded, index)
-            if not is_free:
-                self._visible[offset] = NOT_RECEIVED
+            before = visible.enter_lane(offset, key)
+            if before not in (-1, take.last_of_key.get(key)):
+                visible.block(offset, NOT_RECEIVED)
                 return False
         take.last_of_key[key] = offset
         return True
@@ -657,13 +633,6 @@ class Place:
         return self.group.key_of(
             batch.topic[index], batch.publisher[index], batch.properties[index]
         )
-
-    def _into_lane(self, decoded: Decoded, index: int) -> None:
-        offset = decoded.first_offset + index
-        key = self._key(decoded, index)
-        if key is not None and offset not in self._keys:
-            self._lanes.setdefault(key, deque()).append(offset)
-            self._keys[offset] = key
 
     # What becomes of received messages.
 
@@ -675,7 +644,7 @@ class Place:
                 del waiting[offset]
                 if not batch.is_delay:
                     self.group.n_leased -= 1
-                self._show(offset, batch.nonce)
+                self._visible.show(offset, batch.nonce)
         batch.left = 0
 
     def end_lease(self, offset: int) -> Batch | None:
@@ -695,11 +664,11 @@ class Place:
     def nack(self, offset: int, due_at: float | None) -> None:
         """Make a message visible, now or at a time; one that the cursor has not met stays."""
         batch = self.end_lease(offset)
-        nonce = self._visible.pop(offset, None) if batch is None else batch.nonce
+        nonce = self._visible.hide(offset) if batch is None else batch.nonce
         if nonce is None:
             return
         if due_at is None:
-            self._show(offset, nonce)
+            self._visible.show(offset, nonce)
         else:
             self._delay(offset, due_at, self.physical.index.first_of(offset), nonce)
 
@@ -721,7 +690,7 @@ class Place:
         batch.counts[offset - batch.first_offset] -= 1
         self.dirty.add(batch.first_offset)
         self.end_lease(offset)
-        self._show(offset, NOT_RECEIVED)
+        self._visible.show(offset, NOT_RECEIVED)
 
     def is_current(self, offset: int, count: int, nonce: int) -> tuple[int, int]:
         """Say whether a receive is the newest one of an unsettled message.
@@ -743,7 +712,7 @@ class Place:
             return -1, -1
         batch = self.delayed.get(offset)
         if batch is not None or offset in self._visible:
-            known = self._visible[offset] if batch is None else batch.nonce
+            known = self._visible.nonces[offset] if batch is None else batch.nonce
             return (first, index) if known == nonce else (-1, -1)
         # Of an earlier run: the newest receives may not have been stored.
         counts = self.counts.get(first)
@@ -758,7 +727,7 @@ class Place:
         if group.n_leased >= group.spec.max_leased_messages:
             group.was_full = True
         self.end_lease(offset)
-        self._visible.pop(offset, None)
+        self._visible.hide(offset)
         self.settling.add(offset)
         if offset >= self.cursor:
             self._settling_ahead.add(offset)
@@ -792,11 +761,11 @@ class Place:
                 counts = self.counts[first]
                 self._lease(offset, lease.deadline, counts, first, lease.sizes, lease.nonce)
             else:
-                self._show(offset, NOT_RECEIVED)
+                self._visible.show(offset, NOT_RECEIVED)
 
     def drop(self, first_offset: int, bits: int) -> None:
         """Forget messages of a segment that left the queue."""
-        if self.leased or self.delayed or self._visible or self._keys:
+        if self.leased or self.delayed or self._visible.nonces or self._visible.keys:
             for index in each_bit(bits):
                 self.end_lease(first_offset + index)
                 self._forget(first_offset + index)
@@ -813,9 +782,6 @@ class Place:
         for offset in [*self.leased, *self.delayed]:
             self.end_lease(offset)
         self._visible.clear()
-        self._again.clear()
-        self._lanes.clear()
-        self._keys.clear()
         self._due_at = -1.0
         self.cursor = self.floor
 
@@ -827,27 +793,9 @@ class Place:
         self.dirty.clear()
         self.end_leases()
 
-    def _show(self, offset: int, nonce: int) -> None:
-        self._visible[offset] = nonce
-        key = self._keys.get(offset)
-        if key is None or self._lanes[key][0] == offset:
-            heapq.heappush(self._again, offset)
-
     def _forget(self, offset: int) -> None:
         """Forget a message that is or will be settled; the next of its key may come."""
-        self._visible.pop(offset, None)
-        key = self._keys.pop(offset, None)
-        if key is None:
-            return
-        lane = self._lanes[key]
-        if lane[0] != offset:
-            lane.remove(offset)
-            return
-        lane.popleft()
-        if not lane:
-            del self._lanes[key]
-        elif lane[0] in self._visible:
-            heapq.heappush(self._again, lane[0])
+        if self._visible.forget(offset):
             self.group.arrived()
 
     def _counts(self, first: int, n_messages: int) -> array[int]:

@@ -7,34 +7,25 @@ has changed nothing.
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from logging import Logger
 from typing import Final
 
-from penstock.broker.message import Message
-from penstock.broker.mqtt.expiry import EXPIRY
-from penstock.plugins.queue.batch_format import (
-    properties_json,
-    split_for_segments,
-    write_batch,
-)
-from penstock.plugins.queue.client import Batch
-from penstock.plugins.queue.engines.contract import NewMessage, StorageError
+from penstock.plugins.queue.engines.clock import EngineClock
+from penstock.plugins.queue.engines.contract import StorageError
+from penstock.plugins.queue.engines.incoming import Incoming
 from penstock.plugins.queue.engines.leases import Group, Place
 from penstock.plugins.queue.engines.physical import PhysicalQueue, bits_below, trailing_ones
 from penstock.plugins.queue.engines.queues import LogicalQueue, Newest, Stored
 from penstock.plugins.queue.engines.segments import (
-    DELAY_PROPERTY,
     Decoded,
     SegmentCache,
     decode,
 )
 from penstock.plugins.queue.engines.store import (
     DELAYED,
-    EXPIRES,
     Changes,
     DeduplicationRow,
     PhysicalRow,
@@ -55,9 +46,7 @@ class Surroundings:
     Attributes:
         store: is written to.
         cache: holds decoded segments.
-        shift: added to monotonic seconds to get the engine's.
-        epoch: returns seconds to be added to monotonic ones to get those since the Unix epoch.
-        now: returns the engine's time.
+        clock: of the engine.
         logger: gets faults.
         on_stored: is called with a queue that got messages.
     """
@@ -66,130 +55,15 @@ class Surroundings:
         self,
         store: Store,
         cache: SegmentCache,
-        shift: float,
-        epoch: Callable[[], float],
-        now: Callable[[], float],
+        clock: EngineClock,
         logger: Logger,
         on_stored: Callable[[LogicalQueue], None],
     ) -> None:
         self.store = store
         self.cache = cache
         self.on_stored = on_stored
-        self.shift = shift
-        self.epoch = epoch
-        self.now = now
+        self.clock = clock
         self.logger = logger
-
-
-class Incoming:
-    """What one transaction appends to one physical queue."""
-
-    def __init__(self, queue: LogicalQueue, physical: PhysicalQueue) -> None:
-        self.queue = queue
-        self.physical = physical
-        self.base = physical.next
-        self.topics: list[str] = []
-        self.payloads: list[bytes] = []
-        self.qos: list[int] = []
-        self.publishers: list[str] = []
-        self.arrived_at: list[float] = []
-        self.properties: list[str] = []
-        self.segments: list[tuple[Segment, Decoded]] = []
-
-    def add(self, new: NewMessage, epoch: float) -> int:
-        """Add a message.
-
-        Returns:
-            Its offset.
-
-        Raises:
-            OSError: its payload cannot be read.
-            TypeError: its properties are no JSON.
-            ValueError: the same, or a text is no Unicode.
-        """
-        message: Message = new.message
-        payload = message.read_payload()
-        properties = stored_properties(new)
-        # A lone surrogate cannot be stored.
-        properties.encode()
-        message.topic.encode()
-        message.publisher.encode()
-        return self.add_row(
-            message.topic,
-            payload,
-            message.qos,
-            message.publisher,
-            message.arrived_at + epoch,
-            properties,
-        )
-
-    def add_row(
-        self,
-        topic: str,
-        payload: bytes,
-        qos: int,
-        publisher: str,
-        enqueued_at: float,
-        properties: str,
-    ) -> int:
-        """Add a message by its columns; return its offset."""
-        self.topics.append(topic)
-        self.payloads.append(payload)
-        self.qos.append(qos)
-        self.publishers.append(publisher)
-        self.arrived_at.append(enqueued_at)
-        self.properties.append(properties)
-        return self.base + len(self.topics) - 1
-
-    def encode(self, clock_offset: float) -> Iterator[tuple[Segment, bytes, Decoded]]:
-        """Yield the messages as segments."""
-        for run in split_for_segments(list(map(len, self.payloads))):
-            first = self.base + run.start
-            properties = self.properties[run]
-            batch = Batch(
-                list(range(first, self.base + run.stop)),
-                self.topics[run],
-                self.payloads[run],
-                self.qos[run],
-                self.publishers[run],
-                self.arrived_at[run],
-                properties,
-            )
-            frame = write_batch(batch)
-            flags = 0
-            for text in set(properties):
-                flags |= EXPIRES if EXPIRY in text else 0
-                flags |= DELAYED if DELAY_PROPERTY in text else 0
-            newest_at = max(batch.enqueued_at)
-            n_bytes = sum(map(len, batch.payload))
-            segment = Segment(
-                first,
-                run.stop - run.start,
-                n_bytes,
-                len(frame),
-                newest_at,
-                newest_at + clock_offset,
-                flags,
-            )
-            yield segment, frame, Decoded(segment, batch)
-
-
-def stored_properties(new: NewMessage) -> str:
-    """Return the properties with which a message is stored.
-
-    Raises:
-        TypeError: they are no JSON.
-        ValueError: the same.
-    """
-    message = new.message
-    properties = message.properties
-    if new.delay_seconds is not None:
-        pairs = [*(properties.get("user_property") or ()), (DELAY_PROPERTY, f"{new.delay_seconds}")]
-        properties = {**properties, "user_property": pairs}
-    if message.expires_at is not None and EXPIRY not in properties:
-        interval = math.ceil(message.expires_at - message.arrived_at)
-        properties = {**properties, EXPIRY: max(0, interval)}
-    return properties_json(properties) if properties else ""
 
 
 class Transaction:
@@ -204,8 +78,8 @@ class Transaction:
 
     def __init__(self, around: Surroundings) -> None:
         self.around = around
-        self.now = around.now()
-        self.epoch = around.epoch()
+        self.now = around.clock()
+        self.epoch = around.clock.epoch
         self.changes = Changes()
         self.more: list[tuple[LogicalQueue, PhysicalQueue]] = []
         self._usage: dict[PhysicalQueue, list[int]] = {}
@@ -260,7 +134,7 @@ class Transaction:
 
     def encode(self) -> None:
         """Make segments of all that comes; make room for them where queues drop their oldest."""
-        clock_offset = self.around.shift - self.epoch
+        clock_offset = self.around.clock.shift - self.epoch
         for physical, incoming in self._incoming.items():
             queue = incoming.queue
             for segment, frame, decoded in incoming.encode(clock_offset):

@@ -78,8 +78,6 @@ class Running:
         around = Surroundings(
             self.store,
             SegmentCache(10**6),
-            clock.shift,
-            lambda: clock.epoch,
             clock,
             LOGGER,
             lambda _queue: None,

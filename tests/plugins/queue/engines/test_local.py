@@ -97,9 +97,9 @@ class HeldStore(MemoryStore):
 
 def forget_segments(engine: LocalEngine) -> None:
     """Have the engine read segments again."""
-    engine._cache.max_bytes = 0
-    for place, first in list(engine._cache._held):
-        engine._cache.drop(place, first)
+    engine._state.cache.max_bytes = 0
+    for place, first in list(engine._state.cache._held):
+        engine._state.cache.drop(place, first)
 
 
 @asynccontextmanager
@@ -184,10 +184,10 @@ async def test_receive_that_fails_half_way_gives_back_what_it_had() -> None:
     """Messages that were found are visible at once where reading further ones fails."""
     store = HeldStore()
     async with reading_engine(store, b"a", b"b") as engine:
-        engine._cache.max_bytes = 10**6
+        engine._state.cache.max_bytes = 10**6
         assert await payloads(engine, 1) == [b"a"]
         await engine.seek("q", "g", "earliest")
-        engine._cache.drop(1, 1)
+        engine._state.cache.drop(1, 1)
         store.unreadable = {1}
         with pytest.raises(StorageError, match="unreadable"):
             await payloads(engine)
@@ -379,7 +379,7 @@ async def test_one_group_reads_what_another_has_read() -> None:
     """Groups that go side by side read each segment once."""
     store = HeldStore()
     async with reading_engine(store, b"a", b"b") as engine:
-        engine._cache.max_bytes = 10**6
+        engine._state.cache.max_bytes = 10**6
         assert await payloads(engine) == [b"a", b"b"]
         await engine.create_group("q", "other", GroupSpec())
         store.unreadable = {0, 1}

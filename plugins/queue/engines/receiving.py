@@ -1,0 +1,357 @@
+"""Leases: how messages are received, given back and settled."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from penstock.plugins.queue.client import ReceivedMessage
+from penstock.plugins.queue.engines.contract import (
+    Action,
+    StorageError,
+)
+from penstock.plugins.queue.engines.leases import Group, Place, Take
+from penstock.plugins.queue.engines.letters import letter_row
+from penstock.plugins.queue.engines.physical import PhysicalQueue, each_bit
+from penstock.plugins.queue.engines.queues import (
+    LogicalQueue,
+)
+from penstock.plugins.queue.engines.reading import SegmentReader
+from penstock.plugins.queue.engines.requests import (
+    Bury,
+    Change,
+    Marks,
+    Settle,
+)
+from penstock.plugins.queue.engines.segments import Decoded
+from penstock.plugins.queue.engines.state import State
+from penstock.plugins.queue.engines.transaction import Transaction
+
+COUNTS_SECONDS: Final = 0.05
+"""Receive counts that limit nothing are stored after this time."""
+
+
+class Receiving:
+    """Gives messages to receivers, and settles them.
+
+    Args:
+        state: of the engine.
+        reader: reads segments.
+    """
+
+    def __init__(self, state: State, reader: SegmentReader) -> None:
+        self._state = state
+        self._reader = reader
+        self._locks: WeakKeyDictionary[Place, asyncio.Lock] = WeakKeyDictionary()
+        self._uncounted: dict[Place, LogicalQueue] = {}
+        self._counts_timer: asyncio.TimerHandle | None = None
+        self._nonce = secrets.randbelow(65_536)
+
+    def close(self) -> None:
+        """Have the receive counts stored."""
+        if self._counts_timer is not None:
+            self._counts_timer.cancel()
+            self._store_counts()
+
+    async def lease(
+        self,
+        queue: str,
+        group: str,
+        physical_queue: int,
+        max_messages: int,
+        max_bytes: int,
+        visibility_timeout: float | None = None,
+    ) -> list[ReceivedMessage]:
+        """Receive messages of one physical queue."""
+        found = self._state.find(queue)
+        receivers = self._state.lease_group(found, group)
+        found.part(physical_queue)
+        place = receivers.places[physical_queue]
+        now = self._state.now()
+        receivers.used_at = now
+        receivers.expire(now)
+        lock = self._locks.get(place)
+        if lock is None:
+            lock = self._locks[place] = asyncio.Lock()
+        async with lock:
+            room = receivers.spec.max_leased_messages - receivers.n_leased
+            max_messages = min(max_messages, room)
+            if max_messages <= 0:
+                return []
+            seconds = receivers.spec.visibility_timeout
+            if visibility_timeout is not None:
+                seconds = visibility_timeout
+            self._nonce = (self._nonce + 1) % 65_536
+            take = Take(now, now + seconds, max_messages, max_bytes, self._nonce)
+            await self._fill(place, take)
+        receivers.received += len(take.received)
+        try:
+            if take.settled or take.dead:
+                await self._settle_unseen(found, receivers, place, take)
+            if place.dirty:
+                await self._store_receives(found, receivers, place)
+        except BaseException:  # the receiver has left
+            for one in take.received:
+                place.undo(one.offset, take.nonce)
+            receivers.arrived()
+            raise
+        return take.received
+
+    async def _fill(self, place: Place, take: Take) -> None:
+        held: dict[int, Decoded] = {}
+
+        def find(physical: PhysicalQueue, first: int) -> Decoded | None:
+            return held.get(first) or self._state.cache.get(physical.row_id, first)
+
+        try:
+            while missing := place.take(take, find):
+                held = await self._reader.decoded(place.physical, missing)
+        except BaseException:
+            for received in take.received:
+                place.undo(received.offset, take.nonce)
+            for reasons in take.settled.values():
+                for first, bits in reasons.items():
+                    place.not_settled([first + index for index in each_bit(bits)], {})
+            dead = [decoded.first_offset + index for decoded, index in take.dead]
+            place.not_settled(dead, {})
+            raise
+
+    async def _settle_unseen(
+        self, queue: LogicalQueue, group: Group, place: Place, take: Take
+    ) -> None:
+        """Settle what expired or is filtered out, and bury what was received too often."""
+        futures: list[asyncio.Future[None]] = []
+        loop = asyncio.get_running_loop()
+        for reason, bits in take.settled.items():
+            marks = Marks(place, bits, take.sizes)
+            marks.offsets += [first + index for first in bits for index in each_bit(bits[first])]
+            futures.append(loop.create_future())
+            self._state.submit(Settle(queue, group, reason, [marks], futures[-1]))
+        if take.dead:
+            marks = Marks(place)
+            letters = []
+            for decoded, index in take.dead:
+                marks.add(decoded.first_offset, index, None)
+                marks.sizes[decoded.first_offset] = decoded.sizes
+                letters.append(self._letter(queue, group, place, decoded, index, "max_receives"))
+            futures.append(loop.create_future())
+            self._bury(queue, group, [marks], letters, futures[-1])
+        # What cannot be settled is visible again; what was received is received all the same.
+        await asyncio.gather(*map(asyncio.shield, futures), return_exceptions=True)
+
+    def _bury(
+        self,
+        queue: LogicalQueue,
+        group: Group,
+        marks: Sequence[Marks],
+        letters: Sequence[tuple[int, tuple[Any, ...]]],
+        future: asyncio.Future[None] | None,
+    ) -> None:
+        name = group.spec.dead_letter_queue
+        target = None if name is None else self._state.queues.get(name)
+        if name is not None and target is None:
+            request = Bury(queue, group, marks, letters, None, future)
+            request.failed()
+            self._state.logger.error(
+                "queue %s, group %s: its dead letter queue %s does not exist; %d dead letters stay",
+                queue.name,
+                group.name,
+                name,
+                len(letters),
+            )
+            if future is not None:
+                future.set_exception(StorageError(f"dead letter queue {name}: it does not exist"))
+            return
+        self._state.submit(Bury(queue, group, marks, letters, target, future))
+
+    @staticmethod
+    def _letter(
+        queue: LogicalQueue, group: Group, place: Place, decoded: Decoded, index: int, reason: str
+    ) -> tuple[int, tuple[Any, ...]]:
+        counts = place.counts.get(decoded.first_offset)
+        return place.physical.number, letter_row(
+            decoded,
+            index,
+            {
+                "queue": queue.name,
+                "group": group.name,
+                "reason": reason,
+                "receives": "0" if counts is None else str(counts[index]),
+                "physical-queue": str(place.physical.number),
+            },
+        )
+
+    def give_back(self, queue: str, group: str, deliveries: Sequence[ReceivedMessage]) -> None:
+        """Make messages visible whose receiver has left."""
+        found = self._state.queues.get(queue)
+        receivers = None if found is None else found.groups.get(group)
+        if found is None or receivers is None or receivers.spec.kind != "lease":
+            return
+        for delivery in deliveries:
+            receive = receivers.receipts.read(delivery.receipt_handle)
+            if receive is None or receive.epoch != receivers.epoch:
+                continue
+            place = receivers.places.get(receive.number)
+            if place is not None:
+                place.undo(receive.offset, receive.nonce)
+                self._note_uncounted(found, place)
+        receivers.arrived()
+
+    async def settle(
+        self,
+        queue: str,
+        group: str,
+        action: Action,
+        receipt_handles: Sequence[str],
+        seconds: float = 0.0,
+    ) -> Mapping[int, str]:
+        """Settle receives."""
+        found = self._state.find(queue)
+        receivers = self._state.lease_group(found, group)
+        now = self._state.now()
+        receivers.used_at = now
+        receivers.expire(now)
+        failed: dict[int, str] = {}
+        if action == "nack":
+            self._nack(receivers, receipt_handles, failed, now, seconds)
+        elif action == "extend":
+            for index, handle in enumerate(receipt_handles):
+                current = self._current(receivers, handle, failed, index)
+                if current is not None and not current[0].extend(current[3], now + seconds):
+                    failed[index] = "stale"
+        else:
+            await self._settle_for_good(found, receivers, action, receipt_handles, failed)
+        return failed
+
+    def _nack(
+        self,
+        group: Group,
+        handles: Sequence[str],
+        failed: dict[int, str],
+        now: float,
+        seconds: float,
+    ) -> None:
+        n_settled = 0
+        for index, handle in enumerate(handles):
+            current = self._current(group, handle, failed, index)
+            if current is not None:
+                n_settled += 1
+                current[0].nack(current[3], now + seconds if seconds > 0 else None)
+        group.count("nack", n_settled)
+        if n_settled:
+            group.arrived()
+
+    async def _settle_for_good(
+        self,
+        queue: LogicalQueue,
+        group: Group,
+        action: Action,
+        handles: Sequence[str],
+        failed: dict[int, str],
+    ) -> None:
+        marks: dict[Place, Marks] = {}
+        wanted: dict[Place, dict[int, list[int]]] = {}
+        for index, handle in enumerate(handles):
+            current = self._current(group, handle, failed, index)
+            if current is None:
+                continue
+            place, first, bit, offset = current
+            lease = place.begin_settling(offset)
+            mark = marks.get(place)
+            if mark is None:
+                mark = marks[place] = Marks(place)
+            mark.add(first, bit, lease)
+            if action == "dead":
+                wanted.setdefault(place, {}).setdefault(first, []).append(bit)
+        if not marks:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if action == "dead":
+            letters = []
+            try:
+                for place, firsts in wanted.items():
+                    letters += await self._letters(queue, group, place, firsts)
+            except BaseException:
+                Settle(queue, group, "dead", list(marks.values())).failed()
+                raise
+            self._bury(queue, group, list(marks.values()), letters, future)
+        else:
+            self._state.submit(Settle(queue, group, "ack", list(marks.values()), future))
+        # The caller may be cancelled; the settling is under way and must be recorded.
+        await asyncio.shield(future)
+
+    async def _letters(
+        self, queue: LogicalQueue, group: Group, place: Place, firsts: Mapping[int, Iterable[int]]
+    ) -> list[tuple[int, tuple[Any, ...]]]:
+        letters = []
+        decoded = await self._reader.decoded(place.physical, sorted(firsts))
+        for first, indexes in firsts.items():
+            segment = decoded.get(first)
+            if segment is not None:
+                letters += [
+                    self._letter(queue, group, place, segment, index, "dead") for index in indexes
+                ]
+        return letters
+
+    def _current(
+        self, group: Group, handle: str, failed: dict[int, str], index: int
+    ) -> tuple[Place, int, int, int] | None:
+        """Return place, first offset of the segment, index and offset of a handle's message."""
+        receive = group.receipts.read(handle)
+        place = None if receive is None else group.places.get(receive.number)
+        if receive is None or place is None:
+            failed[index] = "unknown"
+            return None
+        if receive.epoch == group.epoch:
+            first, bit = place.is_current(receive.offset, receive.receive_count, receive.nonce)
+            if first >= 0:
+                return place, first, bit, receive.offset
+        failed[index] = "stale"
+        return None
+
+    async def _store_receives(self, queue: LogicalQueue, group: Group, place: Place) -> None:
+        """Store receive counts: before the messages are given away where they are limited."""
+        if group.spec.max_receives is None:
+            self._note_uncounted(queue, place)
+            return
+        counts = place.take_counts()
+
+        def build(transaction: Transaction) -> None:
+            if not queue.is_deleted and queue.groups.get(group.name) is group:
+                add_counts(transaction, place, counts)
+
+        with suppress(StorageError):  # rather receive than wait for the storage
+            await self._state.change(build, lambda: None)
+
+    def _note_uncounted(self, queue: LogicalQueue, place: Place) -> None:
+        """See that receive counts are stored."""
+        self._uncounted[place] = queue
+        if self._counts_timer is None:
+            loop = asyncio.get_running_loop()
+            self._counts_timer = loop.call_later(COUNTS_SECONDS, self._store_counts)
+
+    def _store_counts(self) -> None:
+        self._counts_timer = None
+        places, self._uncounted = self._uncounted, {}
+        taken = {place: place.take_counts() for place in places}
+
+        def build(transaction: Transaction) -> None:
+            for place, counts in taken.items():
+                queue = places[place]
+                if not queue.is_deleted and queue.groups.get(place.group.name) is place.group:
+                    add_counts(transaction, place, counts)
+
+        if self._state.commits is not None:
+            self._state.submit(Change(build, lambda: None, None))
+
+
+def add_counts(transaction: Transaction, place: Place, counts: Mapping[int, bytes]) -> None:
+    """Add receive counts to a transaction, of segments that exist."""
+    for first, stored in counts.items():
+        if place.physical.index.first_of(first) == first:
+            key = (place.physical.row_id, first, place.group.row_id)
+            transaction.changes.receives[key] = stored

@@ -1,0 +1,146 @@
+"""What the parts of the engine of one process have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from logging import Logger
+from typing import Any
+
+from penstock.plugins.queue.engines.clock import Clocks, EngineClock
+from penstock.plugins.queue.engines.contract import (
+    GroupKindError,
+    StorageError,
+    UnknownQueueError,
+)
+from penstock.plugins.queue.engines.group_commit import GroupCommit
+from penstock.plugins.queue.engines.leases import Group
+from penstock.plugins.queue.engines.queues import (
+    LogicalQueue,
+)
+from penstock.plugins.queue.engines.requests import (
+    Change,
+    Request,
+)
+from penstock.plugins.queue.engines.segments import SegmentCache
+from penstock.plugins.queue.engines.store import (
+    Store,
+)
+from penstock.plugins.queue.engines.transaction import Surroundings, Transaction
+from penstock.plugins.queue.engines.waiting import Arrivals
+
+
+class State:
+    """The logical queues, and the ways to read the clock and to write.
+
+    Args:
+        store: keeps the messages.
+        clocks: of the machine.
+        read_ahead_bytes: of decoded segments.
+        logger: gets faults.
+
+    Attributes:
+        queues: by name.
+        clock: of the engine; another one once the storage is open.
+        cache: decoded segments.
+        arrivals: wakes those who wait for messages.
+        commits: the writing thread; None where the engine is not open.
+    """
+
+    def __init__(self, store: Store, clocks: Clocks, read_ahead_bytes: int, logger: Logger) -> None:
+        self.store = store
+        self.clocks = clocks
+        self.logger = logger
+        self.queues: dict[str, LogicalQueue] = {}
+        self.clock = EngineClock(clocks)
+        self.cache = SegmentCache(read_ahead_bytes)
+        self.arrivals = Arrivals(self.now)
+        self.commits: GroupCommit | None = None
+
+    def start_writing(self, max_messages: int) -> None:
+        """Start the writing thread."""
+        around = Surroundings(
+            self.store,
+            self.cache,
+            self.clock,
+            self.logger,
+            self.arrivals.stored,
+        )
+        loop = asyncio.get_running_loop()
+        self.commits = GroupCommit(around, loop, self.clocks.monotonic, max_messages, self.logger)
+
+    def now(self) -> float:
+        """Return the engine's time."""
+        return self.clock()
+
+    def find(self, name: str) -> LogicalQueue:
+        """Return a queue.
+
+        Raises:
+            UnknownQueueError: there is none of this name.
+        """
+        found = self.queues.get(name)
+        if found is None:
+            known = ", ".join(sorted(self.queues)) or "none"
+            raise UnknownQueueError(f"queue: read {name!r}; allowed: {known}")
+        return found
+
+    def lease_group(self, queue: LogicalQueue, name: str) -> Group:
+        """Return a group of kind `lease`.
+
+        Raises:
+            UnknownGroupError: there is none of this name.
+            GroupKindError: it is of the other kind.
+        """
+        found = queue.groups.get(name)
+        if found is None:
+            found = queue.group(name)
+        if found.spec.kind != "lease":
+            raise GroupKindError(
+                f"group {name} of queue {queue.name}: it reads ranges; allowed: a group of kind "
+                "lease"
+            )
+        return found
+
+    def submit(self, request: Request) -> None:
+        """Have a request written.
+
+        Raises:
+            StorageError: the engine is closed.
+        """
+        if self.commits is None:
+            raise StorageError("the queue is closed")
+        self.commits.submit(request)
+
+    async def ask(self, make: Callable[[asyncio.Future[Any]], Request]) -> Any:
+        """Have a request written; return its result.
+
+        Args:
+            make: returns the request, which completes a future.
+
+        Raises:
+            StorageError: nothing has changed.
+        """
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.submit(make(future))
+        # The caller may be cancelled; the request is under way.
+        return await asyncio.shield(future)
+
+    async def change(
+        self,
+        build: Callable[[Transaction], None],
+        then: Callable[[], None],
+        *,
+        is_for_readers: bool = True,
+    ) -> None:
+        """Have rows written.
+
+        Args:
+            build: adds them to a transaction.
+            then: is called on the loop's thread when they are written.
+            is_for_readers: whether they may be written where the disk is full.
+
+        Raises:
+            StorageError: nothing has changed.
+        """
+        await self.ask(lambda future: Change(build, then, future, is_for_readers=is_for_readers))

@@ -1,0 +1,181 @@
+"""Maintenance: retention, expired groups and windows, purges, and dead letters that go back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.plugins.queue.engines.catalogue import Catalogue, group_row
+from penstock.plugins.queue.engines.contract import (
+    StorageError,
+    UnknownQueueError,
+)
+from penstock.plugins.queue.engines.letters import redriven
+from penstock.plugins.queue.engines.physical import PhysicalQueue, each_bit
+from penstock.plugins.queue.engines.queues import (
+    LogicalQueue,
+)
+from penstock.plugins.queue.engines.reading import SegmentReader
+from penstock.plugins.queue.engines.requests import (
+    Cut,
+    Redrive,
+    Run,
+)
+from penstock.plugins.queue.engines.state import State
+from penstock.plugins.queue.engines.store import (
+    Segment,
+)
+from penstock.plugins.queue.engines.transaction import Transaction
+
+
+class Upkeep:
+    """Maintenance, and what operators ask for.
+
+    Args:
+        state: of the engine.
+        reader: reads segments.
+        catalogue: deletes groups.
+    """
+
+    def __init__(self, state: State, reader: SegmentReader, catalogue: Catalogue) -> None:
+        self._state = state
+        self._reader = reader
+        self._catalogue = catalogue
+
+    async def purge(self, queue: str) -> int:
+        """Remove all messages."""
+        found = self._state.find(queue)
+        n_removed = 0
+        for part in list(found.physical.values()):
+            n_removed += await self._cut(found, part, part.next, "purge")
+        return n_removed
+
+    async def redrive(self, queue: str, target: str | None, max_messages: int | None) -> int:
+        """Move dead letters back."""
+        source = self._state.find(queue)
+        to = None if target is None else self._state.find(target)
+        n_moved = 0
+        for part in list(source.physical.values()):
+            for segment in list(part.index):
+                if max_messages is not None and n_moved >= max_messages:
+                    return n_moved
+                left = None if max_messages is None else max_messages - n_moved
+                n_moved += await self._redrive_segment(source, part, segment, to, left)
+        return n_moved
+
+    async def _redrive_segment(
+        self,
+        source: LogicalQueue,
+        part: PhysicalQueue,
+        segment: Segment,
+        target: LogicalQueue | None,
+        max_messages: int | None,
+    ) -> int:
+        first = segment.first_offset
+        decoded = (await self._reader.decoded(part, [first])).get(first)
+        if decoded is None:
+            return 0
+        bits = 0
+        letters: list[tuple[LogicalQueue, int, tuple[Any, ...]]] = []
+        unknown: UnknownQueueError | None = None
+        for index in each_bit(~part.gone_bits(first) & (1 << segment.n_messages) - 1):
+            if max_messages is not None and len(letters) >= max_messages:
+                break
+            origin, number, row = redriven(decoded, index)
+            if target is None and origin is None:
+                continue
+            try:
+                to = target if target is not None else self._state.find(origin or "")
+            except UnknownQueueError as error:
+                unknown = error
+                break
+            numbers = [one for one in to.physical if one < to.spec.physical_queues]
+            number = part.number if number is None else number
+            letters.append((to, numbers[number % len(numbers)], row))
+            bits |= 1 << index
+        n_moved = 0
+        if letters:
+            n_moved = await self._state.ask(
+                lambda future: Redrive(source, part, {first: bits}, letters, future)
+            )
+        if unknown is not None:
+            raise unknown
+        return n_moved
+
+    async def maintain(self) -> None:
+        """Do what time asks for."""
+        now = self._state.now()
+        failed: StorageError | None = None
+        for queue in list(self._state.queues.values()):
+            for group in queue.groups.values():
+                group.expire(now)
+            for part in queue.physical.values():
+                part.forget_delays(now)
+            try:
+                await self._maintain_queue(queue, now)
+            except StorageError as error:
+                failed = error
+        await self._state.change(self._clock_row, lambda: None)
+        await self._catalogue.sweep()
+        await self._state.ask(lambda future: Run(self._state.store.trim, None, future))
+        if failed is not None:
+            raise failed
+
+    def _clock_row(self, transaction: Transaction) -> None:
+        transaction.changes.meta["clock"] = self._state.clock.stored_text()
+        for queue in self._state.queues.values():
+            for group in queue.groups.values():
+                if group.spec.group_expiry_seconds is not None:
+                    transaction.changes.groups.append(group_row(group, group.epoch, group.spec))
+
+    async def _maintain_queue(self, queue: LogicalQueue, now: float) -> None:
+        for group in list(queue.groups.values()):
+            expiry = group.spec.group_expiry_seconds
+            if expiry is not None and now - group.used_at >= expiry:
+                self._state.logger.warning(
+                    "queue %s: group %s is deleted: no request for %.0f s",
+                    queue.name,
+                    group.name,
+                    now - group.used_at,
+                )
+                await self._catalogue.delete_group(queue, group)
+        retention = queue.spec.retention_seconds
+        if retention is not None:
+            for part in list(queue.physical.values()):
+                below = older_than(part, now - retention)
+                if below > part.earliest:
+                    await self._cut(queue, part, below, "retention")
+        before = now - queue.spec.deduplication_seconds
+        old = []
+        for identifier, stored in queue.stored.items():
+            if stored.stored_at > before:
+                break
+            old.append(identifier)
+        if old:
+
+            def build(transaction: Transaction) -> None:
+                for one in old:
+                    transaction.changes.deduplication[queue.row_id, one] = None
+
+            def then() -> None:
+                for identifier in old:
+                    found = queue.stored.get(identifier)
+                    if found is not None and found.stored_at <= before:
+                        del queue.stored[identifier]
+
+            await self._state.change(build, then)
+
+    async def _cut(
+        self, queue: LogicalQueue, physical: PhysicalQueue, below: int, reason: str
+    ) -> int:
+        n: int = await self._state.ask(lambda future: Cut(queue, physical, below, reason, future))
+        return n
+
+
+def older_than(physical: PhysicalQueue, clock: float) -> int:
+    """Return the offset below which every segment is older."""
+    offset = physical.earliest
+    for segment in physical.index.since(physical.earliest):
+        if segment.newest_clock >= clock:
+            return max(offset, physical.earliest)
+        offset = segment.first_offset + segment.n_messages
+    return offset
