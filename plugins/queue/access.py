@@ -12,7 +12,8 @@ The file holds a list under ``tokens``:
 
 A token whose digest is in the file is a bearer token. A signature of Amazon's version 4 needs the
 secret itself, so that of ``secret_file`` works for both: as a bearer token, and as the secret
-access key of ``access_key_id``.
+access key of ``access_key_id``. A token with ``requests_per_second`` may send so many, in bursts of
+one second's.
 
 Without a file, every caller may do everything; the APIs then serve this machine alone.
 """
@@ -31,7 +32,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from penstock.broker.config.checked_yaml import NamedBy, parse_mapping, read_text, validate_config
-from penstock.broker.config.key_types import STRICT
+from penstock.broker.config.key_types import STRICT, PerSecond
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.plugins.web.bind import split_bind
 
@@ -61,6 +62,7 @@ class TokenConfig:
         token_sha256: SHA-256 of the bearer token, in lower-case hexadecimal digits.
         secret_file: file with the token itself, relative to the directory of the tokens' file.
         access_key_id: name of the secret in a signature; None for `name`.
+        requests_per_second: that the owner may send over both APIs together; None for any number.
     """
 
     name: _Name
@@ -68,6 +70,7 @@ class TokenConfig:
     token_sha256: str | None = Field(default=None, repr=False)
     secret_file: Annotated[str, Field(min_length=1)] | None = None
     access_key_id: _Name | None = None
+    requests_per_second: PerSecond | None = None
 
     def __post_init__(self) -> None:
         """Check that there is one secret."""
@@ -89,6 +92,33 @@ class _TokensFile:
     tokens: Annotated[tuple[TokenConfig, ...], Field(min_length=1)]
 
 
+class RequestRate:
+    """A token bucket: requests that a caller may send.
+
+    Args:
+        per_second: at most, in bursts of one second's.
+    """
+
+    def __init__(self, per_second: float) -> None:
+        self._per_second = per_second
+        self._most = max(per_second, 1.0)
+        self._left = self._most
+        self._at = 0.0
+
+    def take(self, now: float) -> float:
+        """Take a request; return 0, or the seconds after which there is room for it.
+
+        Args:
+            now: monotonic seconds.
+        """
+        self._left = min(self._left + (now - self._at) * self._per_second, self._most)
+        self._at = now
+        if self._left >= 1:
+            self._left -= 1
+            return 0.0
+        return (1 - self._left) / self._per_second
+
+
 class Caller(NamedTuple):
     """Who sends a request.
 
@@ -96,11 +126,21 @@ class Caller(NamedTuple):
         name: of the token; "" where callers need none.
         secret: for signatures of version 4; "" where the token has only a digest.
         roles: by pattern of queue names.
+        rate: of its requests; None for any.
     """
 
     name: str
     secret: str
     roles: Mapping[str, tuple[Role, ...]]
+    rate: RequestRate | None = None
+
+    def seconds_to_wait(self, now: float) -> float:
+        """Count a request; return 0, or the seconds after which it may be sent again.
+
+        Args:
+            now: monotonic seconds.
+        """
+        return 0.0 if self.rate is None else self.rate.take(now)
 
     def may(self, role: Role, queue: str) -> bool:
         """Say whether the caller has a role in a queue; `ALL_QUEUES` for the whole storage."""
@@ -175,7 +215,9 @@ class QueueAccess:
             names.add(token.name)
             secret = "" if token.secret_file is None else self._secret(token.secret_file, where)
             digest = bytes.fromhex(token.token_sha256 or "") or _digest(secret)
-            caller = Caller(token.name, secret, token.roles)
+            per_second = token.requests_per_second
+            rate = None if per_second is None else RequestRate(per_second)
+            caller = Caller(token.name, secret, token.roles, rate)
             if digest in by_digest:
                 read_it = f"the token of {by_digest[digest].name} again"
                 problems.append(ConfigProblem(where, read_it, "a token for each name"))

@@ -131,7 +131,7 @@ async def _asking_to_wait(
     """Say when a client may try again."""
     answer = await handler(request)
     if answer.status in _LATER and not answer.prepared:
-        answer.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+        answer.headers.setdefault("Retry-After", str(RETRY_AFTER_SECONDS))
     return answer
 
 

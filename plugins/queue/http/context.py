@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
-from penstock.plugins.queue.access import Caller, QueueAccess, Role
+from penstock.plugins.queue.access import ALL_QUEUES, Caller, QueueAccess, Role
 from penstock.plugins.queue.http.answers import Writing
 from penstock.plugins.queue.http.requests import read_object
 from penstock.plugins.queue.service import QueueService
@@ -63,10 +64,10 @@ class Context(NamedTuple):
     slicer: Slicer
 
     def caller(self, request: web.Request) -> Caller:
-        """Return who sends a request.
+        """Return who sends a request, which counts towards the caller's rate: call it once.
 
         Raises:
-            AnswerError: 401, it is nobody that is known.
+            AnswerError: 401, it is nobody that is known; 429, it sends too many requests.
         """
         header = request.headers.get("Authorization")
         caller = self.access.bearer(header)
@@ -77,31 +78,35 @@ class Context(NamedTuple):
                 401,
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        wait = caller.seconds_to_wait(self.clock())
+        if wait:
+            raise AnswerError(
+                f"token {caller.name}: read more requests than its requests_per_second; allowed: "
+                f"another one in {wait:.3g} s",
+                429,
+                headers={"Retry-After": str(math.ceil(wait))},
+            )
         return caller
 
     def allow(self, request: web.Request, queue: str, *roles: Role) -> Caller:
         """Return who sends a request, if the caller has one of these roles in a queue.
 
         Raises:
-            AnswerError: 401, it is nobody that is known.
-            RequestError: 403, the caller has none of the roles.
+            RequestError: see `caller` and `check_role`.
         """
         caller = self.caller(request)
-        if not any(caller.may(role, queue) for role in roles):
-            where = "all queues" if queue == "*" else f"queue {show(queue)}"
-            raise RequestError(
-                f"token {caller.name}: read no role {' or '.join(roles)} in {where}; allowed: a "
-                "token with it",
-                403,
-            )
+        check_role(caller, queue, *roles)
         return caller
 
     def queue(self, request: web.Request, *roles: Role) -> str:
-        """Return the name of a request's queue, which exists, and in which its caller has a role.
+        """Return the name of a request's queue; see `enter`."""
+        return self.enter(request, *roles)[0]
+
+    def enter(self, request: web.Request, *roles: Role) -> tuple[str, Caller]:
+        """Return the name of a request's queue, which exists, and who sends the request.
 
         Raises:
-            AnswerError: 401, it is nobody that is known.
-            RequestError: 403, or 404 where there is no such queue.
+            RequestError: see `caller` and `check_role`; 404 where there is no such queue.
         """
         name = request.match_info["queue"]
         caller = self.allow(request, name, *roles)
@@ -110,7 +115,7 @@ class Context(NamedTuple):
             visible = [one for one in names if any(caller.may(role, one) for role in roles)]
             allowed = ", ".join(visible) or "none, there are no queues"
             raise RequestError(f"queue: read {show(name)}; allowed: {allowed}", 404)
-        return name
+        return name, caller
 
     async def object(self, request: web.Request, *keys: str) -> Mapping[str, Any]:
         """Return the JSON object in a request's body; see `read_object`."""
@@ -132,6 +137,21 @@ class Context(NamedTuple):
         """Tell publishers that wait for room: messages may have left a queue."""
         if queue in self.service.names():  # it may be gone meanwhile
             self.service.queue(queue).intake.has_room_again()
+
+
+def check_role(caller: Caller, queue: str, *roles: Role) -> None:
+    """Check that a caller has one of these roles in a queue; `ALL_QUEUES` for the storage.
+
+    Raises:
+        RequestError: 403, the caller has none of them.
+    """
+    if not any(caller.may(role, queue) for role in roles):
+        where = "all queues" if queue == ALL_QUEUES else f"queue {show(queue)}"
+        raise RequestError(
+            f"token {caller.name}: read no role {' or '.join(roles)} in {where}; allowed: a token "
+            "with it",
+            403,
+        )
 
 
 def refusal(error: AnswerError) -> web.Response:

@@ -61,8 +61,7 @@ class Delivery:
     async def store(self, request: web.Request) -> web.StreamResponse:
         """``POST /queues/{queue}/messages``."""
         context = self._context
-        queue = context.queue(request, "write")
-        caller = context.caller(request)
+        queue, caller = context.enter(request, "write")
         readers = {
             JSON_TYPE: messages.read_rows,
             BATCH_CONTENT_TYPE: messages.read_frames,

@@ -48,7 +48,8 @@ _ERRORS: Final = {
     "410": "The range begins below the earliest offset.",
     "413": "The body is too large.",
     "415": "Another content type, or a compressed body.",
-    "429": "Too many requests wait, too many messages are leased, or the queue is full.",
+    "429": "The queue is full, too many messages are leased, too many requests wait, or the token "
+    "sends more requests than it may.",
     "503": "The storage or the server cannot do it at the moment.",
     "507": "The storage is full.",
 }
@@ -247,7 +248,7 @@ def _operation(
         takes_bulk: the same of the body.
     """
     bulk = {one: {"schema": {"type": "string"}} for one in (BATCH_CONTENT_TYPE, arrow.CONTENT_TYPE)}
-    statuses = sorted({*errors.split(), *(["401", "403"] if role else ["403"])})
+    statuses = sorted({*errors.split(), *(["401", "403", "429"] if role else ["403"])})
     if body is not None:
         statuses = sorted({*statuses, "400", "408", "413", "415"})
     described: Schema = {
@@ -470,7 +471,7 @@ def _paths() -> dict[str, Schema]:
         f"{group}/commit": {
             "post": _operation(
                 "Move an offsets group up to a position; lower offsets do nothing.",
-                _object({"committed": {"const": True}}),
+                position,
                 changing,
                 role="read",
                 body=_object(start),

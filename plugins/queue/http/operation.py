@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from penstock.plugins.queue.access import ALL_QUEUES
-from penstock.plugins.queue.http.context import Context
+from penstock.plugins.queue.http.context import Context, check_role
 from penstock.plugins.queue.http.delivery import unknown_group
 from penstock.plugins.queue.http.openapi import document
 from penstock.plugins.queue.http.requests import (
@@ -148,11 +148,11 @@ class Operation:
     async def redrive(self, request: web.Request) -> web.StreamResponse:
         """``POST /queues/{queue}/redrive``."""
         context = self._context
-        queue = context.queue(request, "admin")
+        queue, caller = context.enter(request, "admin")
         body = await context.object(request, "target", "max_messages")
         target = text_of(body, "target", "") if "target" in body else None
         if target is not None:
-            context.allow(request, target, "write")
+            check_role(caller, target, "write")
         most = optional_integer(body, "max_messages")
         moved = await context.service.engine.redrive(queue, target, most)
         context.has_room_again(queue)

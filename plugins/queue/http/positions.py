@@ -94,7 +94,9 @@ class Positions:
         position = read_position(await context.object(request, "incarnation", "offsets"))
         await context.service.engine.commit(queue, group, position)
         context.has_room_again(queue)
-        return web.json_response({"committed": True})
+        snapshot = context.service.engine.snapshot(queue)
+        position = Position(snapshot.incarnation, snapshot.groups[group].position)
+        return web.json_response(position_json(position))
 
     async def seek(self, request: web.Request) -> web.StreamResponse:
         """``POST /queues/{queue}/groups/{group}/seek``."""

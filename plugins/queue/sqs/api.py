@@ -27,6 +27,7 @@ from penstock.plugins.queue.sqs.errors import (
     INTERNAL_FAILURE,
     INVALID_PARAMETER_VALUE,
     QUEUE_NAME_EXISTS,
+    REQUEST_THROTTLED,
     REQUEST_TIMEOUT,
     REQUEST_TOO_LARGE,
     SERIALIZATION,
@@ -104,6 +105,7 @@ class SqsApi:
     ) -> None:
         self._actions = SqsActions(service, clock, wall_clock, logger)
         self._access = access
+        self._clock = clock
         self._wall_clock = wall_clock
         self._logger = logger
         self._bodies = bodies
@@ -169,6 +171,13 @@ class SqsApi:
             )
         if not self._access.is_open:
             verify(signed, credential, caller.secret, self._wall_clock())
+        wait = caller.seconds_to_wait(self._clock())
+        if wait:
+            raise SqsError(
+                REQUEST_THROTTLED,
+                f"token {caller.name}: read more requests than its requests_per_second; allowed: "
+                f"another one in {wait:.3g} s",
+            )
         return _Sender(caller, credential.access_key_id, credential.region)
 
     @web.middleware

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.broker.config.checked_yaml import NamedBy
 from penstock.broker.errors import ConfigError
-from penstock.plugins.queue.access import ALL_QUEUES, QueueAccess, require_tokens
+from penstock.plugins.queue.access import ALL_QUEUES, QueueAccess, RequestRate, require_tokens
 
 TOKEN = "correct-horse-battery"
 DIGEST = hashlib.sha256(TOKEN.encode()).hexdigest()
@@ -98,6 +98,25 @@ def test_without_a_file_anybody_may_do_everything() -> None:
     assert (caller.name, caller.may("admin", ALL_QUEUES), access.is_open) == ("", True, True)
     assert access.by_key("any") == caller
     access.reload()
+
+
+def test_a_caller_may_send_so_many_requests(tmp_path: Path) -> None:
+    """In bursts of one second's; then it is told how long to wait."""
+    limited = GOOD.replace("name: dashboard", "name: dashboard\n  requests_per_second: 2")
+    access = loaded(tmp_path, limited)
+    caller, free = access.bearer(f"Bearer {TOKEN}"), access.bearer(f"Bearer {SECRET}")
+    assert caller is not None
+    assert free is not None
+    assert [caller.seconds_to_wait(1000.0) for _ in range(3)] == [0, 0, 0.5]
+    assert [caller.seconds_to_wait(1000.5) for _ in range(2)] == [0, 0.5]
+    assert [caller.seconds_to_wait(2000.0) for _ in range(3)] == [0, 0, 0.5]
+    assert {free.seconds_to_wait(1000.0) for _ in range(1000)} == {0}
+
+
+def test_a_rare_request_may_be_sent() -> None:
+    """A rate below one a second has a burst of one."""
+    rate = RequestRate(0.1)
+    assert [rate.take(5.0), rate.take(5.0), rate.take(15.0)] == [0, 10, 0]
 
 
 def test_a_caller_is_shown_without_its_secret(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ SOME: Final = {"queue": "work", "group": "default", "number": "0"}
 
 JSON: Final = "application/json"
 
-EVERYWHERE: Final = {"401", "403", "408", "413", "415"}
+EVERYWHERE: Final = {"401", "403", "408", "413", "415", "429"}
 """Statuses that every operation has that can have them; tested for all operations alike."""
 
 
@@ -337,6 +337,26 @@ async def test_every_operation_needs_its_role(tmp_path: Path) -> None:
             answer = await server.ask(method, path_of(path), body, known)
             assert (answer.status == 403) != (is_public or path == "/queues"), (method, path)
             hold(answer, operation)
+
+
+async def test_every_operation_counts_towards_the_rate_of_its_token(tmp_path: Path) -> None:
+    """429, and when to come back; the document and the health are free."""
+    digest = hashlib.sha256(b"token").hexdigest()
+    file = tmp_path / "tokens.yaml"
+    file.write_text(
+        f"tokens: [{{name: busy, token_sha256: {digest}, roles: {{}},"
+        " requests_per_second: 0.000001}]"
+    )
+    async with serving(QueueAccess.load(str(file))) as server:
+        server.token = "token"
+        assert (await server.ask("GET", "/queues")).status == 200
+        for method, path, operation in operations():
+            body: Any = None if method in ("GET", "DELETE") else {}
+            answer = await server.ask(method, path_of(path), body)
+            is_public = operation.get("security") == []
+            assert (answer.status == 429) != is_public, (method, path)
+            hold(answer, operation)
+            assert is_public or int(answer.headers["Retry-After"]) > 900_000
 
 
 async def test_every_body_is_checked_alike() -> None:

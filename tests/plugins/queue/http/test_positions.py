@@ -37,7 +37,7 @@ async def test_a_reader_plans_reads_and_commits() -> None:
         assert (start["offsets"], end["offsets"]) == ({"0": 0}, {"0": 2})
         assert start["incarnation"] == end["incarnation"]
         assert await payloads(server, 0, 2) == [b"a", b"b"]
-        assert (await server.ask("POST", COMMIT, end)).json == {"committed": True}
+        assert (await server.ask("POST", COMMIT, end)).json == end
         group = (await server.ask("GET", "/queues/log/groups/spark")).json
         assert (group["position"], group["waiting"]) == ({"0": 2}, 1)
         gone = await server.ask("GET", "/queues/log/physical/0/range?start=1&end=3")

@@ -233,6 +233,20 @@ async def test_signatures_that_are_not_accepted(access: QueueAccess) -> None:
         assert "15 minutes" in text
 
 
+async def test_a_caller_may_send_so_many_requests(tmp_path: Path) -> None:
+    """As its token says; SDKs know the code."""
+    (tmp_path / "importer.secret").write_text(SECRET)
+    file = tmp_path / "tokens.yaml"
+    file.write_text(
+        "tokens: [{name: importer, secret_file: importer.secret, roles: {},"
+        " requests_per_second: 0.000001}]"
+    )
+    async with running_sqs({"q": {}}, access=QueueAccess.load(str(file))) as server:
+        client = new_client(server.url, "importer", SECRET)
+        await in_thread(client.list_queues)
+        assert (await refusal(client.list_queues))[:2] == ("RequestThrottled", 429)
+
+
 async def test_roles_decide_what_a_caller_may_do(access: QueueAccess) -> None:
     """Who has no role in a queue does not learn that it exists."""
     async with running_sqs({"q": {}, "other": {}}, access=access) as server:
