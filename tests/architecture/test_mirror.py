@@ -56,6 +56,54 @@ COVERED_ELSEWHERE: Final = {
         "tests/broker/test_message.py",
         "the default store hands back what it is given; a message shows that it is the same",
     ),
+    "plugins/queue/engines/catalogue.py": (
+        "tests/plugins/queue/engines/contract/test_groups.py",
+        "the contract of queues and groups shows each of its calls",
+    ),
+    "plugins/queue/engines/queues.py": (
+        "tests/plugins/queue/engines/contract/test_queues.py",
+        "settings and groups of a queue, as the contract shows them",
+    ),
+    "plugins/queue/engines/reading.py": (
+        "tests/plugins/queue/engines/contract/test_reading.py",
+        "ranges and places, as the contract shows them",
+    ),
+    "plugins/queue/engines/receiving.py": (
+        "tests/plugins/queue/engines/contract/test_leases.py",
+        "leases, as the contract shows them",
+    ),
+    "plugins/queue/engines/leases.py": (
+        "tests/plugins/queue/engines/contract/test_leases.py",
+        "groups in memory; the contract shows every rule of theirs, and a machine their ledger",
+    ),
+    "plugins/queue/engines/requests.py": (
+        "tests/plugins/queue/engines/test_group_commit.py",
+        "what is asked of the thread that writes",
+    ),
+    "plugins/queue/engines/snapshots.py": (
+        "tests/plugins/queue/engines/contract/test_ledger.py",
+        "figures; the ledger holds them against what happened",
+    ),
+    "plugins/queue/engines/state.py": (
+        "tests/plugins/queue/engines/test_local.py",
+        "what the parts of the engine share",
+    ),
+    "plugins/queue/engines/store.py": (
+        "tests/plugins/queue/engines/test_sqlite.py",
+        "rows; the stores show that each is read as it was written",
+    ),
+    "plugins/queue/engines/transaction.py": (
+        "tests/plugins/queue/engines/contract/test_machine.py",
+        "what a commit changes; the machine holds it against a model",
+    ),
+    "plugins/queue/engines/upkeep.py": (
+        "tests/plugins/queue/engines/contract/test_upkeep.py",
+        "maintenance, as the contract shows it",
+    ),
+    "plugins/queue/engines/waiting.py": (
+        "tests/plugins/queue/engines/contract/test_arrivals.py",
+        "arrivals, as the contract shows them",
+    ),
     "plugins/queue/engines/contract.py": (
         "tests/plugins/queue/engines/contract/test_storing.py",
         "declarations; the suite beside it holds each engine against them",

@@ -66,7 +66,8 @@ def plan_end(
     growing = [one for one in ranges.values() if one.end < one.physical.next]
     is_first = True
     while growing and left > 0:
-        share, share_bytes = max(1, left // len(growing)), left_bytes / len(growing)
+        share = left if math.isinf(left) else max(1, left // len(growing))
+        share_bytes = left_bytes / len(growing)
         has_grown = False
         for one in growing:
             before = one.end

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock.broker.message import Message
+from penstock.plugins.queue.client import read_batch
+from penstock.plugins.queue.engines.contract import NewMessage, QueueSpec
+from penstock.plugins.queue.engines.incoming import Incoming, stored_properties
+from penstock.plugins.queue.engines.physical import PhysicalQueue
+from penstock.plugins.queue.engines.queues import LogicalQueue
+from penstock.plugins.queue.engines.store import DELAYED, EXPIRES, PhysicalRow, QueueRow
+from tests.plugins.queue.running import LostPayload
+
+
+def incoming() -> Incoming:
+    """Return what comes to a physical queue whose next offset is 7."""
+    queue = LogicalQueue(QueueRow(1, "q", "i", ""), QueueSpec())
+    return Incoming(queue, PhysicalQueue(PhysicalRow(1, 1, 0, 0, 7, 0, 0, 0)))
+
+
+def test_messages_become_segments_with_their_facts() -> None:
+    """Offsets go on, and time is told on both clocks."""
+    coming = incoming()
+    for n in range(300):
+        assert coming.add(NewMessage(Message("t", b"%d" % n, arrived_at=float(n))), 1e9) == 7 + n
+    made = list(coming.encode(-1e9))
+    assert [(facts.first_offset, facts.n_messages) for facts, _, _ in made] == [(7, 256), (263, 44)]
+    for facts, frame, decoded in made:
+        batch = read_batch(frame)
+        assert batch == decoded.batch
+        assert facts.stored_bytes == len(frame)
+        assert facts.payload_bytes == sum(map(len, batch.payload))
+        assert facts.newest_at == batch.enqueued_at[-1]
+        assert facts.newest_clock == facts.newest_at - 1e9
+        assert facts.flags == 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("t", b"x", properties={"user_property": [("a", "\ud800")]}),
+        Message("t", b"x", properties={"content_type": object()}),
+        Message("t", b"x", publisher="\ud800"),
+        Message("\ud800", b"x", topic_bytes=b"?"),
+        Message("t", LostPayload()),
+    ],
+)
+def test_a_message_that_cannot_be_stored_leaves_no_trace(message: Message) -> None:
+    """A lone surrogate, what is no JSON, a payload that is lost: others are stored."""
+    coming = incoming()
+    with pytest.raises((ValueError, TypeError, OSError)):
+        coming.add(NewMessage(message), 0.0)
+    assert coming.add(NewMessage(Message("t", b"good")), 0.0) == 7
+    ((facts, _, _),) = coming.encode(0.0)
+    assert facts.n_messages == 1
+
+
+@pytest.mark.parametrize(
+    ("new", "properties", "flags"),
+    [
+        (NewMessage(Message("t", b"")), None, 0),
+        (
+            NewMessage(Message("t", b"", properties={"message_expiry_interval": 5}, expires_at=5)),
+            {"message_expiry_interval": 5},
+            EXPIRES,
+        ),
+        (
+            NewMessage(Message("t", b"", arrived_at=10.0, expires_at=15.5)),
+            {"message_expiry_interval": 6},
+            EXPIRES,
+        ),
+        (
+            NewMessage(
+                Message("t", b"", properties={"user_property": [("a", "b")]}), delay_seconds=2.5
+            ),
+            {"user_property": [["a", "b"], ["penstock-delay", "2.5"]]},
+            DELAYED,
+        ),
+    ],
+)
+def test_expiry_and_delay_are_stored_as_properties(
+    new: NewMessage, properties: dict[str, object] | None, flags: int
+) -> None:
+    """And their segment is flagged."""
+    text = stored_properties(new)
+    assert (json.loads(text) if text else None) == properties
+    coming = incoming()
+    coming.add(new, 0.0)
+    ((facts, _, _),) = coming.encode(0.0)
+    assert facts.flags == flags

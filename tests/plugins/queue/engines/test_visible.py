@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from penstock.plugins.queue.engines.visible import Visible
+
+
+def drain(visible: Visible) -> list[int]:
+    """Take all candidates as one call does."""
+    taken: list[int] = []
+    last: dict[str, int] = {}
+    while (offset := visible.candidate(last)) >= 0:
+        visible.took(offset)
+        taken.append(offset)
+        if offset in visible.keys:
+            last[visible.keys[offset]] = offset
+    return taken
+
+
+def test_the_oldest_is_first() -> None:
+    """In whatever order they became visible; a message is a candidate once."""
+    visible = Visible()
+    for offset in (5, 3, 9, 3):
+        visible.show(offset, 1)
+    visible.forget(5)
+    assert 3 in visible
+    assert visible.candidates(5) == [3, 3, 5, 9]
+    assert drain(visible) == [3, 9]
+    assert 3 not in visible
+
+
+def test_a_lane_is_taken_in_order_by_one_call() -> None:
+    """Between the messages of others."""
+    visible = Visible()
+    assert visible.enter_lane(1, "a") == -1
+    assert visible.enter_lane(3, "a") == 1
+    assert visible.enter_lane(2, "b") == -1
+    for offset in (3, 2, 1):
+        visible.show(offset, 0)
+    assert drain(visible) == [1, 2, 3]
+
+
+def test_a_lane_whose_first_is_taken_waits() -> None:
+    """Its next message is a candidate when the first is settled, and not before."""
+    visible = Visible()
+    visible.enter_lane(1, "a")
+    visible.enter_lane(2, "a")
+    visible.block(2, -1)
+    assert visible.candidate({}) == -1
+    assert visible.forget(1)
+    assert drain(visible) == [2]
+    assert visible.hide(2) is None
+
+
+def test_a_message_returns_before_those_behind_it() -> None:
+    """Though these became visible earlier."""
+    visible = Visible()
+    for offset in (1, 2, 3):
+        visible.enter_lane(offset, "a")
+    visible.show(3, 0)
+    visible.show(2, 0)
+    assert visible.candidate({}) == -1
+    visible.show(1, 0)
+    assert drain(visible) == [1, 2, 3]
+
+
+def test_what_leaves_from_the_middle_of_a_lane_holds_nothing_up() -> None:
+    """A late acknowledgement, or retention."""
+    visible = Visible()
+    for offset in (1, 2, 3):
+        visible.enter_lane(offset, "a")
+        visible.block(offset, 0)
+    assert not visible.forget(2)
+    assert visible.forget(1)
+    assert drain(visible) == [3]
+    assert visible.forget(3)
+    assert not visible.forget(3)
+    assert visible.keys == {}
