@@ -125,7 +125,7 @@ async def test_everything_at_once_leaves_the_sums_right(running: Running) -> Non
     async def settle() -> None:
         for _ in range(80):
             received = await running.receive(rng.randint(1, 20))
-            await running.settle(rng.choice(["ack", "nack", "dead"]), received)  # type: ignore[arg-type]
+            await running.settle(rng.choice(["ack", "nack", "dead"]), received)
 
     async def commit() -> None:
         for _ in range(40):
@@ -136,7 +136,7 @@ async def test_everything_at_once_leaves_the_sums_right(running: Running) -> Non
         for _ in range(10):
             await running.engine.create_group("q", "late", LEASE)
             await running.receive(10, group="late")
-            await running.engine.seek("q", "late", rng.choice(["earliest", "latest"]))  # type: ignore[arg-type]
+            await running.engine.seek("q", "late", rng.choice(["earliest", "latest"]))
             await running.engine.delete_group("q", "late")
 
     async def keep_up() -> None:
