@@ -16,9 +16,10 @@ number of *groups*: each group gets all messages, independent of the others.
   place until `append` or `release`. What was reserved is never refused for a limit.
 * **Leases.** A group of kind `lease` gives each visible message to one caller, the oldest first,
   and makes it invisible for the visibility timeout. What is not acknowledged in that time becomes
-  visible again: delivery is at least once. How often a message was received survives a restart; a
-  lease need not: after a restart, what was not acknowledged is visible. With `order: key`, a
-  message waits for the earlier ones of its key until they are settled.
+  visible again: delivery is at least once. How often a message was received survives a restart, if
+  not a crash within the next moment; a lease need not: after a restart, what was not acknowledged
+  is visible. With `order: key`, a message waits for the earlier ones of its key until they are
+  settled; one call may receive several messages of a key, in their order.
 * **Receipt handles** cannot be guessed, and name one receive of one message in one group. A handle
   settles its message until the message is received again.
 * **Offsets groups.** A group of kind `offsets` reads ranges and commits what it is done with.
