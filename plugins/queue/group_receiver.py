@@ -26,6 +26,9 @@ ANSWER_BYTES: Final = 4 * 1024 * 1024
 """Payload bytes of one answer, unless one message alone is longer. Bounds the time for which
 writing an answer blocks the loop."""
 
+LEASE_MESSAGES: Final = 256
+"""Of one call of the engine, which blocks the loop for some 2 ms; others follow for more."""
+
 _WATCH_SECONDS: Final = 3600.0
 """Of one wait for arrivals; another one follows."""
 
@@ -187,17 +190,24 @@ class GroupReceiver:
         failed: StorageError | None = None
         room = ANSWER_BYTES
         while (number := taken.next_try(self._clock())) is not None:
-            leased: list[ReceivedMessage] = []
+            n_messages = n_bytes = 0
             try:
-                leased = await self._engine.lease(
-                    self._queue, self._group, number, taken.missing, room, visibility
-                )
+                while True:
+                    asked = min(taken.missing - n_messages, LEASE_MESSAGES)
+                    leased = await self._engine.lease(
+                        self._queue, self._group, number, asked, room, visibility
+                    )
+                    found += leased
+                    some_bytes = sum(len(delivery.payload) for delivery in leased)
+                    n_messages += len(leased)
+                    n_bytes += some_bytes
+                    room -= some_bytes
+                    if len(leased) < asked or n_messages == taken.missing or room <= 0:
+                        break
+                    await asyncio.sleep(0)
             except StorageError as error:
                 failed = error
-            found += leased
-            n_bytes = sum(len(delivery.payload) for delivery in leased)
-            room -= n_bytes
-            taken.tried(len(leased), n_bytes, is_full=room <= 0)
+            taken.tried(n_messages, n_bytes, is_full=room <= 0)
         if failed is not None and not found:
             try:
                 raise failed

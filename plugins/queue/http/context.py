@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from aiohttp import web
 
 from penstock.plugins.queue.access import ALL_QUEUES, Caller, QueueAccess, Role
+from penstock.plugins.queue.engines.contract import UnknownQueueError
 from penstock.plugins.queue.http.answers import Writing
 from penstock.plugins.queue.http.requests import read_object
 from penstock.plugins.queue.service import QueueService
@@ -110,11 +111,14 @@ class Context(NamedTuple):
         """
         name = request.match_info["queue"]
         caller = self.allow(request, name, *roles)
-        names = self.service.names()
-        if name not in names:
+        try:
+            self.service.queue(name)
+        except UnknownQueueError:
+            # The caller does not learn of queues that it may not see.
+            names = self.service.names()
             visible = [one for one in names if any(caller.may(role, one) for role in roles)]
             allowed = ", ".join(visible) or "none, there are no queues"
-            raise RequestError(f"queue: read {show(name)}; allowed: {allowed}", 404)
+            raise RequestError(f"queue: read {show(name)}; allowed: {allowed}", 404) from None
         return name, caller
 
     async def object(self, request: web.Request, *keys: str) -> Mapping[str, Any]:

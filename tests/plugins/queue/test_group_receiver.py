@@ -135,6 +135,18 @@ async def test_answer_is_bounded_in_bytes() -> None:
         assert counts(service)["missed_dequeues"] == 0
 
 
+async def test_large_answer_is_leased_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop goes round between them; order and limits are those of one lease."""
+    monkeypatch.setattr("penstock.plugins.queue.group_receiver.LEASE_MESSAGES", 7)
+    async with running_service(time.monotonic, physical_queues=1) as service:
+        await put_at(service, 0, *(b"%d" % n for n in range(30)))
+        first = await receive(service, ReceiveRequest(20))
+        assert payloads(first) == [b"%d" % n for n in range(20)]
+        assert payloads(await receive(service, ReceiveRequest(20))) == [
+            b"%d" % n for n in range(20, 30)
+        ]
+
+
 async def test_visibility_timeout_is_the_requests_own() -> None:
     """A receiver that works longer than others says so."""
     async with running_service() as service:
