@@ -15,13 +15,15 @@ class _Range:
         self.physical = physical
         self.end = max(start, physical.earliest)
 
-    def grow(self, max_messages: float, max_bytes: float, *, is_first: bool) -> tuple[int, int]:
+    def grow(
+        self, max_messages: float, max_bytes: float, max_segments: float = math.inf
+    ) -> tuple[int, int]:
         """Take messages; return how many, and the stored bytes of their segments.
 
         Args:
             max_messages: at most.
             max_bytes: the same; a segment counts whole.
-            is_first: whether one segment is taken even if it has more bytes.
+            max_segments: of which messages are taken.
         """
         n_messages = n_bytes = 0
         for segment in self.physical.index.since(self.end):
@@ -29,10 +31,11 @@ class _Range:
             bits = ~bits_below(first, n, self.end) & (1 << n) - 1
             bits &= ~self.physical.gone_bits(first)
             size = bits.bit_count()
-            if n_messages >= max_messages:
+            if n_messages >= max_messages or max_segments <= 0:
                 return n_messages, n_bytes
-            if n_bytes + segment.stored_bytes > max_bytes and not (is_first and not n_messages):
+            if n_bytes + segment.stored_bytes > max_bytes:
                 return n_messages, n_bytes
+            max_segments -= 1 if size else 0
             n_bytes += segment.stored_bytes if size else 0
             if n_messages + size > max_messages:
                 numbers = list(each_bit(bits))[: int(max_messages) - n_messages]
@@ -71,7 +74,7 @@ def plan_end(
         has_grown = False
         for one in growing:
             before = one.end
-            n_messages, n_bytes = one.grow(min(share, left), share_bytes, is_first=False)
+            n_messages, n_bytes = one.grow(min(share, left), share_bytes)
             left -= n_messages
             left_bytes -= n_bytes
             has_grown = has_grown or one.end > before
@@ -80,8 +83,9 @@ def plan_end(
                 break
         if not has_grown:
             # No share holds a segment: the whole rest may, and a first one is taken anyway.
+            room = math.inf if is_first else left_bytes
             for one in growing:
-                n_messages, n_bytes = one.grow(min(left, 1), left_bytes, is_first=is_first)
+                n_messages, n_bytes = one.grow(left, room, 1)
                 if n_messages:
                     break
             else:
