@@ -170,10 +170,12 @@ class GroupCommit:
                 for more in transaction.more:
                     self.submit(Trim(*more))
             for request in group:
-                error = errors.get(id(request))
-                self._settle_one(request, error)
-        except Exception:
+                self._settle_one(request, errors.get(id(request)))
+        except Exception as error:
             self._logger.exception("queue state failed")
+            failed = StorageError(f"{type(error).__name__}: {error}")
+            for request in group:
+                _complete(request, failed)
         finally:
             self._applied.put(None)
 
@@ -185,13 +187,7 @@ class GroupCommit:
             if request.is_repeated:
                 self.submit(request)
                 return
-        future = request.future
-        if future is None or future.done():
-            return
-        if error is None:
-            future.set_result(request.result)
-        else:  # a copy for each: the task that awaits it adds a traceback
-            future.set_exception(_copy(error))
+        _complete(request, error)
 
     def _failed(self, error: StorageError, n_refused: int) -> None:
         self.failure = str(error)
@@ -217,6 +213,16 @@ class GroupCommit:
         self.failure = None
         self._n_refused = 0
         self._is_failure_logged = False
+
+
+def _complete(request: Request, error: PenstockError | None) -> None:
+    future = request.future
+    if future is None or future.done():
+        return
+    if error is None:
+        future.set_result(request.result)
+    else:  # a copy for each: the task that awaits it adds a traceback
+        future.set_exception(_copy(error))
 
 
 def _bare(error: PenstockError) -> PenstockError:

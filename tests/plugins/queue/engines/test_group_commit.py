@@ -30,7 +30,7 @@ from penstock.plugins.queue.engines.receipts import Receipts
 from penstock.plugins.queue.engines.requests import Append, Cut, Marks, Settle
 from penstock.plugins.queue.engines.segments import SegmentCache
 from penstock.plugins.queue.engines.store import Changes, GroupRow, PhysicalRow, QueueRow
-from penstock.plugins.queue.engines.transaction import Surroundings
+from penstock.plugins.queue.engines.transaction import Surroundings, Transaction
 from tests.helpers.clock import Clock
 from tests.helpers.process import SECONDS
 from tests.plugins.queue.running import LOGGER, message
@@ -348,4 +348,21 @@ async def test_close_writes_all_that_was_submitted(monkeypatch: pytest.MonkeyPat
     assert held.done()
     assert stored.result().offsets == [6]
     assert cut.result() == 5
+    await running.commits.close()
+
+
+async def test_fault_of_the_state_leaves_nobody_waiting(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that nobody expected, behind the commit, is an answer as well."""
+    running = Running()
+
+    def fail(_transaction: Transaction) -> None:
+        raise RuntimeError("a fault")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Transaction, "apply", fail)
+        with pytest.raises(StorageError, match="RuntimeError: a fault"):
+            await running.append()
+    assert "queue state failed" in caplog.text
     await running.commits.close()

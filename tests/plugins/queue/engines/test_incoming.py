@@ -44,7 +44,7 @@ def test_messages_become_segments_with_their_facts() -> None:
         Message("t", b"x", properties={"content_type": object()}),
         Message("t", b"x", publisher="\ud800"),
         Message("\ud800", b"x", topic_bytes=b"?"),
-        Message("t", LostPayload()),
+        Message("t", LostPayload()),  # type: ignore[arg-type]
     ],
 )
 def test_a_message_that_cannot_be_stored_leaves_no_trace(message: Message) -> None:

@@ -440,3 +440,30 @@ async def test_a_lost_file_is_a_failure(tmp_path: Path) -> None:
             await put(engine, b"a")
         (tmp_path / "away").rename(path)
         assert engine.failure() is None or await put(engine, b"a")
+
+
+async def test_a_limited_receive_is_counted_before_it_is_given_away(tmp_path: Path) -> None:
+    """A message that ends the whole program is counted all the same."""
+    path = tmp_path / "queue.db"
+    async with running_engine(SqliteStore(str(path))) as engine:
+        await engine.change_group("q", "g", GroupSpec(max_receives=3))
+        await put(engine, b"a", b"b")
+        assert await payloads(engine, 1) == [b"a"]
+        with closing(sqlite3.connect(path)) as visitor:
+            (counts,) = visitor.execute("SELECT counts FROM receives").fetchone()
+        assert counts == b"\1\0\0\0"
+
+
+async def test_receives_that_limit_nothing_are_counted_soon_after(tmp_path: Path) -> None:
+    """Their receivers do not wait for it."""
+    path = tmp_path / "queue.db"
+    async with running_engine(SqliteStore(str(path))) as engine:
+        await put(engine, b"a")
+        assert await payloads(engine) == [b"a"]
+        with closing(sqlite3.connect(path)) as visitor:
+
+            def is_counted() -> bool:
+                found = visitor.execute("SELECT counts FROM receives").fetchall()
+                return found == [(b"\1\0",)]
+
+            await until(is_counted)
