@@ -135,7 +135,7 @@ class GroupReceiver:
             while True:
                 signals = self._signals
                 await self._try_round(taken, found, request.visibility_timeout)
-                if not found:
+                if not found and (taken.visible or not controller.strategy.wakes_on_arrival):
                     self._check_leased()
                 if taken.decide(self._clock()) or self._is_closing:
                     return found
@@ -215,11 +215,13 @@ class GroupReceiver:
                 failed = None  # breaks the cycle of the error and this frame
 
     def _check_leased(self) -> None:
-        """Check that the group may lease messages.
+        """Check that the group may lease messages, where it has visible ones.
 
         Raises:
             BusyError: it may not, until some are settled.
         """
+        if not self._controller.lengths():
+            return
         group = self._engine.snapshot(self._queue).groups[self._group]
         if group.leased >= group.spec.max_leased_messages:
             raise BusyError(
