@@ -47,8 +47,19 @@ _NEEDED: Final = ("topic", "payload")
 
 
 async def load() -> None:
-    """Import pyarrow, which takes a while at its first time; further calls do nothing."""
-    await asyncio.to_thread(_pyarrow)
+    """Import pyarrow, which takes some 0.1 s at its first time; further calls do nothing.
+
+    A thread does it, so that the loop goes on between the modules.
+    """
+    await asyncio.to_thread(_warm_up)
+
+
+@cache
+def _warm_up() -> None:
+    """Use what loads further modules at its first use."""
+    batch = Batch([0], [""], [b""], [0], [""], [0.0], [""])
+    for _ in _write(iter([batch]), is_delivery=False):
+        pass
 
 
 @cache

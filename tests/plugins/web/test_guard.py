@@ -15,7 +15,7 @@ from aiohttp import web
 from penstock.plugins.web import guard
 from penstock.plugins.web.guard import MAX_REFUSED
 from penstock.plugins.web.limits import HttpLimits
-from penstock.plugins.web.service import CHECK_ROOM, HttpServer, RequestError
+from penstock.plugins.web.service import CHECK_ROOM, SEND_PIECES, HttpServer, RequestError
 from tests.helpers.scripted import SECONDS, until
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -79,7 +79,7 @@ class Client:
 
 @asynccontextmanager
 async def serving(
-    handle: Callable[[web.Request], Awaitable[web.Response]] = well, **limits: Any
+    handle: Callable[[web.Request], Awaitable[web.StreamResponse]] = well, **limits: Any
 ) -> AsyncIterator[Running]:
     """Serve ``/`` with these limits."""
     application = web.Application()
@@ -252,3 +252,41 @@ async def test_untaken_answers_leave_no_room_for_more(monkeypatch: pytest.Monkey
         async with asyncio.timeout(SECONDS):
             assert (await other.reader.readline()).startswith(b"HTTP/1.1 200")
         other.writer.close()
+
+
+async def test_an_untaken_answer_in_pieces_leaves_no_room_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It counts as a whole, though little of it is in the connection's buffer."""
+    monkeypatch.setattr(guard, "MOST_UNSENT_BYTES", 20_000_000)
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return await request.app[SEND_PIECES](request, [LARGE], "text/plain")
+
+    async with serving(handle) as running:
+        taking = await running.connect()
+        taking.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        taking.writer.write(REQUEST)
+        await until(lambda: not running.server._guards.has_room())
+        taking.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        async with asyncio.timeout(SECONDS):
+            await taking.reader.readuntil(b"\r\n\r\n")
+            assert await taking.reader.readexactly(len(LARGE)) == LARGE
+        await until(running.server._guards.has_room)
+        taking.writer.close()
+
+
+async def test_a_client_that_does_not_take_an_answer_in_pieces_is_dropped() -> None:
+    """After the idle time, as with an answer that is written at once."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return await request.app[SEND_PIECES](request, [LARGE], "text/plain")
+
+    async with serving(handle, idle_timeout_seconds=0.05) as running:
+        client = await running.connect()
+        client.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        client.writer.write(REQUEST)
+        await until(lambda: running.n_connections == 1)
+        await until(lambda: running.n_connections == 0)
+        await until(lambda: running.server._guards._waiting_bytes == 0)
+        client.writer.close()

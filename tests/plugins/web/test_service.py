@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import gzip
+import json
 import logging
 import socket
 from collections.abc import AsyncIterator
@@ -208,3 +209,32 @@ async def test_what_is_no_http_is_answered_and_writes_nothing_to_the_log(
         assert (await reader.readline()).startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
         writer.close()
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [1] * 1_000_000,
+        ["x" * 1_000_000] * 1_000_000,
+        {str(n): [n] for n in range(100_000)},
+        [[[[[[1]]]]]] * 1_000,
+        "x" * 1_000_000,
+    ],
+)
+def test_a_large_value_is_shown_by_its_beginning(
+    value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written for it is small, and so takes no time."""
+    written = 0
+
+    def noting(part: Any, **options: Any) -> str:
+        nonlocal written
+        text = dumps(part, **options)
+        written = len(text)
+        return text
+
+    dumps = json.dumps
+    monkeypatch.setattr("penstock.plugins.web.service.json.dumps", noting)
+    text = show(value)
+    assert (len(text), text[-3:]) == (80, "...")
+    assert written < 100_000
