@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -298,6 +302,37 @@ async def test_room_is_known_after_a_restart(durable: Running) -> None:
     assert not durable.engine.reserve("q", 1, 5)
     assert not durable.engine.reserve("q", 2, 2)
     assert durable.engine.reserve("q", 1, 4)
+
+
+def n_lines(call: Callable[[], object]) -> int:
+    """Return how many lines of Python a call runs."""
+    n = 0
+
+    def count(_frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal n
+        n += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return n
+
+
+async def test_room_costs_the_same_however_many_physical_queues_there_are(
+    running: Running,
+) -> None:
+    """It is asked for with each message that is published."""
+    costs: list[int] = []
+    for n_physical in (1, 256):
+        name = f"of {n_physical}"
+        await running.create(name, physical_queues=n_physical, max_messages=10, max_bytes=1000)
+        costs.append(n_lines(partial(running.engine.reserve, name, 1, 1)))
+        costs.append(n_lines(partial(running.engine.release, name, 1, 1)))
+    assert costs[:2] == costs[2:]
 
 
 async def test_a_slow_group_holds_the_room(running: Running) -> None:
