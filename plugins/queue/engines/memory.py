@@ -36,7 +36,7 @@ class MemoryStore:
         """Keep the frames of new segments, and drop those of deleted ones."""
         for physical in changes.physical:
             self._owned.setdefault(physical.queue_id, set()).add(physical.row_id)
-        for physical_id, segment, frame in changes.segments:
+        for physical_id, segment, frame in (*changes.segments, *changes.replaced_segments):
             self._frames[physical_id, segment.first_offset] = frame
         for place in changes.deleted_segments:
             self._frames.pop(place, None)

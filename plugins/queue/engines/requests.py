@@ -10,12 +10,11 @@ import asyncio
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.plugins.queue.engines.contract import (
     AppendResult,
     NewMessage,
-    StorageError,
     UnknownGroupError,
     UnknownQueueError,
 )
@@ -198,12 +197,6 @@ class Settle(Request):
         self.group.arrived()
 
 
-class StoredRow(tuple[str, bytes, int, str, float, str]):
-    """Topic, payload, QoS, publisher, arrival and properties of a stored message."""
-
-    __slots__ = ()
-
-
 class Bury(Settle):
     """Settle messages of a group, and store them in its dead letter queue in the same transaction.
 
@@ -239,8 +232,26 @@ class Bury(Settle):
                 incoming.add_row(*row)
 
 
+class Letter(NamedTuple):
+    """A dead letter that is moved.
+
+    Attributes:
+        first_offset: of the segment in which it is.
+        bit: index in the segment.
+        target: queue that it is moved to.
+        number: physical queue there.
+        row: what `Incoming.add_row` takes.
+    """
+
+    first_offset: int
+    bit: int
+    target: LogicalQueue
+    number: int
+    row: tuple[Any, ...]
+
+
 class Redrive(Request):
-    """Move dead letters of one physical queue to other queues."""
+    """Move dead letters of one physical queue to other queues; the result is their number."""
 
     is_for_readers = False
 
@@ -248,33 +259,48 @@ class Redrive(Request):
         self,
         source: LogicalQueue,
         physical: PhysicalQueue,
-        bits: Mapping[int, int],
-        letters: Sequence[tuple[LogicalQueue, int, tuple[Any, ...]]],
+        letters: Sequence[Letter],
         future: asyncio.Future[int],
     ) -> None:
         self.source = source
         self.physical = physical
-        self.bits = bits
         self.letters = letters
         self.future = future
         self.n_messages = len(letters)
 
     def build(self, transaction: Transaction) -> None:
-        """Remove them here and store them there."""
-        for queue in {self.source, *(target for target, _, _ in self.letters)}:
+        """Remove them here and store them there; those that left meanwhile are passed over."""
+        for queue in {self.source, *(letter.target for letter in self.letters)}:
             check_exists(queue)
-        n_moved = 0
-        for first, bits in self.bits.items():
+        self.result = 0
+        for first, bit, target, number, row in self.letters:
             segment = self.physical.index.holding(first)
-            if segment is None or bits & transaction.gone(self.physical, first)[0]:
-                raise StorageError(f"queue {self.source.name}: a dead letter has just left")
-        for first, bits in self.bits.items():
-            segment = self.physical.index.holding(first)
-            if segment is not None:
-                n_moved += transaction.remove(self.source, self.physical, segment, bits, "")
-        for target, number, row in self.letters:
-            transaction.incoming(target, number).add_row(*row)
-        self.result = n_moved
+            if segment is not None and transaction.remove(
+                self.source, self.physical, segment, 1 << bit, ""
+            ):
+                transaction.incoming(target, number).add_row(*row)
+                self.result += 1
+
+
+class Shrink(Request):
+    """Store a segment without the contents of the messages that left it."""
+
+    def __init__(
+        self,
+        queue: LogicalQueue,
+        physical: PhysicalQueue,
+        first_offset: int,
+        future: asyncio.Future[None],
+    ) -> None:
+        self.queue = queue
+        self.physical = physical
+        self.first_offset = first_offset
+        self.future = future
+
+    def build(self, transaction: Transaction) -> None:
+        """Store it anew."""
+        if not self.queue.is_deleted:
+            transaction.shrink(self.queue, self.physical, self.first_offset)
 
 
 class Move(Request):

@@ -74,6 +74,13 @@ class SegmentIndex:
             setattr(self, name, array(column.typecode, map(column.__getitem__, kept)))
         self._dead = 0
 
+    def replace(self, segment: Segment) -> None:
+        """Note other sizes of a segment that is there."""
+        i = bisect_right(self._first, segment.first_offset) - 1
+        if i >= 0 and self._first[i] == segment.first_offset and self._n[i]:
+            self._payload[i] = segment.payload_bytes
+            self._stored[i] = segment.stored_bytes
+
     def first_of(self, offset: int) -> int:
         """Return the first offset of the segment that holds an offset; -1 where none does."""
         i = bisect_right(self._first, offset) - 1

@@ -183,6 +183,7 @@ class SqliteStore:
             if frame is None:
                 unreadable.add((place, first))  # it cannot even be deleted
             aside.append((place, first, n_messages, segment.newest_at, frame or b"", n_missing))
+        replaced = changes.replaced_segments
         with self._transaction(must_flush=changes.must_flush) as connection:
             many = connection.executemany
             _write_names(connection, changes)
@@ -200,6 +201,14 @@ class SqliteStore:
             many(
                 "INSERT INTO segment_facts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 [(place, *one) for place, one, _ in changes.segments],
+            )
+            many(
+                "UPDATE segment SET frame = ? WHERE physical_queue = ? AND first_offset = ?",
+                [(frame, place, one.first_offset) for place, one, frame in replaced],
+            )
+            many(
+                "INSERT OR REPLACE INTO segment_facts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [(place, *one) for place, one, _ in replaced],
             )
             many(
                 "INSERT OR REPLACE INTO gone VALUES (?, ?, ?, ?)",

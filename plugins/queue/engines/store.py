@@ -152,6 +152,7 @@ class Changes:
         reset_groups: groups whose settled and received messages are forgotten.
         floors: to be set.
         segments: frames to be stored, each with its physical queue.
+        replaced_segments: other frames of segments that are there, with other sizes.
         deleted_segments: physical queue and first offset, with all that belongs to them.
         aside: of these, those that cannot be read, whose bytes are kept: physical queue, segment,
             and messages that the queue then lacks.
@@ -173,6 +174,7 @@ class Changes:
     reset_groups: list[int] = field(default_factory=list)
     floors: dict[tuple[int, int], int] = field(default_factory=dict)
     segments: list[tuple[int, Segment, bytes]] = field(default_factory=list)
+    replaced_segments: list[tuple[int, Segment, bytes]] = field(default_factory=list)
     deleted_segments: list[tuple[int, int]] = field(default_factory=list)
     aside: list[tuple[int, Segment, int]] = field(default_factory=list)
     gone: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)

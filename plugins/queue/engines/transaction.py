@@ -13,11 +13,18 @@ from itertools import chain
 from logging import Logger
 from typing import Final
 
+from penstock.plugins.queue.batch_format import write_batch
+from penstock.plugins.queue.client import Batch
 from penstock.plugins.queue.engines.clock import EngineClock
 from penstock.plugins.queue.engines.contract import StorageError
 from penstock.plugins.queue.engines.incoming import Incoming
 from penstock.plugins.queue.engines.leases import Group, Place
-from penstock.plugins.queue.engines.physical import PhysicalQueue, bits_below, trailing_ones
+from penstock.plugins.queue.engines.physical import (
+    PhysicalQueue,
+    bits_below,
+    each_bit,
+    trailing_ones,
+)
 from penstock.plugins.queue.engines.queues import LogicalQueue, Newest, Stored
 from penstock.plugins.queue.engines.segments import (
     Decoded,
@@ -96,6 +103,7 @@ class Transaction:
         self._newest: dict[tuple[LogicalQueue, str], Newest] = {}
         self._moved: dict[Place, int] = {}
         self._queues: dict[PhysicalQueue, LogicalQueue] = {}
+        self._shrunk: dict[tuple[PhysicalQueue, int], Segment] = {}
 
     # Messages that come.
 
@@ -318,6 +326,7 @@ class Transaction:
     ) -> None:
         """Take messages that are not gone out of a segment, and a segment without any out."""
         first, n = segment.first_offset, segment.n_messages
+        segment = self._shrunk.get((physical, first), segment)
         gone, gone_bytes = self.gone(physical, first)
         gone |= bits
         usage = self._of(queue, physical)
@@ -335,6 +344,27 @@ class Transaction:
         usage[3] -= n_bytes
         self._gone[physical, first] = gone, gone_bytes + n_bytes
         self.changes.gone[physical.row_id, first] = gone, gone_bytes + n_bytes
+
+    def shrink(self, queue: LogicalQueue, physical: PhysicalQueue, first_offset: int) -> None:
+        """Store a segment without the contents of the messages that left it."""
+        segment = self._segment(physical, first_offset)
+        gone, gone_bytes = self.gone(physical, first_offset)
+        decoded = None if segment is None else self._decoded(physical, segment)
+        if segment is None or decoded is None or not gone_bytes:
+            return
+        rows = list(zip(*decoded.batch, strict=True))
+        for index in each_bit(gone):
+            offset, _, _, qos, _, enqueued_at, _ = rows[index]
+            rows[index] = (offset, "", b"", qos, "", enqueued_at, "")
+        frame = write_batch(Batch._make(map(list, zip(*rows, strict=True))))
+        shrunk = segment._replace(
+            payload_bytes=segment.payload_bytes - gone_bytes, stored_bytes=len(frame)
+        )
+        self._of(queue, physical)[4] += shrunk.stored_bytes - segment.stored_bytes
+        self._shrunk[physical, first_offset] = shrunk
+        self._gone[physical, first_offset] = gone, 0
+        self.changes.gone[physical.row_id, first_offset] = gone, 0
+        self.changes.replaced_segments.append((physical.row_id, shrunk, frame))
 
     def move(self, queue: LogicalQueue, place: Place, offset: int) -> None:
         """Move a group forward: everything below the offset is settled."""
@@ -586,6 +616,9 @@ class Transaction:
             ) = usage
         for (physical, first), gone in self._gone.items():
             physical.gone[first] = gone
+        for (physical, first), segment in self._shrunk.items():
+            physical.index.replace(segment)
+            self.around.cache.drop(physical.row_id, first)
         for (place, first), bits in self._settled.items():
             place.settled[first] = bits
         for place, offset in self._moved.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Final
 
 from penstock.plugins.queue.engines.catalogue import Catalogue, group_row
 from penstock.plugins.queue.engines.contract import (
@@ -17,14 +18,21 @@ from penstock.plugins.queue.engines.queues import (
 from penstock.plugins.queue.engines.reading import SegmentReader
 from penstock.plugins.queue.engines.requests import (
     Cut,
+    Letter,
     Redrive,
     Run,
+    Shrink,
 )
 from penstock.plugins.queue.engines.state import State
 from penstock.plugins.queue.engines.store import (
     Segment,
 )
 from penstock.plugins.queue.engines.transaction import Transaction
+
+SHRINK_BYTES: Final = 8_192
+"""Bytes that must be gone from a segment before it is stored anew: a page of the file."""
+SHRINK_SEGMENTS: Final = 64
+"""Segments of a queue that are stored anew in one call, some 16 MiB at most."""
 
 
 class Upkeep:
@@ -40,6 +48,7 @@ class Upkeep:
         self._state = state
         self._reader = reader
         self._catalogue = catalogue
+        self._sparse: dict[tuple[PhysicalQueue, int], int] = {}
 
     async def purge(self, queue: str) -> int:
         """Remove all messages."""
@@ -74,8 +83,7 @@ class Upkeep:
         decoded = (await self._reader.decoded(part, [first])).get(first)
         if decoded is None:
             return 0
-        bits = 0
-        letters: list[tuple[LogicalQueue, int, tuple[Any, ...]]] = []
+        letters: list[Letter] = []
         unknown: UnknownQueueError | None = None
         for index in each_bit(~part.gone_bits(first) & (1 << segment.n_messages) - 1):
             if max_messages is not None and len(letters) >= max_messages:
@@ -90,13 +98,10 @@ class Upkeep:
                 break
             numbers = [one for one in to.physical if one < to.spec.physical_queues]
             number = part.number if number is None else number
-            letters.append((to, numbers[number % len(numbers)], row))
-            bits |= 1 << index
+            letters.append(Letter(first, index, to, numbers[number % len(numbers)], row))
         n_moved = 0
         if letters:
-            n_moved = await self._state.ask(
-                lambda future: Redrive(source, part, {first: bits}, letters, future)
-            )
+            n_moved = await self._state.ask(lambda future: Redrive(source, part, letters, future))
         if unknown is not None:
             raise unknown
         return n_moved
@@ -112,6 +117,7 @@ class Upkeep:
                 part.forget_delays(now)
             try:
                 await self._maintain_queue(queue, now)
+                await self._shrink(queue)
             except StorageError as error:
                 failed = error
         await self._state.change(self._clock_row, lambda: None)
@@ -119,6 +125,28 @@ class Upkeep:
         await self._state.ask(lambda future: Run(self._state.store.trim, None, future))
         if failed is not None:
             raise failed
+
+    async def _shrink(self, queue: LogicalQueue) -> None:
+        """Free the space of messages that left segments which others keep from leaving.
+
+        A segment is stored anew when nothing has left it since the last call: others are about to
+        leave by themselves. As half of it must be gone, it is stored a few times at most.
+        """
+        n_left = SHRINK_SEGMENTS
+        for part in list(queue.physical.values()):
+            for first, (bits, gone_bytes) in list(part.gone.items()):
+                segment = part.index.holding(first)
+                if segment is None or gone_bytes * 2 < max(segment.payload_bytes, 2 * SHRINK_BYTES):
+                    self._sparse.pop((part, first), None)
+                elif self._sparse.get((part, first)) != bits:
+                    self._sparse[part, first] = bits
+                elif n_left:
+                    n_left -= 1
+                    del self._sparse[part, first]
+                    await self._state.ask(partial(Shrink, queue, part, first))
+        # Segments that left.
+        for place in [one for one in self._sparse if one[1] not in one[0].gone]:
+            del self._sparse[place]
 
     def _clock_row(self, transaction: Transaction) -> None:
         transaction.changes.meta["clock"] = self._state.clock.stored_text()

@@ -467,3 +467,47 @@ async def test_receives_that_limit_nothing_are_counted_soon_after(tmp_path: Path
                 return found == [(b"\1\0",)]
 
             await until(is_counted)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_a_message_that_stays_does_not_keep_the_space_of_its_neighbours(
+    tmp_path: Path, kind: str
+) -> None:
+    """A segment of which most has left is stored anew, once it is left alone."""
+    path = str(tmp_path / "queue.db")
+    async with running_engine(MemoryStore() if kind == "memory" else SqliteStore(path)) as engine:
+        await put(engine, *(bytes(1000) for _ in range(100)))
+        received = await engine.lease("q", "g", 0, 100, 10**9)
+        await engine.settle("q", "g", "ack", [one.receipt_handle for one in received[1:90]])
+        await engine.maintain()
+        assert engine.snapshot("q").stored_bytes > 100_000
+        await engine.settle("q", "g", "ack", [received[90].receipt_handle])
+        await engine.maintain()
+        assert engine.snapshot("q").stored_bytes > 100_000
+        await engine.maintain()
+        found = engine.snapshot("q")
+        assert found.stored_bytes < 15_000
+        assert (found.messages, found.payload_bytes) == (10, 10_000)
+        batch = read_batch(b"".join(await engine.read("q", 0, 0, 100, 100)))
+        assert batch.offset == [0, *range(91, 100)]
+        assert set(batch.payload) == {bytes(1000)}
+        handles = [received[0].receipt_handle, *(one.receipt_handle for one in received[91:])]
+        assert await engine.settle("q", "g", "ack", handles) == {}
+        found = engine.snapshot("q")
+        assert (found.messages, found.payload_bytes, found.stored_bytes) == (0, 0, 0)
+
+
+async def test_a_shrunk_segment_is_as_it_was_after_a_restart(tmp_path: Path) -> None:
+    """With its sizes, so that the limits of the queue hold."""
+    path = str(tmp_path / "queue.db")
+    async with running_engine(SqliteStore(path)) as engine:
+        await put(engine, *(bytes(1000) for _ in range(100)))
+        received = await engine.lease("q", "g", 0, 100, 10**9)
+        await engine.settle("q", "g", "ack", [one.receipt_handle for one in received[:99]])
+        for _ in range(2):
+            await engine.maintain()
+        before = engine.snapshot("q")
+    async with running_engine(SqliteStore(path)) as engine:
+        after = engine.snapshot("q")
+        assert (after.usage, after.payload_bytes) == (before.usage, before.payload_bytes)
+        assert await payloads(engine) == [bytes(1000)]
