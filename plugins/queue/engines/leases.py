@@ -743,12 +743,15 @@ class Place:
                 self._forget(offset)
             self.group.arrived()
 
-    def not_settled(self, offsets: Sequence[int], leases: Mapping[int, Lease]) -> None:
+    def not_settled(
+        self, offsets: Sequence[int], leases: Mapping[int, Lease], retry_at: float | None = None
+    ) -> None:
         """End the settling of messages: it has failed.
 
         Args:
             offsets: of the messages.
-            leases: what they had; they go on. Others are visible.
+            leases: what they had; they go on. Others become visible.
+            retry_at: the engine's time at which they do; None for at once.
         """
         for offset in offsets:
             self.settling.discard(offset)
@@ -760,6 +763,8 @@ class Place:
             if lease is not None and first in self.counts:
                 counts = self.counts[first]
                 self._lease(offset, lease.deadline, counts, first, lease.sizes, lease.nonce)
+            elif retry_at is not None:
+                self._delay(offset, retry_at, first, NOT_RECEIVED)
             else:
                 self._visible.show(offset, NOT_RECEIVED)
 

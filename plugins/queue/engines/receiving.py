@@ -33,6 +33,9 @@ from penstock.plugins.queue.engines.transaction import Transaction
 
 COUNTS_SECONDS: Final = 0.05
 """Receive counts that limit nothing are stored after this time."""
+RETRY_SECONDS: Final = 1.0
+"""Time until a message is looked at again that could not be settled unseen. At once would be a
+loop: a held request is woken by each failure, and its next round fails again."""
 
 
 class Receiving:
@@ -126,13 +129,14 @@ class Receiving:
         """Settle what expired or is filtered out, and bury what was received too often."""
         futures: list[asyncio.Future[None]] = []
         loop = asyncio.get_running_loop()
+        retry_at = take.now + RETRY_SECONDS
         for reason, bits in take.settled.items():
-            marks = Marks(place, bits, take.sizes)
+            marks = Marks(place, bits, take.sizes, retry_at=retry_at)
             marks.offsets += [first + index for first in bits for index in each_bit(bits[first])]
             futures.append(loop.create_future())
             self._state.submit(Settle(queue, group, reason, [marks], futures[-1]))
         if take.dead:
-            marks = Marks(place)
+            marks = Marks(place, retry_at=retry_at)
             letters = []
             for decoded, index in take.dead:
                 marks.add(decoded.first_offset, index, None)
@@ -140,7 +144,7 @@ class Receiving:
                 letters.append(self._letter(queue, group, place, decoded, index, "max_receives"))
             futures.append(loop.create_future())
             self._bury(queue, group, [marks], letters, futures[-1])
-        # What cannot be settled is visible again; what was received is received all the same.
+        # What cannot be settled is looked at again; what was received is received all the same.
         await asyncio.gather(*map(asyncio.shield, futures), return_exceptions=True)
 
     def _bury(

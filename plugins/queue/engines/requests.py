@@ -134,6 +134,8 @@ class Marks:
         sizes: payload bytes of the messages of these segments, where they are known.
         offsets: of the messages.
         leases: that they have, by offset.
+        retry_at: the engine's time at which those without a lease become visible again where
+            settling fails; None for at once.
     """
 
     place: Place
@@ -141,6 +143,7 @@ class Marks:
     sizes: dict[int, array[int]] = field(default_factory=dict)
     offsets: list[int] = field(default_factory=list)
     leases: dict[int, Lease] = field(default_factory=dict)
+    retry_at: float | None = None
 
     def add(self, first: int, index: int, lease: Lease | None) -> None:
         """Add a message."""
@@ -193,7 +196,7 @@ class Settle(Request):
     def failed(self) -> None:
         """Let the leases go on."""
         for marks in self.marks:
-            marks.place.not_settled(marks.offsets, marks.leases)
+            marks.place.not_settled(marks.offsets, marks.leases, marks.retry_at)
         self.group.arrived()
 
 

@@ -168,16 +168,34 @@ async def test_settling_goes_on_when_the_one_who_asked_has_gone(*, fails: bool) 
 
 async def test_unseen_settling_that_fails_is_made_again() -> None:
     """What a filter passes over is not lost to it by a full disk, nor given to a receiver."""
-    store = HeldStore()
-    async with running_engine(store) as engine:
+    store, clock = HeldStore(), Clock()
+    async with running_engine(store, clock=clock) as engine:
         await engine.change_group("q", "g", GroupSpec(topics=("other",)))
         await put(engine, b"a")
         store.error = StorageError("no")
         assert await payloads(engine) == []
         store.error = None
         assert engine.snapshot("q").groups["g"].waiting == 1
+        clock.now += 1
         assert await payloads(engine) == []
         assert engine.snapshot("q").messages == 0
+
+
+async def test_a_dead_letter_that_cannot_move_wakes_no_receiver() -> None:
+    """Its queue was deleted: each look fails, so a look that wakes the next one would be a loop."""
+    clock = Clock()
+    async with running_engine(MemoryStore(), clock=clock) as engine:
+        await engine.change_group("q", "g", GroupSpec(max_receives=1, dead_letter_queue="gone"))
+        await put(engine, b"a")
+        (received,) = await engine.lease("q", "g", 0, 1, 99)
+        await engine.settle("q", "g", "nack", [received.receipt_handle])
+        assert await payloads(engine) == []
+        assert engine.visible("q", "g") == {}
+        clock.now += 1
+        assert engine.visible("q", "g") == {0: 1}
+        await engine.create_queue("gone", QueueSpec(physical_queues=1))
+        assert await payloads(engine) == []
+        assert engine.snapshot("gone").messages == 1
 
 
 async def test_receive_that_fails_half_way_gives_back_what_it_had() -> None:
