@@ -390,18 +390,27 @@ class Transaction:
     ) -> None:
         """Take out of the queue what all groups have settled in a range of offsets."""
         places = queue.places(physical.number)
-        if not places:
-            return
         firsts = {first for place in places for first in place.settled if start - 256 < first < end}
+        self._leave_settled(queue, physical, places, firsts)
+
+    def _leave_settled(
+        self,
+        queue: LogicalQueue,
+        physical: PhysicalQueue,
+        places: Sequence[Place],
+        firsts: set[int],
+    ) -> None:
+        """Take out of segments what all of some groups have settled."""
         for first in sorted(firsts):
             segment = self._segment(physical, first)
-            if segment is not None:
-                everyone = (1 << segment.n_messages) - 1
-                for place in places:
-                    everyone &= self.settled_bits(place, first, segment.n_messages)
-                newly = everyone & ~self.gone(physical, first)[0]
-                if newly:
-                    self._leave(queue, physical, segment, newly, None)
+            if segment is None:
+                continue
+            everyone = (1 << segment.n_messages) - 1
+            for place in places:
+                everyone &= self.settled_bits(place, first, segment.n_messages)
+            newly = everyone & ~self.gone(physical, first)[0]
+            if newly:
+                self._leave(queue, physical, segment, newly, None)
 
     def cut(
         self, queue: LogicalQueue, physical: PhysicalQueue, below: int, reason: str
@@ -450,16 +459,7 @@ class Transaction:
         for number, physical in queue.physical.items():
             places = [one.places[number] for one in others]
             firsts = {first for place in places for first in place.settled}
-            for first in sorted(firsts):
-                segment = self._segment(physical, first)
-                if segment is None:
-                    continue
-                everyone = (1 << segment.n_messages) - 1
-                for place in places:
-                    everyone &= self.settled_bits(place, first, segment.n_messages)
-                newly = everyone & ~self.gone(physical, first)[0]
-                if newly:
-                    self._leave(queue, physical, segment, newly, None)
+            self._leave_settled(queue, physical, places, firsts)
             self._cut_settled(queue, physical, min(self.floor(place) for place in places))
 
     # Finishing.
