@@ -8,6 +8,7 @@ from functools import partial
 from logging import Logger
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import Receipt, SinkCounts
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -304,7 +305,11 @@ class Intake:
             counts: the ledger that they are in.
             report: gets the outcome.
         """
-        future = self._engine.append(self._name, number, [new for new, _ in dealt])
+        try:
+            future = self._engine.append(self._name, number, [new for new, _ in dealt])
+        except PenstockError as error:  # the queue was deleted after its room was reserved
+            future = asyncio.get_running_loop().create_future()
+            future.set_exception(error)
         self._commits.add(future)
         future.add_done_callback(partial(self._committed, dealt, counts, report))
         return future
@@ -326,7 +331,7 @@ class Intake:
             self.stored_bytes += n_bytes
             self.on_stored()
         else:
-            reason = "storage_full" if isinstance(error, StorageFullError) else "storage_error"
+            reason = _reason_of(error)
             refused = dict.fromkeys(range(len(dealt)), reason)
             result = AppendResult([-1] * len(dealt), (), refused)
         counts.queued -= len(dealt)
@@ -386,6 +391,13 @@ def _key_of(key: str | None) -> Callable[[Entry], str | None] | None:
         return read(message.topic, message.publisher, message.properties.get("user_property", ()))
 
     return key_of
+
+
+def _reason_of(error: BaseException) -> str:
+    """Return why an append stored nothing."""
+    if isinstance(error, UnknownQueueError):
+        return "closing"
+    return "storage_full" if isinstance(error, StorageFullError) else "storage_error"
 
 
 def _has_forgotten(future: asyncio.Future[None]) -> bool:

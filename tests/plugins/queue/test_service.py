@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.plugins.queue.engines.contract import (
     EngineStartError,
     GroupKindError,
@@ -19,7 +20,14 @@ from penstock.plugins.queue.engines.contract import (
 from penstock.plugins.queue.group_receiver import ReceiveRequest
 from penstock.plugins.queue.intake import Stored
 from penstock.plugins.queue.service import QueueService, SettingError
-from tests.plugins.queue.running import LONG_SECONDS, message, put, running_service, until
+from tests.plugins.queue.running import (
+    LONG_SECONDS,
+    Receipts,
+    message,
+    put,
+    running_service,
+    until,
+)
 
 AT_ONCE = ReceiveRequest(10)
 LONG = ReceiveRequest(10, LONG_SECONDS)
@@ -182,6 +190,21 @@ async def test_changed_queue_deals_and_receives_over_its_physical_queues() -> No
         outcomes = await service.store("q", [NewMessage(message())] * 3)
         assert [each.physical_queue for each in outcomes] == [0, 1, 2]
         assert len(await service.receive("q", "default", AT_ONCE)) == 3
+
+
+async def test_a_message_that_waits_when_its_queue_is_deleted_is_refused() -> None:
+    """Its publisher is told, and its room is free again."""
+    receipts = Receipts()
+    async with running_service() as service:
+        intake = service.queue("q").intake
+        intake._commit_wait_seconds = LONG_SECONDS
+        arriving = message()
+        assert intake.reserve(arriving) == ""
+        intake.accept(arriving, receipts)
+        await service.delete("q")
+        assert receipts.have([ReasonCode.SERVER_SHUTTING_DOWN])
+        assert service._budget.n_messages == 0
+        assert intake.published.dropped == {"closing": 1}
 
 
 async def test_requests_of_a_deleted_queue_or_group_fail() -> None:
