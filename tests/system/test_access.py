@@ -152,7 +152,7 @@ async def test_who_may_read_a_queue_may_consume_it(policy: dict[str, Any], tmp_p
     )
     queues = {name: {"topics": [f"{name}/#"]} for name in ("jobs", "bills")}
     policy["plugins"]["queue"] = {"engine": "memory", "http": None, "queues": queues}
-    ann = {"username": "ann", "password": b"a"}
+    ann: dict[str, Any] = {"username": "ann", "password": b"a"}
     with running_broker(policy, tmp_path) as broker:
         async with await connected(broker.port, "ann", **ann) as client:
             assert await client.subscribe("$queue/bills", 1) == REFUSED
