@@ -161,10 +161,7 @@ async def _subscribe(
             subscription.retain_as_published = retain_as_published
             subscription.subscription_id = subscription_id
             subscription.sizes = sizes
-        if sizes != "large":
-            session.link.gets_small = True
-        elif not session.subscriptions:
-            session.link.gets_small = False
+        _note_sizes(session, sizes)
         is_new = add_subscription(core, session, subscription)
         if is_anything_due or topic_filter[0] == "$":
             granted.append((subscription, retain_handling, is_new))
@@ -176,6 +173,14 @@ async def _subscribe(
         client.sender.send_packet(suback)
     retained_delivery.subscribed(session, granted)
     retained_delivery.begin(session, now)
+
+
+def _note_sizes(session: Session, sizes: SizeClass | None) -> None:
+    """Take note whether small messages may come, before a subscription is added."""
+    if sizes != "large":
+        session.link.gets_small = True
+    elif not session.subscriptions:
+        session.link.gets_small = False
 
 
 async def _consume(
@@ -215,6 +220,7 @@ async def _consume(
         qos = min(request.qos, core.options.maximum_qos, 1)
         subscription = Subscription(session, topic_filter, qos)
         subscription.subscription_id = subscription_id
+        _note_sizes(session, None)
         add_subscription(core, session, subscription)
     return None
 
