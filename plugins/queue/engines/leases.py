@@ -331,11 +331,10 @@ class Place:
         first_waiting = physical.index.not_before(now - delay) if delay else -1
         if first_waiting >= 0:
             n += physical.next - max(first_waiting, cursor)
-        for first, due in physical.delays.items():
-            behind = first + len(due)
+        for first, delays in physical.delays.items():
+            behind = first + len(delays.due)
             if behind > cursor:
-                start = max(0, cursor - first)
-                n += sum(due_at > now for due_at in due[start:])
+                n += delays.n_waiting(now, max(0, cursor - first))
                 if 0 <= first_waiting < behind:  # they were counted above
                     n -= behind - max(first, first_waiting, cursor)
         return max(0, min(n, self.waiting))

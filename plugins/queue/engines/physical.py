@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from penstock.plugins.queue.engines.segments import SegmentIndex
 from penstock.plugins.queue.engines.store import PhysicalRow
+
+
+class Delays(NamedTuple):
+    """When the messages of a segment may be received, in seconds of the engine's clock.
+
+    Attributes:
+        due: in the order of offsets.
+        ascending: the same times, sorted, so that a count need not look at each.
+    """
+
+    due: Sequence[float]
+    ascending: Sequence[float]
+
+    def n_waiting(self, now: float, start: int) -> int:
+        """Return how many messages from an index on are not due."""
+        if not start:
+            return len(self.ascending) - bisect_right(self.ascending, now)
+        return sum(due_at > now for due_at in self.due[start:])
 
 
 class PhysicalQueue:
@@ -25,8 +45,8 @@ class PhysicalQueue:
         index: of its segments.
         gone: bit map, and payload bytes, of messages that left a segment, by its first offset.
         aside: messages that are set aside.
-        delays: the engine's times at which the messages of a segment may be received, by first
-            offset, where one has a delay of its own that was not over at the last look.
+        delays: of the messages of a segment, by first offset, where one has a delay of its own that
+            was not over at the last look.
         last_own_delay: first offset of the newest segment in which a message has a delay of its
             own; -1 for none.
     """
@@ -53,12 +73,12 @@ class PhysicalQueue:
         self.index = SegmentIndex()
         self.gone: dict[int, tuple[int, int]] = {}
         self.aside = 0
-        self.delays: dict[int, list[float]] = {}
+        self.delays: dict[int, Delays] = {}
         self.last_own_delay = -1
 
     def forget_delays(self, now: float) -> None:
         """Drop delays that are over."""
-        for first in [one for one, due in self.delays.items() if max(due) <= now]:
+        for first in [one for one, delays in self.delays.items() if delays.ascending[-1] <= now]:
             del self.delays[first]
 
     def gone_bits(self, first_offset: int) -> int:

@@ -20,6 +20,7 @@ from penstock.plugins.queue.engines.contract import StorageError
 from penstock.plugins.queue.engines.incoming import Incoming
 from penstock.plugins.queue.engines.leases import Group, Place
 from penstock.plugins.queue.engines.physical import (
+    Delays,
     PhysicalQueue,
     bits_below,
     each_bit,
@@ -676,7 +677,7 @@ class Transaction:
             own = decoded.delay(index)
             delay = queue.spec.delay_seconds if own is None else own
             due.append(decoded.stored_clock(index) + delay)
-        physical.delays[decoded.first_offset] = due
+        physical.delays[decoded.first_offset] = Delays(due, sorted(due))
         for place in queue.places(physical.number):
             for due_at in set(due):
                 place.group.due(place, due_at)

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.plugins.queue.engines.physical import (
+    Delays,
     PhysicalQueue,
     bits_below,
     each_bit,
@@ -35,7 +36,9 @@ def test_trailing_ones_end_at_the_first_gap(bits: int, n: int) -> None:
 def test_delays_are_forgotten_when_all_of_a_segment_are_over() -> None:
     """So that a snapshot need not look at them."""
     physical = PhysicalQueue(PhysicalRow(1, 1, 0, 0, 0, 0, 0, 0))
-    physical.delays = {0: [5.0, 9.0], 2: [3.0]}
+    late = Delays([9.0, 5.0], [5.0, 9.0])
+    physical.delays = {0: late, 2: Delays([3.0], [3.0])}
     physical.forget_delays(5.0)
-    assert physical.delays == {0: [5.0, 9.0]}
+    assert physical.delays == {0: late}
+    assert (late.n_waiting(5.0, 0), late.n_waiting(5.0, 1), late.n_waiting(4.0, 1)) == (1, 0, 1)
     assert physical.gone_bits(0) == 0
