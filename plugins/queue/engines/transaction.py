@@ -44,6 +44,8 @@ from penstock.plugins.queue.engines.store import (
 CUT_SEGMENTS: Final = 256
 """Segments that one transaction cuts from a queue at most, some 64 MiB, so that a long cut does not
 delay the storing of messages."""
+_SPARE_KEYS: Final = 1_024
+"""Keys of messages that have left which a queue with `keeps_last` may know besides the others."""
 _KEPT_UP_MESSAGES: Final = 8_192
 """How far behind a group may be that gets new messages from memory."""
 
@@ -165,6 +167,10 @@ class Transaction:
         newest = queue.newest
         if newest is None:
             newest = queue.newest = self._read_newest(queue)
+        elif len(newest) > 2 * queue.messages + _SPARE_KEYS:
+            newest = queue.newest = {
+                key: one for key, one in newest.items() if _is_there(queue, one)
+            }
         superseded: dict[tuple[int, int], int] = {}
         for segment, decoded in incoming.segments:
             batch = decoded.batch
@@ -708,6 +714,14 @@ class Transaction:
                 place.settled.pop(first, None)
                 place.counts.pop(first, None)
                 place.dirty.discard(first)
+
+
+def _is_there(queue: LogicalQueue, newest: Newest) -> bool:
+    """Say whether the newest message of a key has not left."""
+    part = queue.physical.get(newest.number)
+    if part is None or part.index.first_of(newest.first_offset) != newest.first_offset:
+        return False
+    return not part.gone_bits(newest.first_offset) >> newest.bit & 1
 
 
 def count_waiting(place: Place) -> int:

@@ -198,6 +198,26 @@ async def test_a_dead_letter_that_cannot_move_wakes_no_receiver() -> None:
         assert engine.snapshot("gone").messages == 1
 
 
+async def test_keys_whose_messages_have_left_are_forgotten() -> None:
+    """However many keys pass through a queue that keeps the last message of each."""
+    async with running_engine(MemoryStore()) as engine:
+        spec = QueueSpec(physical_queues=1, key="topic", keeps_last=True, groups={"g": GroupSpec()})
+        await engine.change_queue("q", spec)
+        await put(engine, b"old", topic="kept")
+        await engine.lease("q", "g", 0, 1, 99)
+        for start in range(0, 5_000, 500):
+            names = [f"key/{start + n}" for n in range(500)]
+            assert engine.reserve("q", 500, 500)
+            await engine.append("q", 0, [NewMessage(message(b"x", name)) for name in names])
+            received = await engine.lease("q", "g", 0, 500, 10**9)
+            await engine.settle("q", "g", "ack", [one.receipt_handle for one in received])
+        newest = engine._state.queues["q"].newest
+        assert newest is not None
+        assert len(newest) < 2_000
+        await put(engine, b"new", topic="kept")
+        assert await payloads(engine) == [b"new"]
+
+
 async def test_receive_that_fails_half_way_gives_back_what_it_had() -> None:
     """Messages that were found are visible at once where reading further ones fails."""
     store = HeldStore()
