@@ -27,6 +27,11 @@ from penstock.broker.message import Message
 from penstock.broker.mqtt.expiry import expiry_time
 from penstock.plugins.queue.client import Action, ReceivedMessage
 from penstock.plugins.queue.config import DEFAULT_GROUP
+from penstock.plugins.queue.engines.contract import (
+    GroupKindError,
+    UnknownGroupError,
+    UnknownQueueError,
+)
 from penstock.plugins.queue.service import QueueService, ReceiveRequest
 
 PREFIX: Final = "$queue"
@@ -307,7 +312,7 @@ class QueueFeed:
             await service.settle(self._queue, self._group, action, handles, seconds)
         except PenstockError as error:
             self._failed(error)
-            return self._queue not in service.names()
+            return isinstance(error, UnknownQueueError | UnknownGroupError | GroupKindError)
         return True
 
     async def _keep_leases(self) -> None:

@@ -16,7 +16,13 @@ from penstock.broker.message import Message
 from penstock.plugins.queue import consumers
 from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.consumers import QueueConsumers, QueueFeed
-from penstock.plugins.queue.engines.contract import GroupSpec, StorageError, UnknownQueueError
+from penstock.plugins.queue.engines.contract import (
+    GroupKindError,
+    GroupSpec,
+    StorageError,
+    UnknownGroupError,
+    UnknownQueueError,
+)
 from penstock.plugins.queue.service import QueueService, ReceiveRequest
 
 SECONDS = 30.0
@@ -258,6 +264,25 @@ async def test_what_the_storage_refuses_to_settle_is_tried_again(
     await service.until(lambda: service.settled)
     assert service.settled == [("ack", ["h1"])]
     await source.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [UnknownQueueError("deleted"), UnknownGroupError("deleted"), GroupKindError("another now")],
+)
+async def test_what_a_deleted_group_cannot_settle_is_given_up(error: Exception) -> None:
+    """There is nothing left to settle: a repetition would go on until the broker ends."""
+    service, consumer, ended = ScriptedService(received(1)), ScriptedConsumer(), asyncio.Event()
+    _, feed = opened(service, consumer)
+    feed.on_end = ended.set
+    await consumer.has(1)
+    feed.stop()
+    service.error = error
+    consumer.given[0][1]("acknowledged")
+    async with asyncio.timeout(SECONDS):
+        await ended.wait()
+    assert service.error is None
+    assert service.settled == []
 
 
 async def test_a_queue_that_fails_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
