@@ -397,7 +397,7 @@ class Transaction:
     ) -> None:
         """Take out of the queue what all groups have settled in a range of offsets."""
         places = queue.places(physical.number)
-        firsts = {first for place in places for first in place.settled if start - 256 < first < end}
+        firsts = {one for one in self._partly_settled(places) if start - 256 < one < end}
         self._leave_settled(queue, physical, places, firsts)
 
     def _leave_settled(
@@ -418,6 +418,12 @@ class Transaction:
             newly = everyone & ~self.gone(physical, first)[0]
             if newly:
                 self._leave(queue, physical, segment, newly, None)
+
+    def _partly_settled(self, places: Sequence[Place]) -> set[int]:
+        """Return the segments of which groups have settled messages behind their floors."""
+        firsts = {first for place in places for first in place.settled}
+        firsts.update(first for place, first in self._settled if place in places)
+        return firsts
 
     def cut(
         self, queue: LogicalQueue, physical: PhysicalQueue, below: int, reason: str
@@ -465,7 +471,7 @@ class Transaction:
             return
         for number, physical in queue.physical.items():
             places = [one.places[number] for one in others]
-            firsts = {first for place in places for first in place.settled}
+            firsts = self._partly_settled(places)
             self._leave_settled(queue, physical, places, firsts)
             self._cut_settled(queue, physical, min(self.floor(place) for place in places))
 

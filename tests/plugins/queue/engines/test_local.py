@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -196,6 +196,25 @@ async def test_a_dead_letter_that_cannot_move_wakes_no_receiver() -> None:
         await engine.create_queue("gone", QueueSpec(physical_queues=1))
         assert await payloads(engine) == []
         assert engine.snapshot("gone").messages == 1
+
+
+@pytest.mark.parametrize("way", ["commit", "seek", "delete"])
+async def test_what_groups_finish_in_one_transaction_leaves(way: str) -> None:
+    """It would stay, and count as held, until the first group had settled all before it."""
+    async with running_engine(MemoryStore(), groups=("g", "r")) as engine:
+        await put(engine, b"a", b"b")
+        received = await engine.lease("q", "g", 0, 2, 99)
+        end = await engine.locate("q", "latest")
+        settling = engine.settle("q", "g", "ack", [received[1].receipt_handle])
+        finishing: Coroutine[Any, Any, Any]
+        if way == "commit":
+            finishing = engine.commit("q", "r", end)
+        elif way == "seek":
+            finishing = engine.seek("q", "r", "latest")
+        else:
+            finishing = engine.delete_group("q", "r")
+        await asyncio.gather(settling, finishing)
+        assert engine.snapshot("q").messages == 1
 
 
 async def test_keys_whose_messages_have_left_are_forgotten() -> None:
