@@ -354,8 +354,10 @@ class Receiving:
 
 
 def add_counts(transaction: Transaction, place: Place, counts: Mapping[int, bytes]) -> None:
-    """Add receive counts to a transaction, of segments that exist."""
+    """Add receive counts to a transaction, of segments that the group has not passed."""
+    floor = transaction.floor(place)
     for first, stored in counts.items():
-        if place.physical.index.first_of(first) == first:
+        segment = place.physical.index.holding(first)
+        if segment is not None and first + segment.n_messages > floor:
             key = (place.physical.row_id, first, place.group.row_id)
             transaction.changes.receives[key] = stored

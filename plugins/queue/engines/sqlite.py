@@ -234,11 +234,12 @@ class SqliteStore:
                 "INSERT OR REPLACE INTO floor VALUES (?, ?, ?)",
                 [(*key, offset) for key, offset in changes.floors.items()],
             )
-            passed = [(*key, offset) for key, offset in changes.passed.items()]
+            # From both ends, as the rows of slower groups lie below.
+            passed = [(*key, *span) for key, span in changes.passed.items()]
             for table in ("settled", "receives"):
                 many(
                     f"DELETE FROM {table} WHERE consumer_group = ?1 AND physical_queue = ?2"  # noqa: S608 (a name of ours)
-                    " AND first_offset < ?3",
+                    " AND first_offset >= ?3 AND first_offset < ?4",
                     passed,
                 )
 

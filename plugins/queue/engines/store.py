@@ -159,7 +159,8 @@ class Changes:
         gone: to be set.
         settled: to be set.
         receives: to be set.
-        passed: of a group and physical queue, `settled` and `receives` below an offset leave.
+        passed: of a group and physical queue, `settled` and `receives` from an offset up to another
+            leave.
         deduplication: rows to be inserted or replaced, or None for those to be deleted, by queue
             and identifier.
         meta: to be set.
@@ -180,7 +181,7 @@ class Changes:
     gone: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     settled: dict[tuple[int, int, int], int] = field(default_factory=dict)
     receives: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
-    passed: dict[tuple[int, int], int] = field(default_factory=dict)
+    passed: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     deduplication: dict[tuple[int, bytes], DeduplicationRow | None] = field(default_factory=dict)
     meta: dict[str, str] = field(default_factory=dict)
 

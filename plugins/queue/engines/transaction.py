@@ -15,6 +15,7 @@ from typing import Final
 
 from penstock.plugins.queue.batch_format import write_batch
 from penstock.plugins.queue.client import Batch
+from penstock.plugins.queue.batch_format import SEGMENT_MAX_MESSAGES
 from penstock.plugins.queue.engines.clock import EngineClock
 from penstock.plugins.queue.engines.contract import StorageError
 from penstock.plugins.queue.engines.incoming import Incoming
@@ -493,7 +494,9 @@ class Transaction:
             key = (place.group.row_id, place.physical.row_id)
             changes.floors[key] = floor
             passed = place.physical.index.first_of(floor)
-            changes.passed[key] = floor if passed < 0 else passed
+            # From the segment that the old floor was in: what lies below has left with that.
+            lowest = max(0, place.floor - SEGMENT_MAX_MESSAGES)
+            changes.passed[key] = lowest, floor if passed < 0 else passed
         for physical, usage in self._usage.items():
             changes.physical.append(
                 PhysicalRow(physical.row_id, physical.queue_id, physical.number, *usage)
