@@ -13,9 +13,8 @@ from itertools import chain
 from logging import Logger
 from typing import Final
 
-from penstock.plugins.queue.batch_format import write_batch
+from penstock.plugins.queue.batch_format import SEGMENT_MAX_MESSAGES, write_batch
 from penstock.plugins.queue.client import Batch
-from penstock.plugins.queue.batch_format import SEGMENT_MAX_MESSAGES
 from penstock.plugins.queue.engines.clock import EngineClock
 from penstock.plugins.queue.engines.contract import StorageError
 from penstock.plugins.queue.engines.incoming import Incoming
