@@ -40,7 +40,7 @@ from penstock.plugins.queue.engines.store import (
     QueueRow,
     Rows,
 )
-from penstock.plugins.queue.engines.transaction import Transaction, count_waiting
+from penstock.plugins.queue.engines.transaction import Transaction
 
 
 class Catalogue:
@@ -132,7 +132,7 @@ class Catalogue:
                 place.restore_counts(first, stored_counts)
         for group in groups.values():
             for place in group.places.values():
-                place.waiting = count_waiting(place)
+                place.waiting = place.count_waiting()
 
     async def create_queue(self, queue: str, spec: QueueSpec) -> QueueSnapshot:
         """Create a queue with its groups."""
@@ -202,7 +202,7 @@ class Catalogue:
                     group.places[number] = Place(group, part, part.earliest)
             for name, group in new_groups.items():
                 for place in group.places.values():
-                    place.waiting = count_waiting(place)
+                    place.waiting = place.count_waiting()
                 found.groups[name] = group
             found.change(spec)
             for group in found.groups.values():
@@ -256,7 +256,7 @@ class Catalogue:
 
         def then() -> None:
             for place in made.places.values():
-                place.waiting = count_waiting(place)
+                place.waiting = place.count_waiting()
             found.groups[group] = made
 
         await self._state.change(build, then, is_for_readers=False)

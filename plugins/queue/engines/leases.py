@@ -318,6 +318,29 @@ class Place:
             | bits_below(first_offset, n_messages, self.floor)
         )
 
+    def count_waiting(self) -> int:
+        """Count the messages that the group has not settled."""
+        return sum(
+            segment.n_messages
+            - self.settled_bits(segment.first_offset, segment.n_messages).bit_count()
+            for segment in self.physical.index.since(self.floor)
+        )
+
+    def raise_floor(self, floor: int) -> None:
+        """Take note that everything below an offset is settled."""
+        self.floor = floor
+        for first in [one for one in self.settled if one < floor]:
+            segment = self.physical.index.holding(first)
+            if segment is None or first + segment.n_messages <= floor:
+                del self.settled[first]
+        for first in [one for one in self.counts if one < floor]:
+            segment = self.physical.index.holding(first)
+            if segment is None or first + segment.n_messages <= floor:
+                del self.counts[first]
+                self.dirty.discard(first)
+        if self.group.spec.kind == "offsets":
+            self.cursor = max(self.cursor, floor)
+
     def n_visible(self, now: float) -> int:
         """Return how many messages could be received, apart from filters, expiry and order."""
         busy = len(self.leased) + len(self.settling) + self.n_delayed(now)
@@ -773,13 +796,6 @@ class Place:
             for index in each_bit(bits):
                 self.end_lease(first_offset + index)
                 self._forget(first_offset + index)
-
-    def drop_segment(self, first_offset: int, n_messages: int) -> None:
-        """Forget a segment that left the queue."""
-        self.drop(first_offset, (1 << n_messages) - 1)
-        self.settled.pop(first_offset, None)
-        self.counts.pop(first_offset, None)
-        self.dirty.discard(first_offset)
 
     def end_leases(self) -> None:
         """Forget all receives: what is not settled is visible."""

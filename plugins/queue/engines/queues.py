@@ -128,6 +128,13 @@ class LogicalQueue:
         """Return the places of all groups in a physical queue."""
         return [group.places[number] for group in self.groups.values()]
 
+    def holds(self, newest: Newest) -> bool:
+        """Say whether the newest message of a key has not left."""
+        part = self.physical.get(newest.number)
+        if part is None or part.index.first_of(newest.first_offset) != newest.first_offset:
+            return False
+        return not part.gone_bits(newest.first_offset) >> newest.bit & 1
+
     def has_room(self, n_messages: int, n_bytes: int) -> bool:
         """Say whether messages fit, in addition to those whose room is reserved."""
         spec = self.spec

@@ -168,9 +168,7 @@ class Transaction:
         if newest is None:
             newest = queue.newest = self._read_newest(queue)
         elif len(newest) > 2 * queue.messages + _SPARE_KEYS:
-            newest = queue.newest = {
-                key: one for key, one in newest.items() if _is_there(queue, one)
-            }
+            newest = queue.newest = {key: one for key, one in newest.items() if queue.holds(one)}
         superseded: dict[tuple[int, int], int] = {}
         for segment, decoded in incoming.segments:
             batch = decoded.batch
@@ -644,11 +642,11 @@ class Transaction:
         for place, change in self._waiting.items():
             place.waiting += change
         for place, floor in self._floors.items():
-            self._raise_floor(place, floor)
+            place.raise_floor(floor)
         for physical, firsts in self._deleted.items():
             self._take_out(physical, firsts)
         for place in self._moved:
-            place.waiting = count_waiting(place)
+            place.waiting = place.count_waiting()
         for (queue, identifier), stored in self._stored.items():
             queue.stored.pop(identifier, None)
             if stored is not None:
@@ -696,20 +694,6 @@ class Transaction:
             for due_at in set(due):
                 place.group.due(place, due_at)
 
-    def _raise_floor(self, place: Place, floor: int) -> None:
-        place.floor = floor
-        for first in [one for one in place.settled if one < floor]:
-            segment = place.physical.index.holding(first)
-            if segment is None or first + segment.n_messages <= floor:
-                del place.settled[first]
-        for first in [one for one in place.counts if one < floor]:
-            segment = place.physical.index.holding(first)
-            if segment is None or first + segment.n_messages <= floor:
-                del place.counts[first]
-                place.dirty.discard(first)
-        if place.group.spec.kind == "offsets":
-            place.cursor = max(place.cursor, floor)
-
     def _take_out(self, physical: PhysicalQueue, firsts: set[int]) -> None:
         queue = self._queues[physical]
         places = queue.places(physical.number)
@@ -722,20 +706,3 @@ class Transaction:
                 place.settled.pop(first, None)
                 place.counts.pop(first, None)
                 place.dirty.discard(first)
-
-
-def _is_there(queue: LogicalQueue, newest: Newest) -> bool:
-    """Say whether the newest message of a key has not left."""
-    part = queue.physical.get(newest.number)
-    if part is None or part.index.first_of(newest.first_offset) != newest.first_offset:
-        return False
-    return not part.gone_bits(newest.first_offset) >> newest.bit & 1
-
-
-def count_waiting(place: Place) -> int:
-    """Count the messages that a group has not settled."""
-    return sum(
-        segment.n_messages
-        - place.settled_bits(segment.first_offset, segment.n_messages).bit_count()
-        for segment in place.physical.index.since(place.floor)
-    )
