@@ -21,7 +21,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -39,8 +38,11 @@ from benchmarks.rows.row import FULL, Measurement, Row, Scale
 from penstock.netem.runs.broker_process import find_program
 
 SAMPLES_PER_SECOND: Final = 200
-ATTACH_SECONDS: Final = 1.5
-"""What py-spy takes to find its way through the broker's libraries. The broker waits meanwhile."""
+PY_SPY_BEGINS: Final = "Sampling process"
+"""In the line that py-spy prints once it has found its way through the broker's libraries."""
+
+PERF_BEGINS: Final = "Events enabled"
+"""In the line that perf prints once it counts, where it was started with a delay."""
 
 LOOP: Final = "uv_run"
 """Of libuv: what is below it is the same in every sample, and threads without it wait."""
@@ -104,19 +106,22 @@ class Watched(RunningPeer):
 class Recorder:
     """A program that watches the broker from the first look at its processor time to the last."""
 
-    def __init__(self, command: list[str], settle_seconds: float) -> None:
+    def __init__(self, command: list[str], begins: str) -> None:
         self._command = command
-        self._settle_seconds = settle_seconds
+        self._begins = begins
         self._process: subprocess.Popen[str] | None = None
         self.text = ""
 
     def look(self) -> None:
-        """Begin, the first time."""
+        """Begin, the first time, and wait until the program says that it watches."""
         if self._process is None:
             self._process = subprocess.Popen(
                 self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )
-            time.sleep(self._settle_seconds)
+            for line in self._process.stdout or ():
+                self.text += line
+                if self._begins in line:
+                    break
 
     def end(self) -> None:
         """End, and keep what was said.
@@ -129,7 +134,8 @@ class Recorder:
             raise BenchmarkError("the row has no measured run that can be watched")
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGINT)
-        self.text, _ = process.communicate()
+        rest, _ = process.communicate()
+        self.text += rest
         if process.returncode not in {0, -signal.SIGINT}:
             last = self.text.strip().rsplit("\n", 1)[-1]
             raise BenchmarkError(
@@ -138,7 +144,7 @@ class Recorder:
 
 
 def watch(
-    row: Row, peer_name: str, scale: Scale, command: Callable[[int], list[str]], settle: float
+    row: Row, peer_name: str, scale: Scale, command: Callable[[int], list[str]], begins: str
 ) -> tuple[Measurement, str]:
     """Measure a row while a program watches the broker.
 
@@ -147,7 +153,7 @@ def watch(
         peer_name: which broker.
         scale: of the measurement.
         command: of the program, for the broker's process id.
-        settle: seconds that it takes to begin.
+        begins: in the line that the program prints once it watches.
 
     Returns:
         What was measured, and what the program printed.
@@ -157,7 +163,7 @@ def watch(
     """
     peer = PEERS[peer_name]
     with running(peer, is_tls=row.is_tls, inflight_messages=row.inflight_messages) as broker:
-        recorder = Recorder(command(broker.process.pid), settle)
+        recorder = Recorder(command(broker.process.pid), begins)
         watched = Watched(
             broker.name, broker.port, broker.process, broker.certificate, recorder.look
         )
@@ -303,9 +309,9 @@ def count_calls(row: Row, peer_name: str, scale: Scale) -> str:
 
     def command(pid: int) -> list[str]:
         events = ",".join([ANY_CALL, *(f"syscalls:sys_enter_{name}" for name in COUNTED_CALLS)])
-        return [find_program("perf"), "stat", "-x", ";", "-e", events, "-p", str(pid)]
+        return [find_program("perf"), "stat", "-x", ";", "-D", "1", "-e", events, "-p", str(pid)]
 
-    measurement, text = watch(row, peer_name, scale, command, ATTACH_SECONDS)
+    measurement, text = watch(row, peer_name, scale, command, PERF_BEGINS)
     units, unit = units_of(row, measurement)
     calls: Counter[str] = Counter()
     for line in text.splitlines():
@@ -329,7 +335,7 @@ def draw_profile(row: Row, peer_name: str, scale: Scale, file: Path) -> str:
             rate = ["--rate", str(SAMPLES_PER_SECOND)]
             return [find_program("py-spy"), "record", "--pid", str(pid), *options, *rate]
 
-        watch(row, peer_name, scale, command, ATTACH_SECONDS)
+        watch(row, peer_name, scale, command, PY_SPY_BEGINS)
         root, tops = grow(read_stacks(raw.read_text().splitlines()))
     if not root.samples:
         raise BenchmarkError("no samples: the run was too short")
