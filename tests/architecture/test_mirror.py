@@ -72,6 +72,10 @@ COVERED_ELSEWHERE: Final = {
         "tests/plugins/queue/engines/contract/test_leases.py",
         "leases, as the contract shows them",
     ),
+    "plugins/queue/engines/taking.py": (
+        "tests/plugins/queue/engines/contract/test_leases.py",
+        "what one receive wants and gets, as the contract shows it",
+    ),
     "plugins/queue/engines/leases.py": (
         "tests/plugins/queue/engines/contract/test_leases.py",
         "groups in memory; the contract shows every rule of theirs, and a machine their ledger",

@@ -17,19 +17,19 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Final, NamedTuple
 
 from penstock.broker.mqtt.topics import matches
-from penstock.plugins.queue.client import ReceivedMessage
+from penstock.plugins.queue.client import ReceivedMessage, received_messages
 from penstock.plugins.queue.engines.contract import GroupSpec
 from penstock.plugins.queue.engines.expiry import count_down
 from penstock.plugins.queue.engines.keys import KeyReader
 from penstock.plugins.queue.engines.physical import PhysicalQueue, bits_below, each_bit
-from penstock.plugins.queue.engines.receipts import Receipts
+from penstock.plugins.queue.engines.receipts import Receipts, Receive
 from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.store import GroupRow, Segment
+from penstock.plugins.queue.engines.taking import Take
 from penstock.plugins.queue.engines.visible import Visible
 
 MAX_WAITING_IN_LANES: Final = 100_000
@@ -109,55 +109,13 @@ class Lease(NamedTuple):
         deadline: the engine's time.
         nonce: of the receive.
         sizes: payload bytes of the messages of its segment.
+        first_offset: of its segment.
     """
 
     deadline: float
     nonce: int
     sizes: array[int] | None
-
-
-@dataclass(slots=True)
-class Take:
-    """One call of `lease` on one physical queue.
-
-    Attributes:
-        now: the engine's time.
-        deadline: of its leases.
-        max_messages: at most.
-        max_bytes: of payload, after the first message.
-        nonce: another one in each call, modulo 65,536.
-        received: what it has got so far.
-        n_bytes: payload bytes of these.
-        is_full: whether no more messages or bytes fit.
-        settled: bits to be settled unseen, by reason and first offset.
-        sizes: payload bytes of the messages of these segments.
-        dead: messages that were received too often: first offset and index.
-        last_of_key: offset of the newest message of each key in this call.
-    """
-
-    now: float
-    deadline: float
-    max_messages: int
-    max_bytes: int
-    nonce: int
-    received: list[ReceivedMessage] = field(default_factory=list)
-    n_bytes: int = 0
-    is_full: bool = False
-    settled: dict[str, dict[int, int]] = field(default_factory=dict)
-    sizes: dict[int, array[int]] = field(default_factory=dict)
-    dead: list[tuple[Decoded, int]] = field(default_factory=list)
-    last_of_key: dict[str, int] = field(default_factory=dict)
-
-    def wants(self) -> bool:
-        """Say whether another message may fit."""
-        return not self.is_full and len(self.received) < self.max_messages
-
-    def settle(self, reason: str, decoded: Decoded, index: int) -> None:
-        """Note a message that is settled unseen."""
-        bits = self.settled.setdefault(reason, {})
-        first = decoded.first_offset
-        bits[first] = bits.get(first, 0) | 1 << index
-        self.sizes[first] = decoded.sizes
+    first_offset: int
 
 
 class Group:
@@ -490,22 +448,15 @@ class Place:
         counts[start:stop] = array("H", [1]) * (stop - start)
         offsets = range(first + start, first + stop)
         group = self.group
-        number, nonce, epoch = self.physical.number, take.nonce, group.epoch
-        handle = group.receipts.handle
-        batch = decoded.batch
-        take.received += map(
-            ReceivedMessage,
-            [handle(number, 1, nonce, epoch, offset) for offset in offsets],
-            repeat(1),
-            repeat(number),
-            offsets,
-            batch.topic[start:stop],
-            batch.payload[start:stop],
-            batch.qos[start:stop],
-            batch.publisher[start:stop],
-            batch.enqueued_at[start:stop],
-            batch.properties[start:stop],
+        number, nonce = self.physical.number, take.nonce
+        rows = zip(
+            group.receipts.handles(Receive(number, 1, nonce, group.epoch), offsets),
+            repeat(1, len(offsets)),
+            repeat(number, len(offsets)),
+            *(column[start:stop] for column in decoded.batch),
+            strict=True,
         )
+        take.received += received_messages(rows)
         lease = Batch(self, take.deadline, offsets, counts, first, decoded.sizes, nonce)
         self.leased.update(zip(offsets, repeat(lease)))
         group.n_leased += len(offsets)
@@ -573,8 +524,10 @@ class Place:
         if expires_at is not None:
             properties = count_down(properties, expires_at, take.now)
         group, number = self.group, self.physical.number
+        receive = Receive(number, count, take.nonce, group.epoch)
+        (handle,) = group.receipts.handles(receive, range(offset, offset + 1))
         return ReceivedMessage(
-            group.receipts.handle(number, count, take.nonce, group.epoch, offset),
+            handle,
             count,
             number,
             offset,
@@ -741,19 +694,50 @@ class Place:
         is_newest = counts is None or count >= counts[index]
         return (first, index) if offset >= self.cursor and is_newest else (-1, -1)
 
-    def begin_settling(self, offset: int) -> Lease | None:
-        """Take a message out until its settling is done; return the lease that it had."""
-        batch = self.leased.get(offset)
-        lease = None if batch is None else Lease(batch.deadline, batch.nonce, batch.sizes)
-        group = self.group
-        if group.n_leased >= group.spec.max_leased_messages:
-            group.was_full = True
+    def begin_settling(self, offset: int) -> None:
+        """Take a message that is not leased out until its settling is done."""
         self.end_lease(offset)
         self._visible.hide(offset)
         self.settling.add(offset)
         if offset >= self.cursor:
             self._settling_ahead.add(offset)
-        return lease
+
+    def begin_settling_leased(
+        self, offsets: Sequence[int], nonce: int
+    ) -> tuple[list[int], dict[int, Lease]]:
+        """Take the messages of one receive out until their settling is done.
+
+        Args:
+            offsets: of the messages.
+            nonce: of the receive.
+
+        Returns:
+            Where in `offsets` those are that the receive does not lease, which stay; the leases
+            of the others, by offset.
+        """
+        group, leased = self.group, self.leased
+        others: list[int] = []
+        leases: dict[int, Lease] = {}
+        lease: Lease | None = None
+        last: Batch | None = None
+        for at, offset in enumerate(offsets):
+            batch = leased.get(offset)
+            if batch is None or batch.nonce != nonce:
+                others.append(at)
+                continue
+            if lease is None or batch is not last:
+                lease = Lease(batch.deadline, nonce, batch.sizes, batch.first_offset)
+                last = batch
+            leases[offset] = lease
+            del leased[offset]
+            batch.left -= 1
+            if not batch.left:
+                group.ended(batch)
+        if leases and group.n_leased >= group.spec.max_leased_messages:
+            group.was_full = True
+        group.n_leased -= len(leases)
+        self.settling.update(leases)
+        return others, leases
 
     def settled_now(self, offsets: Sequence[int]) -> None:
         """End the settling of messages: they are settled."""

@@ -1,41 +1,67 @@
 """Receipt handles: what names one receive of one message, and cannot be guessed.
 
-A handle is 32 characters: the receive in 16 bytes, and a keyed hash of them in 8, in base64 for
-URLs. The key is derived from the secret of the storage, the incarnation of the queue and the group,
-so that a handle of another queue or group, or one that somebody has made up, is recognised.
+A handle is 35 characters: the receive and the block of the message's offset, 16 bytes in base64 for
+URLs; the index of the message in the block, in hexadecimal; and the message's tag, 9 bytes in
+base64. A block is 16 consecutive offsets. One keyed hash of the first part gives the tags of a
+whole block, so that messages that are received together cost one hash for each 16 of them; a tag
+tells nothing of the others. The key is derived from the secret of the storage, the incarnation of
+the queue and the group, so that a handle of another queue or group, or one that somebody has made
+up, is recognised.
 """
 
 from __future__ import annotations
 
 import binascii
 import struct
-from hashlib import blake2b
-from hmac import compare_digest
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b, shake_128
 from typing import Final, NamedTuple
 
-_RECEIVE: Final = struct.Struct("<HHHHq")
-_MAC_BYTES: Final = 8
-_HANDLE_CHARACTERS: Final = 32
+_BLOCK: Final = struct.Struct("<HHHHq")
+_BLOCK_MESSAGES: Final = 16
+_TAG_BYTES: Final = 9
+"""As many as one step of the hash gives for a block, in whole groups of base64."""
+_TEXT_CHARACTERS: Final = 22
+_TAG_CHARACTERS: Final = 12
+_INDEXES: Final = tuple((f"{index:x}", index * _TAG_CHARACTERS) for index in range(_BLOCK_MESSAGES))
+"""Of each message of a block, with the place of its tag among all of them."""
 _TO_URL: Final = bytes.maketrans(b"+/", b"-_")
 _FROM_URL: Final = bytes.maketrans(b"-_", b"+/")
 
 
 class Receive(NamedTuple):
-    """What a handle names.
+    """What the handles of messages have in common that were received together.
 
     Attributes:
         number: physical queue.
-        receive_count: of the message with this receive.
+        receive_count: of the messages with this receive.
         nonce: another one in each receive, modulo 65,536.
         epoch: of the group, another one after each seek, modulo 65,536.
-        offset: of the message.
     """
 
     number: int
     receive_count: int
     nonce: int
     epoch: int
-    offset: int
+
+
+_NO_RECEIVE: Final = Receive(0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Handles of one receive.
+
+    Attributes:
+        receive: what they have in common.
+        indexes: of the handles among those that were read together.
+        offsets: of their messages.
+    """
+
+    receive: Receive
+    indexes: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
 
 
 class Receipts:
@@ -49,28 +75,60 @@ class Receipts:
 
     def __init__(self, secret: bytes, incarnation: str, group_id: int) -> None:
         key = blake2b(f"{incarnation} {group_id}".encode(), key=secret, digest_size=32).digest()
-        self._hash = blake2b(key=key, digest_size=_MAC_BYTES)
+        self._hash = shake_128(key)
 
-    def handle(self, number: int, receive_count: int, nonce: int, epoch: int, offset: int) -> str:
-        """Return the handle of a receive."""
-        data = _RECEIVE.pack(number, receive_count, nonce, epoch, offset)
-        mac = self._hash.copy()
-        mac.update(data)
-        text = binascii.b2a_base64(data + mac.digest(), newline=False)
-        return text.translate(_TO_URL).decode()
+    def handles(self, receive: Receive, offsets: range) -> list[str]:
+        """Return the handles of messages at consecutive offsets, in their order."""
+        handles: list[str] = []
+        start = offsets.start
+        while start < offsets.stop:
+            index = start % _BLOCK_MESSAGES
+            block = start - index
+            data = binascii.b2a_base64(_BLOCK.pack(*receive, block))
+            text = data[:_TEXT_CHARACTERS].translate(_TO_URL).decode()
+            some = self._ends(text)[index : offsets.stop - block]
+            handles += [text + end for end in some]
+            start += len(some)
+        return handles
 
-    def read(self, handle: str) -> Receive | None:
-        """Return what a handle names; None where it was not made here."""
-        if len(handle) != _HANDLE_CHARACTERS:
-            return None
+    def read(self, handles: Sequence[str]) -> tuple[list[Received], list[int]]:
+        """Return what handles name, by receive, and the indexes of those not made here."""
+        found: dict[Receive, Received] = {}
+        blocks: dict[str, tuple[Received, Mapping[str, int]]] = {}
+        unknown: list[int] = []
+        for index, handle in enumerate(handles):
+            text = handle[:_TEXT_CHARACTERS]
+            block = blocks.get(text)
+            if block is None:
+                receive, offset_of = self._read_block(text)
+                received = found.setdefault(receive, Received(receive))
+                block = blocks[text] = received, offset_of
+            received, offset_of = block
+            offset = offset_of.get(handle[_TEXT_CHARACTERS:])
+            if offset is None:
+                unknown.append(index)
+            else:
+                received.indexes.append(index)
+                received.offsets.append(offset)
+        return [one for one in found.values() if one.indexes], unknown
+
+    def _read_block(self, text: str) -> tuple[Receive, Mapping[str, int]]:
+        """Return what the first part of a handle says, and the offset of each end that fits it.
+
+        Whether the first part was made here shows in a fitting end alone.
+        """
         try:
-            data = binascii.a2b_base64(handle.encode("ascii").translate(_FROM_URL))
-        except (ValueError, UnicodeEncodeError):
-            return None
-        if len(data) != _RECEIVE.size + _MAC_BYTES:
-            return None
-        mac = self._hash.copy()
-        mac.update(data[: _RECEIVE.size])
-        if not compare_digest(mac.digest(), data[_RECEIVE.size :]):
-            return None
-        return Receive._make(_RECEIVE.unpack_from(data))
+            data = binascii.a2b_base64(text.encode("ascii").translate(_FROM_URL) + b"==")
+            *fields, block = _BLOCK.unpack(data)
+        except (ValueError, struct.error):
+            return _NO_RECEIVE, {}
+        ends = self._ends(text)
+        return Receive._make(fields), dict(zip(ends, range(block, block + len(ends)), strict=True))
+
+    def _ends(self, text: str) -> list[str]:
+        """Return the index and tag of each message of a block."""
+        keyed = self._hash.copy()
+        keyed.update(text.encode())
+        data = keyed.digest(_BLOCK_MESSAGES * _TAG_BYTES)
+        tags = binascii.b2a_base64(data, newline=False).translate(_TO_URL).decode()
+        return [letter + tags[at : at + _TAG_CHARACTERS] for letter, at in _INDEXES]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -14,13 +14,14 @@ from penstock.plugins.queue.engines.contract import (
     Action,
     StorageError,
 )
-from penstock.plugins.queue.engines.leases import Group, Place, Take
+from penstock.plugins.queue.engines.leases import Group, Place
 from penstock.plugins.queue.engines.letters import letter_row
 from penstock.plugins.queue.engines.physical import PhysicalQueue, each_bit
 from penstock.plugins.queue.engines.queues import (
     LogicalQueue,
 )
 from penstock.plugins.queue.engines.reading import SegmentReader
+from penstock.plugins.queue.engines.receipts import Received
 from penstock.plugins.queue.engines.requests import (
     Bury,
     Change,
@@ -29,6 +30,7 @@ from penstock.plugins.queue.engines.requests import (
 )
 from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.state import State
+from penstock.plugins.queue.engines.taking import Take
 from penstock.plugins.queue.engines.transaction import Transaction
 
 COUNTS_SECONDS: Final = 0.05
@@ -139,7 +141,7 @@ class Receiving:
             marks = Marks(place, retry_at=retry_at)
             letters = []
             for decoded, index in take.dead:
-                marks.add(decoded.first_offset, index, None)
+                marks.add(decoded.first_offset, index)
                 marks.sizes[decoded.first_offset] = decoded.sizes
                 letters.append(self._letter(queue, group, place, decoded, index, "max_receives"))
             futures.append(loop.create_future())
@@ -195,13 +197,12 @@ class Receiving:
         receivers = None if found is None else found.groups.get(group)
         if found is None or receivers is None or receivers.spec.kind != "lease":
             return
-        for delivery in deliveries:
-            receive = receivers.receipts.read(delivery.receipt_handle)
-            if receive is None or receive.epoch != receivers.epoch:
-                continue
-            place = receivers.places.get(receive.number)
-            if place is not None:
-                place.undo(receive.offset, receive.nonce)
+        receives, _ = receivers.receipts.read([one.receipt_handle for one in deliveries])
+        for one in receives:
+            place = receivers.places.get(one.receive.number)
+            if place is not None and one.receive.epoch == receivers.epoch:
+                for offset in one.offsets:
+                    place.undo(offset, one.receive.nonce)
                 self._note_uncounted(found, place)
         receivers.arrived()
 
@@ -220,31 +221,36 @@ class Receiving:
         receivers.used_at = now
         receivers.expire(now)
         failed: dict[int, str] = {}
+        receives = _receives_of(receivers, receipt_handles, failed)
         if action == "nack":
-            self._nack(receivers, receipt_handles, failed, now, seconds)
+            self._nack(receivers, receives, failed, now + seconds if seconds > 0 else None)
         elif action == "extend":
-            for index, handle in enumerate(receipt_handles):
-                current = self._current(receivers, handle, failed, index)
-                if current is not None and not current[0].extend(current[3], now + seconds):
-                    failed[index] = "stale"
+            for place, one in receives:
+                for index, offset in zip(one.indexes, one.offsets, strict=True):
+                    first, _ = place.is_current(
+                        offset, one.receive.receive_count, one.receive.nonce
+                    )
+                    if first < 0 or not place.extend(offset, now + seconds):
+                        failed[index] = "stale"
         else:
-            await self._settle_for_good(found, receivers, action, receipt_handles, failed)
+            await self._settle_for_good(found, receivers, action, receives, failed)
         return failed
 
+    @staticmethod
     def _nack(
-        self,
         group: Group,
-        handles: Sequence[str],
+        receives: Sequence[tuple[Place, Received]],
         failed: dict[int, str],
-        now: float,
-        seconds: float,
+        due_at: float | None,
     ) -> None:
         n_settled = 0
-        for index, handle in enumerate(handles):
-            current = self._current(group, handle, failed, index)
-            if current is not None:
-                n_settled += 1
-                current[0].nack(current[3], now + seconds if seconds > 0 else None)
+        for place, one in receives:
+            for index, offset in zip(one.indexes, one.offsets, strict=True):
+                if place.is_current(offset, one.receive.receive_count, one.receive.nonce)[0] < 0:
+                    failed[index] = "stale"
+                else:
+                    n_settled += 1
+                    place.nack(offset, due_at)
         group.count("nack", n_settled)
         if n_settled:
             group.arrived()
@@ -254,31 +260,23 @@ class Receiving:
         queue: LogicalQueue,
         group: Group,
         action: Action,
-        handles: Sequence[str],
+        receives: Sequence[tuple[Place, Received]],
         failed: dict[int, str],
     ) -> None:
         marks: dict[Place, Marks] = {}
-        wanted: dict[Place, dict[int, list[int]]] = {}
-        for index, handle in enumerate(handles):
-            current = self._current(group, handle, failed, index)
-            if current is None:
-                continue
-            place, first, bit, offset = current
-            lease = place.begin_settling(offset)
-            mark = marks.get(place)
-            if mark is None:
-                mark = marks[place] = Marks(place)
-            mark.add(first, bit, lease)
-            if action == "dead":
-                wanted.setdefault(place, {}).setdefault(first, []).append(bit)
+        for place, one in receives:
+            mark = marks.get(place) or Marks(place)
+            _begin_settling(mark, one, failed)
+            if mark.offsets:
+                marks[place] = mark
         if not marks:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if action == "dead":
             letters = []
             try:
-                for place, firsts in wanted.items():
-                    letters += await self._letters(queue, group, place, firsts)
+                for place, mark in marks.items():
+                    letters += await self._letters(queue, group, place, mark.bits)
             except BaseException:
                 Settle(queue, group, "dead", list(marks.values())).failed()
                 raise
@@ -289,33 +287,18 @@ class Receiving:
         await asyncio.shield(future)
 
     async def _letters(
-        self, queue: LogicalQueue, group: Group, place: Place, firsts: Mapping[int, Iterable[int]]
+        self, queue: LogicalQueue, group: Group, place: Place, bits: Mapping[int, int]
     ) -> list[tuple[int, tuple[Any, ...]]]:
         letters = []
-        decoded = await self._reader.decoded(place.physical, sorted(firsts))
-        for first, indexes in firsts.items():
+        decoded = await self._reader.decoded(place.physical, sorted(bits))
+        for first, wanted in bits.items():
             segment = decoded.get(first)
             if segment is not None:
                 letters += [
-                    self._letter(queue, group, place, segment, index, "dead") for index in indexes
+                    self._letter(queue, group, place, segment, index, "dead")
+                    for index in each_bit(wanted)
                 ]
         return letters
-
-    def _current(
-        self, group: Group, handle: str, failed: dict[int, str], index: int
-    ) -> tuple[Place, int, int, int] | None:
-        """Return place, first offset of the segment, index and offset of a handle's message."""
-        receive = group.receipts.read(handle)
-        place = None if receive is None else group.places.get(receive.number)
-        if receive is None or place is None:
-            failed[index] = "unknown"
-            return None
-        if receive.epoch == group.epoch:
-            first, bit = place.is_current(receive.offset, receive.receive_count, receive.nonce)
-            if first >= 0:
-                return place, first, bit, receive.offset
-        failed[index] = "stale"
-        return None
 
     async def _store_receives(self, queue: LogicalQueue, group: Group, place: Place) -> None:
         """Store receive counts: before the messages are given away where they are limited."""
@@ -351,6 +334,40 @@ class Receiving:
 
         if self._state.commits is not None:
             self._state.submit(Change(build, lambda: None, None))
+
+
+def _receives_of(
+    group: Group, handles: Sequence[str], failed: dict[int, str]
+) -> list[tuple[Place, Received]]:
+    """Return what handles of this epoch name, with its place; note the others in `failed`."""
+    receives, unknown = group.receipts.read(handles)
+    failed.update(dict.fromkeys(unknown, "unknown"))
+    found: list[tuple[Place, Received]] = []
+    for one in receives:
+        place = group.places.get(one.receive.number)
+        if place is None:
+            failed.update(dict.fromkeys(one.indexes, "unknown"))
+        elif one.receive.epoch != group.epoch:
+            failed.update(dict.fromkeys(one.indexes, "stale"))
+        else:
+            found.append((place, one))
+    return found
+
+
+def _begin_settling(mark: Marks, received: Received, failed: dict[int, str]) -> None:
+    """Take messages out until their settling is done; note those of stale receives."""
+    place, receive = mark.place, received.receive
+    others, leases = place.begin_settling_leased(received.offsets, receive.nonce)
+    if leases:
+        mark.add_leased(leases)
+    for at in others:
+        offset = received.offsets[at]
+        first, bit = place.is_current(offset, receive.receive_count, receive.nonce)
+        if first < 0:
+            failed[received.indexes[at]] = "stale"
+        else:
+            place.begin_settling(offset)
+            mark.add(first, bit)
 
 
 def add_counts(transaction: Transaction, place: Place, counts: Mapping[int, bytes]) -> None:

@@ -10,6 +10,7 @@ import asyncio
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from penstock.plugins.queue.engines.contract import (
@@ -145,14 +146,23 @@ class Marks:
     leases: dict[int, Lease] = field(default_factory=dict)
     retry_at: float | None = None
 
-    def add(self, first: int, index: int, lease: Lease | None) -> None:
-        """Add a message."""
+    def add(self, first: int, index: int) -> None:
+        """Add a message that is not leased."""
         self.bits[first] = self.bits.get(first, 0) | 1 << index
         self.offsets.append(first + index)
-        if lease is not None:
-            self.leases[first + index] = lease
-            if lease.sizes is not None:
-                self.sizes[first] = lease.sizes
+
+    def add_leased(self, leases: Mapping[int, Lease]) -> None:
+        """Add messages that have leases."""
+        for lease, offsets in groupby(leases, leases.__getitem__):
+            _, _, sizes, first = lease
+            bits = self.bits.get(first, 0)
+            for offset in offsets:
+                bits |= 1 << offset - first
+            self.bits[first] = bits
+            if sizes is not None:
+                self.sizes[first] = sizes
+        self.offsets += leases
+        self.leases.update(leases)
 
 
 class Settle(Request):

@@ -1,36 +1,69 @@
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plugins.queue.engines.receipts import Receipts, Receive
+from penstock.plugins.queue.engines.receipts import Receipts, Receive, Received
 
 RECEIPTS = Receipts(b"secret", "incarnation", 1)
 SHORT = st.integers(0, 65_535)
 
 
-@given(SHORT, SHORT, SHORT, SHORT, st.integers(0, 2**63 - 1))
-def test_a_handle_names_its_receive(n: int, count: int, nonce: int, epoch: int, at: int) -> None:
-    """And has only characters that need no quoting in a URL."""
-    handle = RECEIPTS.handle(n, count, nonce, epoch, at)
-    assert len(handle) == 32
-    assert handle.replace("-", "").replace("_", "").isalnum()
-    assert RECEIPTS.read(handle) == Receive(n, count, nonce, epoch, at)
+@given(st.builds(Receive, SHORT, SHORT, SHORT, SHORT), st.integers(0, 2**62), st.integers(1, 300))
+def test_handles_name_their_receive(receive: Receive, first: int, n: int) -> None:
+    """And have only characters that need no quoting in a URL."""
+    offsets = range(first, first + n)
+    handles = RECEIPTS.handles(receive, offsets)
+    assert len(set(handles)) == n
+    assert all(len(one) == 35 for one in handles)
+    assert "".join(handles).replace("-", "").replace("_", "").isalnum()
+    assert RECEIPTS.read(handles) == ([Received(receive, list(range(n)), list(offsets))], [])
 
 
-@given(st.integers(0, 31), st.sampled_from("Aa0-_"))
+def test_a_handle_does_not_depend_on_what_is_received_with_its_message() -> None:
+    """Nor on the offset at which that begins."""
+    receive = Receive(3, 1, 2, 0)
+    together = RECEIPTS.handles(receive, range(10, 40))
+    singly = [RECEIPTS.handles(receive, range(at, at + 1))[0] for at in range(10, 40)]
+    assert together == singly
+
+
+@given(st.integers(0, 34), st.sampled_from("Aa0-_"))
 def test_a_changed_handle_is_none(index: int, character: str) -> None:
     """Every character counts."""
-    handle = RECEIPTS.handle(3, 1, 2, 0, 99)
+    (handle,) = RECEIPTS.handles(Receive(3, 1, 2, 0), range(99, 100))
     changed = handle[:index] + character + handle[index + 1 :]
-    assert (RECEIPTS.read(changed) is not None) == (changed == handle)
+    assert (RECEIPTS.read([changed])[1] == []) == (changed == handle)
 
 
-@pytest.mark.parametrize("text", ["", "x", "é" * 32, "=" * 32, "A" * 32, "A" * 33, "A" * 30 + "=="])
+def test_handles_of_a_receive_make_no_others() -> None:
+    """No part of one goes with a part of another, though they were received together."""
+    handles = RECEIPTS.handles(Receive(3, 1, 2, 0), range(8, 24))
+    for cut in (22, 23):
+        mixed = [one[:cut] + other[cut:] for one, other in product(handles, repeat=2)]
+        received, _ = RECEIPTS.read(mixed)
+        assert {mixed[index] for one in received for index in one.indexes} == set(handles)
+
+
+def test_handles_of_several_receives_are_told_apart() -> None:
+    """In any order, one of them twice, with others among them."""
+    one, other = Receive(0, 1, 2, 0), Receive(1, 7, 3, 0)
+    first = RECEIPTS.handles(one, range(10, 30))
+    second = RECEIPTS.handles(other, range(20, 22))
+    mixed = [second[1], first[0], "x", first[19], first[0], second[1][:34]]
+    assert RECEIPTS.read(mixed) == (
+        [Received(other, [0], [21]), Received(one, [1, 3, 4], [10, 29, 10])],
+        [2, 5],
+    )
+
+
+@pytest.mark.parametrize("text", ["", "x", "é" * 35, "=" * 35, "A" * 35, "a" * 36, "a" * 33 + "=="])
 def test_other_texts_are_none(text: str) -> None:
     """Of any length and alphabet."""
-    assert RECEIPTS.read(text) is None
+    assert RECEIPTS.read([text]) == ([], [0])
 
 
 @pytest.mark.parametrize(
@@ -43,4 +76,4 @@ def test_other_texts_are_none(text: str) -> None:
 )
 def test_handles_of_another_storage_queue_or_group_are_none(other: Receipts) -> None:
     """A handle of one means nothing in the other."""
-    assert RECEIPTS.read(other.handle(0, 1, 2, 0, 3)) is None
+    assert RECEIPTS.read(other.handles(Receive(0, 1, 2, 0), range(3, 4))) == ([], [0])

@@ -208,6 +208,23 @@ async def test_one_call_settles_some_and_names_the_others(running: Running) -> N
     assert running.snapshot().messages == 0
 
 
+async def test_one_call_settles_messages_of_several_receives(running: Running) -> None:
+    """Whatever their order; those that were extended or received again since, by themselves."""
+    await running.create(groups={"g": GroupSpec(visibility_timeout=10)})
+    for start in (0, 300):  # more than one segment
+        await running.store(*(b"%d" % number for number in range(start, start + 300)))
+    old = await running.receive(40)
+    running.passes(11)
+    again, newer = await running.receive(20), await running.receive(300)
+    assert [one.offset for one in again + newer] == list(range(320))
+    assert await running.settle("extend", newer[5:7], seconds=20) == {}
+    handles = [one.receipt_handle for one in [*newer[::-1], *old, *again]]
+    answer = await running.engine.settle("q", "g", "ack", handles)
+    assert answer == dict.fromkeys(range(len(newer), len(newer) + len(old)), "stale")
+    assert (running.group().leased, running.group().waiting) == (0, 280)
+    assert len(await running.held()) == 280
+
+
 async def test_settling_nothing_is_no_error(running: Running) -> None:
     """An empty call has an empty answer."""
     await running.create()
