@@ -243,16 +243,19 @@ class Transaction:
                 surplus -= 1
                 surplus_bytes -= sizes[low.bit_length() - 1]
             self.remove(queue, physical, segment, bits, "drop_oldest")
+            self._begin_at(queue, physical, segment.first_offset + bits.bit_length())
 
     def _oldest(self, physical: PhysicalQueue) -> Segment | None:
         """Return the first segment that is left."""
         deleted = self._deleted.get(physical, ())
+        usage = self._usage.get(physical)
+        earliest = physical.earliest if usage is None else usage[0]
         incoming = self._incoming.get(physical)
         new = [segment for segment, _ in incoming.segments] if incoming is not None else []
         return next(
             (
                 one
-                for one in chain(physical.index.since(physical.earliest), new)
+                for one in chain(physical.index.since(earliest), new)
                 if one.first_offset not in deleted
             ),
             None,
@@ -436,13 +439,17 @@ class Transaction:
             n_removed += self.remove(queue, physical, segment, bits_below(first, n, below), reason)
         else:
             n_segments = -1
+        self._begin_at(queue, physical, below)
+        return n_removed, n_segments < CUT_SEGMENTS
+
+    def _begin_at(self, queue: LogicalQueue, physical: PhysicalQueue, offset: int) -> None:
+        """Make an offset the earliest one for the queue and its groups; what lies below is gone."""
         for place in queue.places(physical.number):
-            if self.floor(place) < below:
-                self._floors[place] = below
+            if self.floor(place) < offset:
+                self._floors[place] = offset
                 self._touched[place] = queue
         usage = self._of(queue, physical)
-        usage[0] = max(usage[0], below)
-        return n_removed, n_segments < CUT_SEGMENTS
+        usage[0] = max(usage[0], offset)
 
     def _cuttable(self, physical: PhysicalQueue, below: int) -> Iterator[Segment]:
         n_found = 0

@@ -10,11 +10,13 @@ import pytest
 
 from penstock.plugins.queue.engines.contract import (
     DROP_REASONS,
+    GroupSpec,
     OffsetError,
+    RangeGoneError,
     StorageError,
     UnknownQueueError,
 )
-from tests.plugins.queue.engines.contract.harness import OFFSETS, Running
+from tests.plugins.queue.engines.contract.harness import LEASE, OFFSETS, Running
 
 
 class LostPayload:
@@ -281,6 +283,39 @@ async def test_drop_oldest_keeps_what_the_limit_allows(running: Running) -> None
         await running.store(b"%d" % n)
     assert await running.drain() == [b"%d" % n for n in range(2, 12)]
     assert running.snapshot().removed["drop_oldest"] == 2
+
+
+@pytest.mark.parametrize("n_at_once", [1, 4, 24])
+@pytest.mark.parametrize("groups", [{"r": OFFSETS}, {"g": LEASE}, {}], ids=["r", "g", "none"])
+async def test_a_range_that_drop_oldest_has_cut_is_gone(
+    running: Running, groups: dict[str, GroupSpec], n_at_once: int
+) -> None:
+    """As one that retention has cut: a reader is told, and goes on at the earliest offset."""
+    await running.create(max_messages=10, when_full="drop_oldest", groups=groups)
+    for n in range(0, 24, n_at_once):
+        for m in range(n, n + n_at_once):
+            assert running.engine.reserve("q", 1, 2), m
+        new = [running.new(b"%d" % m) for m in range(n, n + n_at_once)]
+        await running.engine.append("q", 0, new)
+    assert running.snapshot().usage[0].earliest == 14
+    assert (await running.engine.locate("q", "earliest")).offsets == {0: 14}
+    with pytest.raises(RangeGoneError) as error:
+        await running.engine.read("q", 0, 0, 24, 24)
+    assert error.value.earliest == 14
+    assert await running.held() == [b"%d" % n for n in range(14, 24)]
+    for group in running.snapshot().groups.values():
+        assert (group.waiting, dict(group.position)) == (10, {0: 14})
+
+
+async def test_what_drop_oldest_has_cut_stays_gone_after_a_restart(durable: Running) -> None:
+    """A reader that commits an offset below it goes on at the earliest one."""
+    await durable.create(max_messages=2, when_full="drop_oldest", groups={"r": OFFSETS})
+    for payload in (b"a", b"b", b"c", b"d"):
+        await durable.store(payload)
+    await durable.engine.commit("q", "r", durable.position(1))
+    await durable.kill()
+    assert (durable.snapshot().usage[0].earliest, durable.group("r").position) == (2, {0: 2})
+    assert (durable.group("r").waiting, await durable.held()) == (2, [b"c", b"d"])
 
 
 async def test_drop_oldest_drops_leased_messages_too(running: Running) -> None:
