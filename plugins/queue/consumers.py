@@ -229,6 +229,7 @@ class QueueFeed:
         try:
             message = self._message(received, now)
         except ValueError as error:
+            # Its lease runs out: given back at once, it would come back at once.
             self._logger.error(  # noqa: TRY400 (the trace tells nothing more)
                 "queue %s: message %d of physical queue %d cannot be sent: %s",
                 self._queue,
@@ -236,7 +237,6 @@ class QueueFeed:
                 received.physical_queue,
                 error,
             )
-            self._settle("nack", received.receipt_handle)
             return
         self._held[received.receipt_handle] = None
         self._consumer.give(message, partial(self._is_done, received), now)

@@ -296,15 +296,16 @@ async def test_a_queue_that_fails_is_asked_again(monkeypatch: pytest.MonkeyPatch
     await source.close()
 
 
-async def test_a_message_that_cannot_be_read_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    """It becomes a dead letter in the end, and the others come."""
+async def test_a_message_that_cannot_be_read_waits(caplog: pytest.LogCaptureFixture) -> None:
+    """It comes again after its visibility timeout, not at once, and the others come."""
     service = ScriptedService(received(1, properties="{"), received(2))
     consumer = ScriptedConsumer()
     source, _ = opened(service, consumer)
     await consumer.has(1)
     assert consumer.given[0][0].payload == b"2"
+    consumer.given[0][1]("acknowledged")
     await service.until(lambda: service.settled)
-    assert service.settled == [("nack", ["h1"])]
+    assert service.settled == [("ack", ["h2"])]
     assert "queue q: message 1 of physical queue 0 cannot be sent" in caplog.text
     await source.close()
 
