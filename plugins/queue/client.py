@@ -68,7 +68,11 @@ class UnknownNameError(QueueError):
 
 
 class ConflictError(QueueError):
-    """Status 409: it exists with other settings, or the group is of the other kind."""
+    """Status 409: what the request wants stands against what exists.
+
+    It exists with other settings, the group is of the other kind, or the queue to be deleted is the
+    dead letter queue of a group.
+    """
 
 
 class OtherIncarnationError(ConflictError):

@@ -43,6 +43,7 @@ from penstock.plugins.queue.logical_queue import LogicalQueue
 
 __all__ = [
     "BusyError",
+    "InUseError",
     "QueueService",
     "ReceiveRequest",
     "SettingError",
@@ -57,6 +58,10 @@ _GROUP_KEYS: Final = [key.name for key in fields(GroupSpec)]
 
 class SettingError(PenstockError):
     """A name or a setting of a queue or a group that is not allowed."""
+
+
+class InUseError(PenstockError):
+    """A queue that cannot be deleted, as groups of other queues send their dead letters to it."""
 
 
 class QueueService:
@@ -209,9 +214,22 @@ class QueueService:
 
         Raises:
             UnknownQueueError: there is none of this name.
+            InUseError: it is the dead letter queue of groups of other queues.
             StorageError: the queue is still there.
         """
         queue = self.queue(name)
+        users = [
+            f"{other}/{group}"
+            for other in self.names()
+            if other != name
+            for group, held in self.engine.snapshot(other).groups.items()
+            if held.spec.dead_letter_queue == name
+        ]
+        if users:
+            raise InUseError(
+                f"queue: read {name}, the dead_letter_queue of {', '.join(users)}; allowed: a "
+                "queue that is that of no group. Give these groups another one first"
+            )
         await self.engine.delete_queue(name)
         if self._queues.get(name) is queue:
             del self._queues[name]

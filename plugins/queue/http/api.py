@@ -38,7 +38,7 @@ from penstock.plugins.queue.http.delivery import Delivery
 from penstock.plugins.queue.http.operation import Operation
 from penstock.plugins.queue.http.positions import Positions
 from penstock.plugins.queue.logical_queue import BusyError
-from penstock.plugins.queue.service import QueueService, SettingError
+from penstock.plugins.queue.service import InUseError, QueueService, SettingError
 from penstock.plugins.web.bodies import Bodies
 from penstock.plugins.web.service import answering_errors
 from penstock.plugins.web.slices import Slicer
@@ -50,6 +50,7 @@ _STATUS: Final[tuple[tuple[type[PenstockError], int], ...]] = (
     (OffsetError, 400),
     (ExistsError, 409),
     (GroupKindError, 409),
+    (InUseError, 409),
     (BusyError, 429),
     (StorageFullError, 507),
     (StorageError, 503),

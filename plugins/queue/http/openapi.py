@@ -43,8 +43,9 @@ _ERRORS: Final = {
     "404": "No such queue or group.",
     "406": "The client accepts none of the content types.",
     "408": "The body was not complete in time.",
-    "409": "It exists with other settings, or the group is of the other kind; with `incarnation`, "
-    "the position is of a queue that was deleted, and this one was created after it.",
+    "409": "It exists with other settings, the group is of the other kind, or the queue to be "
+    "deleted is the dead letter queue of a group; with `incarnation`, the position is of a queue "
+    "that was deleted, and this one was created after it.",
     "410": "The range begins below the earliest offset.",
     "413": "The body is too large.",
     "415": "Another content type, or a compressed body.",
@@ -323,9 +324,10 @@ def _paths() -> dict[str, Schema]:
                 body=_ref("QueueSettings"),
             ),
             "delete": _operation(
-                "Delete a queue with its messages and groups.",
+                "Delete a queue with its messages and groups; one that groups of other queues send "
+                "dead letters to stays.",
                 deleted,
-                "404 503 507",
+                changing,
                 role="admin",
             ),
         },

@@ -20,7 +20,7 @@ from penstock.plugins.queue.engines.contract import (
     UnknownGroupError,
     UnknownQueueError,
 )
-from penstock.plugins.queue.service import QueueService, SettingError
+from penstock.plugins.queue.service import InUseError, QueueService, SettingError
 from penstock.plugins.queue.sqs.actions import SqsActions, SqsRequest, unknown_queue
 from penstock.plugins.queue.sqs.errors import (
     ACCESS_DENIED,
@@ -62,6 +62,7 @@ _FAULTS: Final[tuple[tuple[type[PenstockError], Fault], ...]] = (
     (ExistsError, QUEUE_NAME_EXISTS),
     (SettingError, INVALID_PARAMETER_VALUE),
     (GroupKindError, UNSUPPORTED_OPERATION),
+    (InUseError, UNSUPPORTED_OPERATION),
     (UnknownGroupError, SERVICE_UNAVAILABLE),
     (StorageFullError, STORAGE_FULL),
     (StorageError, SERVICE_UNAVAILABLE),

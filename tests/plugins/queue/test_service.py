@@ -19,7 +19,7 @@ from penstock.plugins.queue.engines.contract import (
 )
 from penstock.plugins.queue.group_receiver import ReceiveRequest
 from penstock.plugins.queue.intake import Stored
-from penstock.plugins.queue.service import QueueService, SettingError
+from penstock.plugins.queue.service import InUseError, QueueService, SettingError
 from tests.plugins.queue.running import (
     LONG_SECONDS,
     Receipts,
@@ -84,6 +84,25 @@ async def test_queue_of_a_request_is_there_after_a_restart(tmp_path: Path) -> No
         assert len(await service.receive("other", "default", AT_ONCE)) == 1
         await service.delete("other")
     async with running_service(folder=tmp_path) as service:
+        assert service.names() == ["q"]
+
+
+async def test_the_dead_letter_queue_of_a_group_is_not_deleted() -> None:
+    """The error names the groups; it can be deleted when they have another one or none."""
+    async with running_service() as service:
+        await service.create("failed", QueueSpec())
+        spec = GroupSpec(dead_letter_queue="failed")
+        await service.create_group("q", "b", spec)
+        await service.create_group("q", "a", spec)
+        told = (
+            "queue: read failed, the dead_letter_queue of q/(a, q/b|b, q/a); allowed: a queue that"
+        )
+        with pytest.raises(InUseError, match=told):
+            await service.delete("failed")
+        assert service.names() == ["failed", "q"]
+        await service.change_group("q", "a", GroupSpec())
+        await service.delete_group("q", "b")
+        await service.delete("failed")
         assert service.names() == ["q"]
 
 

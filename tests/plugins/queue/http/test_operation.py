@@ -124,6 +124,14 @@ async def test_purging_and_redriving_say_how_many_messages() -> None:
         assert (await server.ask("POST", "/queues/work/purge", {})).json == {"removed": 3}
 
 
+async def test_deleting_a_dead_letter_queue_in_use_is_a_conflict() -> None:
+    """The queue of the groups is named."""
+    queues = {"work": {"groups": {"default": {"dead_letter_queue": "dead"}}}, "dead": {}}
+    async with serving(queues=queues) as server:
+        answer = await server.ask("DELETE", "/queues/dead")
+        assert (answer.status, "work/default" in answer.json["error"]) == (409, True)
+
+
 async def test_a_full_queue_that_was_purged_takes_messages_again() -> None:
     """At once."""
     async with serving(queues={"work": {"max_messages": 1}}) as server:
