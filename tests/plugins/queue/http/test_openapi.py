@@ -110,6 +110,7 @@ CASES: Final = [
     Case("PUT", QUEUE, 200, {"max_bytes": 5000, "groups": {"g": {"kind": "offsets"}}}),
     Case("PUT", QUEUE, 400, {"max_bytes": 0}),
     Case("DELETE", QUEUE, 404, more=NO_QUEUE),
+    Case("DELETE", QUEUE, 409, more={"queue": "gone"}),
     Case("GET", GROUP, 200),
     Case("GET", GROUP, 200, more=LOG),
     Case("GET", GROUP, 404, more=NO_GROUP),
@@ -232,7 +233,7 @@ async def test_every_answer_is_as_documented() -> None:
     queues = {
         **QUEUES,
         "full": {"max_messages": 3},
-        "busy": {"groups": {"default": {"max_leased_messages": 1}}},
+        "busy": {"groups": {"default": {"max_leased_messages": 1, "dead_letter_queue": "gone"}}},
         "gone": {"physical_queues": 1},
     }
     async with serving(queues=queues) as server:
