@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -102,6 +101,7 @@ class Receiving:
         except BaseException:  # the receiver has left
             for one in take.received:
                 place.undo(one.offset, take.nonce)
+            self._note_uncounted(found, place)
             receivers.arrived()
             raise
         return take.received
@@ -311,8 +311,11 @@ class Receiving:
             if not queue.is_deleted and queue.groups.get(group.name) is group:
                 add_counts(transaction, place, counts)
 
-        with suppress(StorageError):  # rather receive than wait for the storage
+        try:
             await self._state.change(build, lambda: None)
+        except StorageError:  # rather receive than wait for the storage
+            not_stored(place, counts)
+            self._note_uncounted(queue, place)
 
     def _note_uncounted(self, queue: LogicalQueue, place: Place) -> None:
         """See that receive counts are stored."""
@@ -332,8 +335,15 @@ class Receiving:
                 if not queue.is_deleted and queue.groups.get(place.group.name) is place.group:
                     add_counts(transaction, place, counts)
 
+        def done(future: asyncio.Future[None]) -> None:
+            if future.cancelled() or future.exception() is not None:
+                for place, counts in taken.items():
+                    not_stored(place, counts)
+
         if self._state.commits is not None:
-            self._state.submit(Change(build, lambda: None, None))
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            future.add_done_callback(done)
+            self._state.submit(Change(build, lambda: None, future))
 
 
 def _receives_of(
@@ -368,6 +378,11 @@ def _begin_settling(mark: Marks, received: Received, failed: dict[int, str]) -> 
         else:
             place.begin_settling(offset)
             mark.add(first, bit)
+
+
+def not_stored(place: Place, counts: Mapping[int, bytes]) -> None:
+    """Have the next receive store receive counts that the storage refused."""
+    place.dirty.update(first for first in counts if first in place.counts)
 
 
 def add_counts(transaction: Transaction, place: Place, counts: Mapping[int, bytes]) -> None:

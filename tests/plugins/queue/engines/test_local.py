@@ -131,6 +131,32 @@ async def test_failed_settling_lets_the_lease_go_on() -> None:
         assert await engine.settle("q", "g", "ack", [received.receipt_handle]) == {0: "stale"}
 
 
+async def test_receive_counts_that_the_storage_refused_are_stored_later(tmp_path: Path) -> None:
+    """Without another receive: a restart does not begin to count again."""
+    clock = Clock()
+    path = str(tmp_path / "queue.db")
+    store = SqliteStore(path, "normal")
+    async with running_engine(store, clock=clock) as engine:
+        await engine.change_group("q", "g", GroupSpec(max_receives=5))
+        await put(engine, b"a")
+        write = store.write
+        n_refused = 0
+
+        def refuse(changes: Changes) -> None:
+            nonlocal n_refused
+            if changes.receives and not n_refused:
+                n_refused += 1
+                raise StorageError("no")
+            write(changes)
+
+        store.write = refuse  # type: ignore[method-assign]
+        (received,) = await engine.lease("q", "g", 0, 9, 99)
+        assert (received.receive_count, n_refused) == (1, 1)
+    async with running_engine(SqliteStore(path, "normal"), clock=clock) as engine:
+        (received,) = await engine.lease("q", "g", 0, 9, 99)
+        assert received.receive_count == 2
+
+
 async def test_failed_settling_may_be_repeated() -> None:
     """With the same handle."""
     store = HeldStore()
