@@ -75,6 +75,10 @@ class StorageFullError(StorageError):
     """The storage has no space left."""
 
 
+class BackupExistsError(StorageError):
+    """There is a file where a new one was to be written."""
+
+
 class UnknownQueueError(PenstockError):
     """No logical queue of this name."""
 
@@ -579,6 +583,7 @@ class Engine(Protocol):
         """Write a copy of the storage, as of one moment, to a new file; return its bytes.
 
         Raises:
+            BackupExistsError: there is a file of this name, which stays.
             StorageError: there is no such copy.
         """
 

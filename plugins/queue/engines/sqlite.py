@@ -37,6 +37,7 @@ from penstock.broker.durable.database_file import (
     transaction,
 )
 from penstock.plugins.queue.engines.contract import (
+    BackupExistsError,
     EngineStartError,
     StorageError,
     StorageFullError,
@@ -333,9 +334,10 @@ class SqliteStore:
         """Copy the file while it is in use."""
         self._check_there()
         part = f"{path}.part"
+        there = f"backup to {path}: read a file; allowed: a path without one"
         try:
             if Path(path).exists():
-                raise StorageError(f"backup to {path}: read a file; allowed: a path without one")
+                raise BackupExistsError(there)
             os.close(open_private(part))
             with (
                 closing(connect(self._path, self._busy_seconds)) as source,
@@ -344,7 +346,10 @@ class SqliteStore:
                 source.backup(target, pages=-1)
             with Path(part).open("rb+") as written:
                 os.fsync(written.fileno())
-            os.link(part, path)  # unlike a rename, it replaces nothing
+            try:
+                os.link(part, path)  # unlike a rename, it replaces nothing
+            except FileExistsError as error:
+                raise BackupExistsError(there) from error
             n_bytes = Path(path).stat().st_size
         except (OSError, DatabaseFileError) as error:
             raise StorageError(f"backup to {path}: {error}") from error

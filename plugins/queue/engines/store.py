@@ -255,6 +255,7 @@ class Store(Protocol):
         """Write a copy, as of one moment, to a new file; return its bytes.
 
         Raises:
+            BackupExistsError: there is a file of this name, which stays.
             StorageError: there is no such copy.
         """
 

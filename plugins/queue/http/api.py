@@ -18,6 +18,7 @@ from aiohttp import web
 from penstock.broker.errors import PenstockError
 from penstock.plugins.queue.access import QueueAccess
 from penstock.plugins.queue.engines.contract import (
+    BackupExistsError,
     ExistsError,
     GroupKindError,
     IncarnationError,
@@ -49,6 +50,7 @@ _STATUS: Final[tuple[tuple[type[PenstockError], int], ...]] = (
     (SettingError, 400),
     (OffsetError, 400),
     (ExistsError, 409),
+    (BackupExistsError, 409),
     (GroupKindError, 409),
     (InUseError, 409),
     (BusyError, 429),

@@ -43,9 +43,9 @@ _ERRORS: Final = {
     "404": "No such queue or group.",
     "406": "The client accepts none of the content types.",
     "408": "The body was not complete in time.",
-    "409": "It exists with other settings, the group is of the other kind, or the queue to be "
-    "deleted is the dead letter queue of a group; with `incarnation`, the position is of a queue "
-    "that was deleted, and this one was created after it.",
+    "409": "It exists with other settings, the file of a backup exists, the group is of the other "
+    "kind, or the queue to be deleted is the dead letter queue of a group; with `incarnation`, the "
+    "position is of a queue that was deleted, and this one was created after it.",
     "410": "The range begins below the earliest offset.",
     "413": "The body is too large.",
     "415": "Another content type, or a compressed body.",
@@ -522,7 +522,7 @@ def _paths() -> dict[str, Schema]:
             "post": _operation(
                 "Write a copy of the storage to a new file on the server.",
                 _object({"bytes": COUNT}),
-                "503 507",
+                "409 503 507",
                 role="admin in all queues",
                 body=_object({"path": TEXT}),
             )

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.broker.durable.database_file import PAGE_BYTES
 from penstock.plugins.queue.engines.contract import (
+    BackupExistsError,
     EngineStartError,
     StorageError,
     StorageFullError,
@@ -448,7 +449,8 @@ def test_a_backup_is_a_queue_of_its_own(path: Path) -> None:
         store.write(storing(segment(0)))
         assert store.backup(str(copy)) == copy.stat().st_size
         store.write(storing(segment(1)))
-        with pytest.raises(StorageError, match=r"copy\.db: read a file; allowed: a path without"):
+        told = r"copy\.db: read a file; allowed: a path without"
+        with pytest.raises(BackupExistsError, match=told):
             store.backup(str(copy))
     assert copy.stat().st_mode & 0o777 == 0o600
     assert [one.first_offset for one in rows_of(copy).segments[PLACE]] == [0]

@@ -15,7 +15,11 @@ from openapi_spec_validator import validate
 
 from penstock.plugins.queue.access import QueueAccess
 from penstock.plugins.queue.client import BATCH_CONTENT_TYPE
-from penstock.plugins.queue.engines.contract import StorageError, StorageFullError
+from penstock.plugins.queue.engines.contract import (
+    BackupExistsError,
+    StorageError,
+    StorageFullError,
+)
 from penstock.plugins.queue.http import arrow
 from penstock.plugins.queue.http.api import QueueApi
 from penstock.plugins.queue.http.openapi import document
@@ -262,7 +266,16 @@ async def test_every_answer_is_as_documented() -> None:
         async def copied(_: str) -> int:
             return 4096  # a store in memory has nothing to copy
 
+        async def refused(path: str) -> int:
+            raise BackupExistsError(path)
+
         with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(server.service.engine, "backup", refused)
+            case = Case("POST", "/backup", 409, {"path": "copy.db"})
+            answer = await send(server, case)
+            assert answer.status == case.status, answer.body
+            hold(answer, by_name[case.method, case.path])
+            seen[case.method, case.path].add(str(case.status))
             patched.setattr(server.service.engine, "backup", copied)
             # As where another request creates the queue at the same moment.
             patched.setattr(server.service, "names", list)
