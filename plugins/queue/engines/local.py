@@ -52,7 +52,6 @@ from penstock.plugins.queue.engines.requests import (
     Change,
     Forget,
     Move,
-    Run,
     Seek,
     Trim,
 )
@@ -301,9 +300,7 @@ class LocalEngine:
 
     async def compact(self) -> int:
         """Give all unused space back."""
-        compact = self._state.store.compact
-        freed: int = await self._state.ask(lambda future: Run(compact, None, future))
-        return freed
+        return await self._upkeep.compact()
 
     async def backup(self, path: str) -> int:
         """Write a copy of the storage."""

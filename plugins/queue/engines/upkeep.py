@@ -120,6 +120,10 @@ class Upkeep:
                 await self._shrink(queue)
             except StorageError as error:
                 failed = error
+        live = {part for one in self._state.queues.values() for part in one.physical.values()}
+        for part, first in list(self._sparse):
+            if part not in live or first not in part.gone:
+                del self._sparse[part, first]
         await self._state.change(self._clock_row, lambda: None)
         await self._catalogue.sweep()
         await self._state.ask(lambda future: Run(self._state.store.trim, None, future))
@@ -144,9 +148,17 @@ class Upkeep:
                     n_left -= 1
                     del self._sparse[part, first]
                     await self._state.ask(partial(Shrink, queue, part, first))
-        # Segments that left.
-        for place in [one for one in self._sparse if one[1] not in one[0].gone]:
-            del self._sparse[place]
+
+    async def compact(self) -> int:
+        """Give all unused space back, that of messages in segments of others included."""
+        for queue in list(self._state.queues.values()):
+            for part in list(queue.physical.values()):
+                sparse = [first for first, (_, gone_bytes) in part.gone.items() if gone_bytes]
+                for first in sparse:
+                    await self._state.ask(partial(Shrink, queue, part, first))
+        store = self._state.store
+        freed: int = await self._state.ask(lambda future: Run(store.compact, None, future))
+        return freed
 
     def _clock_row(self, transaction: Transaction) -> None:
         transaction.changes.meta["clock"] = self._state.clock.stored_text()

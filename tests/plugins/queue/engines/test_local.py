@@ -593,3 +593,16 @@ async def test_a_shrunk_segment_is_as_it_was_after_a_restart(tmp_path: Path) -> 
         after = engine.snapshot("q")
         assert (after.usage, after.payload_bytes) == (before.usage, before.payload_bytes)
         assert await payloads(engine) == [bytes(1000)]
+
+
+async def test_nothing_is_kept_of_a_deleted_queue_for_the_next_shrinking() -> None:
+    """A segment that was about to be stored anew is forgotten with its queue."""
+    async with running_engine(MemoryStore()) as engine:
+        await put(engine, *[b"x" * 10_000] * 4)
+        received = await engine.lease("q", "g", 0, 3, 10**9)
+        await engine.settle("q", "g", "ack", [one.receipt_handle for one in received])
+        await engine.maintain()
+        assert engine._upkeep._sparse
+        await engine.delete_queue("q")
+        await engine.maintain()
+        assert not engine._upkeep._sparse

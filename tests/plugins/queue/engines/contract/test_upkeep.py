@@ -173,3 +173,13 @@ async def test_figures_are_names_and_numbers(running: Running) -> None:
     await running.create()
     await running.store(b"a")
     assert all(isinstance(name, str) for name in running.engine.figures())
+
+
+async def test_compacting_frees_what_left_segments_of_others(durable: Running) -> None:
+    """One message that is left of a segment does not keep the space of the rest."""
+    await durable.create(groups={}, key="topic", keeps_last=True)
+    large = [durable.new(b"x" * 20_000, f"plant/{n}") for n in range(10)]
+    await durable.append(large)
+    await durable.append([durable.new(b"y", f"plant/{n}") for n in range(9)])
+    assert await durable.engine.compact() > 100_000
+    assert await durable.held() == [b"x" * 20_000, *[b"y"] * 9]
