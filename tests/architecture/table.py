@@ -129,8 +129,9 @@ MODULE_ARROWS: Final = {
         "broker.message",
         "plugins.queue",
     ),
-    # A consumer of the queue is its client.
+    # Consumers of the queue are its clients.
     "benchmarks.loads.queue_consumer": ("benchmarks", "netem", "plugins.queue.client"),
+    "benchmarks.loads.queue_drain": ("benchmarks", "netem", "plugins.queue.client"),
     "benchmarks.queue_kills": ("benchmarks", "netem", "plugins.queue.client"),
     # The description of an API names the version that answers.
     "plugins.queue.http.openapi": ("plugins", "broker", "penstock"),

@@ -16,8 +16,8 @@ EXTRAS_OF: Final = {
     "spark_bridge": ("spark",),
     "models": ("models",),
     "netem": ("netem",),
-    # Measurements of Spark need it; all others do without.
-    "benchmarks": ("bench", "spark"),
+    # Measurements of Spark, and of the queue's peers, need these; all others do without.
+    "benchmarks": ("bench", "peers", "spark"),
     "script": ("demo",),
     "tests": ("dev",),
 }

@@ -1,0 +1,108 @@
+"""Consumes what `queue_publisher` published, and tells what came: a process of its own.
+
+Over HTTP with `QueueClient`, or over AMQP with pika. Either acknowledges each batch when it has
+it: over HTTP with a request of which it waits for the answer, over AMQP with one basic.ack for
+all of them (`multiple`). Each batch is one line of JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from benchmarks.loads.queue_publisher import HEAD
+from penstock.plugins.queue.client import QueueClient
+
+BATCH_MESSAGES: Final = 100
+BATCHES: Final = 2
+"""So that one is on its way while the other is worked on: threads over HTTP, and what the prefetch
+allows over AMQP."""
+WAIT_SECONDS: Final = 20.0
+
+
+def tell(received: Iterable[tuple[bytes, float]]) -> None:
+    """Write what came in a batch, once it is acknowledged.
+
+    How many messages, the sum of their numbers, when they were acknowledged, and how late each was.
+
+    Args:
+        received: payloads, and the monotonic seconds at which each was there.
+    """
+    heads = [(HEAD.unpack_from(payload), at) for payload, at in received]
+    line = {
+        "messages": len(heads),
+        "sum": sum(number for (number, _), _ in heads),
+        "at": time.monotonic(),
+        "late": [round(at - due, 6) for (_, due), at in heads],
+    }
+    sys.stdout.write(json.dumps(line, separators=(",", ":")) + "\n")
+    sys.stdout.flush()
+
+
+def drain_http(url: str, queue: str) -> None:
+    """Receive and acknowledge until the process ends."""
+    client = QueueClient(url)
+    lock = threading.Lock()
+
+    def work() -> None:
+        while True:
+            received = client.receive(queue, max_messages=BATCH_MESSAGES, wait_seconds=WAIT_SECONDS)
+            if received:
+                at = time.monotonic()
+                client.settle(queue, [each.receipt_handle for each in received])
+                with lock:
+                    tell((each.payload, at) for each in received)
+
+    with ThreadPoolExecutor(BATCHES) as threads:
+        for working in [threads.submit(work) for _ in range(BATCHES)]:
+            working.result()
+
+
+def drain_amqp(port: int, queue: str) -> None:
+    """Consume and acknowledge until the process ends."""
+    import pika  # noqa: PLC0415 - the extra `peers` has it; consuming over HTTP needs nothing
+
+    parameters = pika.ConnectionParameters("127.0.0.1", port, blocked_connection_timeout=30)
+    connection = pika.BlockingConnection(parameters)
+    channel = connection.channel()
+    channel.basic_qos(prefetch_count=BATCHES * BATCH_MESSAGES)
+    batch: list[tuple[bytes, float]] = []
+    tag = 0
+
+    def take(_channel: Any, method: Any, _properties: Any, body: bytes) -> None:
+        nonlocal tag
+        tag = method.delivery_tag
+        batch.append((body, time.monotonic()))
+        if len(batch) == BATCH_MESSAGES:
+            acknowledge()
+
+    def acknowledge() -> None:
+        channel.basic_ack(tag, multiple=True)
+        tell(batch)
+        batch.clear()
+
+    channel.basic_consume(queue, take)
+    while True:
+        connection.process_data_events(time_limit=None)
+        if batch:
+            acknowledge()
+
+
+def main(argv: list[str]) -> None:
+    """Say that it is ready, and begin at the first line."""
+    protocol, address, queue = argv
+    print(json.dumps({"ready": True}), flush=True)
+    sys.stdin.readline()
+    if protocol == "http":
+        drain_http(address, queue)
+    else:
+        drain_amqp(int(address), queue)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
