@@ -26,6 +26,7 @@ from penstock.netem.errors import RunError
 from penstock.netem.runs.broker_process import (
     RunningBroker,
     listens,
+    log_tail,
     penstock_command,
     reserved_port,
     version_of,
@@ -33,7 +34,8 @@ from penstock.netem.runs.broker_process import (
 
 QUEUE: Final = "bench"
 STOP_SECONDS: Final = 10.0
-CONNECT_SECONDS: Final = 60.0
+START_SECONDS: Final = 120.0
+"""A node of RabbitMQ takes some ten seconds of processor time to start."""
 LOOK_SECONDS: Final = 0.05
 RABBITMQ: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 """Without Debian's wrapper, which would become the user rabbitmq and use that user's files."""
@@ -98,11 +100,13 @@ def _wait(broker: RunningBroker, port: int) -> None:
         BenchmarkError: it does not in time.
         RunError: it has ended.
     """
-    until = time.monotonic() + CONNECT_SECONDS
+    until = time.monotonic() + START_SECONDS
     while not listens(broker.process.pid, port):
         broker.check()
         if time.monotonic() > until:
-            raise BenchmarkError(f"no listener on port {port}; {broker.log.read_text()[-500:]}")
+            raise BenchmarkError(
+                f"no listener on port {port} after {START_SECONDS:g} s: {log_tail(broker.log)}"
+            )
         time.sleep(LOOK_SECONDS)
 
 
@@ -183,7 +187,7 @@ def _declare(port: int, kind: str) -> None:
     import pika  # noqa: PLC0415 - the extra `peers` has it
     from pika.exceptions import AMQPError  # noqa: PLC0415 - the same
 
-    until = time.monotonic() + CONNECT_SECONDS
+    until = time.monotonic() + START_SECONDS
     while True:
         try:
             connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port))
