@@ -15,8 +15,8 @@ from penstock.broker.process.program import (
     run_until_stopped,
     set_up_log,
 )
-from penstock.edge_proxy.config import load_proxy_config
-from penstock.edge_proxy.sidecar import Sidecar
+from penstock.edge_proxy.sidecar.config import load_proxy_config
+from penstock.edge_proxy.sidecar.sidecar import Sidecar
 
 app = CommandLine()
 

@@ -19,7 +19,7 @@ from penstock.broker.config.policy import parse_policy
 from penstock.broker.errors import ConfigError
 from penstock.broker.plugin_loader import load_plugins
 from penstock.broker.reports.client_reports import Reports
-from penstock.edge_proxy.config import parse_proxy_config
+from penstock.edge_proxy.sidecar.config import parse_proxy_config
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

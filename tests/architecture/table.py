@@ -218,21 +218,21 @@ CONFIG_IMPORTS: Final = (
 
 EDGE_PROXY_PURE: Final = frozenset(
     {
-        "edge_proxy.ack_map",
-        "edge_proxy.client_side",
-        "edge_proxy.client_stream",
-        "edge_proxy.content_index",
-        "edge_proxy.direction",
-        "edge_proxy.link_samplers",
-        "edge_proxy.pair",
-        "edge_proxy.shared",
-        "edge_proxy.topic_cache",
+        "edge_proxy.sidecar.ack_map",
+        "edge_proxy.sidecar.client_side",
+        "edge_proxy.sidecar.client_stream",
+        "edge_proxy.sidecar.content_index",
+        "edge_proxy.sidecar.direction",
+        "edge_proxy.sidecar.link_samplers",
+        "edge_proxy.sidecar.pair",
+        "edge_proxy.sidecar.shared",
+        "edge_proxy.sidecar.topic_cache",
     }
 )
 
 ABOVE_THE_CONTRACT: Final = {
     # It brings plugins in as the broker does.
-    "edge_proxy.sidecar": ("broker.plugin_loader", "broker.network.open_files"),
+    "edge_proxy.sidecar.sidecar": ("broker.plugin_loader", "broker.network.open_files"),
     # Programs of their own, which begin and end as the broker's does.
     "edge_proxy.__main__": ("broker.process.program",),
     "plugins.access.passwd": ("broker.process.program",),

@@ -12,10 +12,10 @@ from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
-from penstock.edge_proxy.config import ProxyLimits
-from penstock.edge_proxy.direction import Direction
-from penstock.edge_proxy.pair import Pair
-from penstock.edge_proxy.shared import Shared
+from penstock.edge_proxy.sidecar.config import ProxyLimits
+from penstock.edge_proxy.sidecar.direction import Direction
+from penstock.edge_proxy.sidecar.pair import Pair
+from penstock.edge_proxy.sidecar.shared import Shared
 from tests.helpers.frames import frames_of
 
 UP = Direction.UPSTREAM

@@ -15,7 +15,7 @@ from penstock.broker.config import limits, listener_config, mqtt_options, policy
 from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.config.key_types import Rate, Size, read_size, show_size
 from penstock.broker.errors import ConfigError
-from penstock.edge_proxy import config as proxy_config
+from penstock.edge_proxy.sidecar import config as proxy_config
 from penstock.netem.links import link_file
 from penstock.netem.runs import scenario
 from penstock.plugins.access import config as access_config

@@ -22,7 +22,7 @@ from penstock.broker.mqtt.packets import (
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
-from penstock.edge_proxy.client_stream import ClientStream
+from penstock.edge_proxy.sidecar.client_stream import ClientStream
 from tests.helpers.pairs import packets_in
 
 MAX_BYTES = 268_435_460

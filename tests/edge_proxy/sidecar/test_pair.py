@@ -21,7 +21,7 @@ from penstock.broker.mqtt.packets import (
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
-from penstock.edge_proxy.direction import Direction
+from penstock.edge_proxy.sidecar.direction import Direction
 from penstock.plugins.withholding.config import WithholdingConfig
 from penstock.plugins.withholding.gate import WithholdingGate
 from tests.helpers.gates import SwitchGate

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from penstock.broker.errors import MalformedPacketError, ProtocolError
 from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
 from penstock.broker.mqtt.receive_buffer import packet_too_large, read_remaining_length
-from penstock.edge_proxy.direction import Direction, check_first_byte
+from penstock.edge_proxy.sidecar.direction import Direction, check_first_byte
 
 OnAcknowledgement: TypeAlias = Callable[[int, int, int], bool]
 """Called with (packet type, packet id, reason code); returns whether the packet is passed on."""

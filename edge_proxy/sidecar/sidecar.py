@@ -14,10 +14,10 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.network.open_files import most_connections
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
-from penstock.edge_proxy.client_reports import ProxyReports
-from penstock.edge_proxy.config import ProxyConfig
-from penstock.edge_proxy.shared import Shared, describe, describe_large
-from penstock.edge_proxy.transport import Pairs
+from penstock.edge_proxy.sidecar.client_reports import ProxyReports
+from penstock.edge_proxy.sidecar.config import ProxyConfig
+from penstock.edge_proxy.sidecar.shared import Shared, describe, describe_large
+from penstock.edge_proxy.sidecar.transport import Pairs
 
 BACKLOG: Final = 1024
 """Connections that may wait to be accepted: a fleet reconnects all at once."""

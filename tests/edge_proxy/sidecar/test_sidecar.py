@@ -26,8 +26,8 @@ from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Disconnect, PubAck
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.process.program import ReloadingService
-from penstock.edge_proxy.config import parse_proxy_config
-from penstock.edge_proxy.sidecar import ListenError, Sidecar
+from penstock.edge_proxy.sidecar.config import parse_proxy_config
+from penstock.edge_proxy.sidecar.sidecar import ListenError, Sidecar
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.console import why
 from penstock.plugins.withholding.gate import WithholdingGate
@@ -189,7 +189,7 @@ async def test_why_a_message_is_held_is_told_by_the_console(
 
 async def test_a_stop_waits_only_so_long(life: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that takes nothing is dropped; plugins are closed whatever they raise."""
-    monkeypatch.setattr("penstock.edge_proxy.sidecar.DRAIN_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.edge_proxy.sidecar.sidecar.DRAIN_SECONDS", 0.01)
     async with running("plugins: {gated: }") as (proxy, upstream):
         client = await open_client(proxy.address, client_id="c")
         broker = await upstream.accepted()

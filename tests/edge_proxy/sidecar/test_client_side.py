@@ -21,7 +21,7 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.outbox.outbox import MIN_SWEEP_MESSAGES
-from penstock.edge_proxy.client_side import MAX_URGENT_BYTES
+from penstock.edge_proxy.sidecar.client_side import MAX_URGENT_BYTES
 from tests.helpers.effort import examples
 from tests.helpers.gates import SwitchGate
 from tests.helpers.pairs import DOWN, UP, VirtualPair, publish

@@ -7,7 +7,7 @@ from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.outbox.delivery import Delivery
-from penstock.edge_proxy.ack_map import AckMap, Outcome
+from penstock.edge_proxy.sidecar.ack_map import AckMap, Outcome
 
 PUBACK, PUBREC, PUBCOMP = PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP
 

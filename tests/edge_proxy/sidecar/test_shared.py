@@ -9,8 +9,8 @@ import pytest
 from penstock.broker.extensions import DeliveryGate
 from penstock.broker.link import Link
 from penstock.broker.outbox.ledger import Ledger
-from penstock.edge_proxy.config import ProxyLimits
-from penstock.edge_proxy.shared import Shared, describe
+from penstock.edge_proxy.sidecar.config import ProxyLimits
+from penstock.edge_proxy.sidecar.shared import Shared, describe
 from penstock.plugins.withholding.config import WithholdingConfig
 from penstock.plugins.withholding.gate import WithholdingGate
 

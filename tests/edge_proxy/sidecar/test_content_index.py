@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from penstock.edge_proxy.content_index import MIN_INDEXED_BYTES, ContentIndex
+from penstock.edge_proxy.sidecar.content_index import MIN_INDEXED_BYTES, ContentIndex
 from tests.helpers.gates import SwitchGate
 from tests.helpers.pairs import VirtualPair, publish
 

@@ -6,7 +6,12 @@ import pytest
 
 from penstock.broker.errors import MalformedPacketError, PeerError, ProtocolError
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.edge_proxy.topic_cache import LONGEST_KNOWN, MAX_TOPICS, KnownTopic, TopicCache
+from penstock.edge_proxy.sidecar.topic_cache import (
+    LONGEST_KNOWN,
+    MAX_TOPICS,
+    KnownTopic,
+    TopicCache,
+)
 
 
 class Question:

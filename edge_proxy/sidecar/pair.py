@@ -30,10 +30,10 @@ from penstock.broker.mqtt.receive_buffer import (
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.outbox.last_clients import LastClient
 from penstock.broker.outbox.outbox import Outbox
-from penstock.edge_proxy.client_side import ClientSide
-from penstock.edge_proxy.client_stream import ClientStream
-from penstock.edge_proxy.direction import Direction
-from penstock.edge_proxy.shared import Shared, describe
+from penstock.edge_proxy.sidecar.client_side import ClientSide
+from penstock.edge_proxy.sidecar.client_stream import ClientStream
+from penstock.edge_proxy.sidecar.direction import Direction
+from penstock.edge_proxy.sidecar.shared import Shared, describe
 
 
 class Pair:

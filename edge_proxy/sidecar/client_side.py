@@ -37,10 +37,10 @@ from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.priority_outbox import make_outbox
 from penstock.broker.payload import JOIN_BELOW_BYTES
 from penstock.broker.sending.outgoing_properties import outgoing_properties
-from penstock.edge_proxy.ack_map import AckMap, Outcome
-from penstock.edge_proxy.direction import Direction, check_first_byte
-from penstock.edge_proxy.link_samplers import LinkSamplers
-from penstock.edge_proxy.shared import Shared
+from penstock.edge_proxy.sidecar.ack_map import AckMap, Outcome
+from penstock.edge_proxy.sidecar.direction import Direction, check_first_byte
+from penstock.edge_proxy.sidecar.link_samplers import LinkSamplers
+from penstock.edge_proxy.sidecar.shared import Shared
 
 MAX_URGENT_BYTES: Final = 64 * 1024
 """Bytes passed on to a client's full connection before the proxy stops reading from the broker:

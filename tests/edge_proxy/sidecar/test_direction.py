@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.broker.errors import MalformedPacketError, ProtocolError
-from penstock.edge_proxy.direction import Direction, check_first_byte
+from penstock.edge_proxy.sidecar.direction import Direction, check_first_byte
 
 FROM_A_CLIENT_ONLY = {0x10, 0x82, 0xA2, 0xC0}
 FROM_A_BROKER_ONLY = {0x20, 0x90, 0xB0, 0xD0}

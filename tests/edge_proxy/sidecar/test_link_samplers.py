@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from penstock.broker.link import Link
-from penstock.edge_proxy.link_samplers import LinkSamplers
+from penstock.edge_proxy.sidecar.link_samplers import LinkSamplers
 from tests.helpers.guard import Faults, NoFaults
 from tests.helpers.samplers import NotingSampler
 

@@ -15,10 +15,10 @@ from penstock.broker.link import Link
 from penstock.broker.mqtt.packets import ConnAck, Disconnect, PingReq, PingResp, PubAck, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.quotas.admission import MAX_REFUSED
-from penstock.edge_proxy import transport
-from penstock.edge_proxy.config import ProxyLimits
-from penstock.edge_proxy.shared import Shared
-from penstock.edge_proxy.transport import Pairs
+from penstock.edge_proxy.sidecar import transport
+from penstock.edge_proxy.sidecar.config import ProxyLimits
+from penstock.edge_proxy.sidecar.shared import Shared
+from penstock.edge_proxy.sidecar.transport import Pairs
 from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.gates import SwitchGate
 from tests.helpers.pairs import DOWN, UP, publish
@@ -293,7 +293,7 @@ async def test_a_fault_of_the_proxy_ends_one_pair(
             raise RuntimeError("our own")
 
         with monkeypatch.context() as patched:
-            patched.setattr("penstock.edge_proxy.pair.Pair.receive_data", fail)
+            patched.setattr("penstock.edge_proxy.sidecar.pair.Pair.receive_data", fail)
             client.send(PingReq())
             assert await client.receive() == Disconnect(ReasonCode.UNSPECIFIED_ERROR)
             assert await client.receive_end() == b""
@@ -421,7 +421,7 @@ async def test_a_fault_at_a_deadline_ends_one_pair(
     def fail(*_: object) -> None:
         raise RuntimeError("our own")
 
-    monkeypatch.setattr("penstock.edge_proxy.pair.Pair.handle_timeout", fail)
+    monkeypatch.setattr("penstock.edge_proxy.sidecar.pair.Pair.handle_timeout", fail)
     async with bench(connect_timeout_seconds=0.01) as proxy:
         _, writer = await asyncio.open_connection(*proxy.address)
         await until(lambda: "closed after a fault of the proxy" in caplog.text)

@@ -14,12 +14,12 @@ from penstock.broker.link import Link
 from penstock.broker.outbox.last_clients import LastClients
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.rules import OutboxRules
-from penstock.edge_proxy.content_index import ContentIndex
-from penstock.edge_proxy.topic_cache import TopicCache
+from penstock.edge_proxy.sidecar.content_index import ContentIndex
+from penstock.edge_proxy.sidecar.topic_cache import TopicCache
 
 if TYPE_CHECKING:
-    from penstock.edge_proxy.config import ProxyLimits
-    from penstock.edge_proxy.pair import Pair
+    from penstock.edge_proxy.sidecar.config import ProxyLimits
+    from penstock.edge_proxy.sidecar.pair import Pair
 
 
 def describe_large(metrics: Iterable[Metric]) -> str:

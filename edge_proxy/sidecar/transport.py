@@ -16,9 +16,9 @@ from typing import Final, cast
 from penstock.broker.faults import is_logged
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.quotas.admission import Admission, Place, Places
-from penstock.edge_proxy.direction import Direction
-from penstock.edge_proxy.pair import Pair
-from penstock.edge_proxy.shared import Shared
+from penstock.edge_proxy.sidecar.direction import Direction
+from penstock.edge_proxy.sidecar.pair import Pair
+from penstock.edge_proxy.sidecar.shared import Shared
 
 MAX_TURNS: Final = 16
 """Times that one pair may pump and write before other pairs are served."""

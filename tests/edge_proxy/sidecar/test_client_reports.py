@@ -3,8 +3,8 @@ from __future__ import annotations
 import logging
 
 from penstock.broker.mqtt.packets import PubAck, Publish
-from penstock.edge_proxy.client_reports import ProxyReports
-from penstock.edge_proxy.shared import describe_large
+from penstock.edge_proxy.sidecar.client_reports import ProxyReports
+from penstock.edge_proxy.sidecar.shared import describe_large
 from penstock.plugins.probing.config import ProbingConfig
 from penstock.plugins.probing.sampler import RttSampler
 from tests.helpers.gates import SwitchGate

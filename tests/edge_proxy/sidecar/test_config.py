@@ -9,7 +9,7 @@ import pytest
 
 from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.errors import ConfigError
-from penstock.edge_proxy.config import (
+from penstock.edge_proxy.sidecar.config import (
     ListenerKeys,
     ProxyKeys,
     ProxyLimits,
@@ -23,7 +23,7 @@ from penstock.plugins.web.limits import HttpLimits
 from penstock.plugins.withholding.config import WithholdingConfig
 from tests.helpers.examples import default_of, in_bytes, section, shown
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "proxy.example.yaml"
 DOCUMENTATION = ROOT / "docs" / "edge-proxy.md"
 
