@@ -56,9 +56,7 @@ def make_context(tls: Tls, protocols: tuple[str, ...]) -> ssl.SSLContext:
     """
     _check_files(tls)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = (
-        ssl.TLSVersion.TLSv1_3 if tls.minimum_version > 1.2 else ssl.TLSVersion.TLSv1_2
-    )
+    context.minimum_version = _version(tls)
     context.options |= ssl.OP_NO_RENEGOTIATION  # a client could use it to make the server work
     context.set_alpn_protocols(list(protocols))
     _load_certificate(context, tls)
@@ -75,6 +73,36 @@ def make_context(tls: Tls, protocols: tuple[str, ...]) -> ssl.SSLContext:
             _load_revocation_lists(context, tls.crlfile)
         context.verify_mode = ssl.CERT_REQUIRED if tls.require_certificate else ssl.CERT_OPTIONAL
     return context
+
+
+def make_client_context(tls: Tls, *, is_verifying: bool = True) -> ssl.SSLContext:
+    """Return the context of connections to another broker; reads all its files.
+
+    Args:
+        tls: the certificate to show, "" for none, and the authorities whose certificates the other
+            side may show; the system's where it names none.
+        is_verifying: False accepts any certificate and name.
+
+    Raises:
+        TlsFilesError: a file cannot be used; the message names it.
+    """
+    _check_files(tls)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = _version(tls)
+    if tls.certfile:
+        _load_certificate(context, tls)
+    if not is_verifying:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif tls.cafile or tls.capath:
+        _load_authorities(context, tls)
+    else:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    return context
+
+
+def _version(tls: Tls) -> ssl.TLSVersion:
+    return ssl.TLSVersion.TLSv1_3 if tls.minimum_version > 1.2 else ssl.TLSVersion.TLSv1_2
 
 
 def _check_files(tls: Tls) -> None:

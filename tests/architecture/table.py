@@ -235,6 +235,8 @@ ABOVE_THE_CONTRACT: Final = {
     "edge_proxy.sidecar.sidecar": ("broker.plugin_loader", "broker.network.open_files"),
     # Programs of their own, which begin and end as the broker's does.
     "edge_proxy.__main__": ("broker.process.program",),
+    # TLS exists once.
+    "edge_proxy.upstream": ("broker.network.tls",),
     "plugins.access.passwd": ("broker.process.program",),
     "plugins.console.why": ("broker.process.program",),
     "plugins.queue.__main__": ("broker.process.program",),

@@ -1,0 +1,445 @@
+"""Connections to an upstream broker: TCP, TLS or Unix socket; health checks and failover.
+
+Theory of operation. The addresses are in the order of preference. A new connection goes to the
+first address that is up; where it cannot be established, the address is down and the next one is
+tried. Where every address is down, all of them are tried in order. A task checks the addresses from
+which nothing was heard for a while. An address whose check succeeds is up again, and takes the new
+connections from those behind it. Connections that exist stay where they are.
+
+A check establishes a connection and closes it. An address that accepts connections and answers no
+CONNECT would pass: where its user says so (`failed` with `is_silent`), a check also sends a CONNECT
+and waits for any CONNACK, even one that refuses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
+
+from penstock.broker.config.listener_config import Tls
+from penstock.broker.errors import PenstockError
+from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
+from penstock.broker.mqtt.packets import Connect
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.network.tls import TlsFilesError, make_client_context
+from penstock.edge_proxy.upstream_config import UpstreamAddress, UpstreamKeys, UpstreamTlsKeys
+
+P = TypeVar("P", bound=asyncio.Protocol)
+
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
+"""A firewall between proxy and broker that forgets an idle connection does so after some minutes at
+the earliest; a broker whose machine has gone is noticed after two minutes."""
+
+_NO_TLS: Final = ("wrong version number", "packet length too long", "record layer failure")
+"""What OpenSSL says of an answer that is no TLS, by its first bytes."""
+
+
+class UpstreamError(PenstockError):
+    """No address can be connected to, or a file of the upstream's TLS cannot be used."""
+
+
+class Upstream:
+    """One address of the upstream broker, and whether it is up.
+
+    Attributes:
+        address: from the file.
+        is_up: connections to it are established, as far as is known.
+        since: monotonic seconds of the last change of `is_up`.
+        why: why it is down; "" while it is up.
+        heard_at: monotonic seconds of the last connection that was established.
+        is_silent: it accepts connections and answers no CONNECT; `is_up` only after a CONNACK.
+    """
+
+    def __init__(self, address: UpstreamAddress, now: float) -> None:
+        """Begin as one that is up and unchecked.
+
+        Args:
+            address: from the file.
+            now: monotonic seconds.
+        """
+        self.address = address
+        self.is_up = True
+        self.since = now
+        self.why = ""
+        self.heard_at = -math.inf
+        self.is_silent = False
+
+    def __str__(self) -> str:
+        """Return the address for the log."""
+        return str(self.address)
+
+
+class Dialled(NamedTuple, Generic[P]):
+    """A connection to the upstream broker.
+
+    Attributes:
+        upstream: the address that it goes to.
+        transport: of the connection.
+        protocol: that the caller's factory has made.
+    """
+
+    upstream: Upstream
+    transport: asyncio.Transport
+    protocol: P
+
+
+class Upstreams:
+    """The addresses of one upstream broker.
+
+    Attributes:
+        each: the addresses in the order of preference.
+    """
+
+    def __init__(
+        self,
+        keys: UpstreamKeys,
+        logger: logging.Logger,
+        *,
+        path: str = "upstream",
+        check_header: bytes = b"",
+        unsent_bytes: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Read the files of TLS; `start` starts the checks.
+
+        Args:
+            keys: from the file.
+            logger: told when an address goes down or comes up.
+            path: where the keys stand in the file, for the log and for errors.
+            check_header: bytes before the first byte of a check.
+            unsent_bytes: bytes that the kernel may hold unsent of one connection
+                (TCP_NOTSENT_LOWAT), as on the broker's listeners; None: the kernel decides. For
+                connections on which a small message must not wait behind a large one.
+            clock: returns monotonic seconds.
+
+        Raises:
+            UpstreamError: a file of TLS cannot be used.
+        """
+        self._keys = keys
+        self._logger = logger
+        self._path = path
+        self._check_header = check_header
+        self._unsent_bytes = unsent_bytes
+        self._clock = clock
+        now = clock()
+        self.each = tuple(Upstream(address, now) for address in keys.read_addresses())
+        self._checks: asyncio.Task[None] | None = None
+        self._context = None if keys.tls is None else self._new_context(keys.tls)
+        if keys.tls is not None and not keys.tls.verify:
+            logger.warning("%s.tls.verify: false: any certificate is accepted", path)
+
+    def __str__(self) -> str:
+        """Return the addresses for the log."""
+        return ", ".join(map(str, self.each))
+
+    def _new_context(self, keys: UpstreamTlsKeys) -> ssl.SSLContext:
+        try:
+            return make_client_context(_as_tls(keys), is_verifying=keys.verify)
+        except TlsFilesError as error:
+            raise UpstreamError(f"{self._path}.tls: {error}") from error
+
+    # -- which address ------------------------------------------------------------------------
+
+    def choose(self) -> list[Upstream]:
+        """Return the addresses to try for a new connection, in order."""
+        return [one for one in self.each if one.is_up] or list(self.each)
+
+    def failed(self, upstream: Upstream, why: str, *, is_silent: bool = False) -> None:
+        """Note that an address is down.
+
+        Args:
+            upstream: one of `each`.
+            why: for the log.
+            is_silent: it has accepted a connection and not answered a CONNECT.
+        """
+        if self._keys.health_check_seconds is None or len(self.each) == 1:
+            return  # nothing would find out that it is up again
+        upstream.is_silent = upstream.is_silent or is_silent
+        upstream.heard_at = -math.inf
+        if upstream.is_up:
+            self._logger.warning("%s: %s is down: %s", self._path, upstream, why)
+            upstream.is_up = False
+            upstream.since = self._clock()
+        upstream.why = why
+
+    def succeeded(self, upstream: Upstream) -> None:
+        """Note that an address is up: a connection was established, or a CONNECT answered."""
+        upstream.heard_at = self._clock()
+        upstream.is_silent = False
+        if not upstream.is_up:
+            self._logger.warning("%s: %s is up again", self._path, upstream)
+            upstream.is_up = True
+            upstream.since = self._clock()
+            upstream.why = ""
+
+    # -- connections --------------------------------------------------------------------------
+
+    async def dial(self, factory: Callable[[], P], *, header: bytes = b"") -> Dialled[P]:
+        """Open a connection to the first address that can be connected to.
+
+        Cancelling it closes what was opened.
+
+        Args:
+            factory: makes the protocol of a connection; called once for each address whose network
+                connection is established. One whose `connection_made` was not called is dropped.
+            header: bytes before the first byte of the connection, TLS included: a header of the
+                PROXY protocol.
+
+        Raises:
+            UpstreamError: no address can be connected to; it says why of each.
+        """
+        problems = []
+        for upstream in self.choose():
+            try:
+                transport, protocol = await self._connect(upstream, factory, header)
+            except Exception as error:  # noqa: BLE001 (whatever it is, the caller waits for an answer)
+                why = self._explain(error)
+                self.failed(upstream, why)
+                problems.append(f"{upstream}: {why}")
+            else:
+                if not upstream.is_silent:
+                    self.succeeded(upstream)
+                return Dialled(upstream, transport, protocol)
+        raise UpstreamError("; ".join(problems))
+
+    async def _connect(
+        self, upstream: Upstream, factory: Callable[[], P], header: bytes
+    ) -> tuple[asyncio.Transport, P]:
+        """Open a connection to one address.
+
+        Raises:
+            OSError: it cannot be established.
+            TimeoutError: nor in time.
+        """
+        address = upstream.address
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._keys.connect_timeout_seconds):
+            sock = await _open_socket(address, self._unsent_bytes)
+            try:
+                if header:
+                    await loop.sock_sendall(sock, header)
+                if address.socket_path is not None:
+                    transport, protocol = await loop.create_unix_connection(factory, sock=sock)
+                else:
+                    transport, protocol = await loop.create_connection(
+                        factory,
+                        sock=sock,
+                        ssl=self._context,
+                        server_hostname=None if self._context is None else self._name_of(address),
+                    )
+            except BaseException:
+                sock.close()
+                raise
+        return transport, protocol
+
+    def _name_of(self, address: UpstreamAddress) -> str:
+        """Return the name that the certificate of an address must have."""
+        keys = self._keys.tls
+        return (keys.server_name if keys is not None else None) or address.host
+
+    def _explain(self, error: Exception) -> str:
+        """Return why a connection could not be established, for the log."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            what = error.verify_message.rstrip(".")
+            return (
+                f"its certificate is refused: {what} "
+                f"({self._path}.tls: cafile names whose certificates count, server_name the name "
+                "in it)"
+            )
+        if isinstance(error, ssl.SSLError):
+            reason = (error.reason or str(error)).replace("_", " ").lower()
+            if reason in _NO_TLS:
+                return "it does not speak TLS"
+            return f"no TLS: {reason}"
+        if isinstance(error, TimeoutError) and not error.args:
+            return f"no answer in {self._keys.connect_timeout_seconds:g} s"
+        if isinstance(error, OSError) and error.errno and not isinstance(error, socket.gaierror):
+            return os.strerror(error.errno).lower()
+        return str(error) or repr(error)
+
+    # -- checks -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the checks, where there are several addresses."""
+        if self._keys.health_check_seconds is not None and len(self.each) > 1:
+            loop = asyncio.get_running_loop()
+            self._checks = loop.create_task(
+                self._check_always(self._keys.health_check_seconds), name="health checks"
+            )
+
+    async def _check_always(self, period: float) -> None:
+        while True:
+            await self.check(period)
+            await asyncio.sleep(period)
+
+    async def check(self, period: float = 0.0) -> None:
+        """Check each address that is down, or from which nothing was heard for a period.
+
+        Args:
+            period: seconds.
+        """
+        now = self._clock()
+        due = [one for one in self.each if not one.is_up or now - one.heard_at >= period]
+        await asyncio.gather(*map(self._check, due))
+
+    async def _check(self, upstream: Upstream) -> None:
+        try:
+            _, asking = await self._connect(
+                upstream, lambda: _Check(is_asking=upstream.is_silent), self._check_header
+            )
+            try:
+                async with asyncio.timeout(self._keys.connack_timeout_seconds):
+                    await asking.answered
+            finally:
+                asking.close()
+        except Exception as error:  # noqa: BLE001 (whatever it is, the next check follows)
+            is_late = upstream.is_silent and isinstance(error, TimeoutError)
+            self.failed(upstream, "no CONNACK" if is_late else self._explain(error))
+        else:
+            self.succeeded(upstream)
+
+    def reload(self) -> list[str]:
+        """Read the files of TLS again, for later connections.
+
+        Returns:
+            The files, as ``key file`` texts.
+
+        Raises:
+            UpstreamError: one cannot be used; the old ones stay in use.
+        """
+        keys = self._keys.tls
+        if keys is None:
+            return []
+        self._context = self._new_context(keys)
+        return _as_tls(keys).files()
+
+    async def close(self) -> None:
+        """End the checks; connections stay."""
+        checks, self._checks = self._checks, None
+        if checks is not None:
+            checks.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await checks
+
+
+class _Check(asyncio.Protocol):
+    """One check of an address.
+
+    Attributes:
+        answered: done when the address has shown that it is up.
+    """
+
+    def __init__(self, *, is_asking: bool) -> None:
+        """Prepare for the connection.
+
+        Args:
+            is_asking: send a CONNECT and wait for its CONNACK.
+        """
+        self._is_asking = is_asking
+        self._transport: asyncio.Transport
+        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is established."""
+        self._transport = cast("asyncio.Transport", transport)
+        if self._is_asking:
+            connect = Connect(
+                client_id=f"check{secrets.token_hex(8)}",
+                protocol_version=ProtocolVersion.MQTT_3_1_1,
+                keep_alive=30,
+            )
+            self._transport.write(write_packet(connect, ProtocolVersion.MQTT_3_1_1))
+        else:
+            self.answered.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        """Any CONNACK says that the broker is there."""
+        if not self.answered.done():
+            if data[0] == PacketType.CONNACK << 4:
+                self.answered.set_result(None)
+            else:
+                problem = f"read 0x{data[0]:02X} in place of a CONNACK"
+                self.answered.set_exception(ConnectionError(problem))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        if not self.answered.done():
+            self.answered.set_exception(exc or ConnectionError("it closed the connection"))
+
+    def close(self) -> None:
+        """End the check."""
+        if not self.answered.done():
+            self.answered.cancel()
+        if self._transport.is_closing():
+            return
+        if self._is_asking:
+            self._transport.write(bytes((PacketType.DISCONNECT << 4, 0)))
+        self._transport.close()
+
+
+def _as_tls(keys: UpstreamTlsKeys) -> Tls:
+    return Tls(
+        certfile=keys.certfile or "",
+        keyfile=keys.keyfile or "",
+        cafile=keys.cafile,
+        capath=keys.capath,
+        minimum_version=keys.minimum_version,
+    )
+
+
+async def _open_socket(address: UpstreamAddress, unsent_bytes: int | None) -> socket.socket:
+    """Return a connected socket, with the options of connections to a broker.
+
+    Raises:
+        OSError: it cannot be connected.
+    """
+    loop = asyncio.get_running_loop()
+    if address.socket_path is not None:
+        return await _connected(socket.AF_UNIX, address.socket_path, unsent_bytes)
+    found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    problem = OSError("no such address")
+    for family, *_, place in dict.fromkeys(found):
+        try:
+            return await _connected(family, place, unsent_bytes)
+        except OSError as error:
+            problem = error
+    raise problem
+
+
+async def _connected(family: int, place: Any, unsent_bytes: int | None) -> socket.socket:
+    is_tcp = family != socket.AF_UNIX
+    # Event loops set TCP_NODELAY on a socket whose protocol is given as TCP.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP if is_tcp else 0)
+    try:
+        sock.setblocking(False)
+        if is_tcp:
+            _set_options(sock, unsent_bytes)
+        await asyncio.get_running_loop().sock_connect(sock, place)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _set_options(sock: socket.socket, unsent_bytes: int | None) -> None:
+    """Set what a TCP connection to a broker needs.
+
+    No packet waits for an acknowledgement of the last one (TCP_NODELAY). An idle connection stays
+    known on its way, and its end is noticed (SO_KEEPALIVE).
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options: dict[str, int | None] = {**_KEEPALIVE, "TCP_NOTSENT_LOWAT": unsent_bytes}
+    for name, value in options.items():
+        number = getattr(socket, name, None)  # not every system has each
+        if number is not None and value is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, number, value)
