@@ -171,6 +171,10 @@ class Group:
                 place.end_leases()
                 place.is_ordered = is_ordered
 
+    def room(self) -> int:
+        """Return how many more messages may be leased; 0 or less for none."""
+        return self.spec.max_leased_messages - self.n_leased
+
     def takes(self, topic: str) -> bool:
         """Say whether a topic matches the group's filters."""
         topics = self.spec.topics

@@ -82,9 +82,7 @@ class Receiving:
         if lock is None:
             lock = self._locks[place] = asyncio.Lock()
         async with lock:
-            room = receivers.spec.max_leased_messages - receivers.n_leased
-            max_messages = min(max_messages, room)
-            if max_messages <= 0:
+            if max_messages <= 0 or receivers.room() <= 0:
                 return []
             seconds = receivers.spec.visibility_timeout
             if visibility_timeout is not None:
@@ -112,8 +110,14 @@ class Receiving:
         def find(physical: PhysicalQueue, first: int) -> Decoded | None:
             return held.get(first) or self._state.cache.get(physical.row_id, first)
 
+        most = take.max_messages
         try:
-            while missing := place.take(take, find):
+            while True:
+                # Meanwhile, calls on other physical queues may have leased.
+                take.max_messages = min(most, len(take.received) + place.group.room())
+                missing = place.take(take, find)
+                if not missing:
+                    break
                 held = await self._reader.decoded(place.physical, missing)
         except BaseException:
             for received in take.received:

@@ -13,6 +13,7 @@ from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.contract import StorageError
 from penstock.plugins.queue.group_receiver import ANSWER_BYTES, BusyError, ReceiveRequest
 from penstock.plugins.queue.service import QueueService
+from tests.helpers.clock import Clock
 from tests.plugins.queue.running import LONG_SECONDS, put, put_at, running_service, until
 
 STRATEGIES = ("conventional", "pms", "rds", "rds+wake")
@@ -40,10 +41,12 @@ def counts(service: QueueService) -> dict[str, Any]:
 @pytest.mark.parametrize("dequeue", HOLDING)
 async def test_held_request_is_answered_when_a_message_has_come(dequeue: str) -> None:
     """A request that found nothing is kept and answered with what comes later (paper 000)."""
-    async with running_service(time.monotonic, dequeue=dequeue, sleep_time=0.005) as service:
+    clock = Clock()
+    async with running_service(clock, dequeue=dequeue, sleep_time=0.005) as service:
         request = asyncio.create_task(receive(service))
-        await until(lambda: counts(service)["retries"] >= 1)
+        await until(lambda: counts(service)["held"] == 1)
         await put_at(service, 3, b"a")
+        clock.now += 0.005
         assert payloads(await request) == [b"a"]
         assert counts(service)["waiting"] == 0
 
@@ -51,8 +54,12 @@ async def test_held_request_is_answered_when_a_message_has_come(dequeue: str) ->
 @pytest.mark.parametrize("dequeue", HOLDING)
 async def test_held_request_is_answered_with_nothing_when_the_wait_ends(dequeue: str) -> None:
     """A client waits no longer than it asked for."""
-    async with running_service(time.monotonic, dequeue=dequeue, sleep_time=0.005) as service:
-        assert await receive(service, ReceiveRequest(10, 0.02)) == []
+    clock = Clock()
+    async with running_service(clock, dequeue=dequeue, sleep_time=0.005) as service:
+        request = asyncio.create_task(receive(service, ReceiveRequest(10, 0.02)))
+        await until(lambda: counts(service)["held"] == 1)
+        clock.now += 0.02
+        assert await request == []
         assert counts(service)["retries"] >= 1
         assert counts(service)["held"] == 0
 

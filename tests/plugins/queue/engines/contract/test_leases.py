@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
 
 import pytest
@@ -446,6 +447,18 @@ async def test_no_more_than_the_limit_are_leased(running: Running) -> None:
     await running.ack(received[:1])
     assert await running.payloads(number=1) == [b"d"]
     assert await running.payloads() == []
+
+
+async def test_calls_at_once_lease_no_more_than_the_limit(durable: Running) -> None:
+    """The storage is read meanwhile, for each physical queue by itself."""
+    await durable.create(groups={"g": GroupSpec(max_leased_messages=3)}, physical_queues=2)
+    for number in (0, 1):
+        await durable.store(b"a", b"b", number=number)
+    await durable.reopen()  # nothing is in memory
+    received = await asyncio.gather(*(durable.receive(number=number) for number in (0, 1)))
+    assert sum(map(len, received)) == durable.group().leased == 3
+    await durable.ack(received[0])
+    assert len([*await durable.receive(), *await durable.receive(number=1)]) == 1
 
 
 async def test_expired_leases_do_not_count_toward_the_limit(running: Running) -> None:
