@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from penstock.plugins.queue.client import is_same_incarnation
 from penstock.spark_bridge.errors import QueueChangedError
 
 _QUEUE: Final = "queue"
@@ -90,7 +91,7 @@ class Position:
 
     def is_of(self, held: Held) -> bool:
         """Say whether the position may be one in the queue that exists."""
-        return self.incarnation in ("", held.incarnation)
+        return not self.incarnation or is_same_incarnation(self.incarnation, held.incarnation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,14 @@ class Position(NamedTuple):
     offsets: Mapping[int, int]
 
 
+def is_same_incarnation(one: str, other: str) -> bool:
+    """Say whether two incarnations are of one queue.
+
+    Positions in a queue of an upgraded database may have it without dashes.
+    """
+    return one == other or one.replace("-", "") == other.replace("-", "")
+
+
 class OutgoingMessage(NamedTuple):
     """A message for `QueueClient.enqueue`.
 
@@ -217,6 +225,11 @@ class Enqueued(NamedTuple):
     duplicates: list[int]
 
 
+DEAD_LETTER: Final = "dead_letter"
+"""Beside the properties of a dead letter: an object with ``queue``, ``physical_queue``, ``group``,
+``reason`` (``max_receives`` or ``dead``) and ``receives``. No publisher can set it."""
+
+
 class Batch(NamedTuple):
     """Messages of one physical queue as parallel lists, each `n_messages` long.
 
@@ -227,7 +240,8 @@ class Batch(NamedTuple):
         qos: QoS the message was published with.
         publisher: Client Identifier of the publisher; "" where there is none.
         enqueued_at: arrival at the broker, seconds since the Unix epoch.
-        properties: MQTT 5 properties as a JSON object, binary values in base64; "" for none.
+        properties: MQTT 5 properties as a JSON object, binary values in base64; "" for none. Those
+            of a dead letter have `DEAD_LETTER`.
     """
 
     offset: list[int]
@@ -252,7 +266,7 @@ class ReceivedMessage(NamedTuple):
         qos: QoS the message was published with.
         publisher: Client Identifier of the publisher; "" where there is none.
         enqueued_at: arrival at the broker, seconds since the Unix epoch.
-        properties: MQTT 5 properties as a JSON object; "" for none.
+        properties: as of `Batch`.
     """
 
     receipt_handle: str

@@ -68,7 +68,8 @@ class Catalogue:
         self._secret = bytes.fromhex(rows.meta.get("secret", "")) or secrets.token_bytes(32)
         queues: dict[int, LogicalQueue] = {}
         for row in rows.queues:
-            queue = queues[row.row_id] = LogicalQueue(row, queue_spec(row.spec))
+            dashed = row._replace(incarnation=_with_dashes(row.incarnation))
+            queue = queues[row.row_id] = LogicalQueue(dashed, queue_spec(row.spec))
             self._state.queues[row.name] = queue
         parts: dict[int, PhysicalQueue] = {}
         for physical_row in rows.physical:
@@ -187,8 +188,9 @@ class Catalogue:
             changes.queues.append(found.row(spec))
             changes.physical += map(physical_row, new_parts.values())
             for group in new_groups.values():
-                self._place_at_start(found, group)
+                self._place_at(group, None)
                 self._add_group_rows(transaction, group)
+            transaction.add_groups(found, new_groups.values())
             for group in found.groups.values():
                 for part in new_parts.values():
                     changes.floors[group.row_id, part.row_id] = part.earliest
@@ -249,8 +251,9 @@ class Catalogue:
             check_exists(found)
             if group in found.groups:
                 raise ExistsError(f"group {group} of {queue}: it was created at the same moment")
-            self._place_at(made, starts if isinstance(spec.start, float | int) else None, found)
+            self._place_at(made, starts if isinstance(spec.start, float | int) else None)
             self._add_group_rows(transaction, made)
+            transaction.add_groups(found, [made])
             transaction.changes.must_flush = True
             self._add_ids(transaction)
 
@@ -354,13 +357,9 @@ class Catalogue:
         group.on_deadline = self._state.arrivals.deadline_changed
         return group
 
-    def _place_at_start(self, queue: LogicalQueue, group: Group) -> None:
-        self._place_at(group, None, queue)
-
     @staticmethod
-    def _place_at(group: Group, starts: Mapping[int, int] | None, queue: LogicalQueue) -> None:
+    def _place_at(group: Group, starts: Mapping[int, int] | None) -> None:
         """Put a new group where it begins, at the moment at which it is created."""
-        del queue
         for number, place in group.places.items():
             part = place.physical
             if starts is not None:
@@ -375,6 +374,14 @@ class Catalogue:
         changes.groups.append(group_row(group, group.epoch, group.spec))
         for place in group.places.values():
             changes.floors[group.row_id, place.physical.row_id] = place.floor
+
+
+def _with_dashes(incarnation: str) -> str:
+    """Return an incarnation in the form of all others; some upgraded files have 32 digits."""
+    try:
+        return str(uuid.UUID(incarnation))
+    except ValueError:
+        return incarnation
 
 
 def physical_row(physical: PhysicalQueue) -> PhysicalRow:

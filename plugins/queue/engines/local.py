@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from logging import Logger
 from typing import Any
 
-from penstock.plugins.queue.client import ReceivedMessage
+from penstock.plugins.queue.client import ReceivedMessage, is_same_incarnation
 from penstock.plugins.queue.engines.catalogue import Catalogue, group_row
 from penstock.plugins.queue.engines.clock import Clocks, EngineClock
 from penstock.plugins.queue.engines.contract import (
@@ -324,7 +324,7 @@ class LocalEngine:
             IncarnationError: it is of another queue.
             OffsetError: no such physical queue, or an offset above the next one.
         """
-        if position.incarnation != queue.incarnation:
+        if not is_same_incarnation(position.incarnation, queue.incarnation):
             raise IncarnationError(queue.name, position.incarnation, queue.incarnation)
         for number, offset in position.offsets.items():
             check_offset(queue.part(number), offset)

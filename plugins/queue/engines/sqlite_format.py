@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import uuid
 from typing import Final
 
 from penstock.broker.durable.database_file import Format
@@ -113,7 +114,7 @@ _FROM_VERSION_1: Final = (
     # Settings and incarnation are given at the start, when the queue is created.
     (
         "INSERT INTO logical_queue (name, incarnation, spec)"
-        " SELECT queue, lower(hex(randomblob(16))), '{}' FROM physical_queue GROUP BY queue"
+        " SELECT queue, penstock_uuid(), '{}' FROM physical_queue GROUP BY queue"
     ),
     # The clock of the new version begins at 0 when the file is upgraded.
     (
@@ -154,6 +155,7 @@ def add_functions(connection: sqlite3.Connection) -> None:
     """Add the SQL functions that upgrades call."""
     connection.create_function("penstock_payload_bytes", 2, _payload_bytes, deterministic=True)
     connection.create_function("penstock_flags", 1, _flags, deterministic=True)
+    connection.create_function("penstock_uuid", 0, lambda: str(uuid.uuid4()))
 
 
 def _payload_bytes(frame: bytes, bits: bytes | None) -> int:

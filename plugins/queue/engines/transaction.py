@@ -8,7 +8,7 @@ has changed nothing.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
 from logging import Logger
 from typing import Final
@@ -479,6 +479,18 @@ class Transaction:
             firsts = self._partly_settled(places)
             self._leave_settled(queue, physical, places, firsts)
             self._cut_settled(queue, physical, min(self.floor(place) for place in places))
+
+    def add_groups(self, queue: LogicalQueue, groups: Collection[Group]) -> None:
+        """Take out of a queue that has no groups what lies before its first ones.
+
+        Args:
+            queue: the queue.
+            groups: those that it gets; each is where it begins.
+        """
+        if queue.groups or not groups:
+            return
+        for number, physical in queue.physical.items():
+            self._cut_settled(queue, physical, min(one.places[number].floor for one in groups))
 
     # Finishing.
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from penstock.plugins.queue.client import is_same_incarnation
 from penstock.plugins.queue.engines.contract import IncarnationError, Position
 from penstock.plugins.queue.http import answers, arrow
 from penstock.plugins.queue.http.context import Context, query_of
@@ -80,7 +81,7 @@ class Positions:
         async with self._making_ranges:
             request.app[CHECK_ROOM]()
             incarnation = engine.snapshot(queue).incarnation
-            if query.get("incarnation", incarnation) != incarnation:
+            if not is_same_incarnation(query.get("incarnation", incarnation), incarnation):
                 raise IncarnationError(queue, query["incarnation"][:80], incarnation)
             max_messages = min(max_messages, MAX_RANGE_MESSAGES)
             frames = await engine.read(queue, number, start, end, max_messages)

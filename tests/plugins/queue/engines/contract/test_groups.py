@@ -101,6 +101,26 @@ async def test_a_group_that_begins_late_holds_nothing_from_before(running: Runni
     assert running.snapshot().messages == 0
 
 
+async def test_the_first_group_of_a_queue_ends_what_lies_before_its_start(
+    running: Running,
+) -> None:
+    """A queue that kept its messages as it had no groups has room for new ones."""
+    await running.create(groups={"keep": LEASE}, max_messages=3)
+    await running.store(b"a", b"b")
+    since = running.passes(100) or running.wall()
+    await running.store(b"c")
+    await running.engine.delete_group("q", "keep")
+    assert running.snapshot().messages == 3
+    await running.engine.create_group("q", "since", GroupSpec(start=since))
+    assert running.snapshot().messages == running.group("since").waiting == 1
+    await running.engine.delete_group("q", "since")
+    await running.change(groups={"late": GroupSpec(start="latest")})
+    assert running.snapshot().messages == running.group("late").waiting == 0
+    await running.store(b"d")
+    assert await running.drain(group="late") == [b"d"]
+    assert running.snapshot().messages == 0
+
+
 async def test_a_group_is_created_once(running: Running) -> None:
     """The same settings keep it where it is; others are an error."""
     await running.create()
