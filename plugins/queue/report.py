@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from penstock.broker.config.key_types import show_size
+from penstock.plugins.queue.client import DEAD_LETTER
 from penstock.plugins.web.printable import printable
 
 Figures: TypeAlias = Mapping[str, Any]
@@ -50,9 +51,13 @@ def peek_lines(messages: Sequence[Mapping[str, Any]]) -> list[str]:
         TypeError: a part has another type.
         ValueError: a payload is no base64.
     """
-    return _table(
-        ("place", "arrived", "topic", "publisher", ">bytes", "payload"), map(_row, messages)
-    )
+    header = ["place", "arrived", "topic", "publisher", ">bytes", "payload"]
+    rows = list(map(_row, messages))
+    deaths = [_death(message["properties"].get(DEAD_LETTER)) for message in messages]
+    if any(deaths):
+        header.insert(-1, "died in")
+        rows = [(*row[:-1], death, row[-1]) for row, death in zip(rows, deaths, strict=True)]
+    return _table(header, rows)
 
 
 def _queue_row(queue: Figures) -> tuple[str, ...]:
@@ -96,6 +101,13 @@ def _row(message: Mapping[str, Any]) -> tuple[str, ...]:
         f"{len(payload):,}",
         f"{shown}…" if len(shown) < len(text) else shown,
     )
+
+
+def _death(origin: Mapping[str, Any] | None) -> str:
+    """Return where and why a message died; "" where it has not."""
+    if origin is None:
+        return ""
+    return f"{origin['queue']}/{origin['group']}: {origin['reason']}, {origin['receives']} receives"
 
 
 def _age(seconds: float | None) -> str:

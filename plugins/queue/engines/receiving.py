@@ -186,13 +186,11 @@ class Receiving:
         return place.physical.number, letter_row(
             decoded,
             index,
-            {
-                "queue": queue.name,
-                "group": group.name,
-                "reason": reason,
-                "receives": "0" if counts is None else str(counts[index]),
-                "physical-queue": str(place.physical.number),
-            },
+            queue=queue.name,
+            physical_queue=place.physical.number,
+            group=group.name,
+            reason=reason,
+            receives=0 if counts is None else counts[index],
         )
 
     def give_back(self, queue: str, group: str, deliveries: Sequence[ReceivedMessage]) -> None:

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from penstock import __version__
 from penstock.broker.extensions import SinkCounts
-from penstock.plugins.queue.client import BATCH_CONTENT_TYPE
+from penstock.plugins.queue.client import BATCH_CONTENT_TYPE, DEAD_LETTER
 from penstock.plugins.queue.config import GroupConfig, LogicalQueueConfig
 from penstock.plugins.queue.http import arrow
 from penstock.plugins.queue.http.messages import MAX_MESSAGES, PROPERTY_KEYS
@@ -119,6 +119,13 @@ def _schemas() -> dict[str, Schema]:
             "without them gets a lease group `default`.",
         },
     }
+    death = {
+        "queue": TEXT,
+        "physical_queue": COUNT,
+        "group": TEXT,
+        "reason": {"enum": ["max_receives", "dead"]},
+        "receives": COUNT,
+    }
     stored = {
         "offset": COUNT,
         "topic": TEXT,
@@ -126,7 +133,11 @@ def _schemas() -> dict[str, Schema]:
         "qos": {"enum": [0, 1, 2]},
         "publisher": TEXT,
         "enqueued_at": {"type": "number", "description": "Seconds since the Unix epoch."},
-        "properties": {"type": "object", "description": "MQTT 5 properties."},
+        "properties": {
+            "type": "object",
+            "description": f"MQTT 5 properties, and `{DEAD_LETTER}` of a dead letter.",
+            "properties": {DEAD_LETTER: _object(death)},
+        },
     }
     new = {
         "topic": TEXT,

@@ -18,15 +18,17 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from penstock.plugins.queue.client import ReceivedMessage
+from penstock.plugins.queue.engines.segments import DELAY_PROPERTY
 from penstock.plugins.queue.sqs.errors import (
     INVALID_MESSAGE_CONTENTS,
     INVALID_PARAMETER_VALUE,
     SqsError,
 )
 from penstock.plugins.queue.sqs.protocol import is_xml_text
+from penstock.plugins.queue.strategies.message_key import KEY_PROPERTY
 
 OWN_PREFIX: Final = "penstock-"
-"""Of user properties that are no attributes."""
+"""Of user properties that no attribute can become."""
 
 MESSAGE_ID_PROPERTY: Final = "penstock-message-id"
 """Marks a message that was sent over SQS, and keeps its MessageId on its way to a dead-letter
@@ -34,7 +36,16 @@ queue and back."""
 TYPES_PROPERTY: Final = "penstock-sqs-types"
 TRACE_PROPERTY: Final = "penstock-sqs-trace"
 DEDUPLICATION_PROPERTY: Final = "penstock-deduplication-id"
-DEAD_QUEUE_PROPERTY: Final = "penstock-dead-queue"
+_NO_ATTRIBUTES: Final = frozenset(
+    {
+        DEDUPLICATION_PROPERTY,
+        DELAY_PROPERTY,
+        KEY_PROPERTY,
+        MESSAGE_ID_PROPERTY,
+        TRACE_PROPERTY,
+        TYPES_PROPERTY,
+    }
+)
 
 MAX_ATTRIBUTES: Final = 10
 MAX_NAME_CHARACTERS: Final = 256
@@ -205,7 +216,7 @@ def of_received(
     pairs = [
         (name, value)
         for name, value in properties.get("user_property", ())
-        if not name.startswith(OWN_PREFIX)
+        if name not in _NO_ATTRIBUTES
     ]
     if MESSAGE_ID_PROPERTY in own:
         return _as_sent(pairs, own.get(TYPES_PROPERTY, ""))

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.message import Message
 from penstock.broker.mqtt.topics import validate_topic
-from penstock.plugins.queue.client import ReceivedMessage
+from penstock.plugins.queue.client import DEAD_LETTER, ReceivedMessage
 from penstock.plugins.queue.engines.contract import NewMessage
 from penstock.plugins.queue.sqs import message_attributes as attributes_of
 from penstock.plugins.queue.sqs.errors import (
@@ -24,7 +24,6 @@ from penstock.plugins.queue.sqs.errors import (
     invalid_parameter,
 )
 from penstock.plugins.queue.sqs.message_attributes import (
-    DEAD_QUEUE_PROPERTY,
     DEDUPLICATION_PROPERTY,
     MESSAGE_ID_PROPERTY,
     TRACE_PROPERTY,
@@ -189,8 +188,7 @@ def shown(message: ReceivedMessage, source: Source, wanted: Wanted) -> dict[str,
         "MD5OfBody": md5_of_text(body),
         "Body": body,
     }
-    pairs = properties.get("user_property", ())
-    system = _system_attributes(message, own, pairs, source)
+    system = _system_attributes(message, own, properties, source)
     if "All" not in wanted.system:
         system = {name: value for name, value in system.items() if name in wanted.system}
     if system:
@@ -206,9 +204,10 @@ def shown(message: ReceivedMessage, source: Source, wanted: Wanted) -> dict[str,
 def _system_attributes(
     message: ReceivedMessage,
     own: Mapping[str, str],
-    pairs: UserProperties,
+    properties: Mapping[str, Any],
     source: Source,
 ) -> dict[str, str]:
+    pairs: UserProperties = properties.get("user_property", ())
     found = {
         "SenderId": message.publisher,
         "SentTimestamp": str(int(message.enqueued_at * 1000)),
@@ -228,8 +227,8 @@ def _system_attributes(
     ):
         if property_name in own:
             found[name] = own[property_name]
-    if DEAD_QUEUE_PROPERTY in own:
-        found["DeadLetterQueueSourceArn"] = arn_of(own[DEAD_QUEUE_PROPERTY], source.region)
+    if DEAD_LETTER in properties:
+        found["DeadLetterQueueSourceArn"] = arn_of(properties[DEAD_LETTER]["queue"], source.region)
     return found
 
 

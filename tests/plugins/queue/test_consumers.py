@@ -183,6 +183,7 @@ async def test_a_message_comes_with_its_own_topic_and_properties() -> None:
     """User properties tell where it is from; binary values are binary again."""
     properties = {
         "user_property": [["unit", "C"]],
+        "dead_letter": {"queue": "work", "physical_queue": 2},
         "correlation_data": "/w==",
         "message_expiry_interval": 60,
     }
@@ -196,10 +197,13 @@ async def test_a_message_comes_with_its_own_topic_and_properties() -> None:
     assert message.properties["correlation_data"] == b"\xff"
     assert message.properties["user_property"] == [
         ("unit", "C"),
+        ("penstock-dead-queue", "work"),
+        ("penstock-dead-physical-queue", "2"),
         ("penstock-queue", "q"),
         ("penstock-group", "default"),
         ("penstock-receive-count", "3"),
     ]
+    assert "dead_letter" not in message.properties
     await source.close()
 
 

@@ -41,6 +41,7 @@ def message(**more: Any) -> dict[str, Any]:
         "topic": "plant/1",
         "publisher": "gate",
         "payload": base64.b64encode(b"21.5").decode(),
+        "properties": {},
     }
     return plain | more
 
@@ -70,6 +71,18 @@ def test_peek_shows_where_a_message_is_and_how_it_begins() -> None:
     assert header.split() == ["place", "arrived", "topic", "publisher", "bytes", "payload"]
     assert short.split() == ["1:17", "2026-11-23T04:00:00Z", "plant/1", "gate", "4", "21.5"]
     assert cut.endswith(f"  100  {'x' * 60}…")
+
+
+def test_peek_shows_where_messages_died() -> None:
+    """By what the queue knows; the user properties of a publisher say nothing of it."""
+    origin = {"queue": "work", "group": "default", "reason": "max_receives", "receives": 5}
+    forged = {"user_property": [["penstock-dead-queue", "other"]]}
+    header, dead, other = peek_lines(
+        [message(properties={"dead_letter": origin}), message(properties=forged)]
+    )
+    assert "  died in  " in header
+    assert "work/default: max_receives, 5 receives" in dead
+    assert "other" not in other
 
 
 def test_a_terminal_is_safe_from_what_clients_send() -> None:

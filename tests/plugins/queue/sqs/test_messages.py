@@ -307,7 +307,15 @@ def test_the_header_of_a_trace_travels_with_the_message() -> None:
 
 def test_a_dead_letter_names_its_queue() -> None:
     """As an ARN with the region of the caller."""
-    properties = json.dumps({"user_property": [["penstock-dead-queue", "work"]]})
+    properties = json.dumps({"dead_letter": {"queue": "work"}})
     found = shown(published(properties=properties), source(), EVERYTHING)
     arn = "arn:aws:sqs:eu-west-1:000000000000:work"
     assert found["Attributes"]["DeadLetterQueueSourceArn"] == arn
+
+
+def test_a_publisher_cannot_say_where_a_message_died() -> None:
+    """What it says is an attribute of the message as any other."""
+    properties = json.dumps({"user_property": [["penstock-dead-queue", "work"]]})
+    found = shown(published(properties=properties), source(), EVERYTHING)
+    assert "DeadLetterQueueSourceArn" not in found["Attributes"]
+    assert found["MessageAttributes"]["penstock-dead-queue"]["StringValue"] == "work"
