@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
@@ -50,9 +52,24 @@ class CommandError(PenstockError):
     """Arguments that do not fit together, or an answer that is not of a queue; status 2."""
 
 
+Url: TypeAlias = Annotated[
+    str | None, typer.Option(help=f"Of a running broker or gateway; {DEFAULT_URL} by default.")
+]
+TokenFile: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="With the bearer token, where one is needed.")
+]
+CaFile: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Certificate authority of an https server.")
+]
+ConfigFile: TypeAlias = Annotated[
+    str | None,
+    typer.Option("-c", "--config", help="Policy file with the address; without a server, the file"),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the queues are.
+    """Where the queues are; its fields are options of each command.
 
     Attributes:
         url: of the HTTP API; None for that of the policy file.
@@ -61,10 +78,10 @@ class Place:
         config: the policy file; None for `url`.
     """
 
-    url: str | None
-    token_file: Path | None
-    ca_file: Path | None
-    config: str | None
+    url: Url = None
+    token_file: TokenFile = None
+    ca_file: CaFile = None
+    config: ConfigFile = None
 
     def ask(self, work: Callable[[QueueClient], T]) -> T:
         """Run `work` with a client of the queues.
@@ -154,19 +171,6 @@ Queue: TypeAlias = Annotated[str, typer.Argument(metavar="QUEUE", help="The logi
 GroupName: TypeAlias = Annotated[
     str | None, typer.Argument(metavar="[GROUP]", help="A group of it.")
 ]
-Url: TypeAlias = Annotated[
-    str | None, typer.Option(help=f"Of a running broker or gateway; {DEFAULT_URL} by default.")
-]
-TokenFile: TypeAlias = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="With the bearer token, where one is needed.")
-]
-CaFile: TypeAlias = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Certificate authority of an https server.")
-]
-ConfigFile: TypeAlias = Annotated[
-    str | None,
-    typer.Option("-c", "--config", help="Policy file with the address; without a server, the file"),
-]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the server's answer.")]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 MaxMessages: TypeAlias = Annotated[
@@ -178,15 +182,31 @@ Settings: TypeAlias = Annotated[
 ]
 
 
+def at_a_place(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that has the options of `Place`, and calls one that has a place first."""
+    options = list(inspect.signature(Place, eval_str=True).parameters.values())
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+
+    @wraps(command)
+    def run(**arguments: Any) -> None:
+        place = Place(**{option.name: arguments.pop(option.name) for option in options})
+        command(place, **arguments)
+
+    positional = [one for one in own if one.kind is not one.KEYWORD_ONLY]
+    flags = [one for one in own if one.kind is one.KEYWORD_ONLY]
+    parameters = [*positional, *options, *flags]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
 @app.command()
+@at_a_place
 def stats(
+    place: Place,
     queue: Annotated[
         str | None, typer.Argument(metavar="[QUEUE]", help="One logical queue.")
     ] = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca_file: CaFile = None,
-    config: ConfigFile = None,
     *,
     as_json: AsJson = False,
 ) -> None:
@@ -195,95 +215,85 @@ def stats(
     def work(client: QueueClient) -> list[dict[str, Any]]:
         return client.queues() if queue is None else [client.queue(queue)]
 
-    found = Place(url, token_file, ca_file, config).ask(work)
+    found = place.ask(work)
     _print(found, lambda: stats_lines(found), as_json=as_json)
 
 
 @app.command()
+@at_a_place
 def peek(
+    place: Place,
     queue: Queue,
     group: Annotated[
         str | None, typer.Option(help="Messages that wait for this group; else all.")
     ] = None,
     max_messages: Annotated[int, typer.Option(min=1, metavar="N", help="At most.")] = 10,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca_file: CaFile = None,
-    config: ConfigFile = None,
     *,
     as_json: AsJson = False,
 ) -> None:
     """Show waiting messages; nothing changes, and nobody misses them."""
-    found = Place(url, token_file, ca_file, config).ask(
-        lambda client: client.peek(queue, group=group, max_messages=max_messages)
-    )
+    found = place.ask(lambda client: client.peek(queue, group=group, max_messages=max_messages))
     _print(found, lambda: peek_lines(found), as_json=as_json)
 
 
 @app.command()
+@at_a_place
 def purge(
+    place: Place,
     queue: Queue,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca_file: CaFile = None,
-    config: ConfigFile = None,
     *,
     yes: Yes = False,
 ) -> None:
     """Remove all messages of a queue, for all groups."""
     _confirm(f"Remove all messages of queue {queue}, for all groups?", yes=yes)
-    removed = Place(url, token_file, ca_file, config).ask(lambda client: client.purge(queue))
+    removed = place.ask(lambda client: client.purge(queue))
     typer.echo(f"{removed:,} messages removed")
 
 
 @app.command()
+@at_a_place
 def redrive(
+    place: Place,
     queue: Queue,
     target: Annotated[
         str | None, typer.Option(help="Queue for all; else the one in which each died.")
     ] = None,
     max_messages: MaxMessages = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca_file: CaFile = None,
-    config: ConfigFile = None,
 ) -> None:
     """Move dead letters back to the queues they came from."""
-    moved = Place(url, token_file, ca_file, config).ask(
+    moved = place.ask(
         lambda client: client.redrive(queue, target=target, max_messages=max_messages)
     )
     typer.echo(f"{moved:,} messages moved")
 
 
 @app.command()
+@at_a_place
 def compact(
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca_file: CaFile = None,
-    config: ConfigFile = None,
+    place: Place,
 ) -> None:
     """Give all unused space of the database back."""
-    freed = Place(url, token_file, ca_file, config).ask(QueueClient.compact)
+    freed = place.ask(QueueClient.compact)
     typer.echo(f"{freed:,} bytes given back")
 
 
 @app.command()
+@at_a_place
 def backup(
+    place: Place,
     path: Annotated[
         str, typer.Argument(metavar="FILE", help="A new file, on the machine of the server.")
     ],
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca_file: CaFile = None,
-    config: ConfigFile = None,
 ) -> None:
     """Write a copy of the database, as of one moment; queues go on meanwhile."""
-    written = Place(url, token_file, ca_file, config).ask(lambda client: client.backup(path))
+    written = place.ask(lambda client: client.backup(path))
     typer.echo(f"{written:,} bytes written to {path}")
 
 
 @app.command()
+@at_a_place
 def seek(
+    place: Place,
     queue: Queue,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="A group of it.")],
     to: Annotated[
@@ -293,33 +303,25 @@ def seek(
             help="earliest, latest, a time such as 2026-11-23T04:00:00Z, or seconds since 1970.",
         ),
     ],
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca_file: CaFile = None,
-    config: ConfigFile = None,
     *,
     yes: Yes = False,
 ) -> None:
     """Move a group: back to receive messages again, or forward to leave some out."""
-    place = _read_place(to)
-    if place != "earliest":
+    start = _read_start(to)
+    if start != "earliest":
         _confirm(f"Move group {group} of {queue} to {to}? It misses what it skips.", yes=yes)
-    position = Place(url, token_file, ca_file, config).ask(
-        lambda client: client.seek(queue, group, place)
-    )
+    position = place.ask(lambda client: client.seek(queue, group, start))
     offsets = ", ".join(f"{number}: {offset:,}" for number, offset in position.offsets.items())
     typer.echo(f"group {group} is at offset {offsets}")
 
 
 @app.command()
+@at_a_place
 def create(
+    place: Place,
     queue: Queue,
     group: GroupName = None,
     settings: Settings = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca_file: CaFile = None,
-    config: ConfigFile = None,
 ) -> None:
     """Create a queue, or a group of one, while the server runs."""
     given = _read_settings(settings)
@@ -336,19 +338,17 @@ def create(
             )
         _put(client, queue, group, given)
 
-    Place(url, token_file, ca_file, config).ask(work)
+    place.ask(work)
     typer.echo(f"{_named(queue, group)} created")
 
 
 @app.command()
+@at_a_place
 def change(
+    place: Place,
     queue: Queue,
     group: GroupName = None,
     settings: Settings = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca_file: CaFile = None,
-    config: ConfigFile = None,
 ) -> None:
     """Change settings of a queue or a group; the others stay.
 
@@ -362,18 +362,16 @@ def change(
         found = client.queue(queue) if group is None else client.group(queue, group)
         _put(client, queue, group, {**found["settings"], **given})
 
-    Place(url, token_file, ca_file, config).ask(work)
+    place.ask(work)
     typer.echo(f"{_named(queue, group)} changed")
 
 
 @app.command()
+@at_a_place
 def delete(
+    place: Place,
     queue: Queue,
     group: GroupName = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca_file: CaFile = None,
-    config: ConfigFile = None,
     *,
     yes: Yes = False,
 ) -> None:
@@ -387,7 +385,7 @@ def delete(
         else:
             client.delete_group(queue, group)
 
-    Place(url, token_file, ca_file, config).ask(work)
+    place.ask(work)
     typer.echo(f"{_named(queue, group)} deleted")
 
 
@@ -421,7 +419,7 @@ def _read_settings(texts: list[str] | None) -> dict[str, Any]:
     return settings
 
 
-def _read_place(text: str) -> str | float:
+def _read_start(text: str) -> str | float:
     """Return a place to seek to, times as seconds since the Unix epoch.
 
     Raises:
