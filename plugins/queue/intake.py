@@ -255,6 +255,12 @@ class Intake:
             self._has_refused = False
             self.on_room()
 
+    def look_for_room(self) -> None:
+        """Tell publishers that wait if there is room, whatever has made it, such as retention."""
+        if self._has_refused and self._engine.reserve(self._name, 1, 0):
+            self._engine.release(self._name, 1, 0)
+            self.has_room_again()
+
     def _call_later(self, call: Callable[[], None]) -> asyncio.Handle:
         loop = asyncio.get_running_loop()
         if self._commit_wait_seconds:

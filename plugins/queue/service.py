@@ -159,6 +159,12 @@ class QueueService:
             await queue.intake.close()
         await self.engine.close()
 
+    def look_for_room(self) -> None:
+        """Tell publishers that wait for a queue if it has room, whatever has made it."""
+        for name in self.engine.queues():
+            if name in self._queues:  # it is in the engine first
+                self._queues[name].intake.look_for_room()
+
     def names(self) -> Sequence[str]:
         """Return the names of all queues, sorted."""
         return sorted(self._queues)

@@ -28,6 +28,7 @@ from penstock.plugins.queue.service import QueueService
 from penstock.plugins.queue.sqs.api import SqsApi
 from penstock.plugins.web.bodies import Bodies
 from penstock.plugins.web.service import HttpServer
+from penstock.plugins.web.slices import Slicer
 from penstock.plugins.web.tls import ServerTls
 
 MAINTAIN_SECONDS: Final = 2.0
@@ -116,13 +117,14 @@ class QueuePlugin(Plugin):
         self._access, self._tls = _access_and_tls(config, context.policy_file)
         self._servers: list[HttpServer] = []
         bodies = Bodies(config.http_limits.body_bytes, config.http_limits.body_timeout_seconds)
+        slicer = Slicer()
         logger, clock = context.logger, context.clock
         self._http = self._sqs = None
         if config.http is not None:
-            http = QueueApi(self.service, self._access, clock, logger, bodies)
+            http = QueueApi(self.service, self._access, clock, logger, bodies, slicer)
             self._http = self._server(http.application(config.max_request_bytes), "http")
         if config.sqs is not None:
-            sqs = SqsApi(self.service, self._access, clock, logger, bodies)
+            sqs = SqsApi(self.service, self._access, clock, logger, bodies, slicer)
             self._sqs = self._server(sqs.application(config.max_request_bytes), "sqs")
         self.open_files = sum(server.open_files for server in self._servers)
         self._maintaining: asyncio.Task[None] | None = None
@@ -218,6 +220,7 @@ class QueuePlugin(Plugin):
                     self.context.logger.warning("queue: retention and expiry wait: %s", error)
             except Exception as error:  # noqa: BLE001 (the next attempt must follow any error)
                 note_fault(self.context.logger, faults, "queue maintenance", error)
+            self.service.look_for_room()
 
     def _server(self, application: web.Application, key: str) -> HttpServer:
         server = HttpServer(

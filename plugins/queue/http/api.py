@@ -71,6 +71,7 @@ class QueueApi:
         clock: returns monotonic seconds.
         logger: gets what should not happen.
         bodies: of requests that are being received.
+        slicer: runs what takes long.
     """
 
     def __init__(
@@ -80,8 +81,9 @@ class QueueApi:
         clock: Callable[[], float],
         logger: Logger,
         bodies: Bodies,
+        slicer: Slicer,
     ) -> None:
-        self._context = Context(service, access, clock, bodies, Slicer())
+        self._context = Context(service, access, clock, bodies, slicer)
         self._logger = logger
 
     def application(self, max_request_bytes: int) -> web.Application:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from logging import Logger
 from typing import Any, Final, NamedTuple
@@ -72,6 +72,7 @@ from penstock.plugins.queue.sqs.queue_attributes import (
     name_of_arn,
     settings_of,
 )
+from penstock.plugins.web.slices import Slicer
 
 MAX_RECEIVED: Final = 10
 """Messages of one ReceiveMessage; Amazon's."""
@@ -125,6 +126,7 @@ class SqsActions:
         service: of the queues.
         clock: returns monotonic seconds.
         wall_clock: returns seconds since the Unix epoch.
+        slicer: runs what takes long.
         logger: gets faults of tasks in the background.
     """
 
@@ -133,9 +135,11 @@ class SqsActions:
         service: QueueService,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
+        slicer: Slicer,
         logger: Logger,
     ) -> None:
         self._service = service
+        self._slicer = slicer
         self._clock = clock
         self._wall_clock = wall_clock
         self._tasks = MoveTasks(service.engine, wall_clock, logger)
@@ -379,12 +383,7 @@ class SqsActions:
         target = self._target(request, name, snapshot)
         asked = entries(request.parameters)
         outcome = _BatchOutcome(asked)
-        prepared = {}
-        for entry in asked:
-            try:
-                prepared[entry["Id"]] = messages.prepare(entry, target)
-            except SqsError as error:
-                outcome.fail(entry["Id"], error)
+        prepared = await self._slicer.run(_prepared(asked, target, outcome))
         n_bytes = sum(one.size_bytes for one in prepared.values())
         if n_bytes > MAX_MESSAGE_BYTES:
             raise SqsError(
@@ -433,7 +432,7 @@ class SqsActions:
             request.region,
             self._wall_clock(),
         )
-        shown = [messages.shown(message, source, wanted) for message in received]
+        shown = await self._slicer.run(_shown(received, source, wanted))
         return {"Messages": shown} if shown else {}
 
     async def _received(self, name: str, request: ReceiveRequest) -> list[ReceivedMessage]:
@@ -604,6 +603,31 @@ class _BatchOutcome:
             "Successful": [self._done[one] for one in self._asked if one in self._done],
             "Failed": [self._failed[one] for one in self._asked if one in self._failed],
         }
+
+
+def _prepared(
+    asked: Sequence[Mapping[str, Any]], target: messages.Target, outcome: _BatchOutcome
+) -> Generator[None, None, dict[str, messages.Prepared]]:
+    """Return the messages of a batch by the ids of their entries, each in a step."""
+    prepared = {}
+    for entry in asked:
+        try:
+            prepared[entry["Id"]] = messages.prepare(entry, target)
+        except SqsError as error:
+            outcome.fail(entry["Id"], error)
+        yield
+    return prepared
+
+
+def _shown(
+    received: Sequence[ReceivedMessage], source: messages.Source, wanted: messages.Wanted
+) -> Generator[None, None, list[dict[str, Any]]]:
+    """Return received messages as SQS has them, each in a step."""
+    shown = []
+    for message in received:
+        shown.append(messages.shown(message, source, wanted))
+        yield
+    return shown
 
 
 def unknown_queue() -> SqsError:

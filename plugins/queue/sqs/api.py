@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from logging import Logger
 from typing import Final, NamedTuple
 
@@ -54,9 +54,13 @@ from penstock.plugins.queue.sqs.protocol import (
 from penstock.plugins.queue.sqs.signature import SignedRequest, read_credential, verify
 from penstock.plugins.web.bodies import Bodies
 from penstock.plugins.web.service import CHECK_ROOM, RequestError
+from penstock.plugins.web.slices import Slicer
 
 DEFAULT_REGION: Final = "us-east-1"
 """In ARNs of requests without a signature."""
+
+MAX_BODY_BYTES: Final = 8 * 1024 * 1024
+"""Of a request: the messages of a batch, 1 MiB, may be JSON escapes of six characters a byte."""
 
 _FAULTS: Final[tuple[tuple[type[PenstockError], Fault], ...]] = (
     (ExistsError, QUEUE_NAME_EXISTS),
@@ -92,6 +96,7 @@ class SqsApi:
         clock: returns monotonic seconds.
         logger: gets what should not happen.
         bodies: of requests that are being received.
+        slicer: runs what takes long.
         wall_clock: returns seconds since the Unix epoch.
     """
 
@@ -102,19 +107,22 @@ class SqsApi:
         clock: Callable[[], float],
         logger: Logger,
         bodies: Bodies,
+        slicer: Slicer,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._actions = SqsActions(service, clock, wall_clock, logger)
+        self._actions = SqsActions(service, clock, wall_clock, slicer, logger)
         self._access = access
         self._clock = clock
         self._wall_clock = wall_clock
         self._logger = logger
         self._bodies = bodies
+        self._slicer = slicer
 
     def application(self, max_request_bytes: int) -> web.Application:
         """Return the API as an aiohttp application."""
         application = web.Application(
-            client_max_size=max_request_bytes, middlewares=[self._answer_errors]
+            client_max_size=min(max_request_bytes, MAX_BODY_BYTES),
+            middlewares=[self._answer_errors],
         )
         application.router.add_route("*", "/{path:.*}", self._handle)
         application.on_cleanup.append(self._end_tasks)
@@ -126,7 +134,7 @@ class SqsApi:
         async with self._bodies.read(request) as received:
             body = bytes(received)
             sender = self._sender(request, body)
-            call = _read_call(request, body)
+            call = await self._slicer.run(_read_call(request, body))
             del body  # frees the text, which may be as large as all payloads, before the commit
         if call.action == "ReceiveMessage":
             request.app[CHECK_ROOM]()
@@ -143,8 +151,9 @@ class SqsApi:
         )
         request_id = str(uuid.uuid4())
         if _is_json(request):
-            return _answer(200, JSON_CONTENT_TYPE, write_json_answer(result), request_id)
-        answer = write_xml_answer(call.action, result, request_id)
+            answer = await self._slicer.run(write_json_answer(result))
+            return _answer(200, JSON_CONTENT_TYPE, answer, request_id)
+        answer = await self._slicer.run(write_xml_answer(call.action, result, request_id))
         return _answer(200, XML_CONTENT_TYPE, answer, request_id)
 
     async def _end_tasks(self, _: web.Application) -> None:
@@ -228,7 +237,7 @@ def _is_json(request: web.Request) -> bool:
     return "X-Amz-Target" in request.headers or content_type.startswith("application/x-amz-json")
 
 
-def _read_call(request: web.Request, body: bytes) -> Call:
+def _read_call(request: web.Request, body: bytes) -> Generator[None, None, Call]:
     if _is_json(request):
         return read_json_call(request.headers.get("X-Amz-Target", ""), body)
     return read_query_call(request.raw_path.partition("?")[2], body)

@@ -269,15 +269,19 @@ async def test_maintenance_survives_every_error(
 
 
 async def test_old_messages_leave_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A queue with `retention_seconds` is cleaned while the program runs."""
+    """A queue with `retention_seconds` is cleaned, and publishers that wait for room are told."""
     monkeypatch.setattr(sink_module, "MAINTAIN_SECONDS", 0.001)
-    queues = {"telemetry": {"topics": ["plant/#"], "retention_seconds": 0.02}}
-    async with running_plugin(queues=queues) as plugin:
+    keys = {"topics": ["plant/#"], "retention_seconds": 0.02, "max_messages": 1}
+    async with running_plugin(queues={"telemetry": keys}) as plugin:
+        (sink,) = plugin.sinks
         offered = message(arrived_at=plugin.context.clock())
-        plugin.sinks[0].reserve(offered)
-        plugin.sinks[0].accept(offered, None)
+        answers: list[str] = []
+        sink.on_room = lambda: answers.append(sink.reserve(offered))  # as a broker does
+        assert sink.reserve(offered) == ""
+        sink.accept(offered, None)
+        assert sink.reserve(offered) == "queue_full"
         await until(lambda: plugin.engine.snapshot("telemetry").removed.get("retention") == 1)
-        assert plugin.engine.snapshot("telemetry").messages == 0
+        await until(lambda: "" in answers)
 
 
 async def test_address_in_use_is_told_and_frees_everything(tmp_path: Path) -> None:

@@ -9,16 +9,12 @@ from hypothesis import strategies as st
 
 from penstock.plugins.web import json_text
 from penstock.plugins.web.json_text import MAX_DEPTH, JsonTextError, read_json
+from tests.helpers.works import result_of
 
 
 def read(text: str | bytes) -> Any:
     """Read a text to its end."""
-    work = read_json(text.encode() if isinstance(text, str) else text)
-    try:
-        while True:
-            next(work)
-    except StopIteration as end:
-        return end.value
+    return result_of(read_json(text.encode() if isinstance(text, str) else text))
 
 
 VALUES = st.recursive(

@@ -23,6 +23,7 @@ from penstock.plugins.queue.http.api import QueueApi
 from penstock.plugins.queue.service import QueueService
 from penstock.plugins.web.bodies import Bodies
 from penstock.plugins.web.service import HttpServer
+from penstock.plugins.web.slices import Slicer
 from penstock.plugins.web.tls import ServerTls
 
 LOGGER: Final = logging.getLogger("penstock.queue")
@@ -135,7 +136,7 @@ async def serving(
     limits = config.http_limits
     bodies = Bodies(limits.body_bytes, limits.body_timeout_seconds)
     access = access or QueueAccess.open_to_all()
-    api = QueueApi(service, access, time.monotonic, LOGGER, bodies)
+    api = QueueApi(service, access, time.monotonic, LOGGER, bodies, Slicer())
     application = api.application(config.max_request_bytes)
     server = HttpServer(application, "plugins.queue.http", limits, LOGGER, tls=tls)
     await service.open()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
@@ -16,19 +15,15 @@ from penstock.plugins.queue.client import (
 )
 from penstock.plugins.queue.http import answers, arrow
 from penstock.plugins.web.service import RequestError
+from tests.helpers.works import finished
 
 JSON = "application/json"
 
 
-def finished(work: Any) -> tuple[bytes, int]:
+def body_of(work: answers.Writing) -> tuple[bytes, int]:
     """Run a work to its end; return the whole body and the number of steps."""
-    n_steps = 0
-    try:
-        while True:
-            next(work)
-            n_steps += 1
-    except StopIteration as end:
-        return b"".join(end.value), n_steps
+    pieces, n_steps = finished(work)
+    return b"".join(pieces), n_steps
 
 
 def batch(payloads: Sequence[bytes]) -> Batch:
@@ -73,7 +68,7 @@ def test_a_type_that_there_is_not_is_told(accept: str) -> None:
 def test_json_is_written_in_steps() -> None:
     """Each message is one, and each piece of a large payload; no piece is large."""
     work = answers.write_range([write_batch(batch([b"x" * 1_000_000, b"", b"\xff"]))], JSON)
-    body, n_steps = finished(work)
+    body, n_steps = body_of(work)
     messages = json.loads(body)["messages"]
     assert [one["payload"] for one in messages][1:] == ["", "/w=="]
     assert messages[0]["properties"] == {"x": 1}
@@ -83,15 +78,15 @@ def test_json_is_written_in_steps() -> None:
 
 def test_no_message_is_an_empty_list_or_an_empty_body() -> None:
     """In each format."""
-    assert json.loads(finished(answers.write_received([], JSON))[0]) == {"messages": []}
-    assert finished(answers.write_received([], BATCH_CONTENT_TYPE))[0] == b""
-    assert finished(answers.write_range([], BATCH_CONTENT_TYPE))[0] == b""
+    assert json.loads(body_of(answers.write_received([], JSON))[0]) == {"messages": []}
+    assert body_of(answers.write_received([], BATCH_CONTENT_TYPE))[0] == b""
+    assert body_of(answers.write_range([], BATCH_CONTENT_TYPE))[0] == b""
 
 
 def test_received_messages_are_written_in_several_frames() -> None:
     """As large as those of the storage; a reader joins them."""
     messages = [ReceivedMessage("h", 1, 0, n, "a", b"x" * 100, 1, "", 0.0, "") for n in range(1000)]
-    body, n_steps = finished(answers.write_received(messages, BATCH_CONTENT_TYPE))
+    body, n_steps = body_of(answers.write_received(messages, BATCH_CONTENT_TYPE))
     assert read_deliveries(body) == messages
     assert n_steps >= 3
 

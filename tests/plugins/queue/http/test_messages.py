@@ -13,29 +13,20 @@ from penstock.plugins.queue.client import BATCH_HEADER, Batch
 from penstock.plugins.queue.engines.contract import NewMessage
 from penstock.plugins.queue.http.messages import Sender, read_frames, read_rows
 from penstock.plugins.web.service import RequestError
+from tests.helpers.works import result_of
 
 SENDER = Sender(ANYBODY, 5.0)
 NAMED = Sender(Caller("importer", "", {}), 5.0)
 
 
-def finished(work: Any) -> list[NewMessage]:
-    """Run a work to its end."""
-    try:
-        while True:
-            next(work)
-    except StopIteration as end:
-        found: list[NewMessage] = end.value
-        return found
-
-
 def rows(body: Any, sender: Sender = SENDER) -> list[NewMessage]:
     """Read a JSON body."""
-    return finished(read_rows(bytearray(json.dumps(body).encode()), sender))
+    return result_of(read_rows(bytearray(json.dumps(body).encode()), sender))
 
 
 def frames(body: bytes, sender: Sender = SENDER) -> list[NewMessage]:
     """Read a body of the batch format."""
-    return finished(read_frames(bytearray(body), sender))
+    return result_of(read_frames(bytearray(body), sender))
 
 
 def batch(n_messages: int = 1, **columns: Any) -> Batch:

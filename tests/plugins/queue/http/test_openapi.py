@@ -24,6 +24,7 @@ from penstock.plugins.queue.http import arrow
 from penstock.plugins.queue.http.api import QueueApi
 from penstock.plugins.queue.http.openapi import document
 from penstock.plugins.web.bodies import Bodies
+from penstock.plugins.web.slices import Slicer
 from tests.helpers.clock import Clock
 from tests.plugins.queue.http.serving import QUEUES, Answer, Serving, serving
 
@@ -221,7 +222,7 @@ def test_the_document_is_valid() -> None:
 async def test_every_route_is_documented_and_no_other() -> None:
     """With its methods."""
     nothing: Any = None
-    api = QueueApi(nothing, nothing, Clock(), logging.getLogger("test"), Bodies(1, 1.0))
+    api = QueueApi(nothing, nothing, Clock(), logging.getLogger("test"), Bodies(1, 1.0), Slicer())
     routes = {
         (route.method, route.resource.canonical)
         for route in api.application(1024).router.routes()

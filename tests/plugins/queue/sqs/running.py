@@ -18,6 +18,7 @@ from penstock.plugins.queue.sqs.api import SqsApi
 from penstock.plugins.web.bodies import Bodies
 from penstock.plugins.web.limits import HttpLimits
 from penstock.plugins.web.service import HttpServer
+from penstock.plugins.web.slices import Slicer
 
 LOGGER: Final = logging.getLogger("penstock.queue")
 
@@ -69,6 +70,7 @@ async def running_sqs(
         time.monotonic,
         LOGGER,
         Bodies(64 * 1024 * 1024, 30.0),
+        Slicer(),
         wall_clock,
     )
     server = HttpServer(

@@ -22,6 +22,7 @@ from penstock.plugins.queue.sqs.errors import (
     Fault,
     SqsError,
 )
+from penstock.plugins.web.slices import Slicer
 from tests.plugins.queue.running import until
 from tests.plugins.queue.sqs.running import LOGGER, RunningSqs, running_sqs
 from tests.plugins.queue.sqs.script import new_client
@@ -32,7 +33,7 @@ class Caller:
 
     def __init__(self, server: RunningSqs) -> None:
         self.service = server.service
-        self._actions = SqsActions(server.service, time.monotonic, time.time, LOGGER)
+        self._actions = SqsActions(server.service, time.monotonic, time.time, Slicer(), LOGGER)
 
     async def __call__(self, action: str, path: str = "/", **parameters: Any) -> dict[str, Any]:
         """Call an action."""

@@ -23,6 +23,7 @@ from penstock.plugins.queue.access import QueueAccess
 from penstock.plugins.queue.engines.contract import NewMessage, StorageError, StorageFullError
 from penstock.plugins.queue.engines.memory import MemoryStore
 from penstock.plugins.queue.engines.store import Changes
+from penstock.plugins.queue.sqs import api
 from penstock.plugins.queue.sqs.signature import ALLOWED_SKEW_SECONDS
 from tests.plugins.queue.running import until
 from tests.plugins.queue.sqs.running import RunningSqs, running_sqs
@@ -343,6 +344,14 @@ async def test_requests_that_are_none_get_an_error_of_the_protocol(
         assert told["x-amzn-query-error"].endswith(";Sender")
         found, answer, _ = await post(server, headers, b"{}", "PUT")
         assert found == 400
+
+
+async def test_a_body_is_bounded_whatever_http_may_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request of SQS needs more."""
+    monkeypatch.setattr(api, "MAX_BODY_BYTES", 2048)
+    async with running_sqs({"q": {}}) as server:
+        status, _, _ = await post(server, {"X-Amz-Target": "AmazonSQS.ListQueues"}, b" " * 3000)
+        assert status == 413
 
 
 async def test_a_message_of_mqtt_is_received_with_its_topic() -> None:

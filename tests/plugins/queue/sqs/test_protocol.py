@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from typing import Any
+from unittest.mock import patch
+from urllib.parse import parse_qsl, urlencode
 from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.plugins.queue.sqs import protocol
 from penstock.plugins.queue.sqs.errors import (
     QUEUE_DOES_NOT_EXIST,
     SERIALIZATION,
@@ -22,12 +25,15 @@ from penstock.plugins.queue.sqs.protocol import (
     is_xml_text,
     read_json_call,
     read_query_call,
+    write_json_answer,
     write_json_error,
     write_query_error_header,
     write_xml_answer,
     write_xml_error,
 )
+from tests.helpers.works import finished, result_of
 
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
 SPACE = "{http://queue.amazonaws.com/doc/2012-11-05/}"
 
 
@@ -39,22 +45,24 @@ def parsed(document: bytes) -> ET.Element:
 def fault_of(query: str = "", body: bytes = b"") -> Fault:
     """Return why a request of the query protocol is refused."""
     with pytest.raises(SqsError) as refused:
-        read_query_call(query, body)
+        result_of(read_query_call(query, body))
     return refused.value.fault
 
 
 def test_json_requests_are_read() -> None:
     """The target names the action; null is as good as nothing."""
-    call = read_json_call("AmazonSQS.SendMessage", b'{"QueueUrl": "u", "DelaySeconds": null}')
+    call = result_of(
+        read_json_call("AmazonSQS.SendMessage", b'{"QueueUrl": "u", "DelaySeconds": null}')
+    )
     assert call == ("SendMessage", {"QueueUrl": "u"})
-    assert read_json_call("AmazonSQS.ListQueues", b"") == ("ListQueues", {})
+    assert result_of(read_json_call("AmazonSQS.ListQueues", b"")) == ("ListQueues", {})
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"1", b"\xff", b"[" * 100_000])
 def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     """Whatever it is."""
     with pytest.raises(SqsError) as refused:
-        read_json_call("AmazonSQS.SendMessage", body)
+        result_of(read_json_call("AmazonSQS.SendMessage", body))
     assert refused.value.fault == SERIALIZATION
 
 
@@ -62,7 +70,7 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
 def test_a_target_of_another_service_is_refused(target: str) -> None:
     """The error names what was read."""
     with pytest.raises(SqsError, match="AmazonSQS") as refused:
-        read_json_call(target, b"{}")
+        result_of(read_json_call(target, b"{}"))
     assert refused.value.fault == UNKNOWN_ACTION
 
 
@@ -122,8 +130,8 @@ def test_a_target_of_another_service_is_refused(target: str) -> None:
 )
 def test_forms_are_read_by_the_names_of_json(form: str, parameters: dict[str, Any]) -> None:
     """In the body, or in the query."""
-    assert read_query_call("", f"Action=A&{form}".encode()) == ("A", parameters)
-    assert read_query_call(f"Action=A&{form}", b"") == ("A", parameters)
+    assert result_of(read_query_call("", f"Action=A&{form}".encode())) == ("A", parameters)
+    assert result_of(read_query_call(f"Action=A&{form}", b"")) == ("A", parameters)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +154,29 @@ def test_forms_that_are_no_request_are_refused(form: str) -> None:
     assert fault_of(body=f"Action=A&{form}".encode()) == SERIALIZATION
 
 
+@given(
+    pairs=st.lists(st.tuples(TEXTS, TEXTS), max_size=3),
+    n_characters=st.integers(3, 9),
+)
+def test_a_form_is_read_in_steps_as_python_reads_it(
+    pairs: list[tuple[str, str]], n_characters: int
+) -> None:
+    """No escape is cut; a megabyte of escapes would take 0.1 s in one step."""
+    form = urlencode(pairs)
+    with patch.object(protocol, "_FORM_CHARACTERS", n_characters):
+        read, n_steps = finished(protocol._read_form(form))
+    assert read == parse_qsl(form, keep_blank_values=True)
+    assert n_steps >= len(form.replace("&", "").replace("=", "")) // n_characters // 2
+
+
+def test_a_large_answer_is_written_in_steps() -> None:
+    """Each message is one."""
+    result = {"Messages": [{"Body": "a"}, {"Body": "b"}], "MessageId": "m"}
+    body, n_steps = finished(write_json_answer(result))
+    assert (json.loads(body), n_steps) == (result, 2)
+    assert finished(write_xml_answer("ReceiveMessage", result, "id"))[1] == 3
+
+
 def test_a_form_without_an_action_is_refused() -> None:
     """So is anything else that comes to the address, such as a browser."""
     assert fault_of() == UNKNOWN_ACTION
@@ -156,7 +187,7 @@ def test_a_form_without_an_action_is_refused() -> None:
 def test_no_form_gets_anything_but_an_error_of_the_protocol(body: bytes) -> None:
     """Whatever bytes come."""
     with suppress(SqsError):
-        read_query_call("", b"Action=A&" + body)
+        result_of(read_query_call("", b"Action=A&" + body))
 
 
 def test_xml_has_the_names_of_the_query_protocol() -> None:
@@ -170,7 +201,7 @@ def test_xml_has_the_names_of_the_query_protocol() -> None:
             }
         ]
     }
-    root = parsed(write_xml_answer("ReceiveMessage", result, "id-1"))
+    root = parsed(result_of(write_xml_answer("ReceiveMessage", result, "id-1")))
     assert root.tag == f"{SPACE}ReceiveMessageResponse"
     assert root.findtext(f"{SPACE}ResponseMetadata/{SPACE}RequestId") == "id-1"
     message = root.find(f"{SPACE}ReceiveMessageResult/{SPACE}Message")
@@ -188,7 +219,7 @@ def test_xml_of_a_batch_names_its_action() -> None:
         "Successful": [{"Id": "a"}],
         "Failed": [{"Id": "b", "SenderFault": True, "Code": "c"}],
     }
-    root = parsed(write_xml_answer("DeleteMessageBatch", result, "id"))
+    root = parsed(result_of(write_xml_answer("DeleteMessageBatch", result, "id")))
     inner = f"{SPACE}DeleteMessageBatchResult"
     assert root.findtext(f"{inner}/{SPACE}DeleteMessageBatchResultEntry/{SPACE}Id") == "a"
     assert root.findtext(f"{inner}/{SPACE}BatchResultErrorEntry/{SPACE}SenderFault") == "true"
@@ -197,7 +228,7 @@ def test_xml_of_a_batch_names_its_action() -> None:
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_xml_carries_every_allowed_text(text: str) -> None:
     """Also a carriage return, which XML would read as a line feed."""
-    answer = write_xml_answer("ReceiveMessage", {"Messages": [{"Body": text}]}, "id")
+    answer = result_of(write_xml_answer("ReceiveMessage", {"Messages": [{"Body": text}]}, "id"))
     found = parsed(answer).findtext(f".//{SPACE}Body")
     if is_xml_text(text):
         assert found == text
