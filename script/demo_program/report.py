@@ -174,4 +174,9 @@ def commands(places: Places) -> list[tuple[str, str]]:
         ("publish", f"mosquitto_pub -p {port} -q 1 -t telemetry/me/mood -m good"),
         ("publish with paho", f'.venv/bin/python -c "{python}"'),
         ("look at the queues", f".venv/bin/penstock queue stats --url {places.queue_url}"),
+        ("put something into one", f"mosquitto_pub -p {port} -q 1 -t pictures/me -m smile"),
+        (
+            "and take it out, as a device would",
+            f"mosquitto_sub -p {port} -q 1 -C 1 -t '$queue/pictures/viewers'",
+        ),
     ]

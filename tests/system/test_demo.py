@@ -83,7 +83,7 @@ def test_nothing_is_lost_and_the_printed_commands_work(tmp_path: Path) -> None:
     assert "Nothing was lost" in printed
     assert re.search(r"balances +│ +yes │ +yes", printed)
     assert (folder / "latency.png").read_bytes().startswith(b"\x89PNG")
-    start, listen, publish, publish_with_paho, look = printed_commands(printed)
+    start, listen, publish, publish_with_paho, look, put, take = printed_commands(printed)
     url = look.split()[-1]
     before = broker_pid(folder)
     with shell(start, stderr=subprocess.PIPE) as broker:
@@ -105,6 +105,11 @@ def test_nothing_is_lost_and_the_printed_commands_work(tmp_path: Path) -> None:
             with shell(look, stdout=subprocess.PIPE) as looker:
                 assert looker.stdout is not None
                 assert "spark" in looker.stdout.read()
+            with shell(put) as putter:
+                assert putter.wait() == 0
+            with shell(f"{take} -W 60", stdout=subprocess.PIPE) as taker:
+                assert taker.stdout is not None
+                assert taker.stdout.read() == "smile\n"
             client.close()
         finally:
             broker.terminate()

@@ -224,6 +224,48 @@ def test_file_that_cannot_grow_refuses_and_recovers(path: Path) -> None:
         assert firsts(store) == [0, 1, 2]
 
 
+def test_a_new_file_on_a_full_disk_is_told_at_the_start(path: Path) -> None:
+    """Once there is space, it is made."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(EngineStartError, match=rf"{path}: .*(full|disk I/O error)"):
+            SqliteStore(str(path)).open()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with opened(path) as store:
+        store.write(storing(segment(0)))
+
+
+def test_a_file_that_is_read_only_for_a_time_refuses_and_recovers(path: Path) -> None:
+    """As on a file system that was mounted anew; what was stored is there."""
+    with opened(path) as store:
+        store.write(storing(segment(0)))
+        assert store._writer is not None
+        store._writer.execute("PRAGMA query_only = ON")
+        with pytest.raises(StorageError, match=f"{path}: .*readonly"):
+            store.write(storing(segment(1)))
+        assert firsts(store) == [0]
+        store._writer.execute("PRAGMA query_only = OFF")
+        store.write(storing(segment(1)))
+        assert firsts(store) == [0, 1]
+
+
+def test_a_file_that_another_program_has_locked_refuses_and_recovers(path: Path) -> None:
+    """Reading goes on meanwhile."""
+    with opened(path) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        store.write(storing(segment(0)))
+        assert store._writer is not None
+        store._writer.execute("PRAGMA busy_timeout = 0")
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StorageError, match=f"{path}: .*locked"):
+            store.write(storing(segment(1)))
+        assert firsts(store) == [0]
+        other.execute("ROLLBACK")
+        store.write(storing(segment(1)))
+        assert firsts(store) == [0, 1]
+
+
 def test_messages_are_refused_while_there_is_no_space_for_readers(path: Path) -> None:
     """Without room for the reserve nothing is stored, deletes go on, and space ends it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
