@@ -136,6 +136,7 @@ def _schemas() -> dict[str, Schema]:
         "properties": {
             "type": "object",
             "description": f"MQTT 5 properties, and `{DEAD_LETTER}` of a dead letter.",
+            "additionalProperties": True,
             "properties": {DEAD_LETTER: _object(death)},
         },
     }
