@@ -72,7 +72,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Shares(LoadFileScheduling):
-    """Gives processes one file at a time, `TOGETHER` as one, and `APART` test by test."""
+    """Gives processes one file at a time, `TOGETHER` as one, and `APART` test by test.
+
+    The tests of `SLOW` mostly wait. If all processes began with them, the processors would be idle,
+    and busy later. So one process of at least three begins with the other tests.
+    """
+
+    def _assign_work_unit(self, node: Any) -> None:
+        nodes = self.nodes
+        if len(nodes) > 2 and node is nodes[0]:
+            quick = (scope for scope in self.workqueue if not scope.startswith(SLOW))
+            if (scope := next(quick, None)) is not None:
+                self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(APART):

@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 
 from penstock.plugins.queue.client import QueueClient
+from tests.helpers.process import SECONDS
 
 GROUP = "spark"
 """The only group of the queue, of kind `offsets`."""
@@ -68,7 +69,7 @@ def gateway_of(policy: Path) -> Iterator[QueueClient]:
             raise AssertionError(f"the gateway did not start: {said}")
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(SECONDS)
 
 
 def ranges(client: QueueClient, queue: str = "telemetry") -> dict[int, tuple[int, int]]:

@@ -8,7 +8,8 @@ import resource
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from penstock.broker.mqtt.packets import ConnAck
-from tests.helpers.scripted import SECONDS, open_client
+from tests.helpers.process import SECONDS
+from tests.helpers.scripted import open_client
 
 
 @contextlib.contextmanager

@@ -9,8 +9,8 @@ from typing import Any, Self
 from penstock.broker.mqtt.packets import ConnAck, Connect, Packet
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.writer import write_packet
+from tests.helpers.process import SECONDS
 
-SECONDS = 30
 """The longest wait for something that must happen."""
 
 

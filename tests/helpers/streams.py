@@ -11,7 +11,8 @@ from websockets.asyncio.client import connect as connect_websocket
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from tests.helpers.wire import SECONDS, WireClient
+from tests.helpers.process import SECONDS
+from tests.helpers.wire import WireClient
 
 MQTT: Final = (Subprotocol("mqtt"),)
 

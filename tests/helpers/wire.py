@@ -7,7 +7,7 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from penstock.broker.mqtt.packets import (
     ConnAck,
@@ -24,8 +24,8 @@ from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.frames import frames_of
+from tests.helpers.process import SECONDS
 
-SECONDS: Final = 30.0
 """The longest wait for something that must happen, on a machine that is busy."""
 
 Kind = TypeVar("Kind")

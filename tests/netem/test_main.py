@@ -17,6 +17,7 @@ from penstock.netem.links.namespaces import FOLDER
 from penstock.netem.runs.scenario_file import names
 from tests.helpers.netem_runs import INFO, whole_run, write_run
 from tests.helpers.networks import NEEDS_ROOT
+from tests.helpers.process import SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,7 +82,7 @@ def test_a_link_is_held_switched_and_taken_down(file: Path, number: signal.Signa
         }
         process.send_signal(number)
         assert process.stdout.read() == "taken down\n"
-        assert process.wait(20) == 0
+        assert process.wait(SECONDS) == 0
     assert not (FOLDER / namespace).exists()
 
 
@@ -93,7 +94,7 @@ def test_a_plan_is_followed_without_standard_input(file: Path) -> None:
         assert process.stdout is not None
         words = [process.stdout.readline().split()[:2] for _ in range(5)]
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(SECONDS) == 0
     assert words[2:] == [["profile", "good:"], ["profile", "lossy:"], ["profile", "good:"]]
 
 
@@ -123,7 +124,7 @@ def test_a_link_of_the_kernel_refuses_what_the_kernel_cannot_do(file: Path) -> N
         process.stdin.write("good\n")
         assert process.stdout.readline() == lines[2]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(SECONDS) == 0
     assert not (FOLDER / lines[0].split()[-2]).exists()
 
 

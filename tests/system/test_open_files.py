@@ -13,8 +13,8 @@ import aiomqtt
 
 from penstock.broker.mqtt.packets import ConnAck, PingReq, PingResp
 from tests.helpers.open_files import flooded, is_served, limit_of_files, no_free_files
-from tests.helpers.process import anonymous_policy, running_broker
-from tests.helpers.scripted import SECONDS, open_client
+from tests.helpers.process import SECONDS, anonymous_policy, running_broker
+from tests.helpers.scripted import open_client
 
 CHANGES = "$SYS/broker/load/bytes/sent"
 """A figure that is another each time, as its own publication changes it."""

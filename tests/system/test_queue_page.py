@@ -12,9 +12,9 @@ import pytest
 
 from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.gateway import gateway_of
+from tests.helpers.process import SECONDS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "queue.md"
-SECONDS = 60.0
 
 BLOCK = re.compile(r"^```(yaml|python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

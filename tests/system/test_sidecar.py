@@ -35,8 +35,8 @@ from penstock.netem.links.profiles import OPEN, Direction, Profile
 from penstock.netem.links.relay import Relay
 from tests.helpers.mosquitto import Mosquitto, running_mosquitto
 from tests.helpers.open_files import flooded, is_served, limit_of_files
-from tests.helpers.process import Program
-from tests.helpers.scripted import SECONDS, Peer, ScriptedBroker, open_client
+from tests.helpers.process import SECONDS, Program
+from tests.helpers.scripted import Peer, ScriptedBroker, open_client
 
 VERSIONS = pytest.mark.parametrize("version", [4, 5])
 PAHO_VERSIONS = {4: ProtocolVersion.V311, 5: ProtocolVersion.V5}

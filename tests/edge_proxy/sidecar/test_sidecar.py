@@ -33,7 +33,8 @@ from penstock.plugins.console import why
 from penstock.plugins.withholding.gate import WithholdingGate
 from tests.helpers.gates import SwitchGate
 from tests.helpers.pairs import publish
-from tests.helpers.scripted import SECONDS, ScriptedBroker, open_client, until
+from tests.helpers.process import SECONDS
+from tests.helpers.scripted import ScriptedBroker, open_client, until
 from tests.helpers.sources import ListSource
 
 

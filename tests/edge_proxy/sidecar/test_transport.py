@@ -22,7 +22,8 @@ from penstock.edge_proxy.sidecar.transport import Pairs
 from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.gates import SwitchGate
 from tests.helpers.pairs import DOWN, UP, publish
-from tests.helpers.scripted import SECONDS, Peer, ScriptedBroker, open_client, until
+from tests.helpers.process import SECONDS
+from tests.helpers.scripted import Peer, ScriptedBroker, open_client, until
 
 MIB = 1024 * 1024
 

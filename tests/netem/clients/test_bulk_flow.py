@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from penstock.netem.clients.bulk_flow import FlowTime, read_flow_file, send
+from tests.helpers.process import SECONDS
 
 MODULE = [sys.executable, "-m", "penstock.netem.clients.bulk_flow"]
 
@@ -39,7 +40,7 @@ def test_a_flow_sends_in_each_of_its_times_and_tells_what_arrived(tmp_path: Path
             time.sleep(0.05)
         assert sender.poll() is None
         sender.stdin.close()
-        assert sender.wait(30) == 0
+        assert sender.wait(SECONDS) == 0
         receiver.kill()
     for (planned, end), each in zip(times, found, strict=True):
         assert planned <= each.begin <= each.end

@@ -23,6 +23,7 @@ from penstock.netem.runs.scenario import Broker, Publisher, Scenario, Stream, Su
 from penstock.netem.runs.site import Crew
 from tests.helpers.experiments import scenario
 from tests.helpers.networks import NEEDS_ROOT
+from tests.helpers.process import SECONDS
 
 pytestmark = NEEDS_ROOT
 
@@ -48,7 +49,7 @@ def crew_of(plan: Scenario, host: Host, directory: Path) -> tuple[Roster, Crew]:
 
 def wait_for(crew: Crew, word: str, client_ids: set[str]) -> None:
     """Come back when these have said something."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SECONDS
     while not all(word in crew.told[each] for each in client_ids):
         assert time.monotonic() < deadline, crew.told
         crew.listen()
@@ -57,7 +58,7 @@ def wait_for(crew: Crew, word: str, client_ids: set[str]) -> None:
 
 def all_acknowledged(file: Path) -> list[Published]:
     """Return what was published once no acknowledgement is missing: subscribers may be faster."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SECONDS
     while True:
         published = read_published_file(file)
         if all(each.acknowledged_at is not None for each in published if each.stream):
@@ -138,7 +139,7 @@ def test_small_messages_go_on_after_the_traffic_and_are_not_counted(
     crew.begin(time.monotonic())
     wait_for(crew, "published", {"sensor"})
     wait_for(crew, "complete", {"board"})  # what was published may be on its way to the broker
-    words = ["mosquitto_sub", "-t", "#", "-C", "3", "-W", "30", "-F", "%t"]
+    words = ["mosquitto_sub", "-t", "#", "-C", "3", "-W", str(int(SECONDS)), "-F", "%t"]
     assert host.run(words).split() == ["alarms/1"] * 3
     assert len(read_delivered_file(subscriber_files(tmp_path, 0)[0])) == 8
     assert len(read_published_file(publisher_files(tmp_path, 0)[0])) == 8
@@ -209,6 +210,6 @@ def test_clients_end_with_their_standard_input(host: Host, tmp_path: Path) -> No
     wait_for(crew, "ready", {"sensor"})
     assert crew.process.stdin is not None
     crew.process.stdin.close()
-    assert crew.process.wait(30) == 0
+    assert crew.process.wait(SECONDS) == 0
     with pytest.raises(RunError, match="the clients of penstock have ended with status 0"):
         crew.listen()

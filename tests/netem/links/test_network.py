@@ -20,6 +20,7 @@ from penstock.netem.links.namespaces import FOLDER, own_prefix, start_time_of
 from penstock.netem.links.network import Host, Network
 from penstock.netem.links.profiles import OPEN, Direction, Profile
 from tests.helpers.networks import NEEDS_ROOT, joined
+from tests.helpers.process import SECONDS
 
 pytestmark = NEEDS_ROOT
 
@@ -104,7 +105,7 @@ def python(text: str, *arguments: str) -> list[str]:
 
 def wait_until(condition: Callable[[], bool]) -> None:
     """Come back once it holds."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

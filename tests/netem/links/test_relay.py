@@ -16,6 +16,7 @@ from penstock.netem.links import relay as relay_module
 from penstock.netem.links.profiles import LOSSY, OPEN, Direction, Profile
 from penstock.netem.links.relay import Relay
 from penstock.netem.runs.broker_process import reserved_port
+from tests.helpers.process import SECONDS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -222,7 +223,7 @@ def test_as_a_program_it_relays_and_follows_standard_input(server: socket.socket
             assert read_line(process) == "profile: read 'worse'; allowed: open, good, bad"
         finally:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(SECONDS) == 0
 
 
 @pytest.mark.parametrize(

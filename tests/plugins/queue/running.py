@@ -22,7 +22,7 @@ from tests.helpers.clock import Clock
 
 LOGGER: Final = logging.getLogger("penstock.queue")
 ENGINES: Final = ("memory", "sqlite")
-LONG_SECONDS: Final = 30.0
+LONG_SECONDS: Final = 60.0
 """Longer than anything here takes; only a test that fails waits for it."""
 
 

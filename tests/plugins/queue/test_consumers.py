@@ -24,8 +24,8 @@ from penstock.plugins.queue.engines.contract import (
     UnknownQueueError,
 )
 from penstock.plugins.queue.service import QueueService, ReceiveRequest
+from tests.helpers.process import SECONDS
 
-SECONDS = 30.0
 """The longest wait for something that must happen, on a machine that is busy."""
 
 

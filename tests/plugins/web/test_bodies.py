@@ -11,7 +11,8 @@ from aiohttp import web
 from penstock.plugins.web.bodies import BEGINNING_BYTES, Bodies
 from penstock.plugins.web.limits import HttpLimits
 from penstock.plugins.web.service import HttpServer, answering_errors
-from tests.helpers.scripted import SECONDS, until
+from tests.helpers.process import SECONDS
+from tests.helpers.scripted import until
 
 LOGGER = logging.getLogger("test")
 

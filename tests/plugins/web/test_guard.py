@@ -16,7 +16,8 @@ from penstock.plugins.web import guard
 from penstock.plugins.web.guard import MAX_REFUSED
 from penstock.plugins.web.limits import HttpLimits
 from penstock.plugins.web.service import CHECK_ROOM, SEND_PIECES, HttpServer, RequestError
-from tests.helpers.scripted import SECONDS, until
+from tests.helpers.process import SECONDS
+from tests.helpers.scripted import until
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

@@ -28,7 +28,7 @@ from penstock.plugins.web.tls import ServerTls
 
 LOGGER: Final = logging.getLogger("penstock.queue")
 
-LONG_SECONDS: Final = 30.0
+LONG_SECONDS: Final = 60.0
 """Longer than anything here takes; only a test that fails waits for it."""
 
 QUEUES: Final[Mapping[str, Any]] = {

@@ -25,7 +25,7 @@ from penstock.plugins.queue.engines.contract import (
 )
 from tests.helpers.clock import Clock
 
-LONG_SECONDS: Final = 30.0
+LONG_SECONDS: Final = 60.0
 """Longer than anything here takes; only a test that fails waits for it."""
 
 EPOCH: Final = 1_700_000_000.0
