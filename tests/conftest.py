@@ -30,14 +30,17 @@ SLOW = (
     "tests/fuzz/",
     "tests/benchmarks/",
     "tests/system/",
+    "tests/netem/clients/",
+    "tests/netem/links/",
 )
 """What takes long, the longest first: started last, it would run alone at the end."""
 
 TOGETHER = ("tests/spark_bridge/", "tests/architecture/")
 """Folders whose files share something dear in one process: one Spark, the text of all modules."""
 
-APART = ("tests/system/test_breaking_off.py", "tests/system/test_demo.py")
-"""Files whose tests share nothing and take long: any process may run any of them."""
+APART = ("tests/system/test_breaking_off.py",)
+"""Files whose tests share nothing and take long: any process may run any of them. Two demos at
+a time would want the same ports."""
 
 
 # Where it is set, as container images do, each of the many programs that tests start compiles all

@@ -17,7 +17,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from script.demo_program.errors import DemoError
 
-CONNECT_SECONDS: Final = 20.0
+CONNECT_SECONDS: Final = 60.0
 KEEP_ALIVE_SECONDS: Final = 60
 
 TELEMETRY: Final = "telemetry"

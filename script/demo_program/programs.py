@@ -16,7 +16,7 @@ from typing import Final, Self
 from script.demo_program.errors import DemoError
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-STOP_SECONDS: Final = 10.0
+STOP_SECONDS: Final = 60.0
 LOG_TAIL_BYTES: Final = 1500
 
 

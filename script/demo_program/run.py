@@ -30,9 +30,9 @@ from script.demo_program.telemetry import Sampler, host_name
 PORTS: Final = (18830, 18831, 18840, 18841)
 """Wanted for the two brokers, MQTT and HTTP; others where these are taken."""
 
-START_SECONDS: Final = 30.0
+START_SECONDS: Final = 120.0
 PAUSE_SECONDS: Final = 0.02
-STUCK_SECONDS: Final = 20.0
+STUCK_SECONDS: Final = 60.0
 """Without any message arriving, what is missing counts as lost."""
 
 HISTORY_TICKS: Final = 60

@@ -20,7 +20,7 @@ from script.demo_program.books import (
 from script.demo_program.clients import PICTURES, TELEMETRY, FiguresReader, Publisher, Subscriber
 from script.demo_program.policy import Places
 
-SETTLE_SECONDS: Final = 10.0
+SETTLE_SECONDS: Final = 60.0
 """How long the broker's books may take to show that all is done: they come once a second."""
 
 QUEUES: Final = (TELEMETRY, PICTURES)

@@ -11,8 +11,6 @@ from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.process import SECONDS
 
-"""The longest wait for something that must happen."""
-
 
 class Peer:
     """One end of a network connection that speaks MQTT as the test says."""

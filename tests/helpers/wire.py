@@ -26,8 +26,6 @@ from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.frames import frames_of
 from tests.helpers.process import SECONDS
 
-"""The longest wait for something that must happen, on a machine that is busy."""
-
 Kind = TypeVar("Kind")
 
 

@@ -219,7 +219,7 @@ def test_tests_of_memory_run_alone(checkout: Checkout) -> None:
         checkout.add_program(name, ":")
     for name in ("ruff", "mypy", "pytest"):
         checkout.add_program(f".venv/bin/{name}", ":")
-    (checkout.root / "tests").mkdir()
+    (checkout.root / "tests" / "__pycache__").mkdir(parents=True)
     (checkout.root / "tests" / "test_one.py").write_text("@pytest.mark.memory\n")
     (checkout.root / "tests" / "test_one.pyc").write_text("@pytest.mark.memory\n")
     (checkout.root / "tests" / "test_two.py").write_text("")
@@ -227,6 +227,16 @@ def test_tests_of_memory_run_alone(checkout: Checkout) -> None:
     beside, alone = checkout.calls("pytest ")
     assert beside.endswith("-m not memory")
     assert alone == "pytest -m memory tests/test_one.py"
+
+
+def test_the_tests_of_a_new_checkout_are_compiled_once(
+    checkout: Checkout, tested: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """Before pytest starts several processes, each of which would compile all of them."""
+    (checkout.root / "tests").mkdir()
+    assert tested("nothing").returncode == 0
+    calls = [call.partition(" -")[2] for call in checkout.calls("pytest ")]
+    assert [call.split()[0] for call in calls] == ["-collect-only", "-numprocesses", "m"]
 
 
 @pytest.mark.parametrize("given", [("-m", "mqtt5 or mqtt311"), ("-mmqtt5 or mqtt311",)])

@@ -26,8 +26,6 @@ from penstock.plugins.queue.engines.contract import (
 from penstock.plugins.queue.service import QueueService, ReceiveRequest
 from tests.helpers.process import SECONDS
 
-"""The longest wait for something that must happen, on a machine that is busy."""
-
 
 def received(number: int, *, properties: str = "", receive_count: int = 1) -> ReceivedMessage:
     """Return a message with a receipt handle of its number."""
