@@ -38,7 +38,7 @@ from penstock.netem.runs.broker_process import (
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 EXAMPLE_POLICY: Final = ROOT / "policy.example.yaml"
-STOP_SECONDS: Final = 10.0
+STOP_SECONDS: Final = 60.0
 SPILL_LIMIT: Final = "32 MB"
 """Of `penstock-spill`; its targets in the memory rows are for this one."""
 NAME_FORM: Final = re.compile(r"[A-Za-z0-9][\w.+-]*")

@@ -20,6 +20,9 @@ FILE_BYTES_OF_MESSAGE: Final = 500
 
 LEAST_FILE_BYTES: Final = 200_000
 ANSWER_SECONDS: Final = 2.0
+LOST_SECONDS: Final = 2.0
+"""Silence after which what has not come is lost."""
+
 PUBACK_SECONDS: Final = 0.5
 """A publish that is not answered in that time found no room."""
 
@@ -41,13 +44,19 @@ POLICY: Final = {
 LINES: Final = ("persistence true", "autosave_interval 1", "max_queued_messages 0")
 
 
-def _publish(port: int, n_messages: int, seconds: float) -> set[int]:
-    """Publish numbered messages at QoS 1; return those that were acknowledged."""
+def _publish(port: int, n_messages: int, first_seconds: float = PUBACK_SECONDS) -> set[int]:
+    """Publish numbered messages at QoS 1; return those that were acknowledged.
+
+    Args:
+        port: of the broker.
+        n_messages: how many.
+        first_seconds: for the first acknowledgement.
+    """
     acknowledged: set[int] = set()
     with wire.open_client(port, "publisher") as sock:
         for number in range(1, n_messages + 1):
             payload = number.to_bytes(4, "big") + PAYLOAD
-            sock.settimeout(seconds)
+            sock.settimeout(PUBACK_SECONDS if acknowledged else first_seconds)
             try:
                 sock.sendall(wire.publish_packet("t/x", payload, number))
                 wire.expect(sock, wire.acknowledgement(wire.PUBACK, number))
@@ -62,13 +71,13 @@ def _subscribe(port: int) -> None:
         wire.subscribe(sock, "t/#", 1)
 
 
-def _read(port: int, seconds: float) -> set[int]:
-    """Return the numbers that wait for the session, until nothing comes for some seconds."""
-    numbers = set()
+def _read(port: int, awaited: set[int]) -> set[int]:
+    """Return the numbers that wait for the session, until the awaited ones or none come."""
+    numbers: set[int] = set()
     with wire.open_client(port, "kept", is_clean=False) as sock:
-        sock.settimeout(seconds)
+        sock.settimeout(LOST_SECONDS)
         with suppress(TimeoutError, wire.WireError):
-            while packet := wire.receive_packet(sock):
+            while not awaited <= numbers and (packet := wire.receive_packet(sock)):
                 if packet[0] & 0xF0 == wire.PUBLISH:
                     found = wire.read_publish(packet)
                     at = found.packet_id_at
@@ -91,7 +100,7 @@ def fill(broker: Subject, _rng: random.Random, effort: Effort) -> Sequence[Findi
     broker.configure(POLICY, LINES, file_bytes=file_bytes)
     broker.start()
     _subscribe(broker.port)
-    acknowledged = _publish(broker.port, n_messages, PUBACK_SECONDS)
+    acknowledged = _publish(broker.port, n_messages, wire.HANDSHAKE_TIMEOUT_SECONDS)
     _let_store(broker)
     broker.kill()
     restarts = 0
@@ -101,7 +110,7 @@ def fill(broker: Subject, _rng: random.Random, effort: Effort) -> Sequence[Findi
         broker.kill()
     broker.configure(POLICY, LINES)
     broker.start()
-    lost = acknowledged - _read(broker.port, ANSWER_SECONDS)
+    lost = acknowledged - _read(broker.port, acknowledged)
     return [
         Finding("messages acknowledged", len(acknowledged), least=1),
         Finding("of these lost", len(lost), most=0),
@@ -175,11 +184,11 @@ def delete(broker: Subject, _rng: random.Random, _effort: Effort) -> Sequence[Fi
     for file in broker.folder.glob("*.db*"):
         file.unlink()
     time.sleep(2)
-    acknowledged = _publish(broker.port, 20, PUBACK_SECONDS)
+    acknowledged = _publish(broker.port, 20)
     _let_store(broker)
     broker.kill()
     broker.start()
-    lost = acknowledged - _read(broker.port, ANSWER_SECONDS)
+    lost = acknowledged - _read(broker.port, acknowledged)
     return [Finding("acknowledged 2 s later, and gone with the process", len(lost), most=0)]
 
 

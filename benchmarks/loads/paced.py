@@ -33,7 +33,7 @@ BUFFER_BYTES: Final = 1 << 16
 WATCHED_SECONDS: Final = 0.0002
 """Longer than a sleep ends late, on a machine with a free core."""
 
-IDLE_SECONDS: Final = 10.0
+IDLE_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)

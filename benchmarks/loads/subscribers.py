@@ -26,7 +26,7 @@ the reader; with more, the kernel has to compact what waits."""
 TLS_RECORD_BYTES: Final = 1 << 14
 """Of plain text at most [RFC 8446, 5.1]."""
 
-IDLE_SECONDS: Final = 10.0
+IDLE_SECONDS: Final = 30.0
 """Silence after which what has not come counts as lost."""
 
 

@@ -28,7 +28,7 @@ BUFFER_BYTES: Final = 1 << 17
 SEND_BUFFER_BYTES: Final = 1 << 20
 """Room for whole windows: one thread both sends and reads, so sending must never wait."""
 
-IDLE_SECONDS: Final = 10.0
+IDLE_SECONDS: Final = 30.0
 """Silence after which what has not come counts as lost."""
 
 STALL_SECONDS: Final = 0.5

@@ -26,7 +26,7 @@ MEGABYTE: Final = 1_000_000
 TOPIC: Final = "bench/large"
 UNDER_WAY: Final = 2
 WAKE_UP_BYTES: Final = 1 << 17
-IDLE_SECONDS: Final = 10.0
+IDLE_SECONDS: Final = 30.0
 
 
 class FanOut:

@@ -29,7 +29,7 @@ SUBSCRIBERS: Final = 77
 CONGESTED_BYTES_PER_SECOND: Final = 10_000
 TIMES_AS_FAST: Final = 8
 TICK_SECONDS: Final = 0.1
-IDLE_SECONDS: Final = 10.0
+IDLE_SECONDS: Final = 30.0
 CHUNK_BYTES: Final = 1 << 18
 LONGEST_HEADER_BYTES: Final = 20
 """Of a message: to where its Packet Identifier ends. All messages are longer."""

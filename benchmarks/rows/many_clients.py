@@ -31,7 +31,7 @@ VARIANTS: Final = 8
 
 TOPIC: Final = "bench/many"
 BUFFER_BYTES: Final = 1 << 17
-IDLE_SECONDS: Final = 10.0
+IDLE_SECONDS: Final = 30.0
 
 AT_A_TIME: Final = 64
 LEAST_CONNECTS: Final = 128

@@ -8,14 +8,24 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import __main__ as program
-from benchmarks.faults import memory
+from benchmarks.faults import descriptors, disk, kills, memory, silence, users
 from benchmarks.faults.case import PENSTOCK, Effort, Fault, Finding
 from benchmarks.faults.subject import Subject, subject
+from tests.helpers.process import SECONDS
 
 TINY = Effort(scale=0.001, seconds=0.2)
 
 LOADS = ("churn", "slow_readers", "stall_gate")
 """Their promises are about time; `benchmarks.churn` and `benchmarks.bystanders` have own tests."""
+
+PATIENCE = (
+    (descriptors, "AFTERWARDS_SECONDS"),
+    (disk, "LOST_SECONDS"),
+    (kills, "IDLE_SECONDS"),
+    (silence, "WITHIN_SECONDS"),
+    (users, "WITHIN_SECONDS"),
+)
+"""How long a fault waits for what is to come: here, on a machine that may be busy."""
 
 RATIOS = ("memory",)
 """Theirs are about memory, of which a process that does little takes any multiple."""
@@ -27,6 +37,8 @@ def test_each_fault_can_be_done_and_keeps_its_promises(
 ) -> None:
     """At a tiny size: every finding is within its bound, for Penstock."""
     monkeypatch.setattr(program, "QUICK", TINY)
+    for module, name in PATIENCE:
+        monkeypatch.setattr(module, name, SECONDS)
     status = program.main(["--quick", "--faults", fault, "--brokers", "penstock"])
     shown = capsys.readouterr()
     assert status == 0, shown.out
