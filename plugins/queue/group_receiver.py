@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 
 from penstock.broker.errors import PenstockError
 from penstock.plugins.queue.client import ReceivedMessage
-from penstock.plugins.queue.config import LogicalQueueConfig
-from penstock.plugins.queue.engines.contract import Engine, StorageError
+from penstock.plugins.queue.engines.contract import Engine, QueueSpec, StorageError
 from penstock.plugins.queue.strategies.dequeue import (
     DequeueController,
     DequeueCounts,
@@ -62,7 +61,7 @@ class GroupReceiver:
     Args:
         queue: name of the logical queue.
         group: name of the group, of kind `lease`.
-        config: of the queue.
+        spec: settings of the queue.
         engine: holds the messages.
         clock: returns monotonic seconds.
         stored_bytes: returns the payload bytes that were ever stored in the queue.
@@ -77,7 +76,7 @@ class GroupReceiver:
         self,
         queue: str,
         group: str,
-        config: LogicalQueueConfig,
+        spec: QueueSpec,
         engine: Engine,
         clock: Callable[[], float],
         stored_bytes: Callable[[], int],
@@ -87,14 +86,14 @@ class GroupReceiver:
         self._name = f"queue {queue}, group {group}"
         self._queue = queue
         self._group = group
-        self._max_waiting = config.max_waiting_requests
+        self._spec = spec
         self._engine = engine
         self._clock = clock
         self._controller = DequeueController(
             sorted(engine.snapshot(queue).usage),
-            make_strategy(config.dequeue, config.sleep_time),
+            make_strategy(spec.dequeue, spec.sleep_time),
             lengths,
-            config.max_queues_per_dequeue,
+            spec.max_queues_per_dequeue,
             stored_bytes,
         )
         self._held: dict[DequeueRequest, asyncio.Future[None]] = {}
@@ -111,17 +110,22 @@ class GroupReceiver:
         """What became of the requests."""
         return self._controller.counts
 
-    def layout_has_changed(self) -> None:
-        """Take over the physical queues that there are."""
-        self._controller.physical_queues = sorted(self._engine.snapshot(self._queue).usage)
+    def set_up(self, spec: QueueSpec) -> None:
+        """Go by other settings of the queue, which the engine has; held requests do, too."""
+        controller, before = self._controller, self._spec
+        self._spec = spec
+        controller.physical_queues = sorted(self._engine.snapshot(self._queue).usage)
+        controller.max_queues_per_dequeue = spec.max_queues_per_dequeue
+        if (spec.dequeue, spec.sleep_time) != (before.dequeue, before.sleep_time):
+            self._wake(controller.change_strategy(make_strategy(spec.dequeue, spec.sleep_time)))
 
     async def receive(self, request: ReceiveRequest) -> list[ReceivedMessage]:
         """Receive messages; see `QueueService.receive`."""
         controller = self._controller
-        if controller.counts.waiting >= self._max_waiting:
+        max_waiting = self._spec.max_waiting_requests
+        if controller.counts.waiting >= max_waiting:
             raise BusyError(
-                f"{self._name}: {controller.counts.waiting} requests wait; allowed: "
-                f"{self._max_waiting}"
+                f"{self._name}: {controller.counts.waiting} requests wait; allowed: {max_waiting}"
             )
         taken = controller.begin(
             request.max_messages,

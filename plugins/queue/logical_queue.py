@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.plugins.queue.client import ReceivedMessage
-from penstock.plugins.queue.config import LogicalQueueConfig
 from penstock.plugins.queue.engines.contract import (
     Engine,
     GroupSnapshot,
@@ -29,7 +28,6 @@ class LogicalQueue:
     Args:
         name: its name.
         spec: its settings.
-        config: how its requests are answered; what `spec` has, too, is not read from it.
         engine: holds its messages.
         intake: takes new ones.
         clock: returns monotonic seconds.
@@ -37,7 +35,6 @@ class LogicalQueue:
     Attributes:
         name: its name.
         spec: its settings.
-        config: how its requests are answered.
         intake: takes new messages.
     """
 
@@ -45,14 +42,12 @@ class LogicalQueue:
         self,
         name: str,
         spec: QueueSpec,
-        config: LogicalQueueConfig,
         engine: Engine,
         intake: Intake,
         clock: Callable[[], float],
     ) -> None:
         self.name = name
         self.spec = spec
-        self.config = config
         self.intake = intake
         self._engine = engine
         self._clock = clock
@@ -66,7 +61,7 @@ class LogicalQueue:
         self.spec = spec
         self.intake.set_up(spec)
         for receiver in self._receivers.values():
-            receiver.layout_has_changed()
+            receiver.set_up(spec)
 
     def close(self) -> None:
         """Answer waiting requests now."""
@@ -96,7 +91,7 @@ class LogicalQueue:
             receiver = GroupReceiver(
                 self.name,
                 group,
-                self.config,
+                self.spec,
                 self._engine,
                 self._clock,
                 lambda: self.intake.stored_bytes,
@@ -159,7 +154,6 @@ class LogicalQueue:
             "name": self.name,
             "incarnation": snapshot.incarnation,
             "settings": settings,
-            "dequeue": self.config.dequeue,
             "messages": snapshot.messages,
             "payload_bytes": snapshot.payload_bytes,
             "stored_bytes": snapshot.stored_bytes,

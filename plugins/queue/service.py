@@ -209,7 +209,8 @@ class QueueService:
             StorageError: nothing has changed.
         """
         queue = self.queue(name)
-        self._check(name, spec)
+        groups = {group: held.spec for group, held in self.engine.snapshot(name).groups.items()}
+        self._check(name, replace(spec, groups={**spec.groups, **groups}))
         snapshot = await self.engine.change_queue(name, spec)
         queue.set_up(snapshot.spec)
         self.on_change()
@@ -348,9 +349,7 @@ class QueueService:
             commit_max_messages=config.commit_max_messages,
             logger=self._logger,
         )
-        # A queue that was created by a request has the defaults of the file's keys.
-        keys = config.queues.get(name, LogicalQueueConfig())
-        return LogicalQueue(name, spec, keys, self.engine, intake, self._clock)
+        return LogicalQueue(name, spec, self.engine, intake, self._clock)
 
     def _check(self, name: str, spec: QueueSpec) -> None:
         """Check settings by the rules of the policy file.

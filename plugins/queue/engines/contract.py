@@ -180,8 +180,15 @@ class QueueSpec:
             `drop_newest` is `refuse` for the engine.
         topics: MQTT topic filters whose messages the queue takes; nothing to the engine.
         sizes: size class of these messages; nothing to the engine.
-        tags: texts by name, which mean nothing to the engine.
-        groups: declared groups by name.
+        sqs_body: how Amazon SQS clients see payloads; nothing to the engine, as are all below.
+        dequeue: name of the dequeue strategy.
+        sleep_time: seconds between two retries of `rds`, or two polls of `pms`.
+        max_queues_per_dequeue: physical queues that a request tries in a round.
+        n_max: most messages of one receive.
+        max_wait_seconds: longest time for which a client may ask to have its request held.
+        max_waiting_requests: requests of a group that may be held at a time.
+        tags: texts by name.
+        groups: declared groups by name, which the engine creates.
     """
 
     physical_queues: int = 4
@@ -195,6 +202,13 @@ class QueueSpec:
     when_full: Literal["refuse", "drop_newest", "drop_oldest"] = "refuse"
     topics: tuple[str, ...] = ()
     sizes: SizeClass | None = None
+    sqs_body: Literal["text", "base64"] = "text"
+    dequeue: Literal["conventional", "pms", "rds", "rds+wake"] = "rds+wake"
+    sleep_time: float = 0.1
+    max_queues_per_dequeue: int = 3
+    n_max: int = 100
+    max_wait_seconds: float = 60.0
+    max_waiting_requests: int = 10_000
     tags: Mapping[str, str] = field(default_factory=dict)
     groups: Mapping[str, GroupSpec] = field(default_factory=dict)
 

@@ -121,12 +121,12 @@ class Delivery:
         return await context.send_pieces(request, pieces, content_type)
 
     def _receive_request(self, queue: str, body: Mapping[str, Any]) -> ReceiveRequest:
-        config = self._context.service.queue(queue).config
-        n_max = integer("max_messages", body.get("max_messages", config.n_max), 1, config.n_max)
+        spec = self._context.service.queue(queue).spec
+        n_max = integer("max_messages", body.get("max_messages", spec.n_max), 1, spec.n_max)
         visibility_timeout = body.get("visibility_timeout")
         return ReceiveRequest(
             n_max,
-            seconds("wait_seconds", body.get("wait_seconds", 0), config.max_wait_seconds),
+            seconds("wait_seconds", body.get("wait_seconds", 0), spec.max_wait_seconds),
             (
                 None
                 if visibility_timeout is None

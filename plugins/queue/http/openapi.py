@@ -221,7 +221,6 @@ def _queue_figures() -> dict[str, Schema]:
         "name": TEXT,
         "incarnation": TEXT,
         "settings": _ref("QueueSettings"),
-        "dequeue": TEXT,
         "messages": COUNT,
         "payload_bytes": COUNT,
         "stored_bytes": COUNT,

@@ -52,7 +52,7 @@ class Positions:
         body = await context.object(
             request, "incarnation", "offsets", "max_messages", "max_bytes", "wait_seconds"
         )
-        most = context.service.queue(queue).config.max_wait_seconds
+        most = context.service.queue(queue).spec.max_wait_seconds
         wait = seconds("wait_seconds", body.get("wait_seconds", 0), most)
         start = read_position(body, context.service.engine.snapshot(queue).incarnation)
         end = await context.service.plan(

@@ -415,20 +415,20 @@ class SqsActions:
             settings = settings_of(name, snapshot)
             wait = int(settings.tag("ReceiveMessageWaitTimeSeconds"))
         await self._have_group(name, snapshot)
-        config = self._service.queue(name).config
+        spec = snapshot.spec
         received = await self._received(
             name,
             ReceiveRequest(
-                max_messages=min(most or 1, config.n_max),
-                wait_seconds=min(float(wait), config.max_wait_seconds),
+                max_messages=min(most or 1, spec.n_max),
+                wait_seconds=min(float(wait), spec.max_wait_seconds),
                 visibility_timeout=None if visibility is None else float(visibility),
             ),
         )
         source = messages.Source(
             name,
             snapshot.incarnation,
-            snapshot.spec.key,
-            config.sqs_body,
+            spec.key,
+            spec.sqs_body,
             request.region,
             self._wall_clock(),
         )
@@ -564,7 +564,7 @@ class SqsActions:
             name,
             snapshot.incarnation,
             settings_of(name, snapshot),
-            self._service.queue(name).config.sqs_body,
+            snapshot.spec.sqs_body,
             request.publisher,
             self._clock(),
         )

@@ -246,6 +246,7 @@ class DequeueController:
         strategy: chooses tries, and when they are made.
         lengths: looks at the physical queues.
         stored_bytes: returns the payload bytes that were ever stored.
+        max_queues_per_dequeue: physical queues that one round of tries may touch.
         counts: what it did.
     """
 
@@ -261,7 +262,7 @@ class DequeueController:
         self.lengths = lengths
         self.stored_bytes = stored_bytes
         self.counts = DequeueCounts()
-        self._max_queues_per_dequeue = max_queues_per_dequeue
+        self.max_queues_per_dequeue = max_queues_per_dequeue
         self._physical_queues = tuple(physical_queues)
         self._turn = 0
         self._entries = itertools.count(1)
@@ -284,7 +285,15 @@ class DequeueController:
     @property
     def tries_per_round(self) -> int:
         """Most physical queues that one round touches."""
-        return min(self._max_queues_per_dequeue, len(self._physical_queues))
+        return min(self.max_queues_per_dequeue, len(self._physical_queues))
+
+    def change_strategy(self, strategy: DequeueStrategy) -> list[DequeueRequest]:
+        """Go by another strategy; return all held requests, which are to make a round by it."""
+        self.strategy = strategy
+        held = [request for _, entry, request in self._by_time if request.held_as == entry]
+        for request in held:
+            self.let_go(request)
+        return held
 
     def begin(
         self,

@@ -5,6 +5,7 @@ import gc
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,6 +63,18 @@ async def test_held_request_is_answered_with_nothing_when_the_wait_ends(dequeue:
         assert await request == []
         assert counts(service)["retries"] >= 1
         assert counts(service)["held"] == 0
+
+
+async def test_held_requests_go_by_a_changed_strategy() -> None:
+    """A strategy that is changed at run time holds no request by the old one."""
+    async with running_service(dequeue="rds", sleep_time=LONG_SECONDS) as service:
+        request = asyncio.create_task(receive(service))
+        await until(lambda: counts(service)["held"] == 1)
+        spec = replace(service.queue("q").spec, dequeue="rds+wake")
+        await service.change("q", spec)
+        await until(lambda: counts(service)["retries"] == 2)
+        await put(service, b"a")
+        assert payloads(await request) == [b"a"]
 
 
 async def test_conventional_answers_at_once() -> None:

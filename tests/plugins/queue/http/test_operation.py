@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
+from penstock.plugins.queue.config import LogicalQueueConfig
 from tests.plugins.queue.http.serving import serving
 
 
@@ -40,6 +42,25 @@ async def test_queues_come_change_and_go() -> None:
             404,
             'queue: read "new"; allowed: log, work',
         )
+
+
+async def test_a_queue_of_a_request_takes_every_key_of_the_policy_file() -> None:
+    """It is served by them, and a queue that has no lease group refuses those of receivers."""
+    keys = {"dequeue": "conventional", "n_max": 2, "max_wait_seconds": 1, "sqs_body": "base64"}
+    async with serving() as server:
+        made = (await server.ask("PUT", "/queues/new", keys)).json
+        assert set(made["settings"]) == {key.name for key in fields(LogicalQueueConfig)} - {
+            "groups"
+        } | {"tags"}
+        assert {key: made["settings"][key] for key in keys} == keys
+        many = await server.ask("POST", "/queues/new/groups/default/receive", {"max_messages": 3})
+        assert (many.status, many.json["error"]) == (400, "max_messages: read 3; allowed: 1 to 2")
+        changed = (await server.ask("PUT", "/queues/new", {"dequeue": "rds"})).json
+        assert changed["settings"]["dequeue"] == "rds"
+        readers = {"dequeue": "rds", "groups": {"g": {"kind": "offsets"}}}
+        refused = await server.ask("PUT", "/queues/other", readers)
+        assert refused.status == 400
+        assert "no dequeue without a group of kind lease" in refused.json["error"]
 
 
 async def test_the_settings_of_an_answer_can_be_sent_back() -> None:
