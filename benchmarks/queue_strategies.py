@@ -1,13 +1,19 @@
 """What do missed dequeues cost, and what do PMS, RDS and arrival signals save? See paper 000.
 
 Rerun: ``python -m benchmarks.queue_strategies``; a look in seconds with ``--quick``. With
-``--plot FILE`` it draws the curves beside the paper's figures 9 to 12 and 14.
+``--plot FILE`` it draws the curves beside the paper's figures 9 to 11 and 14, with ``--figures
+FILE`` it writes the tables for a page.
 
 Ten producers store single messages of 1 KB over HTTP in a queue of ten physical queues, each the
-next one when the last one is answered. Ten back ends (BES) request up to 100 messages each, as a
-Poisson process of lambda requests a second, but never a second one before the answer to the first,
-and acknowledge what they get. The gateway has one core, and what it spends on requests that find
-nothing, producers do not get: so messages received a second tell what a strategy costs.
+next one when the last one is answered. Requests of each of ten back ends (BES) for up to 100
+messages are a Poisson process of lambda requests a second over ten connections, as in ``penstock
+plan dequeue``: a request for which none is free is not sent. What comes is acknowledged. The
+gateway has one core, and what it spends on requests that find nothing, or little, producers do not
+get: so messages received a second tell what a strategy costs.
+
+The ceiling is the rate of the producers alone: no strategy can be above it. The highest lambda is
+beyond the paper's. A missed dequeue costs the paper's system twenty enqueues and this gateway less
+than one, so that the load of lambda 200 there is that of a higher one here.
 
 With `conventional`, lambda is the rate of requests; the others hold a request for up to 5 s, so
 that their rate is that of messages. The engine is `memory`: no disk takes part.
@@ -16,6 +22,7 @@ that their rate is that of messages. The engine is `memory`: no disk takes part.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import statistics
@@ -23,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -44,23 +51,31 @@ from benchmarks.program import (
     tell,
     write_json,
 )
+from penstock.netem.figures.figure_file import Table, begin, check_writable, write_figure_file
 from penstock.netem.runs.broker_process import ENVIRONMENT
 
 STRATEGIES: Final = ("conventional", "pms", "rds", "rds+wake")
-ARRIVAL_RATES: Final = (10, 50, 100, 150, 200)
+ARRIVAL_RATES: Final = (10, 50, 100, 200, 400)
 QUICK_RATES: Final = (10, 200)
+PAPER_RATE: Final = 200
+"""The paper's highest lambda."""
 BACK_ENDS: Final = 10
+CONNECTIONS: Final = 10
+"""Of a back end."""
 PRODUCERS: Final = 10
 PHYSICAL_QUEUES: Final = 10
 N_MAX: Final = 100
 WAIT_SECONDS: Final = 5.0
 PAYLOAD: Final = "x" * 1000
-FULL_SECONDS: Final = 5.0
+FULL_SECONDS: Final = 3.0
 QUICK_SECONDS: Final = 1.0
 WARM_UP: Final = 0.2
 """Of these seconds, before those that count."""
 TARGET: Final = 1.8
-"""RDS beside conventional at the highest rate, as on the paper's servers."""
+"""RDS over conventional at `PAPER_RATE`, as on the paper's servers."""
+FLAT: Final = 0.9
+"""Least of RDS at `PAPER_RATE` over that at the lowest lambda for it to be flat."""
+CEILING: Final = "producers alone"
 QUEUE: Final = "bench"
 
 
@@ -122,30 +137,50 @@ async def _produce(url: str) -> None:
         await connection.ask("POST", f"/queues/{QUEUE}/messages", message)
 
 
-async def _consume(url: str, rate: float, rng: random.Random) -> None:
+async def _request(url: str, asked: asyncio.Queue[None], is_done: Callable[[], None]) -> None:
+    """Be one connection of a back end."""
     connection = await Connection.to(url)
     group = f"/queues/{QUEUE}/groups/default"
-    next_at = time.monotonic()
+    wanted = {"max_messages": N_MAX, "wait_seconds": WAIT_SECONDS}
     while True:
-        next_at += rng.expovariate(rate)
-        delay = next_at - time.monotonic()
-        if delay > 0:
-            await asyncio.sleep(delay)
-        wanted = {"max_messages": N_MAX, "wait_seconds": WAIT_SECONDS}
+        await asked.get()
         found = (await connection.ask("POST", f"{group}/receive", wanted))["messages"]
         if found:
             handles = [each["receipt_handle"] for each in found]
             settled = {"action": "ack", "receipt_handles": handles}
             await connection.ask("POST", f"{group}/settle", settled)
-        next_at = max(next_at, time.monotonic() - 1 / rate)
+        is_done()
+
+
+async def _back_end(url: str, rate: float, rng: random.Random) -> None:
+    asked: asyncio.Queue[None] = asyncio.Queue()
+    n_busy = 0
+
+    def is_done() -> None:
+        nonlocal n_busy
+        n_busy -= 1
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CONNECTIONS):
+            group.create_task(_request(url, asked, is_done), name="connection of a back end")
+        next_at = time.monotonic()
+        while True:
+            next_at += rng.expovariate(rate)
+            delay = next_at - time.monotonic()
+            if delay > 0:
+                await asyncio.sleep(delay)
+            if n_busy < CONNECTIONS:
+                n_busy += 1
+                asked.put_nowait(None)
+            next_at = max(next_at, time.monotonic() - 1 / rate)
 
 
 async def _load(url: str, rate: float, seconds: float) -> dict[str, float]:
-    """Run producers and back ends; return how much each counter grew a second."""
+    """Run producers and, with a rate, back ends; return how much each counter grew a second."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_produce(url), name="producer") for _ in range(PRODUCERS)]
-        for number in range(BACK_ENDS):
-            consuming = _consume(url, rate, random.Random(number))  # noqa: S311 (no secret)
+        for number in range(BACK_ENDS if rate else 0):
+            consuming = _back_end(url, rate, random.Random(number))  # noqa: S311 (no secret)
             tasks.append(group.create_task(consuming, name="back end"))
         look = await Connection.to(url)
         await asyncio.sleep(seconds * WARM_UP)
@@ -158,11 +193,13 @@ async def _load(url: str, rate: float, seconds: float) -> dict[str, float]:
 
 
 async def _counters(look: Connection) -> dict[str, float]:
-    group = (await look.ask("GET", f"/queues/{QUEUE}"))["groups"]["default"]
+    queue = await look.ask("GET", f"/queues/{QUEUE}")
+    group = queue["groups"]["default"]
     requests = group.get("requests", {})
     names = ("requests", "hit_dequeues", "missed_dequeues", "messages")
     return {name: requests.get(name, 0) for name in names} | {
-        "settled": group["settled"].get("ack", 0)
+        "settled": group["settled"].get("ack", 0),
+        "stored": queue["enqueued"]["requested"]["stored"],
     }
 
 
@@ -172,6 +209,22 @@ def measure_point(strategy: str, rate: float, seconds: float) -> Point:
     Raises:
         BenchmarkError: the gateway or the load failed.
     """
+    grown = _measure_load(strategy, rate, seconds)
+    tries = grown["hit_dequeues"] + grown["missed_dequeues"]
+    return Point(
+        grown["settled"],
+        grown["hit_dequeues"] / max(tries, 1e-9),
+        grown["messages"] / max(grown["hit_dequeues"], 1e-9),
+        grown["requests"],
+    )
+
+
+def measure_ceiling(seconds: float) -> Point:
+    """Measure producers without back ends; its messages are stored ones."""
+    return Point(_measure_load(STRATEGIES[0], 0, seconds)["stored"], 0.0, 0.0, 0.0)
+
+
+def _measure_load(strategy: str, rate: float, seconds: float) -> dict[str, float]:
     keys = {"physical_queues": PHYSICAL_QUEUES, "dequeue": strategy}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -187,24 +240,20 @@ def measure_point(strategy: str, rate: float, seconds: float) -> Point:
         )
     if ended.returncode:
         raise BenchmarkError(f"load of {strategy} at {rate}: {ended.stderr.strip()}")
-    grown = json.loads(ended.stdout)
-    tries = grown["hit_dequeues"] + grown["missed_dequeues"]
-    return Point(
-        grown["settled"],
-        grown["hit_dequeues"] / max(tries, 1e-9),
-        grown["messages"] / max(grown["hit_dequeues"], 1e-9),
-        grown["requests"],
-    )
+    found: dict[str, float] = json.loads(ended.stdout)
+    return found
 
 
 Points = dict[str, dict[int, list[Point]]]
-"""By strategy and rate, one of each repetition."""
+"""By strategy and rate, one of each repetition; those of `CEILING` have rate 0."""
 
 
 def measure(rates: Sequence[int], seconds: float, repeats: int) -> Points:
-    """Measure all strategies, one after the other at each rate."""
+    """Measure the ceiling and all strategies, one after the other at each rate."""
     points: Points = {strategy: {rate: [] for rate in rates} for strategy in STRATEGIES}
+    points[CEILING] = {0: []}
     for repetition in range(1, repeats + 1):
+        points[CEILING][0].append(measure_ceiling(seconds))
         for rate in rates:
             for strategy in STRATEGIES:
                 point = measure_point(strategy, rate, seconds)
@@ -220,38 +269,64 @@ def median(points: Sequence[Point], name: str) -> float:
     return statistics.median(values)
 
 
-def to_markdown(points: Points) -> list[str]:
-    """Return the table, and whether the target is met."""
+def tables(points: Points) -> dict[str, Table]:
+    """Return what was measured, and how it stands to the paper."""
+    columns = ["lambda", "strategy", "messages/s", "spread", "hit ratio", "messages a hit"]
+    rows = []
     rates = list(points[STRATEGIES[0]])
-    lines = [
-        "| lambda | strategy | messages/s | spread | hit ratio | messages a hit | requests/s |",
-        "| ---: | --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for rate in rates:
-        for strategy in STRATEGIES:
-            found = points[strategy][rate]
-            received = [point.messages_per_second for point in found]
-            lines.append(
-                f"| {rate} | {strategy} | {statistics.median(received):,.0f} "
-                f"| {min(received):,.0f} - {max(received):,.0f} "
-                f"| {median(found, 'hit_ratio'):.2f} | {median(found, 'messages_per_hit'):,.1f} "
-                f"| {median(found, 'requests_per_second'):,.0f} |"
-            )
-    top = rates[-1]
+    for rate, strategy in [(0, CEILING), *itertools.product(rates, STRATEGIES)]:
+        found = points[strategy][rate]
+        received = [point.messages_per_second for point in found]
+        row = [
+            str(rate or "-"),
+            strategy,
+            f"{statistics.median(received):,.0f}",
+            f"{min(received):,.0f} - {max(received):,.0f}",
+            f"{median(found, 'hit_ratio'):.2f}" if rate else "-",
+            f"{median(found, 'messages_per_hit'):,.1f}" if rate else "-",
+            f"{median(found, 'requests_per_second'):,.0f}" if rate else "-",
+        ]
+        rows.append(row)
+    low, top = rates[0], rates[-1]
+    at = PAPER_RATE if PAPER_RATE in rates else top
     ratios = [
-        rds.messages_per_second / max(conventional.messages_per_second, 1e-9)
-        for rds, conventional in zip(points["rds"][top], points["conventional"][top], strict=True)
+        _ratio_row(points, ("rds", at), ("conventional", at), at_least=TARGET),
+        _ratio_row(points, (CEILING, 0), ("conventional", at)),
+        _ratio_row(points, ("rds", at), ("rds", low), at_least=FLAT),
+        _ratio_row(points, ("pms", at), ("conventional", at), at_least=1.0),
+        _ratio_row(points, ("pms", at), ("rds", at), at_most=1.0),
     ]
-    ratio = statistics.median(ratios)
-    is_met = "met" if min(ratios) >= TARGET else "missed" if max(ratios) < TARGET else "not shown"
-    lines += [
-        "",
-        (
-            f"RDS beside conventional at lambda {top}: {ratio:.2f} "
-            f"({min(ratios):.2f} - {max(ratios):.2f}), target {TARGET}: {is_met}"
-        ),
+    if top > at:
+        ratios.append(_ratio_row(points, ("rds", top), ("conventional", top), at_least=TARGET))
+        ratios.append(_ratio_row(points, ("rds", top), ("rds", at), at_least=FLAT))
+    return {
+        "strategies": Table([*columns, "requests/s"], rows),
+        "ratios": Table(["messages/s of", "over", "median", "spread", "bound", "verdict"], ratios),
+    }
+
+
+def _ratio_row(
+    points: Points,
+    one: tuple[str, int],
+    other: tuple[str, int],
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> list[str]:
+    """Return a ratio, paired by repetition; one whose spread straddles the bound shows nothing."""
+    ratios = [
+        ours.messages_per_second / max(theirs.messages_per_second, 1e-9)
+        for ours, theirs in zip(points[one[0]][one[1]], points[other[0]][other[1]], strict=True)
     ]
-    return lines
+    low, high = min(ratios), max(ratios)
+    bound, verdict = "-", "-"
+    if at_least is not None:
+        bound = f"at least {at_least:g}"
+        verdict = "met" if low >= at_least else "missed" if high < at_least else "not shown"
+    elif at_most is not None:
+        bound = f"at most {at_most:g}"
+        verdict = "met" if high <= at_most else "missed" if low > at_most else "not shown"
+    names = [name if not rate else f"{name}, lambda {rate}" for name, rate in (one, other)]
+    return [*names, f"{statistics.median(ratios):.2f}", f"{low:.2f} - {high:.2f}", bound, verdict]
 
 
 def draw(points: Points, file: Path) -> None:
@@ -262,16 +337,19 @@ def draw(points: Points, file: Path) -> None:
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
     panels = {
-        "messages_per_second": "messages/s (figures 9, 10 and 14)",
-        "hit_ratio": "hit ratio (figure 11)",
-        "messages_per_hit": "messages a hit dequeue (figure 12)",
+        "messages_per_second": "messages/s (figures 9 and 14)",
+        "hit_ratio": "hit ratio (figure 10)",
+        "messages_per_hit": "messages a hit dequeue (figure 11)",
     }
     figure, grid = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
     for axes, (name, title) in zip(grid, panels.items(), strict=True):
-        for strategy, by_rate in points.items():
+        for strategy in STRATEGIES:
+            by_rate = points[strategy]
             values = [median(found, name) for found in by_rate.values()]
             axes.plot(list(by_rate), values, marker="o", label=strategy)
         axes.set(title=title, xlabel="lambda, requests/s of each of ten back ends", ylim=(0, None))
+    ceiling = median(points[CEILING][0], "messages_per_second")
+    grid[0].axhline(ceiling, color="gray", linestyle=":", label=CEILING)
     grid[0].legend()
     figure.savefig(file, dpi=110)
 
@@ -279,25 +357,34 @@ def draw(points: Points, file: Path) -> None:
 def bench(
     repeats: Repeats = DEFAULT_REPEATS,
     plot: Annotated[Path | None, typer.Option(help="Draw the curves into this file.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Write the tables into this file, for a page.")
+    ] = None,
     json_file: JsonFile = None,
     *,
     quick: Quick = False,
 ) -> None:
-    """Measure the dequeue strategies on this machine: a Markdown table on standard output."""
+    """Measure the dequeue strategies on this machine: Markdown tables on standard output."""
     seconds = QUICK_SECONDS if quick else FULL_SECONDS
-    points = measure(QUICK_RATES if quick else ARRIVAL_RATES, seconds, repeats)
     run = describe_run(seconds=f"{seconds:g} a point")
-    figures = {
+    origin = begin(run["command"])
+    if figures is not None:
+        check_writable(figures)
+    points = measure(QUICK_RATES if quick else ARRIVAL_RATES, seconds, repeats)
+    found = tables(points)
+    if figures is not None:
+        write_figure_file(figures, origin, found)
+    received = {
         strategy: {
             str(rate): [point.messages_per_second for point in found]
             for rate, found in by_rate.items()
         }
         for strategy, by_rate in points.items()
     }
-    write_json(json_file, {"run": run, "messages_per_second": figures})
+    write_json(json_file, {"run": run, "messages_per_second": received})
     if plot is not None:
         draw(points, plot)
-    tell(to_markdown(points), run)
+    tell(["\n\n".join(map(str, found.values()))], run)
 
 
 _measure: Final = Program(bench, "python -m benchmarks.queue_strategies")

@@ -13,6 +13,8 @@ from typing import Annotated, TypeVar
 import typer
 
 from penstock.broker.config.command_line import CommandLine
+from penstock.models.dequeue import plot as dequeue_plot
+from penstock.models.dequeue import sweep as dequeue_sweep
 from penstock.models.withholding.connection_sweep import (
     Effort,
     connection_tables,
@@ -174,6 +176,42 @@ def connection(
     typer.echo(to_markdown(heading, tables), nl=False)
     if figures is not None:
         _write(partial(write_figure_file, origin=origin, tables=tables), figures, "--figures")
+
+
+@app.command()
+def dequeue(
+    context: typer.Context,
+    *,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each strategy.")] = 8,
+    seconds: Annotated[float, typer.Option(min=1, help="That count of each run.")] = 40,
+    rates: Annotated[str, typer.Option(help="lambda, requests/s.")] = "10,20,50,100,150,200",
+    figures: Annotated[
+        Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write figures 9 to 12 there.")] = None,
+) -> None:
+    """Compare the dequeue strategies of paper 000.
+
+    Back ends request messages faster and faster. The result is printed as Markdown.
+    """
+    read_rates = _numbers(rates, "--rates", int)
+    origin = begin(context.obj)
+    if figures is not None:
+        _write(check_writable, figures, "--figures")
+    if plot is not None:
+        _write(check_picture, plot, "--plot")
+    told = partial(typer.echo, err=True)
+    results = dequeue_sweep.run(read_rates, range(seeds), seconds, told)
+    tables = dequeue_sweep.tables(results)
+    heading = (
+        f"{seeds} independent runs of {seconds:g} s; means and 95 % confidence intervals (bootstrap"
+        " over runs)."
+    )
+    typer.echo(to_markdown(heading, tables), nl=False)
+    if figures is not None:
+        _write(partial(write_figure_file, origin=origin, tables=tables), figures, "--figures")
+    if plot is not None:
+        _write(partial(dequeue_plot.draw, results), plot, "--plot")
 
 
 def _write(draw_into: Callable[[Path], None], file: Path, option: str) -> None:

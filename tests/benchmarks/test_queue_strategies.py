@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks import queue_strategies
 from benchmarks.errors import BenchmarkError
-from benchmarks.queue_strategies import STRATEGIES, Point, main, measure_point, to_markdown
+from benchmarks.queue_strategies import CEILING, STRATEGIES, Point, main, measure_point, tables
+from penstock.netem.figures.figure_file import read_figure_file
 
 
 def test_strategies_are_measured_and_drawn(
@@ -17,29 +18,39 @@ def test_strategies_are_measured_and_drawn(
     monkeypatch.setattr(queue_strategies, "QUICK_SECONDS", 0.3)
     monkeypatch.setattr(queue_strategies, "QUICK_RATES", (50,))
     file, picture = tmp_path / "results.json", tmp_path / "curves.png"
+    figures = tmp_path / "figures.json"
     arguments = ["--quick", "--repeats", "1", "--json", str(file), "--plot", str(picture)]
-    assert main(arguments) == 0
+    assert main([*arguments, "--figures", str(figures)]) == 0
     table = capsys.readouterr().out
-    assert "RDS beside conventional at lambda 50: " in table
+    assert "| rds, lambda 50 | conventional, lambda 50 |" in table
     assert "commit: " in table
+    origin, shown = read_figure_file(figures)
+    assert "--quick" in origin.command
+    assert all(str(each) in table for each in shown.values())
     document = json.loads(file.read_text())
-    assert set(document["messages_per_second"]) == set(STRATEGIES)
+    received = document["messages_per_second"]
+    assert set(received) == {*STRATEGIES, CEILING}
+    assert all(value > 0 for by_rate in received.values() for (value,) in by_rate.values())
     assert picture.stat().st_size > 0
 
 
 def points(conventional: float, rds: float) -> queue_strategies.Points:
     """Return measurements at one rate."""
-    of = {"conventional": conventional, "pms": 1.0, "rds": rds, "rds+wake": 1.0}
-    return {name: {200: [Point(rate, 0.5, 3.0, 9.0)]} for name, rate in of.items()}
+    of = {"conventional": conventional, "pms": 120.0, "rds": rds, "rds+wake": 1.0}
+    found = {name: {200: [Point(rate, 0.5, 3.0, 9.0)]} for name, rate in of.items()}
+    return found | {CEILING: {0: [Point(200.0, 0.0, 0.0, 0.0)]}}
 
 
 def test_table_says_whether_the_target_is_met() -> None:
-    """RDS is held against conventional at the highest rate."""
-    assert to_markdown(points(100.0, 190.0))[-1] == (
-        "RDS beside conventional at lambda 200: 1.90 (1.90 - 1.90), target 1.8: met"
-    )
-    assert to_markdown(points(100.0, 150.0))[-1].endswith("target 1.8: missed")
-    assert "| 200 | rds | 190 | 190 - 190 | 0.50 | 3.0 | 9 |" in to_markdown(points(100.0, 190.0))
+    """RDS is held against conventional at the paper's highest rate, PMS against both."""
+    both = "| rds, lambda 200 | conventional, lambda 200 |"
+    met = str(tables(points(100.0, 190.0))["ratios"])
+    assert f"{both} 1.90 | 1.90 - 1.90 | at least 1.8 | met |" in met
+    assert "| pms, lambda 200 | rds, lambda 200 | 0.63 | 0.63 - 0.63 | at most 1 | met |" in met
+    assert f"| {CEILING} | conventional, lambda 200 | 2.00 | 2.00 - 2.00 | - | - |" in met
+    assert "at least 1.8 | missed |" in str(tables(points(100.0, 150.0))["ratios"])
+    row = "| 200 | rds | 190 | 190 - 190 | 0.50 | 3.0 | 9 |"
+    assert row in str(tables(points(100.0, 190.0))["strategies"])
 
 
 def test_load_that_fails_is_told() -> None:

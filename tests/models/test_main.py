@@ -180,3 +180,16 @@ def test_connections_are_compared(
     origin, tables = read_figure_file(file)
     assert origin.command.startswith("penstock plan connection --links 1")
     assert all(str(table) in told for table in tables.values())
+
+
+def test_plan_runs_the_dequeue_strategies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``penstock plan dequeue`` gives paper 000's figures and what holds of its claims."""
+    file = tmp_path / "figures.json"
+    words = ["--seeds", "1", "--seconds", "1", "--rates", "50", "--figures", str(file)]
+    assert main(["dequeue", *words]) == 0
+    told = capsys.readouterr().out
+    assert "| figure 9: messages/s | lambda 50 |" in told
+    _, tables = read_figure_file(file)
+    assert all(str(table) in told for table in tables.values())
