@@ -11,8 +11,9 @@ Rows of 1 KiB messages in a logical queue of four physical queues, in an SQLite 
   from a gateway process, until the queue is empty;
 * range: a client process plans and reads ranges of 10,000 over HTTP and commits them, as Spark
   does;
-* groups: as `enqueue`, and then one of eight lease groups receives and acknowledges everything
-  in process; the figure is its rate beside that of a queue with one group, in per cent.
+* groups: as `enqueue`, into a queue of one lease group and into one of eight. Then the only group
+  of the one and a group of the other receive and acknowledge in process, by turns in short slices;
+  the figure is the rate of the second in per cent of that of the first.
 
 `memory` is `enqueue` and one group's receiving with the memory engine, in process.
 
@@ -77,6 +78,12 @@ FULL_MESSAGES: Final = 200_000
 QUICK_MESSAGES: Final = 20_000
 QUEUE: Final = "bench"
 GROUP: Final = "readers"
+SHARED_QUEUE: Final = "shared"
+"""Of `groups`: has other groups, too."""
+GROUPS: Final = 8
+SLICES: Final = 36
+"""Of each queue of `groups`, of a fortieth of its messages each: what slows the machine for a while
+slows both, and no slice is at the end of a queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +146,19 @@ def _queue_keys(kind: str, n_groups: int = 1) -> dict[str, Any]:
     return {"physical_queues": 4, "groups": dict.fromkeys(names, keys)}
 
 
-def _plugin(keys: dict[str, Any], engine: str = "sqlite") -> QueuePlugin:
-    section = {"queues": {QUEUE: keys}, "path": FILE, "http": None, "engine": engine}
+def _plugin(queues: dict[str, dict[str, Any]], engine: str = "sqlite") -> QueuePlugin:
+    section = {"queues": queues, "path": FILE, "http": None, "engine": engine}
     config = validate_config(QueueConfig, section, "benchmark", "plugins.queue")
     return QueuePlugin.alone(config, logging.getLogger("bench"), "benchmark")
 
 
-async def _store(plugin: QueuePlugin, n_messages: int) -> float:
-    """Store messages through the sink; return the seconds.
+async def _store(plugin: QueuePlugin, n_messages: int, number: int = 0) -> float:
+    """Store messages through a sink of the plugin; return the seconds.
 
     Raises:
         BenchmarkError: some were refused.
     """
-    (sink,) = plugin.sinks
+    sink = plugin.sinks[number]
     payloads = [os.urandom(PAYLOAD_BYTES) for _ in range(CHUNK_MESSAGES)]
     settled = Settled()
     begin = time.perf_counter()
@@ -173,24 +180,24 @@ async def _store(plugin: QueuePlugin, n_messages: int) -> float:
     return seconds
 
 
-async def _receive(plugin: QueuePlugin, n_messages: int) -> float:
-    """Receive and acknowledge everything of a group in process; return the seconds."""
-    request = ReceiveRequest(BATCH_MESSAGES)
+async def _receive(plugin: QueuePlugin, n_messages: int, queue: str = QUEUE) -> float:
+    """Receive and acknowledge messages of a group in process; return the seconds."""
     service = plugin.service
     received = 0
     begin = time.perf_counter()
     while received < n_messages:
-        batch = await service.receive(QUEUE, GROUP, request)
+        request = ReceiveRequest(min(BATCH_MESSAGES, n_messages - received))
+        batch = await service.receive(queue, GROUP, request)
         if not batch:
             raise BenchmarkError(f"received {received} of {n_messages} messages")
-        await service.settle(QUEUE, GROUP, "ack", [each.receipt_handle for each in batch])
+        await service.settle(queue, GROUP, "ack", [each.receipt_handle for each in batch])
         received += len(batch)
     return time.perf_counter() - begin
 
 
 async def _fill(kind: str, n_messages: int) -> float:
     """Store messages through the sink of an SQLite file; return messages per second."""
-    plugin = _plugin(_queue_keys(kind))
+    plugin = _plugin({QUEUE: _queue_keys(kind)})
     await plugin.start()
     try:
         return n_messages / await _store(plugin, n_messages)
@@ -198,26 +205,32 @@ async def _fill(kind: str, n_messages: int) -> float:
         await plugin.close()
 
 
-async def _in_process(engine: str, n_groups: int, n_messages: int) -> tuple[float, float]:
-    """Store and then receive in one process; return messages per second of both."""
-    plugin = _plugin(_queue_keys("lease", n_groups), engine)
+async def _memory(_kind: str, n_messages: int) -> float:
+    """Store and receive with the memory engine; return messages per second of the slower."""
+    plugin = _plugin({QUEUE: _queue_keys("lease")}, "memory")
     await plugin.start()
     try:
         stored = await _store(plugin, n_messages)
         received = await _receive(plugin, n_messages)
     finally:
         await plugin.close()
-    return n_messages / stored, n_messages / received
+    return n_messages / max(stored, received)
 
 
-async def _memory(_kind: str, n_messages: int) -> float:
-    """Store and receive with the memory engine; return messages per second of the slower."""
-    return min(await _in_process("memory", 1, n_messages))
-
-
-async def _receive_of(n_groups: str, n_messages: int) -> float:
-    """Receive for one of several groups; return messages per second."""
-    return (await _in_process("sqlite", int(n_groups), n_messages))[1]
+async def _by_turns(kind: str, n_messages: int) -> float:
+    """Return the rate of one of several groups in per cent of that of a single one."""
+    plugin = _plugin({QUEUE: _queue_keys(kind), SHARED_QUEUE: _queue_keys(kind, GROUPS)})
+    await plugin.start()
+    seconds = dict.fromkeys((QUEUE, SHARED_QUEUE), 0.0)
+    try:
+        for number in range(len(seconds)):
+            await _store(plugin, n_messages, number)
+        for number in range(SLICES):
+            for queue in sorted(seconds, reverse=number % 2 == 1):
+                seconds[queue] += await _receive(plugin, n_messages // 40, queue)
+    finally:
+        await plugin.close()
+    return 100 * seconds[QUEUE] / seconds[SHARED_QUEUE]
 
 
 def _in_folder(folder: Path, *arguments: str) -> str:
@@ -244,13 +257,7 @@ def _memory_engine(folder: Path, n_messages: int) -> float:
 
 
 def _groups(folder: Path, n_messages: int) -> float:
-    """Return the rate of one of eight groups in per cent of that of a single one."""
-    rates = []
-    for n_groups in ("1", "8"):
-        own = folder / n_groups
-        own.mkdir()
-        rates.append(float(_in_folder(own, "groups", n_groups, str(n_messages))))
-    return 100 * rates[1] / rates[0]
+    return float(_in_folder(folder, "groups", "lease", str(n_messages)))
 
 
 def _ceiling(folder: Path, n_messages: int) -> float:
@@ -325,7 +332,7 @@ ROWS: Final = (
     QueueRow("ceiling", None, _ceiling),
 )
 
-_IN_LOOP: Final = {"fill": _fill, "memory": _memory, "groups": _receive_of}
+_IN_LOOP: Final = {"fill": _fill, "memory": _memory, "groups": _by_turns}
 _OVER_HTTP: Final = {"drain": _drain, "read": _read}
 
 

@@ -285,13 +285,13 @@ class Transaction:
         self._waiting[place] = self._waiting.get(place, 0) - new.bit_count()
         self._touched[place] = queue
         everyone = after
-        is_shared = False
-        for other in queue.places(physical.number):
-            if other is not place:
-                is_shared = True
-                everyone &= self.settled_bits(other, first_offset, n)
+        others = [other for other in queue.places(physical.number) if other is not place]
+        for other in others:
+            everyone &= self.settled_bits(other, first_offset, n)
+            if not everyone:
+                break
         gone = self.gone(physical, first_offset)[0]
-        if is_shared:
+        if others:
             self._settled[place, first_offset] = after
             if after != (everyone | gone):
                 key = (physical.row_id, first_offset, place.group.row_id)
