@@ -73,6 +73,7 @@ class Setting:
         enqueue_controllers: that store messages.
         physical_queues: of the logical queue.
         n_max: most messages of one request.
+        min_messages: that a request waits for, as far as the strategy does.
         max_queues_per_dequeue: tries of one round.
         costs: of operations.
         seconds: that count.
@@ -90,6 +91,7 @@ class Setting:
     enqueue_controllers: int = 10
     physical_queues: int = 10
     n_max: int = 100
+    min_messages: int = 1
     max_queues_per_dequeue: int = 3
     costs: Costs = Costs()
     seconds: float = 40.0
@@ -226,7 +228,12 @@ class _Simulation:
         if self._busy[back_end] < self._setting.connections:
             self._busy[back_end] += 1
             controller = self._controllers[back_end % len(self._controllers)]
-            request = controller.begin(self._setting.n_max, self._now, math.inf)
+            request = controller.begin(
+                self._setting.n_max,
+                self._now,
+                math.inf,
+                min_messages=self._setting.min_messages,
+            )
             self._try_next(back_end, controller, request)
 
     def _try_next(

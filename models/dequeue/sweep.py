@@ -30,15 +30,16 @@ POLL_SECONDS: Final = 1.0
 than they save."""
 SLEEP_TIMES: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 
-RUNS: Final[Mapping[str, tuple[str, float, int]]] = {
-    CONVENTIONAL: (CONVENTIONAL, SLEEP_TIME, 10),
-    PMS: (PMS, POLL_SECONDS, 10),
-    "pms, one controller": (PMS, POLL_SECONDS, 1),
-    RDS: (RDS, SLEEP_TIME, 10),
-    "rds+wake": ("rds+wake", SLEEP_TIME, 10),
+RUNS: Final[Mapping[str, tuple[str, float, int, int]]] = {
+    CONVENTIONAL: (CONVENTIONAL, SLEEP_TIME, 10, 1),
+    PMS: (PMS, POLL_SECONDS, 10, 1),
+    "pms, one controller": (PMS, POLL_SECONDS, 1, 1),
+    RDS: (RDS, SLEEP_TIME, 10, 1),
+    "rds+wake": ("rds+wake", SLEEP_TIME, 10, 1),
+    "rds+wake, at least 50": ("rds+wake", SLEEP_TIME, 10, 50),
 }
-"""Label to strategy, sleep time and number of dequeue controllers. One controller for all back ends
-is what a group of the queue has."""
+"""Label to strategy, sleep time, number of dequeue controllers, and messages that a request waits
+for. One controller for all back ends is what a group of the queue has."""
 
 FIGURES: Final[Mapping[str, tuple[str, str]]] = {
     "messages_per_second": ("figure 9: messages/s", ",.0f"),
@@ -104,12 +105,15 @@ def run(
         tell: gets a line about each finished step.
     """
 
-    def outcomes(strategy: str, rate: int, sleep_time: float, controllers: int) -> list[Outcome]:
+    def outcomes(
+        strategy: str, rate: int, sleep_time: float, controllers: int = 10, min_messages: int = 1
+    ) -> list[Outcome]:
         setting = Setting(
             strategy,
             rate,
             sleep_time,
             controllers=controllers,
+            min_messages=min_messages,
             seconds=seconds,
             warm_up=seconds / 2,
         )
@@ -118,13 +122,13 @@ def run(
         return found
 
     by_rate = {
-        label: {rate: outcomes(strategy, rate, sleep_time, n) for rate in rates}
-        for label, (strategy, sleep_time, n) in RUNS.items()
+        label: {rate: outcomes(strategy, rate, sleep_time, n, least) for rate in rates}
+        for label, (strategy, sleep_time, n, least) in RUNS.items()
     }
     by_sleep_time = {
         sleep_time: by_rate[RDS][rates[-1]]
         if sleep_time == SLEEP_TIME
-        else outcomes(RDS, rates[-1], sleep_time, 10)
+        else outcomes(RDS, rates[-1], sleep_time)
         for sleep_time in SLEEP_TIMES
     }
     return Results(rates, by_rate, by_sleep_time)
