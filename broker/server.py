@@ -8,6 +8,7 @@ import importlib.metadata
 import logging
 import secrets
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.config.key_types import show_size
@@ -23,8 +24,9 @@ from penstock.broker.events import Callbacks
 from penstock.broker.faults import Guard
 from penstock.broker.network.accepted import Reception
 from penstock.broker.network.driver import Driver
-from penstock.broker.network.listeners import Listening
+from penstock.broker.network.listeners import Listening, reload_files
 from penstock.broker.network.open_files import most_connections
+from penstock.broker.network.transport import MqttProtocol
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
 from penstock.broker.process.machine_memory import machine_memory_bytes
 from penstock.broker.quotas.admission import Admission
@@ -265,7 +267,12 @@ class Server:
             timeout=limits.connect_timeout_seconds,
         )
         for listener in self._listeners.values():
-            listening = Listening(listener, driver, self._reception)
+            listening = Listening(
+                listener,
+                self._reception,
+                partial(MqttProtocol, driver),
+                maximum_packet_size=limits.maximum_packet_size,
+            )
             self._listening.append(listening)
             await listening.open()
             self.addresses[listener.name] = listening.address
@@ -284,15 +291,7 @@ class Server:
 
         A file that cannot be used is logged and changes nothing.
         """
-        read: list[str] = []
-        failed: list[str] = []
-        for listening in self._listening:
-            files = await listening.reload()
-            path = f"listeners.{listening.listener.name}"
-            if files is None:
-                failed.append(path)
-            else:
-                read += [f"{path}.{file}" for file in files]
+        read, failed = await reload_files(self._listening)
         at_start_alone = self._policy.file
         if self._host is not None:
             at_start_alone += ", what aMQTT's plugins read"

@@ -227,18 +227,19 @@ class Upstreams:
             try:
                 if header:
                     await loop.sock_sendall(sock, header)
-                if address.socket_path is not None:
-                    transport, protocol = await loop.create_unix_connection(factory, sock=sock)
-                else:
-                    transport, protocol = await loop.create_connection(
-                        factory,
-                        sock=sock,
-                        ssl=self._context,
-                        server_hostname=None if self._context is None else self._name_of(address),
-                    )
             except BaseException:
                 sock.close()
                 raise
+            # From here on the loop closes the socket, also where the handshake fails.
+            if address.socket_path is not None:
+                transport, protocol = await loop.create_unix_connection(factory, sock=sock)
+            else:
+                transport, protocol = await loop.create_connection(
+                    factory,
+                    sock=sock,
+                    ssl=self._context,
+                    server_hostname=None if self._context is None else self._name_of(address),
+                )
         return transport, protocol
 
     def _name_of(self, address: UpstreamAddress) -> str:

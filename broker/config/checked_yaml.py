@@ -278,6 +278,50 @@ def validate_config(cls: type[T], mapping: Mapping[str, Any], file: str, path: s
         raise ConfigError(file, problems) from error
 
 
+class FileReading:
+    """One pass over a file, which collects every problem before it gives up.
+
+    Attributes:
+        file: name of the file, for errors.
+        problems: found so far.
+    """
+
+    def __init__(self, file: str) -> None:
+        """Begin without problems.
+
+        Args:
+            file: name of the file, for errors.
+        """
+        self.file = file
+        self.problems: list[ConfigProblem] = []
+
+    def wrong(self, path: str, read: str, allowed: str) -> None:
+        """Take note of a wrong place."""
+        self.problems.append(ConfigProblem(path, read, allowed))
+
+    def checked(self, cls: type[T], mapping: Mapping[str, Any], path: str) -> T | None:
+        """Return what `validate_config` makes; None where it finds problems, which are noted."""
+        try:
+            return validate_config(cls, mapping, self.file, path)
+        except ConfigError as error:
+            self.problems.extend(error.problems)
+            return None
+
+    def underscored(self, mapping: Mapping[str, Any], path: str) -> dict[str, Any]:
+        """Return `mapping` with dashes in its keys as underscores, as aMQTT reads both."""
+        result: dict[str, Any] = {}
+        for key, value in mapping.items():
+            name = key.replace("-", "_") if isinstance(key, str) else key
+            if name in result:
+                self.wrong(
+                    join(path, key),
+                    "the same key with a dash and with an underscore",
+                    "each key once",
+                )
+            result[name] = value
+        return result
+
+
 def fit(cls: type[T], value: Any) -> T:
     """Return `cls` made from a value of a file.
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from penstock.broker.config.checked_yaml import check_is_no_pipe, join, show
+from penstock.broker.config.checked_yaml import FileReading, check_is_no_pipe, join, show
 from penstock.broker.config.key_types import STRICT, Size
 from penstock.broker.message import SizeClass
 
@@ -56,6 +56,7 @@ _LONGEST_CONGESTION_CONTROL: Final = 15
 
 _MAX_SOCKET_BYTES: Final = 2**30
 """Less than an option of a socket can say, more than a kernel gives."""
+
 
 Wrong: TypeAlias = Callable[[str, str, str], None]
 """Takes note of a wrong place: its path, what was read, what is allowed."""
@@ -183,16 +184,46 @@ class ListenerKeys(ConnectionOptions, ClientCertificates):
     writer: str | None = None
 
 
+class ListenersRead(NamedTuple):
+    """The section `listeners` of a file.
+
+    Attributes:
+        keys: name to keys, those of `default` included.
+        listeners: those that have a `bind`, by name, in the order of the file.
+    """
+
+    keys: dict[str, ListenerKeys]
+    listeners: dict[str, Listener]
+
+
 def read_listeners(
-    listeners: Mapping[str, ListenerKeys], own_keys: Mapping[str, Mapping[str, Any]], wrong: Wrong
-) -> dict[str, Listener]:
-    """Return the listeners that have a `bind`, by name.
+    section: Mapping[str, Mapping[str, Any] | None], reading: FileReading
+) -> ListenersRead:
+    """Read the section `listeners` of a file.
 
     Args:
-        listeners: name to keys, those of `default` included.
-        own_keys: name to the keys that stand under the listener itself.
-        wrong: takes note of each wrong place.
+        section: name of a listener to its own keys.
+        reading: takes note of each wrong place.
     """
+    own_keys = {
+        name: reading.underscored(own or {}, join("listeners", name))
+        for name, own in section.items()
+    }
+    default = own_keys.get("default", {})
+    checked: dict[str, ListenerKeys | None] = {}
+    for name, own in own_keys.items():
+        inherited = default if "default" not in checked or checked["default"] else {}
+        checked[name] = reading.checked(ListenerKeys, {**inherited, **own}, join("listeners", name))
+    keys = {name: listener for name, listener in checked.items() if listener is not None}
+    listeners = _listeners(keys, own_keys, reading.wrong)
+    if not listeners and not reading.problems:
+        reading.wrong("listeners", "none with a bind", "at least one listener with a bind")
+    return ListenersRead(keys, listeners)
+
+
+def _listeners(
+    listeners: Mapping[str, ListenerKeys], own_keys: Mapping[str, Mapping[str, Any]], wrong: Wrong
+) -> dict[str, Listener]:
     read: dict[str, Listener] = {}
     names: dict[tuple[str | None, int, str | None], str] = {}
     for name, keys in listeners.items():

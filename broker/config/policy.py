@@ -16,11 +16,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from penstock.broker.config.checked_yaml import (
+    FileReading,
     join,
     parse_mapping,
     read_mapping,
     show,
-    validate_config,
 )
 from penstock.broker.config.key_types import STRICT, Size
 from penstock.broker.config.limits import Limits
@@ -31,7 +31,7 @@ from penstock.broker.config.listener_config import (
     read_listeners,
 )
 from penstock.broker.config.mqtt_options import MqttOptions
-from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.errors import ConfigError
 
 DEFAULT_SYS_INTERVAL = 10.0
 """Seconds; as mosquitto has it, so that a dashboard made for it reads the same."""
@@ -133,26 +133,15 @@ def parse_policy(document: str | Mapping[str, Any], file_name: str) -> Policy:
     return _Reading(file_name).policy(mapping)
 
 
-class _Reading:
-    """One pass over a policy file, which collects every problem before it gives up."""
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self.problems: list[ConfigProblem] = []
+class _Reading(FileReading):
+    """One pass over a policy file."""
 
     def policy(self, document: Mapping[str, Any]) -> Policy:
-        top = self._underscored(document, "")
-        keys = self._checked(_PolicyKeys, top, "")
+        top = self.underscored(document, "")
+        keys = self.checked(_PolicyKeys, top, "")
         if keys is None:
             raise ConfigError(self.file, self.problems)
-        own_keys = {
-            name: self._underscored(own or {}, join("listeners", name))
-            for name, own in (keys.listeners or {"default": None}).items()
-        }
-        listener_keys = self._listener_keys(own_keys)
-        listeners = read_listeners(listener_keys, own_keys, self._wrong)
-        if not listeners and not self.problems:
-            self._wrong("listeners", "none with a bind", "at least one listener with a bind")
+        listener_keys, listeners = read_listeners(keys.listeners or {"default": None}, self)
         limits = self._section(Limits, keys.limits or {}, "limits")
         mqtt = self._section(MqttOptions, keys.mqtt or {}, "mqtt")
         persistence = None
@@ -160,13 +149,13 @@ class _Reading:
             persistence = self._section(Persistence, keys.persistence, "persistence")
         elif "persistence" in top:
             # A section whose keys are all comments: to keep nothing then would be a bad surprise.
-            self._wrong(
+            self.wrong(
                 "persistence", "nothing", "its keys, {} for their defaults, or no such section"
             )
         short, dotted = self._plugins(keys)
         if persistence is not None and persistence.durability != "memory":
             for name in _AMQTT_PERSISTENCE & dotted.keys():
-                self._wrong("persistence", f"{name} beside it", "one of the two")
+                self.wrong("persistence", f"{name} beside it", "one of the two")
         if self.problems or limits is None or mqtt is None:
             raise ConfigError(self.file, self.problems)
         sys_interval = keys.sys_interval
@@ -183,42 +172,8 @@ class _Reading:
             persistence=persistence,
         )
 
-    def _wrong(self, path: str, read: str, allowed: str) -> None:
-        self.problems.append(ConfigProblem(path, read, allowed))
-
-    def _checked(self, cls: type[T], mapping: Mapping[str, Any], path: str) -> T | None:
-        try:
-            return validate_config(cls, mapping, self.file, path)
-        except ConfigError as error:
-            self.problems.extend(error.problems)
-            return None
-
     def _section(self, cls: type[T], mapping: Mapping[str, Any], name: str) -> T | None:
-        return self._checked(cls, self._underscored(mapping, name), name)
-
-    def _underscored(self, mapping: Mapping[str, Any], path: str) -> dict[str, Any]:
-        """Return `mapping` with dashes in its keys as underscores, as aMQTT reads both."""
-        result: dict[str, Any] = {}
-        for key, value in mapping.items():
-            name = key.replace("-", "_") if isinstance(key, str) else key
-            if name in result:
-                self._wrong(
-                    join(path, key),
-                    "the same key with a dash and with an underscore",
-                    "each key once",
-                )
-            result[name] = value
-        return result
-
-    def _listener_keys(self, own_keys: Mapping[str, Mapping[str, Any]]) -> dict[str, ListenerKeys]:
-        default = own_keys.get("default", {})
-        checked: dict[str, ListenerKeys | None] = {}
-        for name, own in own_keys.items():
-            inherited = default if "default" not in checked or checked["default"] else {}
-            checked[name] = self._checked(
-                ListenerKeys, {**inherited, **own}, join("listeners", name)
-            )
-        return {name: listener for name, listener in checked.items() if listener is not None}
+        return self.checked(cls, self.underscored(mapping, name), name)
 
     def _plugins(
         self, keys: _PolicyKeys
@@ -232,9 +187,9 @@ class _Reading:
                 path = join("plugins", name)
                 plugins = dotted if "." in name else short
                 if name in plugins:
-                    self._wrong(path, "the same plugin again", "each plugin once")
+                    self.wrong(path, "the same plugin again", "each plugin once")
                 elif own is not None and not isinstance(own, dict):
-                    self._wrong(path, show(own), "a mapping of the plugin's keys, or nothing")
+                    self.wrong(path, show(own), "a mapping of the plugin's keys, or nothing")
                 else:
                     plugins[name] = own or {}
         return short, dotted

@@ -8,7 +8,7 @@ information about the client's TLS.
 from __future__ import annotations
 
 import ipaddress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from penstock.broker.errors import PenstockError
 
@@ -33,12 +33,23 @@ _ADDRESS_BYTES: Final = {0: 0, _IPV4: 12, _IPV6: 36, 3: 216}
 _TLV_CRC32C: Final = 0x03
 _TLV_SSL: Final = 0x20
 _TLV_SSL_COMMON_NAME: Final = 0x22
+_TLV_SSL_VERSION: Final = 0x21
 _CLIENT_SSL: Final = 0x01
 _CLIENT_CERTIFICATE: Final = 0x02 | 0x04
 
 
+_STREAM: Final = 1
+"""Transport protocol of TCP and of stream sockets, in the low half of a family's byte."""
+
+LOCAL_HEADER: Final = _SIGNATURE_2 + bytes((0x20, 0, 0, 0))
+"""Version 2, of a connection that the proxy makes for itself, such as a health check."""
+
+Endpoint: TypeAlias = tuple[str, int]
+"""(IP address, port)."""
+
+
 class ProxyHeaderError(PenstockError):
-    """A connection does not begin with a valid header of the PROXY protocol."""
+    """A connection does not begin with a valid header of the PROXY protocol, or none can say it."""
 
 
 class ProxyHeader(NamedTuple):
@@ -180,6 +191,71 @@ def _extensions(header: bytes, start: int, stop: int) -> list[tuple[int, int, in
         found.append((header[start], begin, end))
         start = end
     return found
+
+
+def write_proxy_header(
+    source: Endpoint | None,
+    destination: Endpoint | None,
+    *,
+    tls_version: str | None = None,
+    common_name: str | None = None,
+) -> bytes:
+    """Return a header of version 2 for a client's connection.
+
+    Args:
+        source: of the client; None where it has no address, as on a Unix socket.
+        destination: the address that it has connected to; None where that is unknown.
+        tls_version: such as ``TLSv1.3``; None where it does not speak TLS.
+        common_name: of its certificate, which was verified; None where it has shown none.
+
+    Raises:
+        ProxyHeaderError: the name is too long for a header.
+    """
+    family, addresses = _write_addresses(source, destination)
+    extensions = b""
+    if tls_version is not None or common_name is not None:
+        has_name = common_name is not None
+        inner = b"" if tls_version is None else _extension(_TLV_SSL_VERSION, tls_version.encode())
+        if common_name is not None:
+            inner += _extension(_TLV_SSL_COMMON_NAME, common_name.encode())
+        client = _CLIENT_SSL | (_CLIENT_CERTIFICATE if has_name else 0)
+        # Anything but 0 says that there is no certificate that was verified.
+        verify = bytes(4) if has_name else bytes((0, 0, 0, 1))
+        extensions = _extension(_TLV_SSL, bytes((client,)) + verify + inner)
+    n_bytes = len(addresses) + len(extensions)
+    if 16 + n_bytes > MAX_V2_BYTES:
+        raise ProxyHeaderError(
+            f"version 2: {16 + n_bytes} bytes with a common name of {len(common_name or '')} "
+            f"characters; allowed: {MAX_V2_BYTES}"
+        )
+    kind = family << 4 | _STREAM if family else 0
+    beginning = _SIGNATURE_2 + bytes((0x20 | _PROXY, kind)) + n_bytes.to_bytes(2, "big")
+    return beginning + addresses + extensions
+
+
+def _write_addresses(source: Endpoint | None, destination: Endpoint | None) -> tuple[int, bytes]:
+    """Return the address family and the addresses as a header has them."""
+    if source is None:
+        return 0, b""
+    ours = _address(source[0])
+    other = _address(destination[0]) if destination is not None else type(ours)(0)
+    ports = source[1].to_bytes(2, "big") + (destination or ("", 0))[1].to_bytes(2, "big")
+    if ours.version == other.version == 4:
+        return _IPV4, ours.packed + other.packed + ports
+    return _IPV6, _as_ipv6(ours) + _as_ipv6(other) + ports
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return ipaddress.ip_address(text.partition("%")[0])  # a remote address has no interface
+
+
+def _as_ipv6(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bytes:
+    mapped = b"" if address.version == 6 else bytes(10) + b"\xff\xff"
+    return mapped + address.packed
+
+
+def _extension(kind: int, value: bytes) -> bytes:
+    return bytes((kind,)) + len(value).to_bytes(2, "big") + value
 
 
 def _crc32c_table() -> tuple[int, ...]:

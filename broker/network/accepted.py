@@ -13,16 +13,29 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from penstock.broker.counters import Counters, count
 from penstock.broker.faults import is_logged
 from penstock.broker.network.tcp_options import set_give_up
 from penstock.broker.quotas.admission import Admission, Place, Places
-from penstock.broker.receiving.connection import Connection
 
 CLOSE_TIMEOUT_SECONDS: Final = 5.0
 """How long a closed connection may take to send what was written before the close."""
+
+
+class Speaker(Protocol):
+    """What speaks MQTT on a connection, as the layers of the connection see it."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its CONNECT was accepted, which gives it higher limits."""
+
+    def held_in_layer(self, n_bytes: int) -> None:
+        """Take note of the received bytes that a layer below holds.
+
+        WebSocket holds those of a frame that is not whole.
+        """
 
 
 @dataclass(eq=False, slots=True)
@@ -78,7 +91,7 @@ class AcceptedConnection:
         remote_port: of the client, or 0.
         ssl_object: the TLS connection, or None.
         certificate_name: common name of the client's verified certificate, or None.
-        connection: the broker's side of it once it speaks MQTT; before that None.
+        connection: what speaks MQTT on it once its layers are ready; before that None.
     """
 
     reception: Reception
@@ -93,14 +106,14 @@ class AcceptedConnection:
     remote_port: int = 0
     ssl_object: Any = None
     certificate_name: str | None = None
-    connection: Connection | None = None
+    connection: Speaker | None = None
     _is_ending: bool = False
     _timer: asyncio.TimerHandle | None = None
 
     @property
     def is_known(self) -> bool:
         """Whether its CONNECT was accepted, which gives it higher limits."""
-        return self.connection is not None and self.connection.client.is_open
+        return self.connection is not None and self.connection.is_known
 
     def accept(self, transport: asyncio.Transport) -> bool:
         """Take a place; called by the lowest protocol.

@@ -1,4 +1,4 @@
-"""The broker's listeners: bound sockets, and the layers that their connections pass through."""
+"""Listeners: bound sockets, and the layers that their connections pass through."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import os
 import socket
 import ssl
 import stat
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.config.listener_config import Listener, Tls
@@ -33,11 +34,9 @@ from penstock.broker.network.tls import (
     problem_of_certificate,
     revocation_lists,
 )
-from penstock.broker.network.transport import MqttProtocol
 from penstock.broker.quotas.admission import Places
 
 if TYPE_CHECKING:
-    from penstock.broker.network.driver import Driver
     from penstock.broker.network.websocket import WebSocketLayer
 
 BACKLOG: Final = 1024
@@ -101,18 +100,28 @@ class Listening:
         address: (host, port) it is bound to; (path, 0) for a Unix socket.
     """
 
-    def __init__(self, listener: Listener, driver: Driver, reception: Reception) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        reception: Reception,
+        new_protocol: Callable[[AcceptedConnection], asyncio.Protocol],
+        *,
+        maximum_packet_size: int,
+    ) -> None:
         """Prepare a listener; `open` binds it.
 
         Args:
             listener: from the policy file.
-            driver: of the broker.
-            reception: of the broker.
+            reception: of the broker or proxy.
+            new_protocol: returns what speaks MQTT on a connection, above its layers. Without
+                layers it calls `AcceptedConnection.accept` in `connection_made`.
+            maximum_packet_size: bytes of the largest packet that a client may send.
         """
         self.listener = listener
         self.address = ("", 0)
-        self._driver = driver
         self._reception = reception
+        self._new_mqtt_protocol = new_protocol
+        self._maximum_packet_size = maximum_packet_size
         self._places = Places(listener.max_connections, waits=listener.when_full == "wait")
         self._revoked: list[RevocationList] = []
         self._context: ssl.SSLContext | None = None
@@ -283,15 +292,33 @@ class Listening:
         arrival = AcceptedConnection(
             self._reception, listener.name, self._places, is_behind_proxy=listener.proxy_protocol
         )
-        protocol: asyncio.Protocol = MqttProtocol(self._driver, arrival)
+        protocol = self._new_mqtt_protocol(arrival)
         if self._websocket_layer is not None:
-            max_bytes = self._driver.limits.maximum_packet_size
-            protocol = self._websocket_layer(protocol, arrival, listener, max_bytes)
+            protocol = self._websocket_layer(protocol, arrival, listener, self._maximum_packet_size)
         if self._context is not None:
             protocol = TlsLayer(protocol, arrival, self._context)
         if listener.proxy_protocol:
             protocol = ProxyHeaderLayer(protocol, arrival)
         return protocol
+
+
+async def reload_files(listening: Iterable[Listening]) -> tuple[list[str], list[str]]:
+    """Reload the files of all listeners' TLS.
+
+    Returns:
+        (what was read, as ``listeners.NAME.key file`` texts; keys of listeners whose files cannot
+        be used).
+    """
+    read: list[str] = []
+    failed: list[str] = []
+    for one in listening:
+        path = f"listeners.{one.listener.name}"
+        files = await one.reload()
+        if files is None:
+            failed.append(path)
+        else:
+            read += [f"{path}.{file}" for file in files]
+    return read, failed
 
 
 def _bound_socket(

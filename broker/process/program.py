@@ -59,6 +59,14 @@ class KeepingService(Service, Protocol):
         """Return roughly what they take of the memory, for `penstock.broker.process.collector`."""
 
 
+@runtime_checkable
+class HurriedService(Service, Protocol):
+    """A service whose `stop` may wait, and can be told to wait no longer."""
+
+    def hurry(self) -> None:
+        """End what `stop` waits for: a second signal has asked for the end."""
+
+
 def set_up_log(log_level: str, *, debug: bool) -> None:
     """Send the log to standard error.
 
@@ -80,7 +88,8 @@ def set_up_log(log_level: str, *, debug: bool) -> None:
 def run_until_stopped(service: Service) -> None:
     """Run a service on uvloop, where it is installed, until SIGINT or SIGTERM.
 
-    A `ReloadingService` reloads at each SIGHUP. Files that the service or a plugin creates are
+    A `ReloadingService` reloads at each SIGHUP. A second SIGINT or SIGTERM hurries a
+    `HurriedService`. Files that the service or a plugin creates are
     accessible to their owner only, as they may hold messages.
 
     Raises:
@@ -124,7 +133,20 @@ async def _serve(service: Service) -> None:
     while await asked.get() == signal.SIGHUP:
         if isinstance(service, ReloadingService):
             await service.reload()
-    await service.stop()
+    stopping = loop.create_task(service.stop(), name="stop")
+    hurrying = loop.create_task(_hurry(service, asked), name="hurry")
+    try:
+        await stopping
+    finally:
+        hurrying.cancel()
+
+
+async def _hurry(service: Service, asked: asyncio.Queue[signal.Signals]) -> None:
+    """Hurry a stop at the next signal that asks for it."""
+    while await asked.get() == signal.SIGHUP:
+        pass
+    if isinstance(service, HurriedService):
+        service.hurry()
 
 
 def exit_status(app: CommandLine, argv: list[str] | None, prog_name: str) -> int:

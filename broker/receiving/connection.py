@@ -139,6 +139,11 @@ class Connection:
         client.is_counted = n_bytes > FREE_BYTES
         client.core.received.count(client, n_bytes, now)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether its CONNECT was accepted."""
+        return self.client.is_open
+
     def held_in_layer(self, n_bytes: int) -> None:
         """Count what a layer below holds, as WebSocket does of a frame that is not whole."""
         if n_bytes > FREE_BYTES or self._layer_bytes:

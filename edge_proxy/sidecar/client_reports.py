@@ -59,7 +59,7 @@ def _subject_of(pair: Pair, threshold_l: Callable[[Link], float | None]) -> Subj
         link.client_id,
         is_connected=True,
         username=link.username,
-        listener="",
+        listener=link.listener,
         link=link,
         outbox=client.outbox,
         ledger=client.ledger,

@@ -1,69 +1,37 @@
-"""The proxy's file: one listener, one broker, limits and plugins; checked completely at start."""
+"""The proxy's file: listeners, a broker, limits and plugins; checked completely at start."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import Field, field_validator
+from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from penstock.broker.config.checked_yaml import parse_mapping, read_mapping, validate_config
+from penstock.broker.config.checked_yaml import (
+    FileReading,
+    parse_mapping,
+    read_mapping,
+    show,
+)
 from penstock.broker.config.key_types import STRICT, Positive, PositiveSize, Seconds, Size
-from penstock.broker.config.listener_config import split_bind
-from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.config.listener_config import Listener, read_listeners
+from penstock.broker.errors import ConfigError
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH
+from penstock.edge_proxy.upstream_config import UpstreamKeys
 
 _MAX_PACKET_SIZE: Final = 5 + MAX_REMAINING_LENGTH
 _ALL_INTERFACES: Final = frozenset({None, "0.0.0.0", "::"})  # noqa: S104 (recognised, not bound)
 _THIS_MACHINE: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
+_SHORT_FORM: Final = re.compile(r"^listeners(\.default)?(?=\.|$)")
+"""Where the keys of `listener` stand while they are read."""
 
-@checked_dataclass(frozen=True, slots=True, config=STRICT)
-class ListenerKeys:
-    """Where clients connect; the keys under `listener`.
-
-    Attributes:
-        bind: host:port, as in the broker's policy file. Port 1883 of all interfaces by default, so
-            that clients need no change when the proxy is put before their broker.
-    """
-
-    bind: str | int = "0.0.0.0:1883"
-
-    @field_validator("bind")
-    @classmethod
-    def _check_bind(cls, bind: str | int) -> str | int:
-        _split(bind)
-        return bind
-
-
-@checked_dataclass(frozen=True, slots=True, config=STRICT)
-class UpstreamKeys:
-    """The broker behind the proxy; the keys under `upstream`.
-
-    Attributes:
-        address: host:port, or host alone for port 1883.
-        connect_timeout_seconds: time to establish the connection; the client is refused afterwards.
-            A broker beside the proxy answers in a millisecond, one in the cloud in less than a
-            second.
-        connack_timeout_seconds: time from a client's CONNECT to the broker's CONNACK; the client is
-            refused afterwards. A broker that asks a directory for the password, or delays its
-            answer to a wrong one, takes seconds; most clients give up within half a minute.
-    """
-
-    address: str
-    connect_timeout_seconds: Seconds = 5.0
-    connack_timeout_seconds: Seconds = 30.0
-
-    @field_validator("address")
-    @classmethod
-    def _check_address(cls, address: str) -> str:
-        host, port = _split(address)
-        if host is None or not port:
-            raise ValueError("host:port or host, with a port of 1 to 65535")
-        return address
+Identity: TypeAlias = Literal["none", "proxy_v2", "user_property"]
+"""How the broker is told who a client is."""
 
 
 @checked_dataclass(frozen=True, slots=True, config=STRICT)
@@ -74,6 +42,8 @@ class ProxyLimits:
         connections: clients at a time. None: half of the files that the process may have open, less
             some for everything else, as each client takes two: its own connection and the one to
             the broker.
+        connections_per_address: the same from one address. The network of an IPv6 address counts as
+            one address. None: no limit, as many clients may share one behind a router.
         maximum_packet_size: bytes of the largest packet that passes, either way. The format's own
             limit by default, so that the proxy accepts whatever the broker accepts.
         connect_bytes: of the largest CONNECT, which is collected whole, from a client that is not
@@ -95,6 +65,7 @@ class ProxyLimits:
     """
 
     connections: Positive | None = None
+    connections_per_address: Positive | None = None
     maximum_packet_size: Annotated[Size, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
     connect_bytes: Annotated[Size, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
     properties: Positive = 256
@@ -116,14 +87,28 @@ class ProxyKeys:
     """The top level of the file.
 
     Attributes:
-        upstream: the broker.
-        listener: where clients connect.
+        upstream: the broker behind the proxy.
+        listener: the keys of the only listener, in place of `listeners`.
+        listeners: where clients connect: name of a listener to its keys, which are those of the
+            broker's policy file but `sizes`. Port 1883 of all interfaces by default, so that
+            clients need no change when the proxy is put before their broker.
+        identity: how the broker is told who a client is: `none`; `proxy_v2`, a header of the PROXY
+            protocol before the connection's first byte; or `user_property`, two user properties of
+            an MQTT 5 CONNECT.
+        drain_seconds: how long a stop waits until withheld messages have left and were
+            acknowledged. As long as systemd and container runtimes leave a service of theirs.
+        server_reference: another server, which MQTT 5 clients are told at a stop (Server Reference,
+            MQTT 5.0, 4.11); None for none.
         limits: for clients.
         plugins: short name of a plugin to its keys.
     """
 
     upstream: UpstreamKeys
-    listener: ListenerKeys = field(default_factory=ListenerKeys)
+    listener: dict[str, Any] | None = None
+    listeners: dict[str, dict[str, Any] | None] | None = None
+    identity: Identity = "none"
+    drain_seconds: Annotated[float, Field(ge=0)] = 5.0
+    server_reference: Annotated[str, Field(min_length=1)] | None = None
     limits: ProxyLimits = field(default_factory=ProxyLimits)
     plugins: dict[str, dict[str, Any] | None] = field(default_factory=dict)
 
@@ -134,23 +119,21 @@ class ProxyConfig:
 
     Attributes:
         file: its name as the user gave it.
-        listen_host: address or name to bind; None for all interfaces.
-        listen_port: TCP port; 0 lets the kernel choose.
-        broker_host: of the broker behind the proxy.
-        broker_port: its TCP port.
-        broker_timeout_seconds: time to establish a connection to it.
-        connack_timeout_seconds: time from a CONNECT to its CONNACK.
+        listeners: by name, in the order of the file; at least one.
+        upstream: the broker behind the proxy.
+        identity: how it is told who a client is.
+        drain_seconds: how long a stop waits for withheld messages.
+        server_reference: what MQTT 5 clients are told at a stop; None for nothing.
         limits: what clients may take.
         plugins: short name of a plugin to its keys, in the order of the file.
     """
 
     file: str
-    listen_host: str | None
-    listen_port: int
-    broker_host: str
-    broker_port: int
-    broker_timeout_seconds: float
-    connack_timeout_seconds: float
+    listeners: Mapping[str, Listener]
+    upstream: UpstreamKeys
+    identity: Identity
+    drain_seconds: float
+    server_reference: str | None
     limits: ProxyLimits
     plugins: Mapping[str, Mapping[str, Any]]
 
@@ -171,32 +154,65 @@ def parse_proxy_config(document: str | Mapping[str, Any], file: str) -> ProxyCon
         ConfigError: as `load_proxy_config`.
     """
     mapping = parse_mapping(document, file) if isinstance(document, str) else document
-    keys = validate_config(ProxyKeys, mapping, file, "")
-    listen_host, listen_port = _split(keys.listener.bind)
-    broker_host, broker_port = _split(keys.upstream.address)
-    assert broker_host is not None  # noqa: S101 (checked by UpstreamKeys)
-    is_same_host = broker_host == listen_host or (
-        listen_host in _ALL_INTERFACES and broker_host in _THIS_MACHINE
-    )
-    if is_same_host and broker_port == listen_port:
-        problem = ConfigProblem(
-            "upstream.address",
-            f"{keys.upstream.address}, where the proxy itself listens",
-            "the address of a broker",
-        )
-        raise ConfigError(file, [problem])
+    reading = FileReading(file)
+    keys = reading.checked(ProxyKeys, mapping, "")
+    if keys is None:
+        raise ConfigError(file, reading.problems)
+    listeners = _listeners(keys, reading)
+    if not reading.problems:
+        _check_no_circle(keys.upstream, listeners.values(), reading)
+    if reading.problems:
+        raise ConfigError(file, reading.problems)
     return ProxyConfig(
         file=file,
-        listen_host=listen_host,
-        listen_port=listen_port,
-        broker_host=broker_host,
-        broker_port=broker_port,
-        broker_timeout_seconds=keys.upstream.connect_timeout_seconds,
-        connack_timeout_seconds=keys.upstream.connack_timeout_seconds,
+        listeners=listeners,
+        upstream=keys.upstream,
+        identity=keys.identity,
+        drain_seconds=keys.drain_seconds,
+        server_reference=keys.server_reference,
         limits=keys.limits,
         plugins={name: own or {} for name, own in keys.plugins.items()},
     )
 
 
-def _split(bind: str | int) -> tuple[str | None, int]:
-    return split_bind(f":{bind}" if isinstance(bind, int) else bind)
+def _listeners(keys: ProxyKeys, reading: FileReading) -> dict[str, Listener]:
+    """Return the listeners; their problems are noted."""
+    if keys.listener is not None and keys.listeners is not None:
+        reading.wrong("listener", "listeners beside it", "one of the two")
+        return {}
+    section = keys.listeners or {"default": keys.listener}
+    for name, own in section.items():
+        if own is not None and own.get("sizes") is not None:
+            reading.wrong(
+                f"listeners.{name}.sizes",
+                show(own["sizes"]),
+                "no such key: the size class of a subscription is for the broker to know",
+            )
+    listeners = read_listeners(section, reading).listeners
+    if keys.listener is not None:  # problems name what stands in the file
+        reading.problems[:] = [
+            replace(problem, path=_SHORT_FORM.sub("listener", problem.path))
+            for problem in reading.problems
+        ]
+    return listeners
+
+
+def _check_no_circle(
+    upstream: UpstreamKeys, listeners: Iterable[Listener], reading: FileReading
+) -> None:
+    """Note each address of the upstream on which the proxy itself listens."""
+    for listener in listeners:
+        for address in upstream.read_addresses():
+            if address.socket_path is not None or listener.socket_path is not None:
+                is_same = address.socket_path == listener.socket_path
+            else:
+                is_same = address.port == listener.port and (
+                    address.host == listener.host
+                    or (listener.host in _ALL_INTERFACES and address.host in _THIS_MACHINE)
+                )
+            if is_same:
+                reading.wrong(
+                    "upstream.address" if upstream.address is not None else "upstream.addresses",
+                    f"{address.name}, where the proxy itself listens",
+                    "the address of a broker",
+                )

@@ -14,7 +14,7 @@ overtake each other.
 from __future__ import annotations
 
 import dataclasses
-from typing import cast
+from typing import Final, cast
 
 from penstock.broker.errors import PeerError, ProtocolError
 from penstock.broker.link import Link
@@ -33,7 +33,10 @@ from penstock.broker.outbox.outbox import Outbox
 from penstock.edge_proxy.sidecar.client_side import ClientSide
 from penstock.edge_proxy.sidecar.client_stream import ClientStream
 from penstock.edge_proxy.sidecar.direction import Direction
+from penstock.edge_proxy.sidecar.identity import ClientIdentity
 from penstock.edge_proxy.sidecar.shared import Shared, describe
+
+_ANY_SIZE: Final = 2**32
 
 
 class Pair:
@@ -45,6 +48,7 @@ class Pair:
         fileno: file descriptor of the client's socket, or -1; set by `PairTransport`.
         wants_broker: CONNECT has come: a connection to the broker is needed.
         is_closing: both connections are to be closed after everything to be sent was written.
+        is_unanswered: it is closing because the broker has not answered the CONNECT.
     """
 
     def __init__(
@@ -53,7 +57,9 @@ class Pair:
         peer: str,
         now: float,
         *,
+        listener: str = "",
         refusal: ReasonCode | None = None,
+        identity: ClientIdentity | None = None,
         connack_timeout_seconds: float,
     ) -> None:
         """Take a client that has just connected to the proxy.
@@ -62,11 +68,14 @@ class Pair:
             shared: of the proxy.
             peer: address of the client, for the log.
             now: monotonic seconds.
+            listener: name of the listener that it has connected to.
             refusal: reason code that answers its CONNECT; None: the CONNECT goes to the broker.
+            identity: what the CONNECT of MQTT 5 tells the broker of it; None for nothing.
             connack_timeout_seconds: time from its CONNECT to the broker's CONNACK.
         """
         self._shared = shared
         self._refusal = refusal
+        self._identity = identity
         self._connack_timeout_seconds = connack_timeout_seconds
         self._connack_due: float | None = None
         self._has_connack = False
@@ -80,13 +89,16 @@ class Pair:
         self._has_broker = False
         self._is_accepted = False
         self._is_broker_paused = False
+        self._client_maximum = _ANY_SIZE
         self._stream: ClientStream
         self._now = now
         self.client: ClientSide
         self.link = Link("")
+        self.link.listener = listener
         self.fileno = -1
         self.wants_broker = False
         self.is_closing = False
+        self.is_unanswered = False
 
     # -- what `PairTransport` calls ------------------------------------------------------------
 
@@ -131,11 +143,31 @@ class Pair:
         self._now = now
         self._end(f"the {direction.sender}'s connection {reason or 'was closed'}")
 
-    def close(self, reason_code: ReasonCode, now: float) -> None:
-        """End both connections, and send an MQTT 5 client the reason."""
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the broker has accepted the client."""
+        return self._is_accepted
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the client has been sent everything, and has acknowledged it."""
+        if self.is_closing or not self._is_accepted:
+            return True
+        return not self.client.outbox.n_messages and not len(self.client.acks)
+
+    def close(
+        self, reason_code: ReasonCode, now: float, *, server_reference: str | None = None
+    ) -> None:
+        """End both connections, and send an MQTT 5 client the reason.
+
+        Args:
+            reason_code: of its DISCONNECT.
+            now: monotonic seconds.
+            server_reference: another server, of which its DISCONNECT tells; None for none.
+        """
         self._now = now
         if not self.is_closing:
-            self._disconnect(reason_code)
+            self._disconnect(reason_code, server_reference)
             self._end(describe_reason_code(reason_code))
 
     def data_to_send(self, direction: Direction) -> list[bytes]:
@@ -253,6 +285,7 @@ class Pair:
         )
         connect = cast("Connect", packet)
         self._version = connect.protocol_version
+        self._client_maximum = connect.properties.get("maximum_packet_size", _ANY_SIZE)
         self.link.client_id = connect.client_id
         self.link.username = connect.username
         if self._refusal is not None:
@@ -267,7 +300,11 @@ class Pair:
         self.wants_broker = True
         self._connect_due = None
         self._connack_due = now + self._connack_timeout_seconds
-        self._to_broker.append(without_topic_aliases(connect, data[:stop]))
+        frame = data[:stop]
+        if self._identity is not None:
+            connect = self._identity.told_in(connect)
+            frame = write_packet(connect, self._version)
+        self._to_broker.append(without_topic_aliases(connect, frame))
         self._stream.receive_data(data[stop:], self._to_broker)
 
     def _acknowledged(self, packet_type: int, packet_id: int, reason_code: int) -> bool:
@@ -299,6 +336,7 @@ class Pair:
         if self._has_connack:
             self._end("refused by the broker, which left the connection open")
             return
+        self.is_unanswered = True
         self._refuse(ReasonCode.SERVER_UNAVAILABLE)
         self._end(f"refused: no CONNACK in {self._connack_timeout_seconds:g} s")
 
@@ -315,10 +353,15 @@ class Pair:
             self._refuse(error.reason_code)
         self._end(f"{direction.sender} sent: {error}")
 
-    def _disconnect(self, reason_code: ReasonCode) -> None:
+    def _disconnect(self, reason_code: ReasonCode, server_reference: str | None = None) -> None:
         """Send an accepted MQTT 5 client a DISCONNECT [MQTT-3.14.0-1]."""
-        if self._is_accepted and self._version == ProtocolVersion.MQTT_5:
-            self._last_words.append(write_packet(Disconnect(reason_code), self._version))
+        if not self._is_accepted or self._version != ProtocolVersion.MQTT_5:
+            return
+        properties = {"server_reference": server_reference} if server_reference else {}
+        packet = write_packet(Disconnect(reason_code, properties), self._version)
+        if len(packet) > self._client_maximum:  # [MQTT-3.1.2-24]
+            packet = write_packet(Disconnect(reason_code), self._version)
+        self._last_words.append(packet)
 
     def _refuse(self, reason_code: ReasonCode) -> None:
         """Send the CONNACK of a refusal, where the version has a code for it.
@@ -359,7 +402,7 @@ class Pair:
             LastClient(
                 link.client_id,
                 link.username,
-                "",
+                link.listener,
                 link,
                 outbox,
                 client.ledger,

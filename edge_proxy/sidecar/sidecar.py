@@ -1,44 +1,43 @@
-"""The sidecar: one listener, one broker behind it, and the plugins that withhold and probe."""
+"""The sidecar: listeners, one broker behind them, and the plugins that withhold and probe."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from typing import Final
 
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.faults import Guard
+from penstock.broker.mqtt.proxy_header import LOCAL_HEADER
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.network.accepted import Reception
+from penstock.broker.network.listeners import Listening, reload_files
 from penstock.broker.network.open_files import most_connections
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
+from penstock.broker.quotas.admission import Admission
 from penstock.edge_proxy.sidecar.client_reports import ProxyReports
 from penstock.edge_proxy.sidecar.config import ProxyConfig
 from penstock.edge_proxy.sidecar.shared import Shared, describe, describe_large
 from penstock.edge_proxy.sidecar.transport import Pairs
-
-BACKLOG: Final = 1024
-"""Connections that may wait to be accepted: a fleet reconnects all at once."""
+from penstock.edge_proxy.upstream import Upstreams
 
 FILES_OF_A_CLIENT: Final = 2
 """Its connection and the one to the broker."""
 
-DRAIN_SECONDS: Final = 5.0
-"""How long a stop waits for clients to take what is being sent to them."""
-
-
-class ListenError(PenstockError):
-    """The listener's address cannot be bound; the program ends with status 2."""
+CLOSE_SECONDS: Final = 5.0
+"""How long a stop waits for clients to take what is being sent to them, the end included."""
 
 
 class Sidecar:
     """One proxy.
 
     Attributes:
-        address: (host, port) that it is bound to, once started.
+        addresses: listener name to the (host, port) that it is bound to, or (path, 0) of a Unix
+            socket; filled by `start`.
         shared: what its clients share, once started.
+        upstreams: addresses of the broker, once started.
     """
 
     def __init__(self, config: ProxyConfig, logger: logging.Logger | None = None) -> None:
@@ -51,17 +50,20 @@ class Sidecar:
         self._config = config
         self._logger = logger or logging.getLogger("penstock.proxy")
         self._plugins = LoadedPlugins()
-        self._server: asyncio.Server | None = None
+        self._listening: list[Listening] = []
+        self._reception: Reception
         self._pairs: Pairs
-        self.address = ("", 0)
+        self._hurried = asyncio.Event()
+        self.addresses: dict[str, tuple[str, int]] = {}
         self.shared: Shared
+        self.upstreams: Upstreams
 
     async def start(self) -> None:
         """Start plugins, then listen.
 
         Raises:
-            PenstockError: a plugin cannot start or the address cannot be bound; what was
-                started is stopped again.
+            PenstockError: a plugin cannot start, a file cannot be used or an address cannot be
+                bound; what was started is stopped again.
         """
         try:
             await self._start()
@@ -72,34 +74,50 @@ class Sidecar:
     async def _start(self) -> None:
         config = self._config
         reports = ProxyReports(time.monotonic)
-        plugins = load_plugins(config, clients=reports, is_proxy=True)
+        plugins = load_plugins(config, listeners=config.listeners, clients=reports, is_proxy=True)
         _check_plugins(plugins, config)
         self.shared = Shared(
             config.limits, logger=self._logger, gate=plugins.gate, samplers=plugins.samplers
         )
         reports.attach(self.shared)
+        self.upstreams = Upstreams(
+            config.upstream,
+            self._logger,
+            check_header=LOCAL_HEADER if config.identity == "proxy_v2" else b"",
+        )
+        self._reception = Reception(
+            Admission(
+                self.shared.counters,
+                connections=self._connections(sum(one.open_files for one in plugins.plugins)),
+                connections_per_address=config.limits.connections_per_address,
+            ),
+            self.shared.counters,
+            self._logger,
+            clock=time.monotonic,
+            timeout=config.limits.connect_timeout_seconds,
+        )
         self._pairs = Pairs(
             self.shared,
-            config.broker_host,
-            config.broker_port,
-            timeout_seconds=config.broker_timeout_seconds,
-            connack_timeout_seconds=config.connack_timeout_seconds,
-            connections=self._connections(sum(one.open_files for one in plugins.plugins)),
+            self._reception,
+            self.upstreams,
+            connack_timeout_seconds=config.upstream.connack_timeout_seconds,
+            identity=config.identity,
+            server_reference=config.server_reference,
         )
         self._plugins = plugins
         await plugins.start()
-        loop = asyncio.get_running_loop()
-        host, port = config.listen_host, config.listen_port
-        try:
-            self._server = await loop.create_server(
-                self._pairs.accept, host, port, backlog=BACKLOG, reuse_address=True
+        self.upstreams.start()
+        for listener in config.listeners.values():
+            listening = Listening(
+                listener,
+                self._reception,
+                self._pairs.accept,
+                maximum_packet_size=config.limits.maximum_packet_size,
             )
-        except OSError as error:
-            raise ListenError(f"listener: cannot bind {host or '*'}:{port}: {error}") from error
-        self.address = self._server.sockets[0].getsockname()[:2]
-        self._logger.info(
-            "listening on %s:%d for the broker at %s", *self.address, self._pairs.broker_name
-        )
+            self._listening.append(listening)
+            await listening.open()
+            self.addresses[listener.name] = listening.address
+        self._logger.info("serving the clients of the broker at %s", self.upstreams)
 
     def _connections(self, files_of_plugins: int) -> int:
         """Return how many clients may be connected at a time."""
@@ -120,26 +138,54 @@ class Sidecar:
         total.add(self.shared.ended)
         for pair_transport in self._pairs.running:
             pair = pair_transport.pair
-            if pair.wants_broker and not pair.is_closing:
+            if pair is not None and pair.wants_broker and not pair.is_closing:
                 total.add(pair.client.ledger)
         return total
 
     async def reload(self) -> None:
-        """Have every plugin reload its files; one that cannot be used is only logged."""
+        """Have every plugin reload its files, and reload certificates.
+
+        A file that cannot be used is logged and changes nothing.
+        """
+        read, failed = await reload_files(self._listening)
+        try:
+            read += [f"upstream.tls.{file}" for file in self.upstreams.reload()]
+        except PenstockError as error:
+            self._logger.error("%s; its old files stay in use", error)  # noqa: TRY400 (a user's)
+            failed.append("upstream.tls")
         await self._plugins.reload(
-            self._logger, self.shared.guard, at_start_alone=self._config.file
+            self._logger,
+            self.shared.guard,
+            at_start_alone=self._config.file,
+            read=read,
+            failed=failed,
         )
+        listening = {one.listener.name: one for one in self._listening}
+        for one in self._listening:
+            one.abort_handshakes()
+        for pair_transport in list(self._pairs.running):
+            arrival = pair_transport.arrival
+            if listening[arrival.listener].has_revoked(arrival.ssl_object):
+                self._logger.info("%s: its certificate is revoked", arrival.peer())
+                pair_transport.close(ReasonCode.NOT_AUTHORIZED)
 
     async def stop(self) -> None:
-        """Stop listening, disconnect the clients, free everything and log the totals."""
+        """Stop listening, let withheld messages leave, disconnect the clients and free everything.
+
+        At the end it logs the totals. `hurry` ends each wait.
+        """
         self._logger.info("stopping")
-        if self._server is not None:
-            self._server.close()
-        for pair_transport in list(self._pairs.running):
-            pair_transport.close(ReasonCode.SERVER_SHUTTING_DOWN)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_SECONDS):
-                await self._pairs.all_ended()
+        for listening in self._listening:
+            listening.close()
+        self._reception.close()
+        seconds = self._config.drain_seconds
+        if seconds and (n_left := self._pairs.drain()):
+            self._logger.info(
+                "waiting %g s at most for the messages of %d clients", seconds, n_left
+            )
+            await self._wait_for_the_end(seconds)
+        self._pairs.disconnect_all()
+        await self._wait_for_the_end(CLOSE_SECONDS)
         await self._close()
         self._logger.info("served %d clients: %s", self.shared.n_ended, describe(self.ledger()))
         large = describe_large(self.shared.outbox_rules.record.metrics())
@@ -156,11 +202,28 @@ class Sidecar:
                 "user properties of %d CONNECTs ignored", self.shared.user_properties_ignored
             )
 
+    def hurry(self) -> None:
+        """Let `stop` wait no longer."""
+        self._hurried.set()
+
+    async def _wait_for_the_end(self, seconds: float) -> None:
+        """Wait until no client is connected, for some seconds at most."""
+        waits = [
+            asyncio.ensure_future(wait) for wait in (self._pairs.all_ended(), self._hurried.wait())
+        ]
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
     async def _close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        for listening in self._listening:
+            listening.close()
+        if hasattr(self, "_reception"):
+            self._reception.close()
         if hasattr(self, "_pairs"):
             await self._pairs.close()
+        if hasattr(self, "upstreams"):
+            await self.upstreams.close()
         plugins, self._plugins = self._plugins, LoadedPlugins()
         await plugins.close(Guard(self._logger, {}))
 

@@ -13,18 +13,20 @@ import time
 from collections.abc import Callable
 from typing import Final, cast
 
-from penstock.broker.faults import is_logged
+from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.quotas.admission import Admission, Place, Places
+from penstock.broker.network.accepted import CLOSE_TIMEOUT_SECONDS, AcceptedConnection, Reception
+from penstock.edge_proxy.sidecar.config import Identity
 from penstock.edge_proxy.sidecar.direction import Direction
+from penstock.edge_proxy.sidecar.identity import ClientIdentity
 from penstock.edge_proxy.sidecar.pair import Pair
 from penstock.edge_proxy.sidecar.shared import Shared
+from penstock.edge_proxy.upstream import Upstream, Upstreams
 
 MAX_TURNS: Final = 16
 """Times that one pair may pump and write before other pairs are served."""
 
-CLOSE_TIMEOUT_SECONDS: Final = 5.0
-"""How long a closed connection may take to send what was written before the close."""
+_ELSEWHERE: Final = ReasonCode.USE_ANOTHER_SERVER
 
 
 class Pairs:
@@ -34,54 +36,51 @@ class Pairs:
 
     Attributes:
         shared: of the proxy.
-        running: the transports of running pairs.
+        reception: of its listeners.
+        upstreams: addresses of the broker.
+        running: the transports of clients that are connected.
         clock: returns monotonic seconds.
-        admission: the places of its clients.
-        places: without a limit of its own.
+        identity: how the broker is told who a client is.
         connack_timeout_seconds: time from a CONNECT to the broker's CONNACK.
+        is_draining: a client is disconnected as soon as nothing waits for it.
+        server_reference: what clients are told then; None for nothing.
     """
 
     def __init__(
         self,
         shared: Shared,
-        broker_host: str,
-        broker_port: int,
+        reception: Reception,
+        upstreams: Upstreams,
         *,
-        timeout_seconds: float,
         connack_timeout_seconds: float,
-        connections: int,
+        identity: Identity = "none",
+        server_reference: str | None = None,
     ) -> None:
         """Make it, inside a running event loop.
 
         Args:
             shared: of the proxy.
-            broker_host: where the broker is.
-            broker_port: its TCP port.
-            timeout_seconds: time to establish a connection to it.
+            reception: of its listeners.
+            upstreams: addresses of the broker.
             connack_timeout_seconds: time from a CONNECT to its CONNACK.
-            connections: clients at a time; a further one is refused.
+            identity: how the broker is told who a client is.
+            server_reference: what clients are told at a stop; None for nothing.
         """
         self.shared = shared
+        self.reception = reception
+        self.upstreams = upstreams
         self.connack_timeout_seconds = connack_timeout_seconds
-        self.admission = Admission(
-            shared.counters, connections=connections, connections_per_address=None
-        )
-        self.places = Places()
+        self.identity = identity
+        self.server_reference = server_reference
         self.running: set[PairTransport] = set()
         self.clock: Callable[[], float] = time.monotonic
-        self._broker = (broker_host, broker_port)
-        self._timeout_seconds = timeout_seconds
+        self.is_draining = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._none_left: asyncio.Future[None] | None = None
 
-    @property
-    def broker_name(self) -> str:
-        """Address of the broker, for the log."""
-        return f"{self._broker[0]}:{self._broker[1]}"
-
-    def accept(self) -> asyncio.Protocol:
+    def accept(self, arrival: AcceptedConnection) -> asyncio.Protocol:
         """Return the protocol of a client that connects."""
-        return _Side(PairTransport(self), Direction.UPSTREAM)
+        return _Side(PairTransport(self, arrival), Direction.UPSTREAM)
 
     def dial(self, pair_transport: PairTransport) -> asyncio.Task[None]:
         """Open a connection to the broker for a pair, and report the outcome to the pair."""
@@ -91,27 +90,17 @@ class Pairs:
         return task
 
     async def _dial(self, pair_transport: PairTransport) -> None:
-        host, port = self._broker
         try:
-            async with asyncio.timeout(self._timeout_seconds):
-                await asyncio.get_running_loop().create_connection(
-                    lambda: _Side(pair_transport, Direction.DOWNSTREAM), host, port
+            header = pair_transport.identity().header() if self.identity == "proxy_v2" else b""
+            pair_transport.upstream = (
+                await self.upstreams.dial(
+                    lambda: _Side(pair_transport, Direction.DOWNSTREAM), header=header
                 )
+            ).upstream
+        except PenstockError as error:
+            pair_transport.broker_unreachable(f"no connection to {error}")
         except Exception as error:  # noqa: BLE001 (whatever it is, the client waits for an answer)
-            is_late = isinstance(error, TimeoutError) and not error.args
-            why = f"no answer in {self._timeout_seconds:g} s" if is_late else str(error)
-            pair_transport.broker_unreachable(
-                f"no connection to {self.broker_name}: {why or repr(error)}"
-            )
-
-    def cut_off(self, transport: asyncio.Transport) -> None:
-        """Drop a connection of a flood; the log reports each doubling of their number."""
-        transport.abort()
-        n_connections = self.shared.counters.connections_refused["cut_off"]
-        if is_logged(n_connections):
-            self.shared.logger.warning(
-                "%d connections above the limit cut off so far", n_connections
-            )
+            pair_transport.broker_unreachable(f"no connection to {self.upstreams}: {error!r}")
 
     def ended(self, pair_transport: PairTransport) -> None:
         """Both connections of a pair have ended."""
@@ -120,10 +109,27 @@ class Pairs:
             self._none_left.set_result(None)
 
     async def all_ended(self) -> None:
-        """Wait until no pair runs."""
+        """Wait until no client is connected."""
         if self.running:
             self._none_left = asyncio.get_running_loop().create_future()
             await self._none_left
+
+    def drain(self) -> int:
+        """Disconnect each client as soon as nothing waits for it and it has acknowledged all.
+
+        Returns:
+            The number of clients for which something waits.
+        """
+        self.is_draining = True
+        for pair_transport in list(self.running):
+            pair_transport.serve()
+        pairs = [pair_transport.pair for pair_transport in self.running]
+        return sum(1 for pair in pairs if pair is not None and not pair.is_closing)
+
+    def disconnect_all(self) -> None:
+        """Tell every client that the proxy stops, and close its connections."""
+        for pair_transport in list(self.running):
+            pair_transport.shut_down()
 
     async def close(self) -> None:
         """Drop all remaining pairs at once."""
@@ -139,20 +145,26 @@ class PairTransport:
     """The two transports of one pair, and its timer.
 
     Attributes:
-        pair: the pair they serve; set once the client's transport is there.
+        arrival: the client's connection.
+        pair: the pair they serve; set once there is a place for the client.
         logger: of the proxy.
+        upstream: the address that the connection to the broker goes to; set by `Pairs`.
     """
 
-    def __init__(self, pairs: Pairs) -> None:
+    def __init__(self, pairs: Pairs, arrival: AcceptedConnection) -> None:
         """Wait for a client.
 
         Args:
             pairs: of the proxy.
+            arrival: the client's connection.
         """
         self._pairs = pairs
+        self.arrival = arrival
         self._loop = asyncio.get_running_loop()
         self.logger: logging.Logger = pairs.shared.logger
-        self.pair: Pair
+        self.pair: Pair | None = None
+        self.upstream: Upstream | None = None
+        self._early = b""
         self._transports: dict[Direction, asyncio.Transport] = {}
         self._is_reading = {Direction.UPSTREAM: True, Direction.DOWNSTREAM: True}
         self._dialling: asyncio.Task[None] | None = None
@@ -160,43 +172,100 @@ class PairTransport:
         self._timer_at = 0.0
         self._close_timer: asyncio.TimerHandle | None = None
         self._is_ending = False
-        self._place: Place | None = None
 
     # -- told by the two sides ------------------------------------------------------------
 
     def connected(self, direction: Direction, transport: asyncio.Transport) -> None:
         """The transport of bytes in a direction is there."""
-        now = self._pairs.clock()
         if direction is Direction.UPSTREAM:
-            place = self._place = self._pairs.admission.enter(self._pairs.places)
-            if place is None:
-                self._pairs.cut_off(transport)
-                return
-            limits = self._pairs.shared.limits
-            transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
-            peer = transport.get_extra_info("peername") or ("", 0)
-            self.pair = Pair(
-                self._pairs.shared,
-                f"{peer[0]}:{peer[1]}",
-                now,
-                refusal=place.refusal,
-                connack_timeout_seconds=self._pairs.connack_timeout_seconds,
-            )
-            sock = transport.get_extra_info("socket")
-            self.pair.fileno = -1 if sock is None else sock.fileno()
-            self._pairs.running.add(self)
-        elif self.pair.is_closing:
+            self._client_connected(transport)
+            return
+        pair = self.pair
+        if pair is None or pair.is_closing:
             transport.abort()
             return
-        else:
-            self.pair.broker_connected()
+        pair.broker_connected()
         self._transports[direction] = transport
         self.serve()
 
+    def _client_connected(self, transport: asyncio.Transport) -> None:
+        arrival = self.arrival
+        if arrival.place is None and not arrival.accept(transport):
+            return
+        arrival.leave_layers()
+        limits = self._pairs.shared.limits
+        transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
+        self._transports[Direction.UPSTREAM] = transport
+        self._pairs.running.add(self)
+        place = arrival.place
+        if place is not None and place.is_waiting:
+            place.on_turn = self._begin
+            self.logger.info("%s waits for a place", arrival.peer())
+        else:
+            self._begin(arrival.accepted_at)
+
+    def _begin(self, since: float | None = None) -> None:
+        """Take part: there is a place for this client.
+
+        Args:
+            since: monotonic seconds from which the time for its CONNECT counts; None for this
+                moment.
+        """
+        arrival = self.arrival
+        pairs = self._pairs
+        address = f"{arrival.remote_address}:{arrival.remote_port}"
+        self.pair = pair = Pair(
+            pairs.shared,
+            address if arrival.remote_address else f"a Unix socket of listener {arrival.listener}",
+            pairs.clock() if since is None else since,
+            listener=arrival.listener,
+            refusal=None if arrival.place is None else arrival.place.refusal,
+            identity=self.identity() if pairs.identity == "user_property" else None,
+            connack_timeout_seconds=pairs.connack_timeout_seconds,
+        )
+        arrival.connection = self
+        client = self._transports[Direction.UPSTREAM]
+        sock = client.get_extra_info("socket")
+        pair.fileno = -1 if sock is None else sock.fileno()
+        if self._early:
+            early, self._early = self._early, b""
+            client.resume_reading()
+            self.received(Direction.UPSTREAM, early)
+        else:
+            self.serve()
+
+    def identity(self) -> ClientIdentity:
+        """Return what is known of the client's connection."""
+        arrival = self.arrival
+        ours = arrival.transport.get_extra_info("sockname")
+        ssl_object = arrival.ssl_object
+        return ClientIdentity(
+            (arrival.remote_address, arrival.remote_port) if arrival.remote_address else None,
+            (str(ours[0]), int(ours[1])) if isinstance(ours, tuple) else None,
+            None if ssl_object is None else ssl_object.version(),
+            arrival.certificate_name,
+        )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the broker has accepted the client."""
+        return self.pair is not None and self.pair.is_accepted
+
+    def held_in_layer(self, n_bytes: int) -> None:
+        """Do nothing: a layer holds a packet at most, as the pair does."""
+
     def received(self, direction: Direction, chunk: bytes) -> None:
         """Bytes of a direction have come."""
+        pair = self.pair
+        if pair is None:
+            # Not paused earlier: uvloop begins to read after `connection_made` in any case.
+            self._early += chunk
+            client = self._transports.get(direction)
+            if client is not None:
+                client.pause_reading()
+            return
         now = self._pairs.clock()
-        self._call(lambda: self.pair.receive_data(direction, chunk, now))
+        self._call(lambda: pair.receive_data(direction, chunk, now))
 
     def half_closed(self, direction: Direction) -> None:
         """A peer has closed its direction: its transport closes, and must not take long.
@@ -210,9 +279,10 @@ class PairTransport:
             )
 
     def _drop_half_closed(self, direction: Direction) -> None:
-        self.pair.connection_lost(
-            direction, self._pairs.clock(), "was half-closed and took nothing more"
-        )
+        if self.pair is not None:
+            self.pair.connection_lost(
+                direction, self._pairs.clock(), "was half-closed and took nothing more"
+            )
         self.abort()
 
     def paused(self, direction: Direction) -> None:
@@ -220,37 +290,54 @@ class PairTransport:
 
         That happens only while `serve` writes, which then handles the rest.
         """
-        self.pair.pause_sending(direction)
+        if self.pair is not None:
+            self.pair.pause_sending(direction)
 
     def resumed(self, direction: Direction) -> None:
         """The transport for bytes of a direction has room again."""
-        self.pair.resume_sending(direction)
-        self.serve()
+        if self.pair is not None:
+            self.pair.resume_sending(direction)
+            self.serve()
 
     def lost(self, direction: Direction, error: Exception | None) -> None:
         """The transport of bytes in a direction has ended."""
-        if self._transports.pop(direction, None) is None:
-            return
+        was_there = self._transports.pop(direction, None) is not None
+        pair = self.pair
         if direction is Direction.UPSTREAM:
-            self.pair.fileno = -1
-        self.pair.connection_lost(
-            direction, self._pairs.clock(), f"broke: {error}" if error else ""
-        )
+            self.arrival.leave_to_kernel()
+            if pair is None:  # cut off, or left while it waited for a place
+                self._end()
+                return
+            pair.fileno = -1
+        if pair is None or not was_there:
+            return
+        pair.connection_lost(direction, self._pairs.clock(), f"broke: {error}" if error else "")
         self.serve()
 
     def broker_unreachable(self, reason: str) -> None:
         """There will be no connection to the broker."""
-        self.pair.broker_unreachable(reason)
+        if self.pair is not None:
+            self.pair.broker_unreachable(reason)
+            self.serve()
+
+    def close(self, reason_code: ReasonCode, *, server_reference: str | None = None) -> None:
+        """End the pair normally; a client that waits for a place is dropped."""
+        if self.pair is None:
+            self.abort()
+            return
+        self.pair.close(reason_code, self._pairs.clock(), server_reference=server_reference)
         self.serve()
 
-    def close(self, reason_code: ReasonCode) -> None:
-        """End the pair normally."""
-        self.pair.close(reason_code, self._pairs.clock())
-        self.serve()
+    def shut_down(self) -> None:
+        """End the pair because the proxy stops; tell the client of another server, if any."""
+        reference = self._pairs.server_reference
+        reason_code = ReasonCode.SERVER_SHUTTING_DOWN if reference is None else _ELSEWHERE
+        self.close(reason_code, server_reference=reference)
 
     def abort(self) -> None:
         """Drop both connections without sending the rest."""
-        self.pair.close(ReasonCode.UNSPECIFIED_ERROR, self._pairs.clock())
+        if self.pair is not None:
+            self.pair.close(ReasonCode.UNSPECIFIED_ERROR, self._pairs.clock())
         for transport in list(self._transports.values()):
             transport.abort()
 
@@ -259,32 +346,37 @@ class PairTransport:
     def serve(self) -> None:
         """Do what the pair wants."""
         pair = self.pair
+        if pair is None:
+            return
         now = self._pairs.clock()
         client = self._transports.get(Direction.UPSTREAM)
         for _turn in range(MAX_TURNS):
             pair.pump(0 if client is None else client.get_write_buffer_size(), now)
             # Upstream bytes stay in the pair until there is a connection to the broker.
-            wrote_up = self._write(Direction.DOWNSTREAM, Direction.UPSTREAM)
-            wrote_down = self._write(Direction.UPSTREAM, Direction.DOWNSTREAM)
+            wrote_up = self._write(pair, Direction.DOWNSTREAM, Direction.UPSTREAM)
+            wrote_down = self._write(pair, Direction.UPSTREAM, Direction.DOWNSTREAM)
             if not wrote_up and not wrote_down:
                 break
         else:
             self._loop.call_soon(self.serve)
+        if self._pairs.is_draining and not pair.is_closing and pair.is_drained:
+            self.shut_down()
+            return
         if pair.is_closing:
             self._close()
             return
         if pair.wants_broker and self._dialling is None:
             self._dialling = self._pairs.dial(self)
         for direction, transport in self._transports.items():
-            self._read_or_not(direction, transport)
-        self._set_timer(now)
+            self._read_or_not(pair, direction, transport)
+        self._set_timer(pair, now)
 
-    def _write(self, side: Direction, direction: Direction) -> bool:
+    def _write(self, pair: Pair, side: Direction, direction: Direction) -> bool:
         """Write the bytes of a direction to a side's transport; return whether there were any."""
         transport = self._transports.get(side)
         if transport is None:
             return False
-        out = self.pair.data_to_send(direction)
+        out = pair.data_to_send(direction)
         if not out or transport.is_closing():
             return False
         if len(out) == 1:
@@ -293,8 +385,8 @@ class PairTransport:
             transport.writelines(out)
         return True
 
-    def _read_or_not(self, direction: Direction, transport: asyncio.Transport) -> None:
-        wants_reading = self.pair.wants_reading(direction)
+    def _read_or_not(self, pair: Pair, direction: Direction, transport: asyncio.Transport) -> None:
+        wants_reading = pair.wants_reading(direction)
         if wants_reading == self._is_reading[direction] or transport.is_closing():
             return
         self._is_reading[direction] = wants_reading
@@ -303,8 +395,8 @@ class PairTransport:
         else:
             transport.pause_reading()
 
-    def _set_timer(self, now: float) -> None:
-        at = self.pair.next_deadline()
+    def _set_timer(self, pair: Pair, now: float) -> None:
+        at = pair.next_deadline()
         if at is None:
             return
         if self._timer is not None:
@@ -317,7 +409,15 @@ class PairTransport:
     def _timer_due(self) -> None:
         self._timer = None
         now = self._pairs.clock()
-        self._call(lambda: self.pair.handle_timeout(now))
+        pair = self.pair
+        if pair is None:
+            return
+        self._call(lambda: pair.handle_timeout(now))
+        if pair.is_unanswered and self.upstream is not None:
+            seconds = self._pairs.connack_timeout_seconds
+            self._pairs.upstreams.failed(
+                self.upstream, f"no CONNACK in {seconds:g} s", is_silent=True
+            )
 
     def _call(self, call: Callable[[], None]) -> None:
         """Call the pair, then do what it wants; a fault of the proxy ends one pair, not all."""
@@ -325,7 +425,8 @@ class PairTransport:
             call()
         except Exception:
             self.logger.exception("%s: closed after a fault of the proxy", self.pair)
-            self.pair.close(ReasonCode.UNSPECIFIED_ERROR, self._pairs.clock())
+            if self.pair is not None:
+                self.pair.close(ReasonCode.UNSPECIFIED_ERROR, self._pairs.clock())
         self.serve()
 
     def _close(self) -> None:
@@ -336,11 +437,7 @@ class PairTransport:
         if self._dialling is not None:
             self._dialling.cancel()
         if not self._transports:
-            if self._close_timer is not None:
-                self._close_timer.cancel()
-            if self._place is not None:
-                self._place.leave()
-            self._pairs.ended(self)
+            self._end()
         elif not self._is_ending:
             self._is_ending = True
             for transport in self._transports.values():
@@ -348,6 +445,14 @@ class PairTransport:
             if self._close_timer is not None:
                 self._close_timer.cancel()
             self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_SECONDS, self.abort)
+
+    def _end(self) -> None:
+        """Both connections are gone."""
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        self.arrival.end()
+        self.arrival.connection = None
+        self._pairs.ended(self)
 
 
 class _Side(asyncio.Protocol):

@@ -223,6 +223,7 @@ EDGE_PROXY_PURE: Final = frozenset(
         "edge_proxy.sidecar.client_stream",
         "edge_proxy.sidecar.content_index",
         "edge_proxy.sidecar.direction",
+        "edge_proxy.sidecar.identity",
         "edge_proxy.sidecar.link_samplers",
         "edge_proxy.sidecar.pair",
         "edge_proxy.sidecar.shared",
@@ -231,8 +232,9 @@ EDGE_PROXY_PURE: Final = frozenset(
 )
 
 ABOVE_THE_CONTRACT: Final = {
-    # It brings plugins in as the broker does.
-    "edge_proxy.sidecar.sidecar": ("broker.plugin_loader", "broker.network.open_files"),
+    # It brings plugins in as the broker does, and has the broker's listeners.
+    "edge_proxy.sidecar.sidecar": ("broker.plugin_loader", "broker.network"),
+    "edge_proxy.sidecar.transport": ("broker.network.accepted",),
     # Programs of their own, which begin and end as the broker's does.
     "edge_proxy.__main__": ("broker.process.program",),
     # TLS exists once.

@@ -44,7 +44,8 @@ def test_an_address_in_use_ends_with_status_2(
         port = taken.getsockname()[1]
         file.write_text(f"upstream: {{address: b}}\nlistener: {{bind: '127.0.0.1:{port}'}}")
         assert main(["-c", str(file)]) == 2
-    assert f"penstock proxy: listener: cannot bind 127.0.0.1:{port}" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"penstock proxy: listener default: cannot bind 127.0.0.1:{port}" in error
 
 
 def test_help_ends_with_status_0(capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,7 +42,12 @@ def default_of(field: Field[Any]) -> Any:
 
 
 def in_bytes(value: Any) -> Any:
-    """Return a value with each text that is a size, in keys and values, as its number of bytes."""
+    """Return a value with each text that is a size, in keys and values, as its number of bytes.
+
+    A tuple becomes a list, as YAML has it.
+    """
+    if isinstance(value, tuple):
+        return list(value)
     if isinstance(value, dict):
         return {in_bytes(key): in_bytes(inner) for key, inner in value.items()}
     size = read_size(value) if isinstance(value, str) else None

@@ -35,7 +35,13 @@ class PahoClient:
     """
 
     def __init__(
-        self, port: int, client_id: str = "", version: MQTTProtocolVersion = MQTT_5, **options: Any
+        self,
+        port: int,
+        client_id: str = "",
+        version: MQTTProtocolVersion = MQTT_5,
+        *,
+        host: str = "127.0.0.1",
+        **options: Any,
     ) -> None:
         """Make a client that is not connected.
 
@@ -43,8 +49,10 @@ class PahoClient:
             port: of the broker on this machine.
             client_id: "" lets the broker or the library choose.
             version: MQTT version.
+            host: of the broker; the file name of a Unix socket with ``transport="unix"``.
             options: of paho's own client.
         """
+        self._host = host
         self._port = port
         self._connected: queue.Queue[tuple[bool, ReasonCode]] = queue.Queue()
         self._disconnected: queue.Queue[ReasonCode] = queue.Queue()
@@ -83,7 +91,7 @@ class PahoClient:
             options: of paho's `connect`, such as `keepalive` or `properties`.
         """
         self.paho.username_pw_set(username, password)
-        self.paho.connect("127.0.0.1", self._port, **options)
+        self.paho.connect(self._host, self._port, **options)
         self.paho.loop_start()
         self.connack = self._connected.get(timeout=SECONDS)
         return not self.connack[1].is_failure

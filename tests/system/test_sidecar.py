@@ -76,7 +76,7 @@ class Proxy(Program):
         }
         file.write_text(yaml.safe_dump(config))
         super().__init__([sys.executable, "-m", "penstock", "proxy", "-c", str(file)], **options)
-        found = self.wait_for_match(r"listening on 127.0.0.1:(\d+) for the broker")
+        found = self.wait_for_match(r"listener default: listening on 127.0.0.1:(\d+)")
         self.port = int(found[1])
 
     def wait_for_account(self, client_id: str) -> str:

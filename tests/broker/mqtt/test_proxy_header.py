@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.broker.mqtt.proxy_header import (
+    LOCAL_HEADER,
     MAX_V1_BYTES,
     MAX_V2_BYTES,
     ProxyHeader,
     ProxyHeaderError,
     crc32c,
     read_proxy_header,
+    write_proxy_header,
 )
 
 SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
@@ -174,3 +176,62 @@ def test_address_and_port_come_as_they_went(
     line = f"PROXY TCP{address.version} {address} {address} {port} 1\r\n".encode()
     assert read_proxy_header(binary) == ProxyHeader(len(binary), str(address), port, "pump-7")
     assert read_proxy_header(line) == ProxyHeader(len(line), str(address), port)
+
+
+# -- writing ----------------------------------------------------------------------------------
+
+V4 = ("203.0.113.9", 50_000)
+V6 = ("2001:db8::9", 50_000)
+
+
+@pytest.mark.parametrize("tls_version", [None, "TLSv1.3"])
+@pytest.mark.parametrize("common_name", [None, "größe"])
+@pytest.mark.parametrize(
+    ("source", "destination"),
+    [
+        (V4, ("10.0.0.1", 1883)),
+        (V6, ("::1", 1883)),
+        (V6, ("fe80::1%eth0", 1883)),
+        (V6, None),
+        (V4, None),
+        (None, None),
+    ],
+)
+def test_what_is_written_is_read_again(
+    source: tuple[str, int] | None,
+    destination: tuple[str, int] | None,
+    tls_version: str | None,
+    common_name: str | None,
+) -> None:
+    """Each header that a proxy writes is one that the broker reads."""
+    header = write_proxy_header(
+        source, destination, tls_version=tls_version, common_name=common_name
+    )
+    address, port = source or ("", 0)
+    assert read_proxy_header(header + b"rest") == ProxyHeader(
+        len(header), address, port, common_name
+    )
+
+
+def test_addresses_of_two_families_are_written_as_ipv6() -> None:
+    """The IPv4 address is mapped into IPv6 (RFC 4291, 2.5.5.2)."""
+    header = write_proxy_header(V4, ("::1", 1883))
+    assert header[13] == 0x21
+    read = read_proxy_header(header)
+    assert read is not None
+    assert read.port == 50_000
+    assert ipaddress.IPv6Address(read.address).ipv4_mapped == ipaddress.IPv4Address(V4[0])
+
+
+def test_header_as_in_the_specification() -> None:
+    """Signature, version and command, family, length, addresses and ports; section 2.2."""
+    assert write_proxy_header(("1.2.3.4", 0x0506), ("7.8.9.10", 0x0B0C)) == (
+        b"\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x0c\x01\x02\x03\x04\x07\x08\x09\x0a\x05\x06\x0b\x0c"
+    )
+    assert read_proxy_header(LOCAL_HEADER) == ProxyHeader(16)
+
+
+def test_a_name_that_is_too_long_is_no_other_name() -> None:
+    """It is refused, not cut."""
+    with pytest.raises(ProxyHeaderError, match="a common name of 5000 characters"):
+        write_proxy_header(None, None, common_name="x" * 5000)

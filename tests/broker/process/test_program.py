@@ -181,6 +181,32 @@ def test_a_service_that_can_reload_does_so_at_sighup_and_goes_on() -> None:
     assert service.steps == ["start", "reload", "stop"]
 
 
+class Waiting(Service):
+    """Waits in its stop until it is hurried, and asks for that itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hurried = asyncio.Event()
+
+    async def stop(self) -> None:
+        """Wait."""
+        os.kill(os.getpid(), signal.SIGTERM)
+        await self._hurried.wait()
+        await super().stop()
+
+    def hurry(self) -> None:
+        """End the wait."""
+        self.steps.append("hurry")
+        self._hurried.set()
+
+
+def test_a_second_signal_hurries_a_stop_that_waits() -> None:
+    """The first one stops it."""
+    service = Waiting()
+    run_until_stopped(service)
+    assert service.steps == ["start on uvloop", "hurry", "stop"]
+
+
 def test_a_service_that_cannot_start_is_one_line_and_status_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -23,19 +24,26 @@ from penstock.broker.extensions import (
     SinkCounts,
 )
 from penstock.broker.message import Message
-from penstock.broker.mqtt.packets import Disconnect, PubAck
+from penstock.broker.mqtt.packets import ConnAck, Connect, Disconnect, PingReq, PubAck
+from penstock.broker.mqtt.proxy_header import ProxyHeader, read_proxy_header
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.process.program import ReloadingService
+from penstock.broker.network.listeners import ListenError
+from penstock.broker.process.program import HurriedService, ReloadingService
 from penstock.edge_proxy.sidecar.config import parse_proxy_config
-from penstock.edge_proxy.sidecar.sidecar import ListenError, Sidecar
+from penstock.edge_proxy.sidecar.sidecar import Sidecar
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.console import why
 from penstock.plugins.withholding.gate import WithholdingGate
+from tests.broker.serving import port_of, serving
+from tests.helpers.access import Access
+from tests.helpers.certificates import Authority, break_file
 from tests.helpers.gates import SwitchGate
 from tests.helpers.pairs import publish
 from tests.helpers.process import SECONDS
-from tests.helpers.scripted import ScriptedBroker, open_client, until
+from tests.helpers.scripted import Peer, ScriptedBroker, open_client, until
 from tests.helpers.sources import ListSource
+from tests.helpers.streams import StreamClient, WebSocketClient
+from tests.helpers.wire import WireClient
 
 
 class Point:
@@ -118,7 +126,11 @@ def life(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def sidecar(port: int, rest: str = "") -> Sidecar:
     """Return a proxy before a broker on a port of this machine."""
-    text = f"upstream: {{address: '127.0.0.1:{port}'}}\nlistener: {{bind: '127.0.0.1:0'}}\n{rest}"
+    text = f"upstream: {{address: '127.0.0.1:{port}'}}\n{rest}\n"
+    if "listeners:" not in rest:
+        text += "listener: {bind: '127.0.0.1:0'}\n"
+    if "drain_seconds:" not in rest:
+        text += "drain_seconds: 0\n"
     return Sidecar(parse_proxy_config(text, "proxy.yaml"))
 
 
@@ -141,7 +153,7 @@ async def test_a_plugins_gate_withholds_and_the_account_says_so(
     """The gate of a plugin named in the file is asked; live and ended clients are counted."""
     caplog.set_level(logging.INFO)
     async with running("plugins: {gated: }") as (proxy, upstream):
-        client = await open_client(proxy.address, client_id="c")
+        client = await open_client(proxy.addresses["default"], client_id="c")
         broker = await upstream.accepted()
         await client.receive()
         broker.send(publish("big", 200, packet_id=1), publish("small", packet_id=2))
@@ -170,7 +182,7 @@ async def test_why_a_message_is_held_is_told_by_the_console(
         plugins = f"{{probing: {probing}, withholding: {withholding}, console: {console}}}"
         url = f"http://127.0.0.1:{port}"
         async with running(f"plugins: {plugins}") as (proxy, upstream):
-            client = await open_client(proxy.address, client_id="c")
+            client = await open_client(proxy.addresses["default"], client_id="c")
             broker = await upstream.accepted()
             await client.receive()
             await until(lambda: proxy.shared.pairs["c"].link.rtt_latest is not None)
@@ -181,7 +193,7 @@ async def test_why_a_message_is_held_is_told_by_the_console(
             await until(lambda: not proxy.shared.pairs)
             assert await asyncio.to_thread(why.main, ["c", "--url", url]) == 0
     here, gone = capsys.readouterr().out.split("c: gone for ")
-    assert here.startswith("c: connected\n")
+    assert here.startswith("c: connected, listener default\n")
     assert "held now" in here
     assert "because conservative: L_now" in here
     assert "ago: held (congested): 200 bytes on cam" in gone
@@ -190,9 +202,9 @@ async def test_why_a_message_is_held_is_told_by_the_console(
 
 async def test_a_stop_waits_only_so_long(life: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that takes nothing is dropped; plugins are closed whatever they raise."""
-    monkeypatch.setattr("penstock.edge_proxy.sidecar.sidecar.DRAIN_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.edge_proxy.sidecar.sidecar.CLOSE_SECONDS", 0.01)
     async with running("plugins: {gated: }") as (proxy, upstream):
-        client = await open_client(proxy.address, client_id="c")
+        client = await open_client(proxy.addresses["default"], client_id="c")
         broker = await upstream.accepted()
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         broker.send(publish("never", 30_000_000, packet_id=1))
@@ -211,7 +223,7 @@ async def test_an_address_in_use_is_named(life: list[str]) -> None:
             "plugins: {gated: }"
         )
         proxy = Sidecar(parse_proxy_config(text, "proxy.yaml"))
-        with pytest.raises(ListenError, match=f"listener: cannot bind 127.0.0.1:{port}"):
+        with pytest.raises(ListenError, match=f"listener default: cannot bind 127.0.0.1:{port}"):
             await proxy.start()
     assert life == ["start", "close"]
 
@@ -267,3 +279,253 @@ async def test_plugins_are_found_by_their_short_names() -> None:
         "plugins.withholdin",
         "plugins.withholding.policy",
     ]
+
+
+# -- listeners --------------------------------------------------------------------------------
+
+
+async def connect(client: WireClient, upstream: ScriptedBroker) -> Peer:
+    """Send a CONNECT, and return the broker's end once the client is accepted."""
+    await client.send(Connect(client_id="c", protocol_version=5))
+    broker = await upstream.accepted()
+    assert await client.receive() == ConnAck()
+    return broker
+
+
+async def test_every_kind_of_listener(tmp_path: Path) -> None:
+    """TLS, WebSocket, both, a Unix socket: the same code as the broker's."""
+    authority = Authority(tmp_path)
+    listeners = {
+        "tls": authority.listener_keys(),
+        "ws": {"bind": "127.0.0.1:0", "type": "ws"},
+        "wss": authority.listener_keys(type="ws"),
+        "local": {"bind": f"unix:{tmp_path}/mqtt.sock"},
+    }
+    context = authority.client_context()
+    async with running(f"listeners: {json.dumps(listeners)}") as (proxy, upstream):
+        ports = {name: port for name, (_, port) in proxy.addresses.items()}
+        for client in (
+            await StreamClient.dial_tls(ports["tls"], context),
+            await WebSocketClient.dial_websocket(ports["ws"]),
+            await WebSocketClient.dial_websocket(ports["wss"], ssl=context),
+            await StreamClient.dial_unix(proxy.addresses["local"][0]),
+        ):
+            broker = await connect(client, upstream)
+            broker.send(publish("large", 1_000_000), publish("small", 2))
+            assert await client.receive() == publish("large", 1_000_000)
+            assert await client.receive() == publish("small", 2)
+            await client.send(PingReq())
+            assert await broker.receive() == PingReq()
+            client.close()
+            assert await broker.receive_end() == b""
+
+
+async def test_a_clients_certificate_ends_here(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker reads who it was; once revoked, the client is disconnected at the reload."""
+    caplog.set_level(logging.INFO)
+    authority = Authority(tmp_path)
+    crlfile = authority.revoke()
+    pump = authority.issue_client("pump-7")
+    keys = authority.listener_keys(
+        cafile=authority.cafile, crlfile=crlfile, require_certificate=True
+    )
+    rest = f"identity: proxy_v2\nlisteners: {{tls: {json.dumps(keys)}}}"
+    async with running(rest) as (proxy, upstream):
+        port = proxy.addresses["tls"][1]
+        client = await StreamClient.dial_tls(port, authority.client_context(pump))
+        await client.send(Connect(client_id="c"))
+        broker = await upstream.connected()
+        beginning = await broker.reader.readexactly(16)
+        length = int.from_bytes(beginning[14:], "big")
+        header = read_proxy_header(beginning + await broker.reader.readexactly(length))
+        address, own_port = client.writer.get_extra_info("sockname")
+        assert header == ProxyHeader(16 + length, address, own_port, "pump-7")
+        assert isinstance(await broker.receive(), Connect)
+        broker.send(ConnAck())
+        assert await client.receive() == ConnAck()
+        authority.revoke(pump)
+        await proxy.reload()
+        assert await client.receive() == Disconnect(ReasonCode.NOT_AUTHORIZED)
+    assert "its certificate is revoked" in caplog.text
+    assert f"reloaded: listeners.tls.certfile {keys['certfile']}" in caplog.text
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+async def test_penstock_reads_who_a_client_is(tmp_path: Path, *, is_local: bool) -> None:
+    """Its access control judges the client, not the proxy; over TLS to the broker, too."""
+    authority = Authority(tmp_path)
+    upstream = {"default": authority.listener_keys(proxy_protocol=True)}
+    keys = authority.listener_keys(cafile=authority.cafile, require_certificate=True)
+    if is_local:
+        keys["bind"] = f"unix:{tmp_path}/s"
+    async with serving(listeners=upstream) as broker:
+        access = broker.core.access = Access()
+        text = (
+            f"upstream: {{address: '127.0.0.1:{port_of(broker)}',"
+            f" tls: {{cafile: '{authority.cafile}'}}}}\n"
+            f"identity: proxy_v2\nlisteners: {{tls: {json.dumps(keys)}}}"
+        )
+        proxy = Sidecar(parse_proxy_config(text, "proxy.yaml"))
+        await proxy.start()
+        context = authority.client_context(authority.issue_client("pump-7"))
+        if is_local:
+            streams = await asyncio.open_unix_connection(
+                f"{tmp_path}/s", ssl=context, server_hostname="localhost"
+            )
+            client = StreamClient(*streams)
+        else:
+            client = await StreamClient.dial_tls(proxy.addresses["tls"][1], context)
+        await client.connect("c")
+        attempt = access.attempts[0]
+        assert attempt.certificate_name == "pump-7"
+        assert attempt.remote_address == "127.0.0.1"
+        await proxy.upstreams.check()
+        client.close()
+        await proxy.stop()
+
+
+async def test_user_properties_tell_who_a_client_is() -> None:
+    """In the CONNECT of MQTT 5."""
+    async with running("identity: user_property") as (proxy, upstream):
+        client = await open_client(proxy.addresses["default"], client_id="c")
+        host, port = client.writer.get_extra_info("sockname")
+        connect = await (await upstream.connected()).receive()
+        assert isinstance(connect, Connect)
+        assert connect.properties["user_property"] == [
+            ("penstock-client-address", f"{host}:{port}")
+        ]
+        await client.close()
+
+
+async def test_a_listener_that_is_full(caplog: pytest.LogCaptureFixture) -> None:
+    """A client waits for a place, with its CONNECT, or is told to go."""
+    caplog.set_level(logging.INFO)
+    listeners = {
+        "waits": {"bind": "127.0.0.1:0", "max_connections": 1},
+        "refuses": {"bind": "127.0.0.1:0", "max_connections": 1, "when_full": "refuse"},
+    }
+    async with running(f"listeners: {json.dumps(listeners)}") as (proxy, upstream):
+        for name in listeners:
+            first = await open_client(proxy.addresses[name], client_id="first")
+            await upstream.accepted()
+            assert await first.receive() == ConnAck()
+            second = await open_client(proxy.addresses[name], client_id="second")
+            if name == "refuses":
+                assert await second.receive() == ConnAck(reason_code=ReasonCode.SERVER_BUSY)
+            else:
+                await until(lambda: "waits for a place" in caplog.text)
+                third = await open_client(proxy.addresses[name], client_id="third")
+                await third.close()
+                await first.close()
+                await upstream.accepted()
+                assert await second.receive() == ConnAck()
+
+
+# -- the broker behind it ---------------------------------------------------------------------
+
+
+async def test_a_broker_without_an_answer_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    """A client is refused; the next ones are another broker's."""
+    async with ScriptedBroker() as silent, ScriptedBroker() as other:
+        text = (
+            f"upstream: {{addresses: ['127.0.0.1:{silent.port}', '127.0.0.1:{other.port}'],"
+            " connack_timeout_seconds: 0.05, health_check_seconds: 3600}\n"
+            "listener: {bind: '127.0.0.1:0'}\ndrain_seconds: 0"
+        )
+        proxy = Sidecar(parse_proxy_config(text, "proxy.yaml"))
+        await proxy.start()
+        # A busy machine may take that long to connect to the broker.
+        while f"127.0.0.1:{silent.port} is down: no CONNACK in 0.05 s" not in caplog.text:
+            client = await open_client(proxy.addresses["default"])
+            assert await client.receive() == ConnAck(reason_code=ReasonCode.SERVER_UNAVAILABLE)
+        last = await open_client(proxy.addresses["default"])
+        await other.connected()
+        await last.close()
+        await proxy.stop()
+
+
+async def test_files_that_cannot_be_reloaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are named, and the old ones stay in use."""
+    authority = Authority(tmp_path)
+    keys = authority.listener_keys()
+    text = (
+        f"upstream: {{address: broker, tls: {{cafile: {authority.cafile}}}}}\n"
+        f"listeners: {{tls: {json.dumps(keys)}}}"
+    )
+    proxy = Sidecar(parse_proxy_config(text, "proxy.yaml"))
+    await proxy.start()
+    for file in (authority.cafile, keys["certfile"]):
+        break_file(file)
+    await proxy.reload()
+    await proxy.stop()
+    assert "failed, and as before: listeners.tls, upstream.tls" in caplog.text
+
+
+# -- the stop ---------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("life")
+async def test_withheld_messages_leave_before_the_end() -> None:
+    """A client that has everything is disconnected at once, another one when it has."""
+    async with running("plugins: {gated: }\ndrain_seconds: 3600") as (proxy, upstream):
+        address = proxy.addresses["default"]
+        idle = await open_client(address, client_id="idle")
+        await upstream.accepted()
+        assert await idle.receive() == ConnAck()
+        client = await open_client(address, client_id="c")
+        broker = await upstream.accepted()
+        assert await client.receive() == ConnAck()
+        broker.send(publish("big", 200, packet_id=1))
+        await until(lambda: proxy.ledger().withheld_total == 1)
+        stopping = asyncio.create_task(proxy.stop())
+        assert await idle.receive() == Disconnect(ReasonCode.SERVER_SHUTTING_DOWN)
+        with pytest.raises(OSError, match=r"."):
+            await asyncio.open_connection(*address)
+        assert isinstance(proxy.shared.gate, SwitchGate)
+        proxy.shared.gate.is_open = True
+        broker.send(publish("small", packet_id=2))
+        received = [await client.receive(), await client.receive()]
+        assert publish("big", 200, packet_id=1) in received
+        client.send(PubAck(1), PubAck(2))
+        assert await client.receive() == Disconnect(ReasonCode.SERVER_SHUTTING_DOWN)
+        assert [await broker.receive(), await broker.receive()] == [PubAck(1), PubAck(2)]
+        await stopping
+
+
+@pytest.mark.usefixtures("life")
+async def test_a_stop_can_be_hurried() -> None:
+    """Whatever is withheld."""
+    async with running("plugins: {gated: }\ndrain_seconds: 3600") as (proxy, upstream):
+        assert isinstance(proxy, HurriedService)
+        client = await open_client(proxy.addresses["default"], client_id="c")
+        broker = await upstream.accepted()
+        await client.receive()
+        broker.send(publish("big", 200, packet_id=1))
+        await until(lambda: proxy.ledger().withheld_total == 1)
+        stopping = asyncio.create_task(proxy.stop())
+        await until(lambda: proxy._pairs.is_draining)
+        proxy.hurry()
+        await stopping
+        assert await broker.receive_end() == b""
+
+
+@pytest.mark.mqtt5("3.1.2-24")
+async def test_clients_are_told_of_another_server() -> None:
+    """Unless a client takes no packet as large as that."""
+    async with running("server_reference: other.example") as (proxy, upstream):
+        address = proxy.addresses["default"]
+        clients = [
+            await open_client(address, client_id="a"),
+            await open_client(address, client_id="b", properties={"maximum_packet_size": 16}),
+        ]
+        for client in clients:
+            await upstream.accepted()
+            assert await client.receive() == ConnAck()
+        await proxy.stop()
+        reference = {"server_reference": "other.example"}
+        assert await clients[0].receive() == Disconnect(ReasonCode.USE_ANOTHER_SERVER, reference)
+        assert await clients[1].receive() == Disconnect(ReasonCode.USE_ANOTHER_SERVER)

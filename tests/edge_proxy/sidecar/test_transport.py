@@ -4,21 +4,27 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 
+from penstock.broker.config.listener_config import Listener
 from penstock.broker.extensions import LinkSampler
 from penstock.broker.link import Link
 from penstock.broker.mqtt.packets import ConnAck, Disconnect, PingReq, PingResp, PubAck, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.quotas.admission import MAX_REFUSED
+from penstock.broker.network.accepted import Reception
+from penstock.broker.network.listeners import Listening
+from penstock.broker.quotas.admission import MAX_REFUSED, Admission
 from penstock.edge_proxy.sidecar import transport
-from penstock.edge_proxy.sidecar.config import ProxyLimits
+from penstock.edge_proxy.sidecar.config import Identity, ProxyLimits
 from penstock.edge_proxy.sidecar.shared import Shared
 from penstock.edge_proxy.sidecar.transport import Pairs
+from penstock.edge_proxy.upstream import Upstreams
+from penstock.edge_proxy.upstream_config import UpstreamKeys
 from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.gates import SwitchGate
 from tests.helpers.pairs import DOWN, UP, publish
@@ -26,6 +32,8 @@ from tests.helpers.process import SECONDS
 from tests.helpers.scripted import Peer, ScriptedBroker, open_client, until
 
 MIB = 1024 * 1024
+
+LISTENER = Listener(name="default", host="127.0.0.1", port=0)
 
 
 class Bench:
@@ -74,6 +82,8 @@ async def bench(
     *,
     connack_timeout_seconds: float = 3600.0,
     connections: int = 1000,
+    listener: Listener = LISTENER,
+    identity: Identity = "none",
     **limits: Any,
 ) -> AsyncIterator[Bench]:
     """Run a proxy."""
@@ -86,18 +96,34 @@ async def bench(
             samplers=[sampler] if sampler else [],
         )
         port = broker.port if broker_port is None else broker_port
+        upstreams = Upstreams(
+            UpstreamKeys(address=f"127.0.0.1:{port}", connect_timeout_seconds=SECONDS),
+            shared.logger,
+        )
+        reception = Reception(
+            Admission(shared.counters, connections=connections, connections_per_address=None),
+            shared.counters,
+            shared.logger,
+            clock=time.monotonic,
+            timeout=shared.limits.connect_timeout_seconds,
+        )
         pairs = Pairs(
             shared,
-            "127.0.0.1",
-            port,
-            timeout_seconds=SECONDS,
+            reception,
+            upstreams,
             connack_timeout_seconds=connack_timeout_seconds,
-            connections=connections,
+            identity=identity,
         )
-        server = await asyncio.get_running_loop().create_server(pairs.accept, "127.0.0.1", 0)
+        listening = Listening(
+            listener,
+            reception,
+            pairs.accept,
+            maximum_packet_size=shared.limits.maximum_packet_size,
+        )
+        await listening.open()
         stack.push_async_callback(pairs.close)
-        stack.callback(server.close)
-        yield Bench(pairs, broker, server.sockets[0].getsockname()[:2])
+        stack.callback(listening.close)
+        yield Bench(pairs, broker, listening.address)
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -408,9 +434,9 @@ async def test_a_flood_above_the_limit_of_connections_is_cut_off(
         for _, writer in flood:
             writer.close()
         await until(lambda: len(proxy.pairs.running) == 1)
-        assert proxy.pairs.admission.n_connections == 1
+        assert proxy.pairs.reception.admission.n_connections == 1
         await client.close()
-    assert "2 connections above the limit cut off so far" in caplog.text
+    assert "2 connections above the limits cut off so far" in caplog.text
     assert "3 connections" not in caplog.text
 
 

@@ -1,0 +1,183 @@
+"""Clients by versions, transports and QoS, through the sidecar to brokers of others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiomqtt
+import pytest
+
+from penstock.netem.runs.broker_process import RunningBroker, amqtt_command, reserved_port
+from tests.helpers.certificates import Authority
+from tests.helpers.mosquitto import running_mosquitto
+from tests.helpers.paho_client import MQTT_3_1_1, MQTT_5, PahoClient
+from tests.helpers.process import SECONDS, anonymous_policy
+from tests.helpers.sidecar import running_sidecar
+from tests.system.interop.cases import fresh
+from tests.system.interop.endpoints import Endpoint, listeners
+
+VERSIONS: Final = {"3.1.1": MQTT_3_1_1, "5": MQTT_5}
+CELLS: Final = [
+    pytest.param(broker, version, id=f"{broker}-{version}")
+    for broker, version in (("mosquitto", "3.1.1"), ("mosquitto", "5"), ("amqtt", "3.1.1"))
+]
+"""Brokers with the versions that they speak."""
+
+PAYLOADS: Final = [b"at most once", b"\x00at least once\xff", bytes(range(250)) * 80]
+"""By QoS: the last one is large for a proxy that withholds."""
+
+PLUGINS: Final = {"probing": {}, "withholding": {}}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A sidecar before a broker.
+
+    Attributes:
+        endpoints: its TCP listeners by transport.
+        socket_path: of its Unix socket.
+    """
+
+    endpoints: dict[str, Endpoint]
+    socket_path: str
+
+
+@contextlib.contextmanager
+def running_amqtt(folder: Path) -> Iterator[int]:
+    """Run aMQTT's own broker; yield its port."""
+    with reserved_port() as port:
+        policy = anonymous_policy(listeners={"default": {"bind": f"127.0.0.1:{port}"}})
+        broker = RunningBroker("amqtt", amqtt_command(folder, policy), folder)
+        try:
+            broker.wait_until_listening(port)
+            yield port
+        finally:
+            broker.stop()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Served]]:
+    """Return a sidecar before each broker: mosquitto demands TLS of it, with a certificate."""
+    folder = tmp_path_factory.mktemp("sidecars")
+    authority = Authority(folder)
+    certfile, keyfile = authority.issue(file="mosquitto")
+    own = authority.issue_client("sidecar")
+    settings = (
+        f"cafile {authority.cafile}\ncertfile {certfile}\nkeyfile {keyfile}\n"
+        "require_certificate true\n"
+    )
+    if os.geteuid() == 0:
+        settings += "user root\n"  # who else may not read the files
+    tls = {"cafile": authority.cafile, "certfile": own.certfile, "keyfile": own.keyfile}
+    with contextlib.ExitStack() as stack:
+        mosquitto = stack.enter_context(running_mosquitto(folder, settings))
+        amqtt = stack.enter_context(running_amqtt(folder))
+        upstreams: dict[str, dict[str, Any]] = {
+            "mosquitto": {"address": f"127.0.0.1:{mosquitto.port}", "tls": tls},
+            "amqtt": {"address": f"127.0.0.1:{amqtt}"},
+        }
+        found = {}
+        for name, upstream in upstreams.items():
+            place = folder / name
+            place.mkdir()
+            local = {"local": {"bind": f"unix:{place}/s"}}
+            config = {
+                "listeners": listeners(authority) | local,
+                "upstream": upstream,
+                "plugins": PLUGINS,
+            }
+            ports = stack.enter_context(running_sidecar(config, place)).ports
+            ports["tcp"] = ports.pop("default")
+            endpoints = {one: Endpoint(one, port, authority) for one, port in ports.items()}
+            found[name] = Served(endpoints, f"{place}/s")
+        yield found
+
+
+def expected(base: str) -> list[tuple[str, bytes, int]]:
+    """Return what a subscriber is to see, in order."""
+    return [(f"{base}/{qos}", payload, qos) for qos, payload in enumerate(PAYLOADS)]
+
+
+@pytest.mark.parametrize("transport", ["tcp", "tls", "ws", "wss", "unix"])
+@pytest.mark.parametrize(("broker", "version"), CELLS)
+def test_paho(served: dict[str, Served], broker: str, version: str, transport: str) -> None:
+    """Each QoS comes as it was published."""
+    base = fresh(f"paho/{broker}/{version}/{transport}")
+    sidecar = served[broker]
+    if transport == "unix":
+        where: dict[str, Any] = {"host": sidecar.socket_path, "transport": "unix"}
+        port = 1
+    else:
+        endpoint = sidecar.endpoints[transport]
+        where, port = endpoint.paho(), endpoint.port
+    with PahoClient(port, fresh("paho"), VERSIONS[version], **where) as client:
+        if transport in ("tls", "wss"):
+            client.paho.tls_set_context(sidecar.endpoints[transport].authority.client_context())
+        assert client.connect()
+        assert client.subscribe(f"{base}/#", 2)
+        came = []
+        for qos, payload in enumerate(PAYLOADS):
+            client.publish(f"{base}/{qos}", payload, qos)
+            message = client.message()
+            came.append((message.topic, message.payload, message.qos))
+    assert came == expected(base)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "tls", "ws", "wss", "unix"])
+@pytest.mark.parametrize(("broker", "version"), CELLS)
+async def test_aiomqtt(
+    served: dict[str, Served], broker: str, version: str, transport: str
+) -> None:
+    """Each QoS comes as it was published."""
+    base = fresh(f"aiomqtt/{broker}/{version}/{transport}")
+    sidecar = served[broker]
+    options: dict[str, Any] = (
+        {"hostname": sidecar.socket_path, "transport": "unix"}
+        if transport == "unix"
+        else sidecar.endpoints[transport].aiomqtt()
+    )
+    protocol = aiomqtt.ProtocolVersion(int(VERSIONS[version]))
+    name = fresh("aiomqtt")
+    async with aiomqtt.Client(
+        identifier=name, protocol=protocol, timeout=SECONDS, **options
+    ) as client:
+        await client.subscribe(f"{base}/#", 2)
+        came = []
+        for qos, payload in enumerate(PAYLOADS):
+            await client.publish(f"{base}/{qos}", payload, qos)
+            async with asyncio.timeout(SECONDS):
+                message = await anext(client.messages)
+            came.append((str(message.topic), message.payload, message.qos))
+    assert came == expected(base)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "tls", "unix"])
+@pytest.mark.parametrize(("broker", "version"), CELLS)
+def test_mosquitto(served: dict[str, Served], broker: str, version: str, transport: str) -> None:
+    """Each QoS comes as it was published; its tools speak no WebSocket."""
+    base = fresh(f"tools/{broker}/{version}/{transport}")
+    sidecar = served[broker]
+    where = (
+        ["--unix", sidecar.socket_path]
+        if transport == "unix"
+        else sidecar.endpoints[transport].mosquitto()
+    )
+    options = [*where, "-V", version.replace(".", "")]
+    for qos, payload in enumerate(PAYLOADS):
+        publish = ["mosquitto_pub", *options, "-q", str(qos), "-t", f"{base}/{qos}", "-s", "-r"]
+        subprocess.run(publish, input=payload, timeout=SECONDS, check=True)
+    command = ["mosquitto_sub", *options, "-q", "2", "-t", f"{base}/#", "-F", "%t %q %x"]
+    command += ["-C", str(len(PAYLOADS)), "-W", str(int(SECONDS))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
+    came = []
+    for line in sorted(done.stdout.splitlines()):
+        topic, read_qos, data = line.split()
+        came.append((topic, bytes.fromhex(data), int(read_qos)))
+    assert came == expected(base)
