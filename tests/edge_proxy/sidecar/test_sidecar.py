@@ -126,7 +126,7 @@ def life(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def sidecar(port: int, rest: str = "") -> Sidecar:
     """Return a proxy before a broker on a port of this machine."""
-    text = f"upstream: {{address: '127.0.0.1:{port}'}}\n{rest}\n"
+    text = f"upstream: {{address: '127.0.0.1:{port}', connect_timeout_seconds: 60}}\n{rest}\n"
     if "listeners:" not in rest:
         text += "listener: {bind: '127.0.0.1:0'}\n"
     if "drain_seconds:" not in rest:
