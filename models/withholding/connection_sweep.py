@@ -79,6 +79,7 @@ class Varied(NamedTuple):
 CONSTANTS: Final = (
     Varied(adaptive, "OVERDUE_RATIO", (1.0, 4.0)),
     Varied(policies, "FUSE_RATIO", (1.0, 1e6)),
+    Varied(adaptive, "PRICE_RATIO", (0.1, 1e6)),
     Varied(history, "MAX_LENGTHS", (12, 192)),
     Varied(history, "PRIOR_LENGTHS", ((1.0, 2.0, 4.0), (4.0, 8.0, 16.0, 32.0, 64.0, 128.0))),
     Varied(history, "GAIN", (1 / 16, 1 / 4)),

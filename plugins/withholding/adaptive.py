@@ -9,7 +9,10 @@ Theory of operation. A decision weighs two costs, both in seconds:
   second.
 
 So a message that takes T costs ``T + small_weight * rate * T**2 / 2``. Where no small message
-comes, only its own latency counts.
+comes, only its own latency counts. Where many come, the sum would be least if large messages waited
+for every end of congestion, although the path carries them in a few seconds, as under BBR. So a
+plan counts only if the message's own expected latency is at most ``1 + small_weight / 4`` times
+that of sending now.
 
 Congestion lasts for an unknown time. The best evidence is the lengths of earlier congestion on this
 path: those that are longer than the present one has lasted are, equally likely, its length. A plan
@@ -70,6 +73,11 @@ FUSE_RATIO = 2.0
 would often end just before the path is calm, or as a second congestion follows the first. Without
 it, a large message would wait for as long as a path is bad and small messages come."""
 
+PRICE_RATIO = 0.25
+"""By how much of itself a hold may raise the large message's own expected latency, for each unit of
+`small_weight`. Where losses stop a transfer, holding raises it by some 5 %. Where a path carries
+the message in a fraction of the congestion, holding multiplies it."""
+
 _NO_LAG = 1e-6
 """Seconds; with it, an end that is seen at once is seen after the plan that sends at that time."""
 
@@ -100,7 +108,8 @@ class AdaptivePolicy(Policy):
     def judge(self, situation: Situation) -> Judgement:
         """Compare the cost of sending now with that of the best wait."""
         l_now, _, sojourn, _, _, _, overdue, n_bytes, small_per_second, history = situation
-        half_rate = self.small_weight * small_per_second / 2
+        small_weight = self.small_weight
+        half_rate = small_weight * small_per_second / 2
         if (
             history is None
             or (history.began_at is None and not overdue)
@@ -117,7 +126,9 @@ class AdaptivePolicy(Policy):
         if n_bytes:
             congested, calm = _transfer(history, situation, level)
             lag = history.lag_seconds + history.until_next_sample()
-            at_once, waiting, wait = best_hold(ends, lag, congested, calm, half_rate)
+            at_once, waiting, wait = best_hold(
+                ends, lag, congested, calm, half_rate, 1 + PRICE_RATIO * small_weight
+            )
         else:
             at_once, waiting, wait = _best_wait_by_rtt(history, situation, ends, level, half_rate)
         bound = self.max_withhold
@@ -252,7 +263,12 @@ def best_wait(
 
 
 def best_hold(
-    ends: list[float], lag: float, congested: float, calm: float, half_rate: float
+    ends: list[float],
+    lag: float,
+    congested: float,
+    calm: float,
+    half_rate: float,
+    most_slower: float,
 ) -> tuple[float, float, float]:
     """Return what `best_wait` returns, for a transfer that goes on after the end of congestion.
 
@@ -265,6 +281,8 @@ def best_hold(
         congested: seconds that the message takes in congestion that does not end.
         calm: seconds that it takes in calm.
         half_rate: half of the weighted rate of small messages, 1/s.
+        most_slower: ratio of the message's own expected latency to that of sending now, up to
+            which a wait counts.
     """
     calm_cost = calm + half_rate * calm * calm
     if congested <= calm:
@@ -278,28 +296,38 @@ def best_hold(
     n_ends = len(ends)
     wait = last = max(0.0, ends[-1])
     # For each plan: the sum over all ends, without the cost in calm that all plans share.
-    at_once = waiting = 0.0
+    at_once = waiting = own_at_once = 0.0
     for end in ends:
         if end >= congested:
             at_once += most
+            own_at_once += congested
         elif end > 0:
             at_once += (linear + square * end) * end
+            own_at_once += end
         seen = end + lag
         if seen >= last:
             waiting += last
         elif seen > 0:
             waiting += seen
+    # The sum over all ends of what the message itself may take longer than in calm.
+    own_most = most_slower * (n_ends * calm + slope * own_at_once) - n_ends * calm
+    if waiting > own_most:
+        waiting = math.inf
     middle = ends[n_ends // 2]
     if last - middle > congested and middle > 0:
-        giving_up = 0.0
+        giving_up = own = 0.0
         for end in ends:
             left = end - middle
             if left >= congested:
                 giving_up += middle + most
+                own += middle + slope * congested
             elif left > 0:
                 giving_up += middle + (linear + square * left) * left
+                own += middle + slope * left
             else:
-                giving_up += max(0.0, min(end + lag, middle))
-        if giving_up < waiting:
+                seen = max(0.0, min(end + lag, middle))
+                giving_up += seen
+                own += seen
+        if giving_up < waiting and own <= own_most:
             waiting, wait = giving_up, middle
     return calm_cost + at_once / n_ends, calm_cost + waiting / n_ends, wait

@@ -316,7 +316,36 @@ def test_best_hold_is_the_hand_computed_one(
     expected: tuple[float, float, float],
 ) -> None:
     """A transfer goes on after the end of congestion; ends are seen without lag."""
-    assert best_hold(ends, 0.0, *transfer) == pytest.approx(expected)
+    assert best_hold(ends, 0.0, *transfer, math.inf) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("most_slower", "expected"), [(1.02, 2.0 + 101 / 3), (1.005, math.inf)])
+def test_wait_must_not_make_the_message_itself_much_slower(
+    most_slower: float, expected: float
+) -> None:
+    """Losses stop the transfer: a hold costs the message no more than the lag of two ends of three.
+
+    That is a third of a second in 33 seconds.
+    """
+    _, waiting, _ = best_hold([20.0, 20.0, 60.0], 0.5, 1e9, 0.1, 190.0, most_slower)
+    assert waiting == pytest.approx(expected)
+
+
+def test_path_that_carries_the_message_in_congestion_gets_it() -> None:
+    """4 s in congestion of 30 s, with a hundred small messages a second: held at a high price."""
+    at_once, waiting, _ = best_hold([30.0], 0.5, 4.0, 1.0, 50.0, 1.25)
+    assert at_once < waiting == math.inf
+    at_once, waiting, _ = best_hold([30.0], 0.5, 4.0, 1.0, 50.0, 1 + 0.25 * 40)
+    assert at_once > waiting
+
+
+def test_small_weight_is_what_a_user_pays_with() -> None:
+    """A path carries a megabyte in 5 s of a congestion of 30: held where small ones weigh more."""
+    history = slow(history_of([30.0] * 20), bytes_per_second=200_000)
+    history.observe(0.6, 1.0, 1.0, THRESHOLD_L)
+    situation = with_bytes(congested_at(1.5, history), small_per_second=10.0)
+    assert AdaptivePolicy(1000.0).judge(situation).delivers
+    assert not AdaptivePolicy(1000.0, small_weight=40.0).judge(situation).delivers
 
 
 def cost_of_hold(
@@ -343,7 +372,7 @@ def test_costs_of_a_hold_are_those_of_its_definition(
 ) -> None:
     """Both that of sending now and that of the wait, and neither wait tried is cheaper."""
     transfer = (calm + more, calm, rate)
-    at_once, waiting, wait = best_hold(ends, lag, *transfer)
+    at_once, waiting, wait = best_hold(ends, lag, *transfer, math.inf)
     assert at_once == pytest.approx(cost_of_hold(ends, lag, transfer, 0.0))
     assert waiting == pytest.approx(cost_of_hold(ends, lag, transfer, wait))
     last, middle = max(0.0, ends[-1]), max(0.0, ends[len(ends) // 2])
@@ -357,7 +386,7 @@ def test_a_message_never_gains_by_being_held_itself(
     ends: list[float], lag: float, calm: float, more: float
 ) -> None:
     """Without small messages, no wait is cheaper than sending now."""
-    at_once, waiting, _ = best_hold(ends, lag, calm + more, calm, 0.0)
+    at_once, waiting, _ = best_hold(ends, lag, calm + more, calm, 0.0, math.inf)
     assert at_once <= waiting + 1e-6
 
 
@@ -367,9 +396,9 @@ def test_more_small_messages_never_end_a_hold(
 ) -> None:
     """What is held for some small messages is held for more of them."""
     congested = calm + more
-    at_once, waiting, _ = best_hold(ends, lag, congested, calm, rate)
+    at_once, waiting, _ = best_hold(ends, lag, congested, calm, rate, math.inf)
     if at_once >= waiting:
-        at_once, waiting, _ = best_hold(ends, lag, congested, calm, rate + additional)
+        at_once, waiting, _ = best_hold(ends, lag, congested, calm, rate + additional, math.inf)
         assert at_once >= waiting - 1e-6 * waiting
 
 
