@@ -1,7 +1,7 @@
 """One thread that writes: everything that comes during one commit goes into the next.
 
-A commit costs one flush of the disk however many messages it holds. Under load the groups grow by
-themselves; a single message waits only for its sink's `commit_wait_seconds`.
+A commit costs one flush of the disk however many messages it holds. A single message is committed
+at once; under load the groups grow by themselves, as more messages come during a commit.
 
 A transaction is built when the one before it is in the state, so that it is built from what is so.
 """
