@@ -54,8 +54,9 @@ class MemoryStore:
         """Return False: deleted queues leave nothing."""
         return False
 
-    def trim(self) -> None:
-        """Do nothing: there is no file."""
+    def trim(self) -> bool:
+        """Return False: there is no file."""
+        return False
 
     def compact(self) -> int:
         """Return 0: there is no unused space."""

@@ -20,6 +20,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -62,8 +63,11 @@ RESERVE_BYTES: Final = 3 * CHECKPOINT_PAGES * PAGE_BYTES
 deletes after that."""
 SWEEP_SEGMENTS: Final = 256
 """Segments of deleted queues that one transaction deletes at most, some 64 MiB."""
-TRIM_PAGES: Final = 2_000
-"""Pages that are given back to the file system at a time, 16 MB."""
+SPARE_PAGES: Final = 2_000
+"""Unused pages that a file keeps in any case, 16 MB."""
+TRIM_PAGES: Final = 64
+"""Pages that are given back to the file system at a time, half a MB. Those behind them are moved,
+which takes about as long as a commit."""
 _BACKUP_PAGES: Final = 1_000
 
 
@@ -186,7 +190,7 @@ class SqliteStore:
             aside.append((place, first, n_messages, segment.newest_at, frame or b"", n_missing))
         replaced = changes.replaced_segments
         with self._transaction(must_flush=changes.must_flush) as connection:
-            many = connection.executemany
+            many = partial(_execute_many, connection)
             _write_names(connection, changes)
             many(
                 "INSERT OR REPLACE INTO physical_queue VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -301,7 +305,7 @@ class SqliteStore:
                 connection.execute("DELETE FROM physical_queue WHERE id = ?", row)
             return True
 
-    def trim(self) -> None:
+    def trim(self) -> bool:
         """Give some free pages back to the file system."""
         self._check_there()
         connection = self._open_writer()
@@ -309,11 +313,13 @@ class SqliteStore:
             (n_free,) = connection.execute("PRAGMA freelist_count").fetchone()
             (n_pages,) = connection.execute("PRAGMA page_count").fetchone()
             # A quarter is kept, as pages that are filled again are cheaper than new ones.
-            if n_free > TRIM_PAGES and n_free * 4 > n_pages:
-                # Each step of the statement frees a page; `execute` makes only one.
-                connection.executescript(f"PRAGMA incremental_vacuum({TRIM_PAGES})")
+            if n_free <= SPARE_PAGES or n_free * 4 <= n_pages:
+                return False
+            # Each step of the statement frees a page; `execute` makes only one.
+            connection.executescript(f"PRAGMA incremental_vacuum({TRIM_PAGES})")
         except sqlite3.Error as error:
             raise StorageError(self._explain(error)) from error
+        return True
 
     def compact(self) -> int:
         """Rewrite the file without free pages."""
@@ -462,9 +468,17 @@ class SqliteStore:
         return f"queue database {self._path}: {in_words(error)}"
 
 
+def _execute_many(
+    connection: sqlite3.Connection, statement: str, rows: Sequence[Sequence[Any]]
+) -> None:
+    """Execute a statement for each row; without rows, which is usual, at no cost."""
+    if rows:
+        connection.executemany(statement, rows)
+
+
 def _write_names(connection: sqlite3.Connection, changes: Changes) -> None:
     """Write the rows of queues and groups, of deduplication and of the meta table."""
-    many = connection.executemany
+    many = partial(_execute_many, connection)
     many("INSERT OR REPLACE INTO logical_queue VALUES (?, ?, ?, ?)", changes.queues)
     for queue_id in changes.deleted_queues:
         mine = "IN (SELECT id FROM consumer_group WHERE queue = ?)"

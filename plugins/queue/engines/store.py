@@ -237,8 +237,11 @@ class Store(Protocol):
             StorageError: nothing has changed.
         """
 
-    def trim(self) -> None:
-        """Give some unused space back.
+    def trim(self) -> bool:
+        """Give some unused space back, as much as takes about as long as a commit.
+
+        Returns:
+            Whether there was any to give back; there may be more.
 
         Raises:
             StorageError: nothing has changed.

@@ -33,6 +33,8 @@ SHRINK_BYTES: Final = 8_192
 """Bytes that must be gone from a segment before it is stored anew: a page of the file."""
 SHRINK_SEGMENTS: Final = 64
 """Segments of a queue that are stored anew in one call, some 16 MiB at most."""
+TRIM_STEPS: Final = 32
+"""Of giving space back in one call, 16 MB in SQLite. Other requests are written between them."""
 
 
 class Upkeep:
@@ -126,7 +128,9 @@ class Upkeep:
                 del self._sparse[part, first]
         await self._state.change(self._clock_row, lambda: None)
         await self._catalogue.sweep()
-        await self._state.ask(lambda future: Run(self._state.store.trim, None, future))
+        for _ in range(TRIM_STEPS):
+            if not await self._state.ask(lambda future: Run(self._state.store.trim, None, future)):
+                break
         if failed is not None:
             raise failed
 

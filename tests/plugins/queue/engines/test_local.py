@@ -24,8 +24,10 @@ from penstock.plugins.queue.engines.contract import (
 )
 from penstock.plugins.queue.engines.local import LocalEngine
 from penstock.plugins.queue.engines.memory import MemoryStore
+from penstock.plugins.queue.engines.requests import Request, Run
 from penstock.plugins.queue.engines.sqlite import SqliteStore
 from penstock.plugins.queue.engines.store import Changes, Store
+from penstock.plugins.queue.engines.upkeep import TRIM_STEPS
 from tests.helpers.clock import Clock
 from tests.plugins.queue.running import LOGGER, message, until
 
@@ -606,3 +608,41 @@ async def test_nothing_is_kept_of_a_deleted_queue_for_the_next_shrinking() -> No
         await engine.delete_queue("q")
         await engine.maintain()
         assert not engine._upkeep._sparse
+
+
+class Trimmed(MemoryStore):
+    """A store that has space to give back in some steps.
+
+    Attributes:
+        steps: that were made.
+        n_left: steps until there is no space to give back.
+    """
+
+    def __init__(self, n_left: int) -> None:
+        super().__init__()
+        self.steps = 0
+        self.n_left = n_left
+
+    def trim(self) -> bool:
+        """Make a step."""
+        self.steps += 1
+        self.n_left -= 1
+        return self.n_left >= 0
+
+
+@pytest.mark.parametrize(("n_left", "steps"), [(0, 1), (3, 4), (1000, TRIM_STEPS)])
+async def test_space_is_given_back_in_steps(n_left: int, steps: int) -> None:
+    """Each is a request of its own, so that messages are stored between two of them."""
+    store = Trimmed(n_left)
+    async with running_engine(store) as engine:
+        runs: list[Request] = []
+        submit = engine._state.submit
+
+        def note(request: Request) -> None:
+            if isinstance(request, Run) and request.call == store.trim:
+                runs.append(request)
+            submit(request)
+
+        engine._state.submit = note  # type: ignore[method-assign]
+        await engine.maintain()
+    assert store.steps == len(runs) == steps

@@ -37,5 +37,4 @@ def test_there_is_no_file_to_be_copied_or_made_smaller() -> None:
     store = MemoryStore()
     with pytest.raises(StorageError, match="backup to copy: the memory engine has no file"):
         store.backup("copy")
-    store.trim()
-    assert (store.compact(), store.sweep(), store.why_lost()) == (0, False, "")
+    assert (store.compact(), store.sweep(), store.trim(), store.why_lost()) == (0, False, False, "")

@@ -450,13 +450,14 @@ def test_a_segment_on_a_damaged_page_is_passed_over(path: Path) -> None:
 
 def test_free_pages_are_given_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue that was drained does not keep the disk full; and no page is moved for nothing."""
-    monkeypatch.setattr("penstock.plugins.queue.engines.sqlite.TRIM_PAGES", 20)
+    for name in ("SPARE_PAGES", "TRIM_PAGES"):
+        monkeypatch.setattr(f"penstock.plugins.queue.engines.sqlite.{name}", 20)
     with opened(path) as store:
         store.write(storing(*(segment(first, n_bytes=100_000) for first in range(20))))
-        store.trim()
+        assert not store.trim()
         filled = n_pages(store)
         store.write(deleting(*range(10, 20)))
-        store.trim()
+        assert store.trim()
         assert n_pages(store) == filled - 20
         while n_pages(store) > filled * 0.7:
             store.trim()
