@@ -395,6 +395,38 @@ def read_token(path: str | Path) -> str:
     return lines[0]
 
 
+class _AtOnce(http.client.HTTPConnection):
+    """A connection that sends the header and the body of a request together.
+
+    `http.client` sends them one after the other, so that the server wakes up twice.
+    """
+
+    _held: list[bytes] | None = None
+
+    def request_at_once(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> None:
+        """Send a request; see `http.client.HTTPConnection.request`."""
+        held: list[bytes] = []
+        self._held = held
+        try:
+            self.request(method, path, body, headers)
+        finally:
+            self._held = None
+        self.send(b"".join(held))
+
+    def send(self, data: Any) -> None:
+        """Send bytes, or hold them while a request is put together."""
+        if self._held is None:
+            super().send(data)
+        else:
+            self._held.append(data)
+
+
+class _AtOnceTls(_AtOnce, http.client.HTTPSConnection):
+    """The same over TLS."""
+
+
 class QueueClient:
     """Client of the queue's HTTP API on kept-alive connections, one for each thread.
 
@@ -804,7 +836,7 @@ class QueueClient:
         while True:
             connection, is_reused = self._connection(timeout)
             try:
-                connection.request(method, self._prefix + path, data, headers)
+                connection.request_at_once(method, self._prefix + path, data, headers)
                 response = connection.getresponse()
                 answer = response.read()
             except (OSError, http.client.HTTPException) as error:
@@ -818,9 +850,9 @@ class QueueClient:
                 return answer
             raise _refusal(response.status, answer)
 
-    def _connection(self, timeout: float) -> tuple[http.client.HTTPConnection, bool]:
+    def _connection(self, timeout: float) -> tuple[_AtOnce, bool]:
         """Return this thread's connection and whether it was used before."""
-        connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+        connection: _AtOnce | None = getattr(self._local, "connection", None)
         if connection is not None and connection.sock is not None:
             # Readable without a request: the server has closed the connection.
             poll = select.poll()
@@ -830,11 +862,9 @@ class QueueClient:
                 return connection, True
             connection.close()
         if self._tls is None:
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+            connection = _AtOnce(self._host, self._port, timeout=timeout)
         else:
-            connection = http.client.HTTPSConnection(
-                self._host, self._port, timeout=timeout, context=self._tls
-            )
+            connection = _AtOnceTls(self._host, self._port, timeout=timeout, context=self._tls)
         self._local.connection = connection
         return connection, False
 

@@ -44,6 +44,7 @@ class Bodies:
         self._timeout_seconds = timeout_seconds
         self._readers: dict[object, None] = {}  # the oldest first
         self._changed = asyncio.Event()
+        self._is_awaited = False
 
     @asynccontextmanager
     async def read(self, request: web.Request) -> AsyncIterator[bytearray]:
@@ -62,13 +63,22 @@ class Bodies:
         finally:
             del self._readers[reader]
             self.received_bytes -= len(body)
-            self._changed.set()
-            self._changed = asyncio.Event()
+            if self._is_awaited:
+                self._is_awaited = False
+                self._changed.set()
+                self._changed = asyncio.Event()
 
     async def _receive(self, request: web.Request, body: bytearray, reader: object) -> None:
         most = request.client_max_size
         if (request.content_length or 0) > most:
             raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
+        if request.content_length is not None and request.content.is_eof():
+            # All of it came with the header: there is nothing to wait for.
+            n_bytes = request.content_length
+            if self._has_room(n_bytes, n_bytes, reader):
+                body += request.content.read_nowait()
+                self.received_bytes += len(body)
+                return
         has_room = True
         try:
             async with asyncio.timeout(self._timeout_seconds):
@@ -77,6 +87,7 @@ class Bodies:
                     if n_bytes > most:
                         raise web.HTTPRequestEntityTooLarge(most, n_bytes)
                     while not (has_room := self._has_room(n_bytes, len(chunk), reader)):
+                        self._is_awaited = True
                         await self._changed.wait()
                     self.received_bytes += len(chunk)
                     body += chunk

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import binascii
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b, shake_128
 from typing import Final, NamedTuple
@@ -86,49 +86,56 @@ class Receipts:
             block = start - index
             data = binascii.b2a_base64(_BLOCK.pack(*receive, block))
             text = data[:_TEXT_CHARACTERS].translate(_TO_URL).decode()
-            some = self._ends(text)[index : offsets.stop - block]
-            handles += [text + end for end in some]
+            some = self._of_block(text)[index : offsets.stop - block]
+            handles += some
             start += len(some)
         return handles
 
     def read(self, handles: Sequence[str]) -> tuple[list[Received], list[int]]:
         """Return what handles name, by receive, and the indexes of those not made here."""
         found: dict[Receive, Received] = {}
-        blocks: dict[str, tuple[Received, Mapping[str, int]]] = {}
+        blocks: dict[str, tuple[Received, int, list[str]]] = {}
         unknown: list[int] = []
-        for index, handle in enumerate(handles):
+        index = 0
+        while index < len(handles):
+            handle = handles[index]
             text = handle[:_TEXT_CHARACTERS]
-            block = blocks.get(text)
-            if block is None:
-                receive, offset_of = self._read_block(text)
+            known = blocks.get(text)
+            if known is None:
+                receive, block, made = self._read_block(text)
                 received = found.setdefault(receive, Received(receive))
-                block = blocks[text] = received, offset_of
-            received, offset_of = block
-            offset = offset_of.get(handle[_TEXT_CHARACTERS:])
-            if offset is None:
+                known = blocks[text] = received, block, made
+            received, block, made = known
+            if handle not in made:
                 unknown.append(index)
-            else:
-                received.indexes.append(index)
-                received.offsets.append(offset)
+                index += 1
+                continue
+            at = made.index(handle)
+            # A client usually settles what it has received, in this order: the rest of the block.
+            n = _BLOCK_MESSAGES - at
+            if handles[index : index + n] != made[at:]:
+                n = 1
+            received.indexes.extend(range(index, index + n))
+            received.offsets.extend(range(block + at, block + at + n))
+            index += n
         return [one for one in found.values() if one.indexes], unknown
 
-    def _read_block(self, text: str) -> tuple[Receive, Mapping[str, int]]:
-        """Return what the first part of a handle says, and the offset of each end that fits it.
+    def _read_block(self, text: str) -> tuple[Receive, int, list[str]]:
+        """Return what the first part of a handle says, and all handles that begin with it.
 
-        Whether the first part was made here shows in a fitting end alone.
+        Whether the first part was made here shows in an equal handle alone.
         """
         try:
             data = binascii.a2b_base64(text.encode("ascii").translate(_FROM_URL) + b"==")
             *fields, block = _BLOCK.unpack(data)
         except (ValueError, struct.error):
-            return _NO_RECEIVE, {}
-        ends = self._ends(text)
-        return Receive._make(fields), dict(zip(ends, range(block, block + len(ends)), strict=True))
+            return _NO_RECEIVE, 0, []
+        return Receive._make(fields), block, self._of_block(text)
 
-    def _ends(self, text: str) -> list[str]:
-        """Return the index and tag of each message of a block."""
+    def _of_block(self, text: str) -> list[str]:
+        """Return the handles of the messages of a block."""
         keyed = self._hash.copy()
         keyed.update(text.encode())
-        data = keyed.digest(_BLOCK_MESSAGES * _TAG_BYTES)
-        tags = binascii.b2a_base64(data, newline=False).translate(_TO_URL).decode()
-        return [letter + tags[at : at + _TAG_CHARACTERS] for letter, at in _INDEXES]
+        tags = binascii.b2a_base64(keyed.digest(_BLOCK_MESSAGES * _TAG_BYTES), newline=False)
+        ends = tags.translate(_TO_URL).decode()
+        return [f"{text}{index}{ends[at : at + _TAG_CHARACTERS]}" for index, at in _INDEXES]

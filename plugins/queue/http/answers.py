@@ -8,11 +8,12 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
-from penstock.plugins.queue.batch_format import SEGMENT_MAX_MESSAGES, write_deliveries
+from penstock.plugins.queue.batch_format import split_for_segments, write_deliveries
 from penstock.plugins.queue.client import (
     BATCH_CONTENT_TYPE,
     BATCH_HEADER,
@@ -39,7 +40,12 @@ def accepted_type(request: web.Request) -> str:
         RequestError: the client accepts none that there is.
     """
     headers = request.headers.getall("Accept", [])
-    header = ", ".join(headers) or "*/*"
+    return _accepted(", ".join(headers) or "*/*")
+
+
+@lru_cache(maxsize=64)
+def _accepted(header: str) -> str:
+    """Return the content type for an Accept header; clients send the same one each time."""
     wanted = [_weighed(item) for item in header.split(",")]
     for _, content_type in sorted(wanted, key=lambda item: -item[0]):
         if content_type in (JSON_TYPE, "application/*", "*/*"):
@@ -130,16 +136,9 @@ def _write_json(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Writing:
 def _write_batch(deliveries: Sequence[ReceivedMessage]) -> Writing:
     """Write frames as large as those of the storage."""
     pieces: list[bytes] = []
-    some: list[ReceivedMessage] = []
-    n_bytes = 0
-    for delivery in deliveries:
-        some.append(delivery)
-        n_bytes += len(delivery.payload)
-        if len(some) == SEGMENT_MAX_MESSAGES or n_bytes >= PIECE_BYTES:
-            pieces.append(write_deliveries(some))
-            some, n_bytes = [], 0
-            yield
-    pieces.append(write_deliveries(some))
+    for run in split_for_segments([len(one.payload) for one in deliveries]):
+        pieces.append(write_deliveries(deliveries[run]))
+        yield
     return pieces
 
 

@@ -100,7 +100,11 @@ class QueueApi:
         operation = Operation(self._context)
         queue = "/queues/{queue}"
         group = f"{queue}/groups/{{group}}"
+        # A path is looked up in this order: what is asked for most stands first.
         routes = [
+            ("POST", f"{group}/receive", delivery.receive),
+            ("POST", f"{group}/settle", delivery.settle),
+            ("POST", f"{queue}/messages", delivery.store),
             ("GET", "/health", operation.health),
             ("GET", "/openapi.json", operation.openapi),
             ("GET", "/queues", operation.list),
@@ -110,9 +114,6 @@ class QueueApi:
             ("GET", group, operation.show_group),
             ("PUT", group, operation.put_group),
             ("DELETE", group, operation.delete_group),
-            ("POST", f"{queue}/messages", delivery.store),
-            ("POST", f"{group}/receive", delivery.receive),
-            ("POST", f"{group}/settle", delivery.settle),
             ("GET", f"{queue}/peek", delivery.peek),
             ("GET", f"{queue}/position", positions.locate),
             ("POST", f"{queue}/plan", positions.plan),

@@ -169,9 +169,9 @@ def read_handles(body: Mapping[str, Any], max_handles: int) -> list[str]:
         raise RequestError(
             f"receipt_handles: read {read}; allowed: a list of at most {max_handles}"
         )
-    for handle in handles:
-        if not isinstance(handle, str):
-            raise RequestError(f"receipt_handles: read {show(handle)}; allowed: texts")
+    if set(map(type, handles)) - {str}:
+        handle = next(handle for handle in handles if not isinstance(handle, str))
+        raise RequestError(f"receipt_handles: read {show(handle)}; allowed: texts")
     return handles
 
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 import trustme
@@ -582,3 +582,30 @@ def test_a_token_is_the_only_line_of_its_file(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(ValueError, match="allowed: one line, the token in ASCII"):
             read_token(file)
+
+
+def test_a_request_is_sent_in_one_piece() -> None:
+    """So that the server wakes up once for its header and its body."""
+    sent: list[bytes] = []
+    with scripted_server(answer(b"{}"), answer(b"{}")) as (url, requests):
+        client = QueueClient(url)
+        client.queue("q")
+        connection = client._local.connection
+
+        class Noting:
+            """The socket of the connection, which notes what is sent."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(sock, name)
+
+            def sendall(self, data: bytes) -> None:
+                """Note and send."""
+                sent.append(data)
+                sock.sendall(data)
+
+        sock, connection.sock = connection.sock, Noting()
+        client.put_queue("q", {"max_messages": 1})
+        connection.sock = sock
+        client.close()
+    assert sent == requests[1:]
+    assert sent[0].endswith(b'{"max_messages": 1}')

@@ -94,6 +94,15 @@ async def test_a_body_is_received_and_gives_its_room_back() -> None:
         assert running.bodies.received_bytes == 0
 
 
+async def test_a_body_that_comes_with_its_header_is_received_at_once() -> None:
+    """It counts while it is handled, and not afterwards; an empty one too."""
+    async with serving(most_bytes=10_000) as running:
+        for n_bytes in (0, 50):
+            client = await running.post(n_bytes, begin=n_bytes)
+            assert await client.answer() == (200, str(n_bytes).encode())
+            assert running.bodies.received_bytes == 0
+
+
 async def test_a_body_larger_than_the_application_allows_is_not_received() -> None:
     """It is told by its length, before anything of it has come."""
     async with serving() as running:

@@ -6,8 +6,9 @@ import gzip
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -17,9 +18,11 @@ from aiohttp import web
 from penstock.broker.errors import PenstockError
 from penstock.plugins.web.limits import HttpLimits
 from penstock.plugins.web.service import (
+    PART_BYTES,
     HttpServer,
     HttpStartError,
     RequestError,
+    _parts,
     answering_errors,
     integer,
     show,
@@ -238,3 +241,22 @@ def test_a_large_value_is_shown_by_its_beginning(
     text = show(value)
     assert (len(text), text[-3:]) == (80, "...")
     assert written < 100_000
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [PART_BYTES + 1],
+        [10, 20, 0, 30],
+        [PART_BYTES // 2] * 5,
+        [5, 3 * PART_BYTES, 7],
+        [PART_BYTES, PART_BYTES],
+    ],
+)
+def test_pieces_are_written_in_parts(sizes: Sequence[int]) -> None:
+    """No part is larger than may be written in a round of the loop; small pieces go together."""
+    pieces = [bytes([65 + index]) * size for index, size in enumerate(sizes)]
+    parts = list(_parts(pieces))
+    assert b"".join(parts) == b"".join(pieces)
+    assert max(map(len, parts)) <= PART_BYTES
+    assert all(len(one) + len(other) > PART_BYTES for one, other in pairwise(parts))
