@@ -8,8 +8,51 @@ lane is occupied stays visible, but is a candidate only once it is the first.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
+from typing import Final
+
+_SPARE_OFFSETS: Final = 64
+"""Places of messages that have left a lane, before they are freed."""
+
+
+class _Lane:
+    """The messages of one key: their offsets, ascending."""
+
+    __slots__ = ("_offsets", "_start")
+
+    def __init__(self) -> None:
+        self._offsets: list[int] = []
+        self._start = 0
+
+    def __bool__(self) -> bool:
+        return self._start < len(self._offsets)
+
+    @property
+    def first(self) -> int:
+        """The first offset."""
+        return self._offsets[self._start]
+
+    def append(self, offset: int) -> int:
+        """Add an offset above all others; return the one before it, -1 for none."""
+        before = self._offsets[-1] if self else -1
+        self._offsets.append(offset)
+        return before
+
+    def behind(self, offset: int) -> int:
+        """Return the first offset above another one; -1 for none."""
+        at = bisect_right(self._offsets, offset, self._start)
+        return self._offsets[at] if at < len(self._offsets) else -1
+
+    def remove(self, offset: int) -> None:
+        """Take an offset out."""
+        if offset != self.first:
+            del self._offsets[bisect_left(self._offsets, offset, self._start)]
+            return
+        self._start += 1
+        if self._start > _SPARE_OFFSETS and self._start * 2 > len(self._offsets):
+            del self._offsets[: self._start]
+            self._start = 0
 
 
 class Visible:
@@ -24,7 +67,7 @@ class Visible:
         self.nonces: dict[int, int] = {}
         self.keys: dict[int, str] = {}
         self._candidates: list[int] = []
-        self._lanes: dict[str, deque[int]] = {}
+        self._lanes: dict[str, _Lane] = {}
 
     def __contains__(self, offset: int) -> bool:
         return offset in self.nonces
@@ -33,7 +76,7 @@ class Visible:
         """Make a message visible."""
         self.nonces[offset] = nonce
         key = self.keys.get(offset)
-        if key is None or self._lanes[key][0] == offset:
+        if key is None or self._lanes[key].first == offset:
             heapq.heappush(self._candidates, offset)
 
     def block(self, offset: int, nonce: int) -> None:
@@ -51,15 +94,13 @@ class Visible:
         if key is None:
             return False
         lane = self._lanes[key]
-        if lane[0] != offset:
-            lane.remove(offset)
-            return False
-        lane.popleft()
+        was_first = lane.first == offset
+        lane.remove(offset)
         if not lane:
             del self._lanes[key]
-        elif lane[0] in self.nonces:
-            heapq.heappush(self._candidates, lane[0])
-        return True
+        elif was_first and lane.first in self.nonces:
+            heapq.heappush(self._candidates, lane.first)
+        return was_first
 
     def clear(self) -> None:
         """Forget everything."""
@@ -94,7 +135,7 @@ class Visible:
         self.nonces.pop(offset, None)
         key = self.keys.get(offset)
         if key is not None:
-            following = next((one for one in self._lanes[key] if one > offset), -1)
+            following = self._lanes[key].behind(offset)
             if following in self.nonces:
                 heapq.heappush(self._candidates, following)
 
@@ -108,10 +149,10 @@ class Visible:
         if key is None:
             return True
         lane = self._lanes[key]
-        if lane[0] == offset:
+        if lane.first == offset:
             return True
         last = last_of_key.get(key)
-        return last is not None and next((one for one in lane if one > last), -1) == offset
+        return last is not None and lane.behind(last) == offset
 
     # Lanes.
 
@@ -121,8 +162,8 @@ class Visible:
         Returns:
             Offset of the message before it; -1 where it is the first.
         """
-        lane = self._lanes.setdefault(key, deque())
-        before = lane[-1] if lane else -1
-        lane.append(offset)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = _Lane()
         self.keys[offset] = key
-        return before
+        return lane.append(offset)

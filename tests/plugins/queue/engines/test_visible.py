@@ -3,6 +3,24 @@ from __future__ import annotations
 from penstock.plugins.queue.engines.visible import Visible
 
 
+class Counted(int):
+    """An offset that counts how often one is compared.
+
+    Attributes:
+        comparisons: of all offsets.
+    """
+
+    comparisons = 0
+
+    def __lt__(self, other: int) -> bool:
+        Counted.comparisons += 1
+        return int(self) < int(other)
+
+    def __gt__(self, other: int) -> bool:
+        Counted.comparisons += 1
+        return int(self) > int(other)
+
+
 def drain(visible: Visible) -> list[int]:
     """Take all candidates as one call does."""
     taken: list[int] = []
@@ -74,3 +92,27 @@ def test_what_leaves_from_the_middle_of_a_lane_holds_nothing_up() -> None:
     assert visible.forget(3)
     assert not visible.forget(3)
     assert visible.keys == {}
+
+
+def test_a_long_lane_costs_each_message_the_same() -> None:
+    """Not as much as there are messages before it."""
+    visible = Visible()
+    n = 2_000
+    for offset in range(n):
+        visible.enter_lane(Counted(offset), "a")
+        visible.show(Counted(offset), 0)
+    Counted.comparisons = 0
+    assert drain(visible) == list(range(n))
+    assert Counted.comparisons < 50 * n
+
+
+def test_a_message_in_the_middle_of_a_lane_leaves_it() -> None:
+    """The others keep their order, however many have left before."""
+    visible = Visible()
+    for offset in range(200):
+        visible.enter_lane(offset, "a")
+        visible.show(offset, 0)
+    assert not visible.forget(150)
+    assert all(visible.forget(offset) for offset in range(140))
+    assert not visible.forget(160)
+    assert drain(visible) == [*range(140, 150), *range(151, 160), *range(161, 200)]
