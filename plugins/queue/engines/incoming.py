@@ -34,12 +34,7 @@ class Incoming:
         self.queue = queue
         self.physical = physical
         self.base = physical.next
-        self.topics: list[str] = []
-        self.payloads: list[bytes] = []
-        self.qos: list[int] = []
-        self.publishers: list[str] = []
-        self.arrived_at: list[float] = []
-        self.properties: list[str] = []
+        self._rows: list[tuple[str, bytes, int, str, float, str]] = []
         self.segments: list[tuple[Segment, Decoded]] = []
 
     def add(self, new: NewMessage, epoch: float) -> int:
@@ -56,18 +51,14 @@ class Incoming:
         message: Message = new.message
         payload = message.read_payload()
         properties = stored_properties(new)
-        # A lone surrogate cannot be stored.
-        properties.encode()
-        message.topic.encode()
-        message.publisher.encode()
-        return self.add_row(
-            message.topic,
-            payload,
-            message.qos,
-            message.publisher,
-            message.arrived_at + epoch,
-            properties,
-        )
+        topic, publisher = message.topic, message.publisher
+        if not (topic.isascii() and publisher.isascii() and properties.isascii()):
+            # A lone surrogate cannot be stored.
+            topic.encode()
+            publisher.encode()
+            properties.encode()
+        enqueued_at = message.arrived_at + epoch
+        return self.add_row(topic, payload, message.qos, publisher, enqueued_at, properties)
 
     def add_row(
         self,
@@ -79,35 +70,23 @@ class Incoming:
         properties: str,
     ) -> int:
         """Add a message by its columns; return its offset."""
-        self.topics.append(topic)
-        self.payloads.append(payload)
-        self.qos.append(qos)
-        self.publishers.append(publisher)
-        self.arrived_at.append(enqueued_at)
-        self.properties.append(properties)
-        return self.base + len(self.topics) - 1
+        self._rows.append((topic, payload, qos, publisher, enqueued_at, properties))
+        return self.base + len(self._rows) - 1
 
     def encode(self, clock_offset: float) -> Iterator[tuple[Segment, bytes, Decoded]]:
         """Yield the messages as segments."""
-        for run in split_for_segments(list(map(len, self.payloads))):
+        sizes = [len(row[1]) for row in self._rows]
+        for run in split_for_segments(sizes):
             first = self.base + run.start
-            properties = self.properties[run]
-            batch = Batch(
-                list(range(first, self.base + run.stop)),
-                self.topics[run],
-                self.payloads[run],
-                self.qos[run],
-                self.publishers[run],
-                self.arrived_at[run],
-                properties,
-            )
+            columns = map(list, zip(*self._rows[run], strict=True))
+            batch = Batch(list(range(first, self.base + run.stop)), *columns)
             frame = write_batch(batch)
             flags = 0
-            for text in set(properties):
+            for text in set(batch.properties):
                 flags |= EXPIRES if EXPIRY in text else 0
                 flags |= DELAYED if DELAY_PROPERTY in text else 0
             newest_at = max(batch.enqueued_at)
-            n_bytes = sum(map(len, batch.payload))
+            n_bytes = sum(sizes[run])
             segment = Segment(
                 first,
                 run.stop - run.start,
@@ -129,6 +108,8 @@ def stored_properties(new: NewMessage) -> str:
     """
     message = new.message
     properties = message.properties
+    if not properties and new.delay_seconds is None and message.expires_at is None:
+        return ""
     if new.delay_seconds is not None:
         pairs = [*(properties.get("user_property") or ()), (DELAY_PROPERTY, f"{new.delay_seconds}")]
         properties = {**properties, "user_property": pairs}

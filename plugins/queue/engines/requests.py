@@ -104,7 +104,7 @@ class Append(Request):
     def done(self) -> None:
         """Give the room back."""
         self.queue.reserved_messages -= len(self.messages)
-        self.queue.reserved_bytes -= sum(new.message.payload_bytes for new in self.messages)
+        self.queue.reserved_bytes -= sum([len(new.message.payload) for new in self.messages])
 
     failed = done
 
