@@ -84,7 +84,7 @@ class QueueConsumers(MessageSource):
         name, group = _parts(topic_filter)
         try:
             self._service.queue(name)
-            groups = self._service.engine.snapshot(name).groups
+            groups = self._service.engine.outline(name).groups
         except PenstockError as error:
             return str(error)
         leased = sorted(one for one, held in groups.items() if held.spec.kind == "lease")
@@ -328,7 +328,7 @@ class QueueFeed:
 
     def _visibility_timeout(self) -> float:
         try:
-            groups = self._service.engine.snapshot(self._queue).groups
+            groups = self._service.engine.outline(self._queue).groups
             return groups[self._group].spec.visibility_timeout
         except (PenstockError, KeyError):  # the queue or the group is gone
             return RETRY_SECONDS

@@ -90,7 +90,7 @@ class GroupReceiver:
         self._engine = engine
         self._clock = clock
         self._controller = DequeueController(
-            sorted(engine.snapshot(queue).usage),
+            engine.outline(queue).physical_queues,
             make_strategy(spec.dequeue, spec.sleep_time),
             lengths,
             spec.max_queues_per_dequeue,
@@ -114,7 +114,7 @@ class GroupReceiver:
         """Go by other settings of the queue, which the engine has; held requests do, too."""
         controller, before = self._controller, self._spec
         self._spec = spec
-        controller.physical_queues = sorted(self._engine.snapshot(self._queue).usage)
+        controller.physical_queues = self._engine.outline(self._queue).physical_queues
         controller.max_queues_per_dequeue = spec.max_queues_per_dequeue
         if (spec.dequeue, spec.sleep_time) != (before.dequeue, before.sleep_time):
             self._wake(controller.change_strategy(make_strategy(spec.dequeue, spec.sleep_time)))
@@ -202,7 +202,7 @@ class GroupReceiver:
                         self._queue, self._group, number, asked, room, visibility
                     )
                     found += leased
-                    some_bytes = sum(len(delivery.payload) for delivery in leased)
+                    some_bytes = sum([len(delivery.payload) for delivery in leased])
                     n_messages += len(leased)
                     n_bytes += some_bytes
                     room -= some_bytes
@@ -226,7 +226,7 @@ class GroupReceiver:
         """
         if not self._controller.lengths():
             return
-        group = self._engine.snapshot(self._queue).groups[self._group]
+        group = self._engine.outline(self._queue).groups[self._group]
         if group.leased >= group.spec.max_leased_messages:
             raise BusyError(
                 f"{self._name}: {group.leased} messages are received and not settled; allowed: "

@@ -122,7 +122,10 @@ class LogicalQueue:
         while True:
             end = await self._engine.plan(self.name, start, max_messages, max_bytes)
             left = answer_by - self._clock()
-            if left <= 0 or self._is_closing or self._is_behind(start, end):
+            if left <= 0 or self._is_closing:
+                return end
+            earliest = await self._engine.locate(self.name, "earliest")
+            if _holds_messages(start, end, earliest):
                 return end
             arrival = self._engine.wait_for_arrival(self.name, None, seen, left)
             waiting = asyncio.ensure_future(arrival)
@@ -135,15 +138,6 @@ class LogicalQueue:
                 waiting.cancel()
             with suppress(asyncio.CancelledError):
                 seen = waiting.result()
-
-    def _is_behind(self, start: Position, end: Position) -> bool:
-        """Say whether a range holds messages."""
-        usage = self._engine.snapshot(self.name).usage
-        return any(
-            offset > max(start.offsets.get(number, 0), usage[number].earliest)
-            for number, offset in end.offsets.items()
-            if number in usage
-        )
 
     def figures(self) -> dict[str, Any]:
         """Return what the queue holds and what its requests did, as JSON has it."""
@@ -181,3 +175,12 @@ class LogicalQueue:
         if receiver is not None:
             figures["requests"] = asdict(receiver.counts)
         return figures
+
+
+def _holds_messages(start: Position, end: Position, earliest: Position) -> bool:
+    """Say whether a range may hold messages, of a queue whose first offsets are `earliest`."""
+    return any(
+        offset > max(start.offsets.get(number, 0), earliest.offsets[number])
+        for number, offset in end.offsets.items()
+        if number in earliest.offsets
+    )

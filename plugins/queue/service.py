@@ -106,12 +106,12 @@ class QueueService:
         await self.engine.open()
         for name in self.engine.queues():
             if name not in self._config.queues:
-                snapshot = self.engine.snapshot(name)
-                self._queues[name] = self._make(name, snapshot.spec)
+                held = self.engine.outline(name)
+                self._queues[name] = self._make(name, held.spec)
                 self._logger.info(
                     "queue %s is not in the policy file; it has %d messages and is served",
                     name,
-                    snapshot.messages,
+                    held.messages,
                 )
         for name in self._config.queues:
             await self._declare(name)
@@ -229,7 +229,7 @@ class QueueService:
             f"{other}/{group}"
             for other in self.names()
             if other != name
-            for group, held in self.engine.snapshot(other).groups.items()
+            for group, held in self.engine.outline(other).groups.items()
             if held.spec.dead_letter_queue == name
         ]
         if users:

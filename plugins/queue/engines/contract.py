@@ -318,6 +318,36 @@ class QueueSnapshot:
     groups: Mapping[str, GroupSnapshot]
 
 
+class GroupOutline(NamedTuple):
+    """What requests need to know of a group.
+
+    Attributes:
+        spec: its settings.
+        leased: messages that are invisible to its receivers now.
+    """
+
+    spec: GroupSpec
+    leased: int
+
+
+class QueueOutline(NamedTuple):
+    """What requests need to know of a logical queue.
+
+    Attributes:
+        incarnation: of the queue.
+        spec: its settings.
+        messages: of all physical queues.
+        physical_queues: their numbers, ascending.
+        groups: by name.
+    """
+
+    incarnation: str
+    spec: QueueSpec
+    messages: int
+    physical_queues: Sequence[int]
+    groups: Mapping[str, GroupOutline]
+
+
 class Engine(Protocol):
     """See the module's docstring for the contract.
 
@@ -361,7 +391,10 @@ class Engine(Protocol):
         """Return the names of all queues."""
 
     def snapshot(self, queue: str) -> QueueSnapshot:
-        """Return what the queue holds; it costs microseconds, however much that is."""
+        """Return what the queue holds; it looks at each physical queue, and not at messages."""
+
+    def outline(self, queue: str) -> QueueOutline:
+        """Return a part of the snapshot that costs microseconds, for each request."""
 
     def reserve(self, queue: str, n_messages: int, n_bytes: int) -> bool:
         """Hold room for messages that will be appended; say whether there is any.
@@ -515,8 +548,11 @@ class Engine(Protocol):
             StorageError: the storage cannot be read.
         """
 
-    async def commit(self, queue: str, group: str, position: Position) -> None:
+    async def commit(self, queue: str, group: str, position: Position) -> Position:
         """Move an offsets group up to a position; offsets below its present one do nothing.
+
+        Returns:
+            Where it is then.
 
         Raises:
             IncarnationError: the position is of another queue.

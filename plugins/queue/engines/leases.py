@@ -128,6 +128,7 @@ class Group:
         epoch: another one after each seek, modulo 65,536.
         used_at: the engine's time of its newest request.
         places: by number of physical queue.
+        waiting_in: numbers of those in which messages wait.
         n_leased: messages that are leased.
         was_full: whether `max_leased_messages` were leased when a message was settled.
         received: messages given to receivers in this run.
@@ -146,6 +147,7 @@ class Group:
         self.epoch = row.epoch
         self.used_at = row.used_at
         self.places: dict[int, Place] = {}
+        self.waiting_in: set[int] = set()
         self.n_leased = 0
         self.was_full = False
         self.received = 0
@@ -245,7 +247,6 @@ class Place:
         physical: the physical queue.
         floor: everything below is settled.
         settled: bit maps of settled messages in segments behind the floor, by first offset.
-        waiting: messages that are not settled.
         cursor: every message below it was looked at in this run.
         counts: receive counts of the messages of a segment, by first offset.
         dirty: first offsets of segments whose counts are not stored.
@@ -260,7 +261,7 @@ class Place:
         self.physical = physical
         self.floor = floor
         self.settled: dict[int, int] = {}
-        self.waiting = 0
+        self._waiting = 0
         self.cursor = floor
         self.counts: dict[int, array[int]] = {}
         self.dirty: set[int] = set()
@@ -271,6 +272,19 @@ class Place:
         self._settling_ahead: set[int] = set()
         self._visible = Visible()
         self._due_at = -1.0
+
+    @property
+    def waiting(self) -> int:
+        """How many messages are not settled."""
+        return self._waiting
+
+    @waiting.setter
+    def waiting(self, n_messages: int) -> None:
+        self._waiting = n_messages
+        if n_messages > 0:
+            self.group.waiting_in.add(self.physical.number)
+        else:
+            self.group.waiting_in.discard(self.physical.number)
 
     def settled_bits(self, first_offset: int, n_messages: int) -> int:
         """Return the bit map of a segment's messages that the group has settled, or that left."""
@@ -305,14 +319,16 @@ class Place:
 
     def n_visible(self, now: float) -> int:
         """Return how many messages could be received, apart from filters, expiry and order."""
-        busy = len(self.leased) + len(self.settling) + self.n_delayed(now)
-        return max(0, self.waiting - busy)
+        n = self._waiting - len(self.leased) - len(self.settling)
+        return max(0, n - self.n_delayed(now)) if n > 0 else 0
 
     def n_delayed(self, now: float) -> int:
         """Return how many messages wait for their delay."""
-        n = len(self.delayed)
         physical, cursor = self.physical, self.cursor
         delay = self.group.delay_seconds
+        if not self.delayed and not delay and not physical.delays:
+            return 0
+        n = len(self.delayed)
         first_waiting = physical.index.not_before(now - delay) if delay else -1
         if first_waiting >= 0:
             n += physical.next - max(first_waiting, cursor)

@@ -36,6 +36,7 @@ from penstock.plugins.queue.engines.contract import (
     IncarnationError,
     NewMessage,
     Position,
+    QueueOutline,
     QueueSnapshot,
     QueueSpec,
     Start,
@@ -55,7 +56,7 @@ from penstock.plugins.queue.engines.requests import (
     Seek,
     Trim,
 )
-from penstock.plugins.queue.engines.snapshots import queue_snapshot
+from penstock.plugins.queue.engines.snapshots import queue_outline, queue_snapshot
 from penstock.plugins.queue.engines.state import State
 from penstock.plugins.queue.engines.store import (
     Store,
@@ -143,6 +144,10 @@ class LocalEngine:
     def snapshot(self, queue: str) -> QueueSnapshot:
         """Return what a queue holds."""
         return queue_snapshot(self._state.find(queue), self._state.now())
+
+    def outline(self, queue: str) -> QueueOutline:
+        """Return a part of the snapshot."""
+        return queue_outline(self._state.find(queue), self._state.now())
 
     def reserve(self, queue: str, n_messages: int, n_bytes: int) -> bool:
         """Hold room for messages."""
@@ -237,7 +242,7 @@ class LocalEngine:
         found = self._state.find(queue)
         return Position(found.incarnation, await self._reader.locate(found, start))
 
-    async def commit(self, queue: str, group: str, position: Position) -> None:
+    async def commit(self, queue: str, group: str, position: Position) -> Position:
         """Move an offsets group up to a position."""
         found = self._state.find(queue)
         readers = found.group(group)
@@ -249,6 +254,7 @@ class LocalEngine:
         readers.used_at = self._state.now()
         offsets = self._checked(found, position)
         await self._state.ask(lambda future: Move(found, readers, offsets, future))
+        return _position_of(found, readers)
 
     async def seek(self, queue: str, group: str, start: Start) -> Position:
         """Move a group to another place."""
@@ -263,16 +269,16 @@ class LocalEngine:
         )
         for part in found.physical.values():
             self._state.submit(Trim(found, part))
-        floors = {number: place.floor for number, place in moved.places.items()}
-        return Position(found.incarnation, floors)
+        return _position_of(found, moved)
 
     def visible(self, queue: str, group: str) -> Mapping[int, int]:
         """Return how many messages a lease group could receive."""
         receivers = self._state.lease_group(self._state.find(queue), group)
         now = self._state.now()
         receivers.expire(now)
-        counts = ((number, place.n_visible(now)) for number, place in receivers.places.items())
-        return {number: n for number, n in counts if n > 0}
+        places = receivers.places
+        numbers = sorted(receivers.waiting_in)
+        return {number: n for number in numbers if (n := places[number].n_visible(now)) > 0}
 
     async def wait_for_arrival(self, queue: str, group: str | None, seen: int, wait: float) -> int:
         """Wait until something may have become visible."""
@@ -329,3 +335,9 @@ class LocalEngine:
         for number, offset in position.offsets.items():
             check_offset(queue.part(number), offset)
         return dict(position.offsets)
+
+
+def _position_of(queue: LogicalQueue, group: Group) -> Position:
+    """Return where a group is."""
+    floors = {number: place.floor for number, place in group.places.items()}
+    return Position(queue.incarnation, floors)

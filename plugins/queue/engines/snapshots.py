@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from penstock.plugins.queue.engines.contract import (
+    GroupOutline,
     GroupSnapshot,
+    QueueOutline,
     QueueSnapshot,
     Usage,
 )
@@ -11,6 +13,19 @@ from penstock.plugins.queue.engines.leases import Group
 from penstock.plugins.queue.engines.queues import (
     LogicalQueue,
 )
+
+
+def queue_outline(queue: LogicalQueue, now: float) -> QueueOutline:
+    """Return what requests need to know of a queue."""
+    for group in queue.groups.values():
+        group.expire(now)
+    return QueueOutline(
+        queue.incarnation,
+        queue.spec,
+        queue.messages,
+        list(queue.physical),
+        {name: GroupOutline(group.spec, group.n_leased) for name, group in queue.groups.items()},
+    )
 
 
 def queue_snapshot(queue: LogicalQueue, now: float) -> QueueSnapshot:
@@ -21,7 +36,7 @@ def queue_snapshot(queue: LogicalQueue, now: float) -> QueueSnapshot:
         (
             segment.newest_clock
             for part in queue.physical.values()
-            if (segment := part.index.following(part.earliest)) is not None
+            if part.messages and (segment := part.index.following(part.earliest)) is not None
         ),
         default=None,
     )

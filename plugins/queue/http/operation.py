@@ -94,7 +94,7 @@ class Operation:
         service = context.service
         if queue in service.names():
             if "tags" not in body:  # among them are settings of queues that SQS has created
-                spec = replace(spec, tags=self._snapshot(queue).spec.tags)
+                spec = replace(spec, tags=self._context.service.engine.outline(queue).spec.tags)
             await service.change(queue, spec)
         else:
             await service.create(queue, spec)
@@ -123,7 +123,7 @@ class Operation:
         context = self._context
         queue, group = context.queue(request, "admin"), request.match_info["group"]
         spec = read_group_spec(await context.object(request, *GROUP_KEYS))
-        if group in self._snapshot(queue).groups:
+        if group in self._context.service.engine.outline(queue).groups:
             await context.service.change_group(queue, group, spec)
         else:
             await context.service.create_group(queue, group, spec)

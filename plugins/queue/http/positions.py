@@ -54,7 +54,7 @@ class Positions:
         )
         most = context.service.queue(queue).spec.max_wait_seconds
         wait = seconds("wait_seconds", body.get("wait_seconds", 0), most)
-        start = read_position(body, context.service.engine.snapshot(queue).incarnation)
+        start = read_position(body, context.service.engine.outline(queue).incarnation)
         end = await context.service.plan(
             queue,
             start,
@@ -80,7 +80,7 @@ class Positions:
         engine = context.service.engine
         async with self._making_ranges:
             request.app[CHECK_ROOM]()
-            incarnation = engine.snapshot(queue).incarnation
+            incarnation = engine.outline(queue).incarnation
             if not is_same_incarnation(query.get("incarnation", incarnation), incarnation):
                 raise IncarnationError(queue, query["incarnation"][:80], incarnation)
             max_messages = min(max_messages, MAX_RANGE_MESSAGES)
@@ -93,10 +93,8 @@ class Positions:
         context = self._context
         queue, group = context.queue(request, "read"), request.match_info["group"]
         position = read_position(await context.object(request, "incarnation", "offsets"))
-        await context.service.engine.commit(queue, group, position)
+        position = await context.service.engine.commit(queue, group, position)
         context.has_room_again(queue)
-        snapshot = context.service.engine.snapshot(queue)
-        position = Position(snapshot.incarnation, snapshot.groups[group].position)
         return web.json_response(position_json(position))
 
     async def seek(self, request: web.Request) -> web.StreamResponse:

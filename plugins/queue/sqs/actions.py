@@ -20,7 +20,7 @@ from penstock.plugins.queue.config import DEFAULT_GROUP, NAME_FORM
 from penstock.plugins.queue.engines.contract import (
     Action,
     ExistsError,
-    QueueSnapshot,
+    QueueOutline,
     QueueSpec,
     UnknownGroupError,
     UnknownQueueError,
@@ -219,7 +219,7 @@ class SqsActions:
 
     def _check_same(self, name: str, attributes: Any) -> None:
         """Refuse to create a queue that exists with other values of the attributes."""
-        settings = settings_of(name, self._service.engine.snapshot(name))
+        settings = settings_of(name, self._service.engine.outline(name))
         if changed(name, settings, attributes, self._spec) != settings:
             raise SqsError(
                 QUEUE_NAME_EXISTS,
@@ -240,18 +240,19 @@ class SqsActions:
     async def _get_queue_url(self, request: SqsRequest) -> dict[str, Any]:
         name = text(request.parameters, "QueueName")
         self._check_role(request, None, name)
-        self._service.engine.snapshot(name)
+        self._service.engine.outline(name)
         return {"QueueUrl": _url_of(request, name)}
 
     async def _get_queue_attributes(self, request: SqsRequest) -> dict[str, Any]:
-        name, snapshot = self._queue(request, None)
+        name, _ = self._queue(request, None)
         names = texts(request.parameters, "AttributeNames")
+        snapshot = self._service.engine.snapshot(name)
         found = queue_attributes.shown(name, snapshot, names, request.region)
         return {"Attributes": found} if found else {}
 
     async def _set_queue_attributes(self, request: SqsRequest) -> dict[str, Any]:
-        name, snapshot = self._queue(request, "admin")
-        old = settings_of(name, snapshot)
+        name, outline = self._queue(request, "admin")
+        old = settings_of(name, outline)
         attributes = request.parameters.get("Attributes")
         if not attributes:
             raise SqsError(
@@ -262,7 +263,7 @@ class SqsActions:
             return {}
         new = new.with_tag("LastModifiedTimestamp", str(int(self._wall_clock())))
         await self._service.change(name, new.spec)
-        await self._have_group(name, snapshot)
+        await self._have_group(name, outline)
         if new.group != old.group:
             await self._service.change_group(name, DEFAULT_GROUP, new.group)
         return {}
@@ -273,38 +274,38 @@ class SqsActions:
         return {}
 
     async def _tag_queue(self, request: SqsRequest) -> dict[str, Any]:
-        name, snapshot = self._queue(request, "admin")
+        name, outline = self._queue(request, "admin")
         tags = _checked_tags(request.parameters.get("Tags", {}), "Tags")
         if not tags:
             raise SqsError(MISSING_PARAMETER, "The request must contain the parameter Tags.")
-        return await self._retag(name, snapshot, {**snapshot.spec.tags, **tags})
+        return await self._retag(name, outline, {**outline.spec.tags, **tags})
 
     async def _untag_queue(self, request: SqsRequest) -> dict[str, Any]:
-        name, snapshot = self._queue(request, "admin")
+        name, outline = self._queue(request, "admin")
         keys = set(texts(request.parameters, "TagKeys"))
         if not keys:
             raise SqsError(MISSING_PARAMETER, "The request must contain the parameter TagKeys.")
         kept = {
             key: value
-            for key, value in snapshot.spec.tags.items()
+            for key, value in outline.spec.tags.items()
             if key not in keys or key.startswith(RESERVED_TAG_PREFIX)
         }
-        return await self._retag(name, snapshot, kept)
+        return await self._retag(name, outline, kept)
 
     async def _retag(
-        self, name: str, snapshot: QueueSnapshot, tags: dict[str, str]
+        self, name: str, outline: QueueOutline, tags: dict[str, str]
     ) -> dict[str, Any]:
         if len(_user_tags(tags)) > MAX_TAGS:
             raise SqsError(
                 INVALID_PARAMETER_VALUE,
                 f"Too many tags added for queue {name}: at most {MAX_TAGS} are allowed.",
             )
-        await self._service.change(name, replace(snapshot.spec, tags=tags))
+        await self._service.change(name, replace(outline.spec, tags=tags))
         return {}
 
     async def _list_queue_tags(self, request: SqsRequest) -> dict[str, Any]:
-        _, snapshot = self._queue(request, None)
-        return {"Tags": _user_tags(snapshot.spec.tags)}
+        _, outline = self._queue(request, None)
+        return {"Tags": _user_tags(outline.spec.tags)}
 
     async def _refuse_permission(self, _: SqsRequest) -> dict[str, Any]:
         raise SqsError(
@@ -322,7 +323,7 @@ class SqsActions:
         """Return the queues with a group whose dead letters go to a queue."""
         found = []
         for name in names:
-            groups = self._service.engine.snapshot(name).groups.values()
+            groups = self._service.engine.outline(name).groups.values()
             if any(group.spec.dead_letter_queue == dead_letter_queue for group in groups):
                 found.append(name)
         return found
@@ -371,16 +372,16 @@ class SqsActions:
     # Messages
 
     async def _send_message(self, request: SqsRequest) -> dict[str, Any]:
-        name, snapshot = self._queue(request, "write")
-        prepared = messages.prepare(request.parameters, self._target(request, name, snapshot))
+        name, outline = self._queue(request, "write")
+        prepared = messages.prepare(request.parameters, self._target(request, name, outline))
         (stored,) = await self._service.store(name, [prepared.new])
         if stored.reason not in _STORED_REASONS:
             raise _not_stored(stored.reason)
         return prepared.result | _sequence(name, stored)
 
     async def _send_message_batch(self, request: SqsRequest) -> dict[str, Any]:
-        name, snapshot = self._queue(request, "write")
-        target = self._target(request, name, snapshot)
+        name, outline = self._queue(request, "write")
+        target = self._target(request, name, outline)
         asked = entries(request.parameters)
         outcome = _BatchOutcome(asked)
         prepared = await self._slicer.run(_prepared(asked, target, outcome))
@@ -402,7 +403,7 @@ class SqsActions:
         return outcome.result
 
     async def _receive_message(self, request: SqsRequest) -> dict[str, Any]:
-        name, snapshot = self._queue(request, "read")
+        name, outline = self._queue(request, "read")
         parameters = request.parameters
         system = texts(parameters, "AttributeNames") + texts(
             parameters, "MessageSystemAttributeNames"
@@ -412,10 +413,10 @@ class SqsActions:
         wait = optional_integer(parameters, "WaitTimeSeconds", 0, MAX_WAIT_SECONDS)
         visibility = optional_integer(parameters, "VisibilityTimeout", 0, MAX_VISIBILITY_SECONDS)
         if wait is None:
-            settings = settings_of(name, snapshot)
+            settings = settings_of(name, outline)
             wait = int(settings.tag("ReceiveMessageWaitTimeSeconds"))
-        await self._have_group(name, snapshot)
-        spec = snapshot.spec
+        await self._have_group(name, outline)
+        spec = outline.spec
         received = await self._received(
             name,
             ReceiveRequest(
@@ -426,7 +427,7 @@ class SqsActions:
         )
         source = messages.Source(
             name,
-            snapshot.incarnation,
+            outline.incarnation,
             spec.key,
             spec.sqs_body,
             request.region,
@@ -439,7 +440,7 @@ class SqsActions:
         try:
             return await self._service.receive(name, DEFAULT_GROUP, request)
         except BusyError as error:
-            group = self._service.engine.snapshot(name).groups[DEFAULT_GROUP]
+            group = self._service.engine.outline(name).groups[DEFAULT_GROUP]
             is_over = group.leased >= group.spec.max_leased_messages
             raise SqsError(OVER_LIMIT if is_over else REQUEST_THROTTLED, str(error)) from None
 
@@ -518,14 +519,14 @@ class SqsActions:
 
     # What several actions need
 
-    def _queue(self, request: SqsRequest, role: Role | None) -> tuple[str, QueueSnapshot]:
+    def _queue(self, request: SqsRequest, role: Role | None) -> tuple[str, QueueOutline]:
         """Return the queue of a request, in which the caller has the role; None for any role."""
         url = optional_text(request.parameters, "QueueUrl") or request.path
         name = url.rstrip("/").rpartition("/")[2]
         if not name:
             raise SqsError(MISSING_PARAMETER, "The request must contain the parameter QueueUrl.")
         self._check_role(request, role, name)
-        return name, self._service.engine.snapshot(name)
+        return name, self._service.engine.outline(name)
 
     def _check_role(self, request: SqsRequest, role: Role | None, name: str) -> None:
         caller = request.caller
@@ -551,20 +552,20 @@ class SqsActions:
 
     def _spec(self, name: str) -> QueueSpec | None:
         try:
-            return self._service.engine.snapshot(name).spec
+            return self._service.engine.outline(name).spec
         except UnknownQueueError:
             return None
 
-    async def _have_group(self, name: str, snapshot: QueueSnapshot) -> None:
-        if DEFAULT_GROUP not in snapshot.groups:
+    async def _have_group(self, name: str, outline: QueueOutline) -> None:
+        if DEFAULT_GROUP not in outline.groups:
             await self._service.create_group(name, DEFAULT_GROUP, queue_attributes.new_group(name))
 
-    def _target(self, request: SqsRequest, name: str, snapshot: QueueSnapshot) -> messages.Target:
+    def _target(self, request: SqsRequest, name: str, outline: QueueOutline) -> messages.Target:
         return messages.Target(
             name,
-            snapshot.incarnation,
-            settings_of(name, snapshot),
-            snapshot.spec.sqs_body,
+            outline.incarnation,
+            settings_of(name, outline),
+            outline.spec.sqs_body,
             request.publisher,
             self._clock(),
         )

@@ -88,7 +88,7 @@ class MoveTasks:
                 f"There is already a task running for queue {source}. Only one active task is "
                 "allowed for a source queue at a given time.",
             )
-        to_move = self._engine.snapshot(source).messages
+        to_move = self._engine.outline(source).messages
         now = int(self._wall_clock() * 1000)
         task = MoveTask(secrets.token_urlsafe(24), source, destination, per_second, to_move, now)
         tasks.append(task)

@@ -12,7 +12,12 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from penstock.plugins.queue.config import DEFAULT_GROUP
-from penstock.plugins.queue.engines.contract import GroupSpec, QueueSnapshot, QueueSpec
+from penstock.plugins.queue.engines.contract import (
+    GroupSpec,
+    QueueOutline,
+    QueueSnapshot,
+    QueueSpec,
+)
 from penstock.plugins.queue.sqs.errors import (
     INVALID_ATTRIBUTE_NAME,
     INVALID_ATTRIBUTE_VALUE,
@@ -129,10 +134,10 @@ def new_settings(name: str) -> QueueSettings:
     return QueueSettings(spec, new_group(name))
 
 
-def settings_of(name: str, snapshot: QueueSnapshot) -> QueueSettings:
+def settings_of(name: str, held: QueueOutline | QueueSnapshot) -> QueueSettings:
     """Return the settings of a queue that exists."""
-    group = snapshot.groups.get(DEFAULT_GROUP)
-    return QueueSettings(snapshot.spec, new_group(name) if group is None else group.spec)
+    group = held.groups.get(DEFAULT_GROUP)
+    return QueueSettings(held.spec, new_group(name) if group is None else group.spec)
 
 
 def arn_of(name: str, region: str) -> str:

@@ -67,7 +67,7 @@ class ScriptedService:
             raise UnknownQueueError(f"queue: read {name}; allowed: q")
         return self
 
-    def snapshot(self, name: str) -> Any:
+    def outline(self, name: str) -> Any:
         """Return the groups."""
         self.queue(name)
         spec = GroupSpec(visibility_timeout=self.visibility_timeout)

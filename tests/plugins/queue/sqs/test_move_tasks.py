@@ -30,7 +30,7 @@ class Letters:
         self.may_move.set()
         self.error: Exception | None = None
 
-    def snapshot(self, _: str) -> Any:
+    def outline(self, _: str) -> Any:
         """Return how many there are."""
         return SimpleNamespace(messages=self.left)
 

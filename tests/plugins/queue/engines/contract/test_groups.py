@@ -37,7 +37,7 @@ async def test_what_all_groups_are_done_with_leaves(running: Running) -> None:
     received = await running.receive()
     await running.ack(received[:2])
     assert running.snapshot().messages == 3
-    await running.engine.commit("q", "r", running.position(1))
+    assert await running.engine.commit("q", "r", running.position(1)) == running.position(1)
     assert running.snapshot().messages == 2
     assert running.snapshot().usage[0].earliest == 1
     assert await running.held() == [b"b", b"c"]

@@ -32,6 +32,24 @@ async def test_a_new_queue_is_empty(running: Running) -> None:
     assert dict(made.groups["g"].position) == {0: 0, 1: 0, 2: 0}
 
 
+async def test_an_outline_says_what_the_snapshot_says(running: Running) -> None:
+    """Of what requests need; a lease that is over does not count."""
+    await running.create(physical_queues=2, groups={"g": LEASE, "r": OFFSETS})
+    await running.store(b"a", b"b")
+    await running.receive(1)
+    for leased in (1, 0):
+        outline, snapshot = running.engine.outline("q"), running.snapshot()
+        assert outline.groups["g"].leased == leased
+        assert (outline.incarnation, outline.spec) == (snapshot.incarnation, snapshot.spec)
+        assert outline.messages == snapshot.messages == 2
+        assert list(outline.physical_queues) == list(snapshot.usage)
+        held = {name: (one.spec, one.leased) for name, one in snapshot.groups.items()}
+        assert dict(outline.groups) == held
+        running.passes(LEASE.visibility_timeout)
+    with pytest.raises(UnknownQueueError):
+        running.engine.outline("x")
+
+
 async def test_a_queue_is_created_once(running: Running) -> None:
     """The same settings keep it; others are an error, and change nothing."""
     made = await running.create()
