@@ -41,6 +41,11 @@ _REASON_CODES: Final = {
     "unreadable": ReasonCode.UNSPECIFIED_ERROR,
 }
 
+GATHER_MESSAGES: Final = 256
+"""Messages on their way to the disk above which further ones are gathered for `GATHER_SECONDS`:
+each group of messages costs the loop some time, and they wait for the disk all the same."""
+GATHER_SECONDS: Final = 0.002
+
 Entry: TypeAlias = tuple[NewMessage, Any]
 """A message, and what its outcome is reported to."""
 
@@ -263,9 +268,10 @@ class Intake:
 
     def _call_later(self, call: Callable[[], None]) -> asyncio.Handle:
         loop = asyncio.get_running_loop()
-        if self._commit_wait_seconds:
-            return loop.call_later(self._commit_wait_seconds, call)
-        return loop.call_soon(call)
+        wait = self._commit_wait_seconds
+        if self.published.queued > GATHER_MESSAGES:
+            wait = max(wait, GATHER_SECONDS)
+        return loop.call_later(wait, call) if wait else loop.call_soon(call)
 
     @staticmethod
     def _settle_soon(receipt: Receipt | None, reason_code: int) -> None:

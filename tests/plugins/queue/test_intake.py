@@ -19,7 +19,14 @@ from penstock.plugins.queue.engines.contract import (
     StorageFullError,
     UnknownQueueError,
 )
-from penstock.plugins.queue.intake import DROP_REASONS, Intake, PendingBudget, Stored
+from penstock.plugins.queue.intake import (
+    DROP_REASONS,
+    GATHER_MESSAGES,
+    GATHER_SECONDS,
+    Intake,
+    PendingBudget,
+    Stored,
+)
 from penstock.plugins.queue.service import queue_spec
 from tests.helpers.clock import Clock
 from tests.helpers.effort import examples
@@ -170,6 +177,26 @@ async def test_group_waits_for_others_no_longer_than_configured(
     for _ in range(3):
         await asyncio.sleep(0)
     assert [len(messages) for _, messages, _ in engine.appended] == [2]
+
+
+async def test_messages_of_a_flood_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows many messages that are being stored waits for others; a few do not wait."""
+    clock = Clock()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", clock)
+    intake, engine = make_intake()
+    for _ in range(GATHER_MESSAGES):
+        offer(intake, message(), None)
+    await asyncio.sleep(0)
+    assert [len(messages) for _, messages, _ in engine.appended] == [GATHER_MESSAGES]
+    for _ in range(2):
+        offer(intake, message(), None)
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert len(engine.appended) == 1
+    clock.now += GATHER_SECONDS
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert [len(messages) for _, messages, _ in engine.appended] == [GATHER_MESSAGES, 2]
 
 
 async def test_full_group_does_not_wait() -> None:
