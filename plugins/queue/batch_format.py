@@ -57,8 +57,7 @@ def write_deliveries(deliveries: Sequence[ReceivedMessage]) -> bytes:
     more = [
         struct.pack(f"<{n}I", *physical_queue),
         struct.pack(f"<{n}I", *receive_count),
-        struct.pack(f"<{n}I", *map(len, handle)),
-        "".join(handle).encode("ascii"),
+        *_slices([text.encode() for text in handle]),
     ]
     batch = Batch(offset, topic, payload, qos, publisher, enqueued_at, properties)
     return _frame(KIND_DELIVERIES, batch, more)
