@@ -33,11 +33,11 @@ class _Lane:
         """The first offset."""
         return self._offsets[self._start]
 
-    def append(self, offset: int) -> int:
-        """Add an offset above all others; return the one before it, -1 for none."""
-        before = self._offsets[-1] if self else -1
-        self._offsets.append(offset)
-        return before
+    def add(self, offset: int) -> int:
+        """Add an offset at its place; return the one before it, -1 for none."""
+        at = bisect_left(self._offsets, offset, self._start)
+        self._offsets.insert(at, offset)
+        return self._offsets[at - 1] if at > self._start else -1
 
     def behind(self, offset: int) -> int:
         """Return the first offset above another one; -1 for none."""
@@ -157,7 +157,7 @@ class Visible:
     # Lanes.
 
     def enter_lane(self, offset: int, key: str) -> int:
-        """Put a message at the end of its key's lane.
+        """Put a message into its key's lane, behind those with lower offsets.
 
         Returns:
             Offset of the message before it; -1 where it is the first.
@@ -166,4 +166,4 @@ class Visible:
         if lane is None:
             lane = self._lanes[key] = _Lane()
         self.keys[offset] = key
-        return lane.append(offset)
+        return lane.add(offset)

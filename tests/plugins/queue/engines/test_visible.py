@@ -106,6 +106,16 @@ def test_a_long_lane_costs_each_message_the_same() -> None:
     assert Counted.comparisons < 50 * n
 
 
+def test_a_message_enters_its_lane_at_its_place() -> None:
+    """Also one that could not become a dead letter, and comes back behind later ones."""
+    visible = Visible()
+    assert [visible.enter_lane(offset, "a") for offset in (5, 9, 7, 3)] == [-1, 5, 5, -1]
+    for offset in (9, 5, 7, 3):
+        visible.show(offset, 0)
+    assert visible.forget(3)
+    assert drain(visible) == [5, 7, 9]
+
+
 def test_a_message_in_the_middle_of_a_lane_leaves_it() -> None:
     """The others keep their order, however many have left before."""
     visible = Visible()
