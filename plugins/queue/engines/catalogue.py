@@ -133,7 +133,7 @@ class Catalogue:
                 place.restore_counts(first, stored_counts)
         for group in groups.values():
             for place in group.places.values():
-                place.waiting = place.count_waiting()
+                place.note_waiting(place.count_waiting())
 
     async def create_queue(self, queue: str, spec: QueueSpec) -> QueueSnapshot:
         """Create a queue with its groups."""
@@ -204,7 +204,7 @@ class Catalogue:
                     group.places[number] = Place(group, part, part.earliest)
             for name, group in new_groups.items():
                 for place in group.places.values():
-                    place.waiting = place.count_waiting()
+                    place.note_waiting(place.count_waiting())
                 found.groups[name] = group
             found.change(spec)
             for group in found.groups.values():
@@ -259,7 +259,7 @@ class Catalogue:
 
         def then() -> None:
             for place in made.places.values():
-                place.waiting = place.count_waiting()
+                place.note_waiting(place.count_waiting())
             found.groups[group] = made
 
         await self._state.change(build, then, is_for_readers=False)

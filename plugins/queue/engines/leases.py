@@ -247,6 +247,7 @@ class Place:
         physical: the physical queue.
         floor: everything below is settled.
         settled: bit maps of settled messages in segments behind the floor, by first offset.
+        waiting: messages that are not settled; `note_waiting` changes it.
         cursor: every message below it was looked at in this run.
         counts: receive counts of the messages of a segment, by first offset.
         dirty: first offsets of segments whose counts are not stored.
@@ -261,7 +262,7 @@ class Place:
         self.physical = physical
         self.floor = floor
         self.settled: dict[int, int] = {}
-        self._waiting = 0
+        self.waiting = 0
         self.cursor = floor
         self.counts: dict[int, array[int]] = {}
         self.dirty: set[int] = set()
@@ -273,18 +274,11 @@ class Place:
         self._visible = Visible()
         self._due_at = -1.0
 
-    @property
-    def waiting(self) -> int:
-        """How many messages are not settled."""
-        return self._waiting
-
-    @waiting.setter
-    def waiting(self, n_messages: int) -> None:
-        self._waiting = n_messages
-        if n_messages > 0:
-            self.group.waiting_in.add(self.physical.number)
-        else:
-            self.group.waiting_in.discard(self.physical.number)
+    def note_waiting(self, n_messages: int) -> None:
+        """Take note of how many messages are not settled."""
+        self.waiting = n_messages
+        numbers = self.group.waiting_in
+        (numbers.add if n_messages > 0 else numbers.discard)(self.physical.number)
 
     def settled_bits(self, first_offset: int, n_messages: int) -> int:
         """Return the bit map of a segment's messages that the group has settled, or that left."""
@@ -319,7 +313,7 @@ class Place:
 
     def n_visible(self, now: float) -> int:
         """Return how many messages could be received, apart from filters, expiry and order."""
-        n = self._waiting - len(self.leased) - len(self.settling)
+        n = self.waiting - len(self.leased) - len(self.settling)
         return max(0, n - self.n_delayed(now)) if n > 0 else 0
 
     def n_delayed(self, now: float) -> int:

@@ -659,13 +659,13 @@ class Transaction:
             for place in queue.places(physical.number):
                 place.drop(segment.first_offset, bits)
         for place, change in self._waiting.items():
-            place.waiting += change
+            place.note_waiting(place.waiting + change)
         for place, floor in self._floors.items():
             place.raise_floor(floor)
         for physical, firsts in self._deleted.items():
             self._take_out(physical, firsts)
         for place in self._moved:
-            place.waiting = place.count_waiting()
+            place.note_waiting(place.count_waiting())
         for (queue, identifier), stored in self._stored.items():
             queue.stored.pop(identifier, None)
             if stored is not None:
@@ -696,7 +696,7 @@ class Transaction:
                 physical.last_own_delay = segment.first_offset
                 self._note_delays(incoming.queue, physical, decoded)
         for place in places:
-            place.waiting += n_new
+            place.note_waiting(place.waiting + n_new)
             if place.group.delay_seconds:
                 place.group.due(place, self.now + place.group.delay_seconds)
 
