@@ -21,8 +21,9 @@ from penstock.broker.network.listeners import Listening
 from penstock.broker.quotas.admission import MAX_REFUSED, Admission
 from penstock.edge_proxy.sidecar import transport
 from penstock.edge_proxy.sidecar.config import Identity, ProxyLimits
+from penstock.edge_proxy.sidecar.pair import Pair
 from penstock.edge_proxy.sidecar.shared import Shared
-from penstock.edge_proxy.sidecar.transport import Pairs
+from penstock.edge_proxy.sidecar.transport import Pairs, PairTransport
 from penstock.edge_proxy.upstream import Upstreams
 from penstock.edge_proxy.upstream_config import UpstreamKeys
 from penstock.netem.runs.broker_process import reserved_port
@@ -268,20 +269,26 @@ async def test_little_is_handed_over_before_the_client_has_room() -> None:
         assert pair_transport._transports[UP].get_write_buffer_limits() == (1000, 5000)
 
 
+def pair_of(pair_transport: PairTransport) -> Pair:
+    """Return the pair of a client that has its place."""
+    assert pair_transport.pair is not None
+    return pair_transport.pair
+
+
 async def test_a_client_that_does_not_read_stops_the_broker() -> None:
     """Memory stays bounded by limits and buffers, and everything arrives in the end."""
     async with bench(queued_bytes=MIB) as proxy:
         client, broker = await proxy.joined()
         (pair_transport,) = proxy.pairs.running
         sent = 0
-        while pair_transport.pair.wants_reading(DOWN):
+        while pair_of(pair_transport).wants_reading(DOWN):
             if broker.writer.transport.get_write_buffer_size() < MIB:
                 sent += 1
                 assert sent < 200, "the broker is never stopped"
                 broker.send(publish("t", MIB // 4, packet_id=sent))
             await asyncio.sleep(0)
         assert not pair_transport._transports[DOWN].is_reading()
-        assert pair_transport.pair.client.outbox.n_bytes <= MIB + MIB // 4
+        assert pair_of(pair_transport).client.outbox.n_bytes <= MIB + MIB // 4
         for number in range(1, sent + 1):
             packet = await client.receive()
             assert isinstance(packet, Publish)
@@ -295,7 +302,7 @@ async def test_a_broker_that_does_not_read_stops_the_client() -> None:
         client, broker = await proxy.joined()
         (pair_transport,) = proxy.pairs.running
         sent = 0
-        while pair_transport.pair.wants_reading(UP):
+        while pair_of(pair_transport).wants_reading(UP):
             if client.writer.transport.get_write_buffer_size() < MIB:
                 sent += 1
                 assert sent < 200, "the client is never stopped"
@@ -338,7 +345,7 @@ async def test_a_client_that_takes_nothing_is_dropped_in_the_end(
         _client, broker = await proxy.joined()
         broker.send(publish("t", 30 * MIB))
         (pair_transport,) = proxy.pairs.running
-        await until(lambda: pair_transport.pair.client.is_paused)
+        await until(lambda: pair_of(pair_transport).client.is_paused)
         await broker.close()
         async with asyncio.timeout(SECONDS):
             await proxy.pairs.all_ended()
@@ -348,7 +355,7 @@ async def stuck_client(proxy: Bench, broker: Peer) -> None:
     """Send a client, which reads nothing, more than its connection takes."""
     broker.send(publish("t", 30 * MIB))
     (pair_transport,) = proxy.pairs.running
-    await until(lambda: pair_transport.pair.client.is_paused)
+    await until(lambda: pair_of(pair_transport).client.is_paused)
 
 
 async def test_a_client_that_sends_its_end_and_reads_nothing_is_dropped(
@@ -379,7 +386,7 @@ async def test_a_broker_that_sends_its_end_and_reads_nothing_is_dropped(
         broker.reader._transport.pause_reading()  # type: ignore[attr-defined]
         (pair_transport,) = proxy.pairs.running
         client.send(Publish("t", b"x" * 30 * MIB))
-        await until(lambda: not pair_transport.pair.wants_reading(UP))
+        await until(lambda: not pair_of(pair_transport).wants_reading(UP))
         broker.send(publish("last", 10))
         broker.writer.write_eof()
         assert await client.receive() == publish("last", 10)

@@ -33,7 +33,7 @@ CELLS: Final = [
 PAYLOADS: Final = [b"at most once", b"\x00at least once\xff", bytes(range(250)) * 80]
 """By QoS: the last one is large for a proxy that withholds."""
 
-PLUGINS: Final = {"probing": {}, "withholding": {}}
+PLUGINS: Final[dict[str, Any]] = {"probing": {}, "withholding": {}}
 
 
 @dataclass(frozen=True)
