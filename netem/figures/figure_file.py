@@ -72,10 +72,14 @@ class Origin:
     doubts: Sequence[str] = ()
 
     def __str__(self) -> str:
-        """Return it in a line, and what makes it doubtful behind it."""
+        """Return it in a line; behind it the first doubt, and how many more the file has."""
         made_by = f"commit {self.commit}" if self.commit else "an installed package"
         line = f"`{self.command}`; {made_by}, {self.date}, {self.python}, {self.machine}."
-        return " ".join([line, *(f"**Doubtful:** {each}." for each in self.doubts)])
+        if self.doubts:
+            line += f" **Doubtful:** {self.doubts[0]}."
+        if len(self.doubts) > 1:
+            line += f" {len(self.doubts) - 1} more in the file."
+        return line
 
 
 def check_writable(file: Path) -> None:

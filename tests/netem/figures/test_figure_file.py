@@ -54,7 +54,7 @@ def test_doubts_stand_behind_the_origin(tmp_path: Path) -> None:
     write_figure_file(tmp_path / "run.json", origin, {})
     read, _ = read_figure_file(tmp_path / "run.json")
     assert read == origin
-    assert str(read).endswith(". **Doubtful:** busy. **Doubtful:** late.")
+    assert str(read).endswith(". **Doubtful:** busy. 1 more in the file.")
     old = json.loads((tmp_path / "run.json").read_text())
     del old["origin"]["doubts"]
     (tmp_path / "run.json").write_text(json.dumps(old))
