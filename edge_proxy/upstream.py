@@ -186,11 +186,11 @@ class Upstreams:
     async def dial(self, factory: Callable[[], P], *, header: bytes = b"") -> Dialled[P]:
         """Open a connection to the first address that can be connected to.
 
-        Cancelling it closes what was opened.
+        Cancelling it closes what was opened. It does not suspend between the protocol's
+        `connection_made` and its return.
 
         Args:
-            factory: makes the protocol of a connection; called once for each address whose network
-                connection is established. One whose `connection_made` was not called is dropped.
+            factory: makes the protocol of the connection that is established, TLS included.
             header: bytes before the first byte of the connection, TLS included: a header of the
                 PROXY protocol.
 
@@ -232,14 +232,21 @@ class Upstreams:
                 raise
             # From here on the loop closes the socket, also where the handshake fails.
             if address.socket_path is not None:
-                transport, protocol = await loop.create_unix_connection(factory, sock=sock)
+                transport, opened = await loop.create_unix_connection(_Opened, sock=sock)
             else:
-                transport, protocol = await loop.create_connection(
-                    factory,
+                transport, opened = await loop.create_connection(
+                    _Opened,
                     sock=sock,
                     ssl=self._context,
                     server_hostname=None if self._context is None else self._name_of(address),
                 )
+        if opened.is_lost:
+            raise ConnectionError("it closed the connection")
+        protocol = factory()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if opened.received:
+            protocol.data_received(opened.received)
         return transport, protocol
 
     def _name_of(self, address: UpstreamAddress) -> str:
@@ -330,6 +337,31 @@ class Upstreams:
             checks.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await checks
+
+
+class _Opened(asyncio.Protocol):
+    """Takes the place of a connection's protocol until `dial` returns.
+
+    Event loops call `connection_made` some steps before `create_connection` returns. What ends
+    `create_connection` in between ends the connection: asyncio calls `connection_lost`, uvloop does
+    not.
+
+    Attributes:
+        received: bytes that have come.
+        is_lost: the connection has ended.
+    """
+
+    def __init__(self) -> None:
+        self.received = b""
+        self.is_lost = False
+
+    def data_received(self, data: bytes) -> None:
+        """Keep what a broker sends before it is asked."""
+        self.received += data
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)
+        """Take note."""
+        self.is_lost = True
 
 
 class _Check(asyncio.Protocol):

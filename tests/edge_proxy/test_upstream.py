@@ -266,6 +266,17 @@ async def test_the_first_address_that_is_up(caplog: pytest.LogCaptureFixture) ->
     assert f"upstream: {first} is up again" in caplog.text
 
 
+async def test_a_broker_that_speaks_first() -> None:
+    """What it sends before it is asked is not lost."""
+    async with ScriptedBroker() as broker:
+        upstreams = make_upstreams(f"127.0.0.1:{broker.port}")
+        dialling = asyncio.create_task(upstreams.dial(Taker))
+        (await broker.connected()).writer.write(b"first")
+        dialled = await dialling
+        assert await dialled.protocol.received == b"first"
+        dialled.transport.abort()
+
+
 async def test_every_address_is_tried_where_none_is_up() -> None:
     """A check may be older than a broker's start."""
     async with echoing() as (address, _):
