@@ -52,13 +52,18 @@ class AckMap:
     Invariants: `n_waiting` messages are in the outbox, the other ``len(self) - n_waiting`` are
     inflight. There is no reference to a message that was sent: the broker keeps it for a
     repetition.
+
+    Attributes:
+        n_waiting: messages that wait in the outbox.
+        waiting_bytes: what they count towards limits.
     """
 
-    __slots__ = ("_owed", "n_waiting")
+    __slots__ = ("_owed", "n_waiting", "waiting_bytes")
 
     def __init__(self) -> None:
         self._owed: dict[int, _Owed] = {}
         self.n_waiting = 0
+        self.waiting_bytes = 0
 
     def __len__(self) -> int:
         return len(self._owed)
@@ -68,36 +73,41 @@ class AckMap:
         """Messages that were sent to the client and not finished by it."""
         return len(self._owed) - self.n_waiting
 
-    def expect(self, packet_id: int, qos: int, *, is_dup: bool) -> bool:
-        """Record a QoS 1 or 2 PUBLISH from the broker.
+    def is_repeat(self, packet_id: int, *, is_dup: bool) -> bool:
+        """Say whether a QoS 1 or 2 PUBLISH repeats a message that is already in transfer.
 
-        Returns:
-            False where it repeats a message that is already in transfer: TCP loses nothing, so the
-            repetition need not be sent.
+        TCP loses nothing, so the repetition need not be sent.
 
         Raises:
             ProtocolError: the packet id is in use and this is no repetition [MQTT-2.2.1-4].
         """
-        if packet_id in self._owed:
-            if is_dup:
-                return False
+        if packet_id not in self._owed:
+            return False
+        if not is_dup:
             raise ProtocolError(
                 f"PUBLISH with packet id {packet_id}, which is not acknowledged yet",
                 ReasonCode.PACKET_IDENTIFIER_IN_USE,
             )
-        self._owed[packet_id] = _Owed(qos, is_dup=is_dup)
         return True
+
+    def expect(self, packet_id: int, qos: int, *, is_dup: bool) -> None:
+        """Record a QoS 1 or 2 PUBLISH from the broker, which is no repeat."""
+        self._owed[packet_id] = _Owed(qos, is_dup=is_dup)
 
     def hold(self, delivery: Delivery) -> None:
         """Record that an expected message waits in the outbox."""
         self._owed[delivery.packet_id].waiting = delivery
         self.n_waiting += 1
+        self.waiting_bytes += delivery.message.size_bytes
 
     def sent(self, packet_id: int) -> bool:
         """A message that waited is being sent; return whether the broker has repeated it (DUP)."""
         owed = self._owed[packet_id]
+        delivery = owed.waiting
+        assert delivery is not None  # noqa: S101 (it waited)
         owed.waiting = None
         self.n_waiting -= 1
+        self.waiting_bytes -= delivery.message.size_bytes
         return owed.is_dup
 
     def acknowledge(self, packet_type: int, packet_id: int, reason_code: int) -> Outcome:
@@ -134,5 +144,6 @@ class AckMap:
         ]
         for delivery in expired:
             del self._owed[delivery.packet_id]
+            self.waiting_bytes -= delivery.message.size_bytes
         self.n_waiting -= len(expired)
         return expired

@@ -1,30 +1,41 @@
 """The way from the broker to one client: packets are parsed, withheld and sent.
 
 Theory of operation. Every packet but PUBLISH is passed on unchanged, at once, whatever waits. So is
-a small PUBLISH while the outbox is empty and the client's connection has room: the received bytes,
-together with their neighbours. Every other PUBLISH becomes a delivery in the outbox, whose gate may
-withhold it, and is encoded again when it leaves.
+a small PUBLISH while the outbox is empty, the client's connection has room and its inflight window
+is not full: the received bytes, together with their neighbours. Every other PUBLISH becomes a
+delivery in the outbox, whose gate may withhold it, and is encoded again when it leaves.
 
-A full outbox has one of two effects. If nothing is withheld, the client is merely slow: the proxy
-stops reading from the broker, and the broker sees the same back-pressure as without a proxy. If
-something is withheld, reading must go on, because PINGRESP and acknowledgements come the same way:
-a QoS 0 message is then dropped and counted. QoS 1 and 2 are never dropped: for them reading stops,
-which the broker's own inflight limit makes rare.
+Two windows bound QoS 1 and 2. The client's own Receive Maximum bounds what is sent to it and not
+acknowledged. What waits here counts in the broker's window alone, which is larger: the proxy asks
+for `ProxyLimits.upstream_receive_maximum` in CONNECT (`penstock.edge_proxy.sidecar.pair`). So
+withheld messages take no place from small ones, and reading goes on whatever is withheld.
+
+Nothing bounds QoS 0 but a limit of what waits. At that limit, a message is dropped and counted if
+something is withheld, because PINGRESP and acknowledgements come the same way. If nothing is, the
+client is merely slow: the proxy stops reading from the broker, which sees the same back-pressure as
+without a proxy. Reading also stops while the payload store takes nothing more.
+
+While reading is stopped, a PINGRESP of the broker cannot be seen. The proxy then answers PINGREQ
+itself, and later discards as many PINGRESP packets of the broker. PINGREQ is passed on in any case,
+so that the broker's Keep Alive is kept.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+import dataclasses
+from functools import partial
+from typing import Any, Final, cast
 
 from penstock.broker.errors import ProtocolError
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
-from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
 from penstock.broker.mqtt.expiry import expiry_time
-from penstock.broker.mqtt.packets import PubAck, PubRec
+from penstock.broker.mqtt.packets import ConnAck, PingResp, PubAck, PubRec
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
+from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.receive_buffer import (
     ReceiveBuffer,
@@ -35,7 +46,8 @@ from penstock.broker.mqtt.writer import publish_header, write_packet
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.priority_outbox import make_outbox
-from penstock.broker.payload import JOIN_BELOW_BYTES
+from penstock.broker.payload import JOIN_BELOW_BYTES, PIECE_BYTES, Payload, PayloadReader
+from penstock.broker.sending.outgoing import Buffer
 from penstock.broker.sending.outgoing_properties import outgoing_properties
 from penstock.edge_proxy.sidecar.ack_map import AckMap, Outcome
 from penstock.edge_proxy.sidecar.direction import Direction, check_first_byte
@@ -46,33 +58,48 @@ MAX_URGENT_BYTES: Final = 64 * 1024
 """Bytes passed on to a client's full connection before the proxy stops reading from the broker:
 thousands of acknowledgements, to a client that reads none of them."""
 
+MAX_PACKET_SIZE: Final = 5 + MAX_REMAINING_LENGTH
+"""Bytes of the largest packet that the format knows."""
+
+MAX_PACKET_IDS: Final = 65_535
+"""Packet Identifiers: the Receive Maximum of a client that names none (MQTT 5.0, 3.1.2.11.3)."""
+
+RETRY_SECONDS: Final = 1.0
+"""Until a payload that the store has refused is offered again: other clients may have made room."""
+
+_PINGRESP: Final = 0xD0
+_BEFORE_CONNACK: Final = frozenset({PacketType.CONNACK, PacketType.AUTH})
+
 
 class ClientSide:
     """The way to one client.
 
-    Invariant: ``ledger.matched`` is the sum of delivered, expired, dropped, waiting and inflight
-    messages; see `check_invariants`.
+    Invariants: ``ledger.matched`` is the sum of delivered, expired, dropped, waiting and inflight
+    messages; no more than `receive_maximum` messages are inflight. See `check_invariants`.
 
     Attributes:
-        out: buffers to write to the client, in order.
-        out_bytes: their total length.
+        receive_maximum: of the client: QoS 1 and 2 messages that it takes unacknowledged.
         refusals: packets for the broker, about messages that expired or had too many properties.
         outbox: the waiting messages.
         acks: where each QoS 1 and 2 message is.
         ledger: the account of this client.
         samplers: of this client's path.
-        connack: the CONNACK's body once it has come, before that None.
+        connack: the broker's CONNACK once it has come, before that None.
         is_paused: the client's transport has called `pause_writing`.
+        is_unreadable: a payload cannot be read back from its store: the connection must end.
         wants_pump: something may be able to leave.
     """
 
-    def __init__(self, shared: Shared, link: Link, version: int) -> None:
+    def __init__(
+        self, shared: Shared, link: Link, version: int, *, receive_maximum: int = MAX_PACKET_IDS
+    ) -> None:
         """Make the way to a client that has sent its CONNECT.
 
         Args:
             shared: of the proxy.
             link: to this client.
             version: protocol version.
+            receive_maximum: of its CONNECT.
         """
         self._shared = shared
         self._link = link
@@ -82,7 +109,14 @@ class ClientSide:
         self._backlog: list[bytes] = []
         self._leftover = b""
         self._is_stopped = False
+        self._retry_at: float | None = None
+        self._is_window_told = False
         self._urgent_bytes = 0
+        self._n_pings = 0  # PINGREQ packets without an answer
+        self._n_answered = 0  # of which the broker's answer is still to come, and is discarded
+        self._out: list[Buffer | PayloadReader] = []
+        self._out_bytes = 0
+        self._has_reader = False
         # Packet id to (arrival, whether it is large), of what left the outbox unacknowledged.
         self._arrivals: dict[int, tuple[float, bool]] = {}
         self._n_expired = 0  # of those that were acknowledged to the broker
@@ -90,11 +124,11 @@ class ClientSide:
         self.outbox = make_outbox(link, self.ledger, shared.outbox_rules)
         self.acks = AckMap()
         self.samplers = LinkSamplers(shared.samplers, link, shared.guard)
-        self.out: list[bytes] = []
-        self.out_bytes = 0
+        self.receive_maximum = receive_maximum
         self.refusals: list[bytes] = []
-        self.connack: bytes | None = None
+        self.connack: ConnAck | None = None
         self.is_paused = False
+        self.is_unreadable = False
         self.wants_pump = False
 
     # -- from the broker ------------------------------------------------------------------
@@ -121,6 +155,7 @@ class ClientSide:
         """Handle each whole packet in `data`; keep the rest."""
         end = len(data)
         begin = position = 0
+        passes: bool | None
         try:
             while position < end:
                 start, stop = self._read_header(data, position)
@@ -128,13 +163,16 @@ class ClientSide:
                     break
                 first_byte = data[position]
                 if first_byte >> 4 != PacketType.PUBLISH:
-                    if first_byte >> 4 == PacketType.CONNACK:
-                        self.connack = data[start:stop]
-                elif self._is_full() and not self._may_drop(first_byte):
-                    self._is_stopped = True
-                    self._leftover = data[position:]
+                    passes = self._receive_other(data[position:stop], start - position)
+                elif self._is_full(first_byte >> 1 & 3):
+                    self._stop(data[position:])
                     return
-                elif not self._receive_publish(data, first_byte, start, stop, now):
+                else:
+                    passes = self._receive_publish(data, first_byte, start, stop, now)
+                    if passes is None:
+                        self._stop(data[position:], now + RETRY_SECONDS)
+                        return
+                if not passes:
                     self._pass_on(data, begin, position)
                     begin = stop
                 position = stop
@@ -142,9 +180,76 @@ class ClientSide:
             self._pass_on(data, begin, position)
         self._buffer.unread(data, position)
 
+    def _stop(self, leftover: bytes, retry_at: float | None = None) -> None:
+        """Stop reading from the broker.
+
+        Args:
+            leftover: received bytes, beginning with the message for which there is no room.
+            retry_at: monotonic seconds at which to try again; None for once the outbox has room.
+        """
+        self._is_stopped = True
+        self._leftover = leftover
+        self._retry_at = retry_at
+        self._answer_pings()
+
+    def _receive_other(self, packet: bytes, start: int) -> bool:
+        """Take a packet that is no PUBLISH; return whether it is passed on unchanged.
+
+        Args:
+            packet: the whole of it.
+            start: where its variable header begins.
+        """
+        if packet[0] == _PINGRESP:
+            if self._n_answered:
+                self._n_answered -= 1
+                return False
+            self._n_pings = max(0, self._n_pings - 1)
+        elif packet[0] >> 4 == PacketType.CONNACK:
+            if self.connack is not None:
+                raise ProtocolError("a second CONNACK")
+            read = read_packet(packet[0], packet[start:], self._version)
+            self.connack = cast("ConnAck", read)
+            return self._tell_maximum_packet_size(self.connack)
+        return True
+
+    def _tell_maximum_packet_size(self, connack: ConnAck) -> bool:
+        """Put the proxy's own limit into a CONNACK of MQTT 5, where it is the lower one.
+
+        Returns:
+            Whether the packet can pass as it is.
+        """
+        maximum = self._limits.maximum_packet_size
+        allowed = connack.properties.get("maximum_packet_size", MAX_PACKET_SIZE)
+        if self._version != MQTT_5 or maximum >= allowed or connack.reason_code:
+            return True
+        properties = {**connack.properties, "maximum_packet_size": maximum}
+        told = dataclasses.replace(connack, properties=properties)
+        self._put(write_packet(told, self._version))
+        return False
+
+    # -- PINGREQ -----------------------------------------------------------------------------
+
+    def pinged(self) -> None:
+        """The client has sent a PINGREQ, which is passed on."""
+        self._n_pings += 1
+        if self._is_stopped:
+            self._answer_pings()
+
+    def _answer_pings(self) -> None:
+        """Answer PINGREQ packets in place of the broker, whose answers are not read for now."""
+        if self._n_pings and self._urgent_bytes <= MAX_URGENT_BYTES:
+            self._put(write_packet(PingResp(), self._version) * self._n_pings)
+            self._n_answered += self._n_pings
+            self._n_pings = 0
+
+    # -- PUBLISH -----------------------------------------------------------------------------
+
     def _read_header(self, data: bytes, position: int) -> tuple[int, int]:
         """Return (where the body starts, where it ends); (0, 0) while bytes are missing."""
         check_first_byte(data[position], Direction.DOWNSTREAM, self._version)
+        if self.connack is None and data[position] >> 4 not in _BEFORE_CONNACK:
+            name = PacketType(data[position] >> 4).name
+            raise ProtocolError(f"{name} before CONNACK [MQTT-3.2.0-1]")
         start, length = read_remaining_length(data, position)
         size_bytes = start + length - position
         if start and size_bytes > self._limits.maximum_packet_size:
@@ -157,24 +262,39 @@ class ClientSide:
             self._put(data if end - begin == len(data) else data[begin:end])
 
     def _put(self, data: bytes) -> None:
-        self.out.append(data)
-        self.out_bytes += len(data)
+        self._out.append(data)
+        self._out_bytes += len(data)
         if self.is_paused:
             self._urgent_bytes += len(data)
 
-    def _is_full(self) -> bool:
-        outbox, limits = self.outbox, self._limits
-        return outbox.n_messages >= limits.queued_messages or outbox.n_bytes >= limits.queued_bytes
+    def _is_full(self, qos: int) -> bool:
+        """Say whether a PUBLISH of a QoS finds no room, so that reading must stop."""
+        if qos:
+            window = self._limits.upstream_receive_maximum
+            if self.acks.n_waiting < window:
+                return False
+            if self._version == MQTT_5 and not self._is_window_told:
+                self._is_window_told = True
+                self._shared.logger.warning(
+                    "client %s: the broker sends more than %d unacknowledged messages, the Receive "
+                    "Maximum that it was told [MQTT-3.3.4-9]; it is not read from until some leave",
+                    self._link.client_id,
+                    window,
+                )
+            return True
+        return not self.outbox.n_withheld and self._is_full_for_qos_0()
 
-    def _may_drop(self, first_byte: int) -> bool:
-        """Say whether a PUBLISH that finds the outbox full is dropped."""
-        is_qos_0 = not first_byte & 0x06
-        return is_qos_0 and self.outbox.n_withheld > 0
+    def _is_full_for_qos_0(self) -> bool:
+        outbox, acks, limits = self.outbox, self.acks, self._limits
+        return (
+            outbox.n_messages - acks.n_waiting >= limits.queued_messages
+            or outbox.n_bytes - acks.waiting_bytes >= limits.queued_bytes
+        )
 
     def _receive_publish(
         self, data: bytes, first_byte: int, start: int, stop: int, now: float
-    ) -> bool:
-        """Take one PUBLISH; return whether it is passed on unchanged.
+    ) -> bool | None:
+        """Take one PUBLISH.
 
         Args:
             data: received bytes.
@@ -182,6 +302,10 @@ class ClientSide:
             start: where its variable header begins in `data`.
             stop: where it ends.
             now: monotonic seconds.
+
+        Returns:
+            Whether it is passed on unchanged; None, and nothing has changed, where the store has no
+            room for its payload.
         """
         qos = first_byte >> 1 & 3
         topic_end, packet_id, properties_at, payload_at = read_publish_head(
@@ -195,21 +319,32 @@ class ClientSide:
                 raise
             self._drop_for_properties(qos, packet_id)
             return False
+        acks = self.acks
         is_dup = first_byte & 0x08 != 0
-        if qos and not self.acks.expect(packet_id, qos, is_dup=is_dup):
+        if qos and acks.is_repeat(packet_id, is_dup=is_dup):
             return False
-        self.ledger.matched += 1
         payload_bytes = stop - payload_at
         is_large = payload_bytes > topic.threshold_s
-        if not is_large and not self.outbox.n_messages and not self.is_paused:
+        if (
+            not is_large
+            and not self.outbox.n_messages
+            and not self.is_paused
+            and (not qos or acks.n_inflight < self.receive_maximum)
+        ):
+            self.ledger.matched += 1
+            if qos:
+                acks.expect(packet_id, qos, is_dup=is_dup)
             self._book_as_sent(qos, packet_id, payload_bytes, now)
             return True
-        if self._is_full():
-            self.ledger.drop("queue_full")
-            return False
+        if not qos and self._is_full_for_qos_0():
+            return self._drop("queue_full")
+        payload = self._shared.keep(data[payload_at:stop])
+        if payload is None:
+            return None if qos or not self.outbox.n_withheld else self._drop("broker_full")
+        self.ledger.matched += 1
         message = Message(
             topic.name,
-            self._shared.payloads.keep(data[payload_at:stop]),
+            payload,
             qos=qos,
             retain=first_byte & 0x01 != 0,
             is_large=is_large,
@@ -221,9 +356,16 @@ class ClientSide:
         delivery = Delivery(message, qos, retain=message.retain)
         delivery.packet_id = packet_id
         if qos:
-            self.acks.hold(delivery)
+            acks.expect(packet_id, qos, is_dup=is_dup)
+            acks.hold(delivery)
         self.outbox.add(delivery)
         self.wants_pump = True
+        return False
+
+    def _drop(self, reason: str) -> bool:
+        """Drop a message that has just come; return that it is not passed on."""
+        self.ledger.matched += 1
+        self.ledger.drop(reason)
         return False
 
     def _drop_for_properties(self, qos: int, packet_id: int) -> None:
@@ -232,8 +374,7 @@ class ClientSide:
         If the connection were closed instead, the broker would send the message again to a session
         that persists, and the client would never get anything else.
         """
-        self.ledger.matched += 1
-        self.ledger.drop("properties")
+        self._drop("properties")
         if qos:
             self._refuse(qos, packet_id, ReasonCode.QUOTA_EXCEEDED)
 
@@ -296,17 +437,25 @@ class ClientSide:
         Raises:
             PeerError: in bytes from the broker that were not parsed before for want of room.
         """
-        if not self.wants_pump or self.is_paused:
-            return
-        self.wants_pump = False
-        outbox = self.outbox
         self._link.unsent_bytes = unsent_bytes
-        while self.out_bytes < self._limits.write_high_bytes:
-            delivery = outbox.take(now)
+        while self.wants_pump and not self.is_paused:
+            self.wants_pump = False
+            self._fill_out(now)
+            if self.wants_pump or not self._is_stopped or not self._may_go_on_reading(now):
+                return
+            self._go_on_reading(now)
+
+    def _fill_out(self, now: float) -> None:
+        """Move messages into `out`; `wants_pump` where more can follow once these are written."""
+        outbox, acks = self.outbox, self.acks
+        while self._out_bytes < self._limits.write_high_bytes:
+            delivery = outbox.take(now, has_quota=acks.n_inflight < self.receive_maximum)
             if delivery is None:
                 break
-            self._send(delivery, now)
-            if delivery.after is not None:
+            is_sent = self._send(delivery, now)
+            if self.is_unreadable:
+                return
+            if is_sent and delivery.after is not None:
                 self.wants_pump = True
                 break
         else:
@@ -314,26 +463,89 @@ class ClientSide:
         if self.ledger.expired != self._n_expired:
             self._n_expired = self.ledger.expired
             self._refuse_expired(now)
-        if self._is_stopped and self._has_room():
-            self._go_on_reading(now)
 
-    def _has_room(self) -> bool:
-        outbox, limits = self.outbox, self._limits
+    def next_deadline(self) -> float | None:
+        """Return when `handle_timeout` has work, in monotonic seconds, or None for never."""
+        deadlines = [self.samplers.next_deadline(), self._retry_at]
+        if not self.is_paused and not self.wants_pump:
+            deadlines.append(self.outbox.look_again_at)
+        return min((at for at in deadlines if at is not None), default=None)
+
+    def handle_timeout(self, fileno: int, now: float) -> None:
+        """Sample the client's path, and ask for a pump where the gate or the store is to be asked.
+
+        Args:
+            fileno: file descriptor of the client's socket, or -1.
+            now: monotonic seconds.
+        """
+        self._link.small_messages = self.ledger.matched - self.ledger.large
+        if self.samplers.sample(fileno, now):
+            self.link_changed()
+        for at in (self.outbox.look_again_at, self._retry_at):
+            if at is not None and now >= at:
+                self.wants_pump = True
+
+    def _may_go_on_reading(self, now: float) -> bool:
+        if self._retry_at is not None:
+            return now >= self._retry_at
+        outbox, acks, limits = self.outbox, self.acks, self._limits
         return (
-            outbox.n_messages <= limits.queued_messages // 2
-            and outbox.n_bytes <= limits.queued_bytes // 2
+            acks.n_waiting <= limits.upstream_receive_maximum // 2
+            and outbox.n_messages - acks.n_waiting <= limits.queued_messages // 2
+            and outbox.n_bytes - acks.waiting_bytes <= limits.queued_bytes // 2
         )
 
     def _go_on_reading(self, now: float) -> None:
         self._is_stopped = False
+        self._retry_at = None
         leftover, self._leftover = self._leftover, b""
         self._scan(leftover, now)
         while self._backlog and not self._is_stopped:
             self.receive_data(self._backlog.pop(0), now)
 
-    def _send(self, delivery: Delivery, now: float) -> None:
+    def data_to_send(self) -> list[Buffer]:
+        """Return what is to be written now; of a payload that is read in pieces, the next one.
+
+        While the transport is full, such a payload is not read, and what comes after it stays.
+        """
+        out = self._out
+        if not self._has_reader:
+            self._out = []
+            self._out_bytes = 0
+            return cast("list[Buffer]", out)
+        index = next(i for i, each in enumerate(out) if isinstance(each, PayloadReader))
+        ready = cast("list[Buffer]", out[:index])
+        reader = cast("PayloadReader", out[index])
+        if not self.is_paused:
+            piece = self._shared.read(reader.read)
+            if piece is None:
+                self.is_unreadable = True
+                return ready
+            ready.append(piece)
+        self._out = out[index:] if len(reader) else out[index + 1 :]
+        self._has_reader = any(isinstance(each, PayloadReader) for each in self._out)
+        self._out_bytes -= sum(map(len, ready))
+        return ready
+
+    def rest_to_send(self) -> list[Buffer]:
+        """Return all that is still to be written: the connection ends."""
+        rest: list[Buffer] = []
+        while self._out and not self.is_unreadable:
+            self.is_paused = False
+            rest += self.data_to_send()
+        return rest
+
+    def _send(self, delivery: Delivery, now: float) -> bool:
+        """Put a message that has left the outbox into `out`; return False if it cannot be read."""
         message = delivery.message
         qos = delivery.qos
+        payload = self._shared.read(partial(_begin_to_read, message.payload))
+        if payload is None:
+            # The broker still has a message of QoS 1 or 2, and sends it on the next connection.
+            self.is_unreadable = qos > 0
+            if not qos:
+                self.ledger.drop("payload_lost")
+            return False
         is_dup = False
         if qos:
             is_dup = self.acks.sent(delivery.packet_id)
@@ -349,13 +561,18 @@ class ClientSide:
             properties=outgoing_properties(message, (), now),
             version=self._version,
         )
-        payload = message.read_payload()
-        if len(payload) <= JOIN_BELOW_BYTES:
+        if isinstance(payload, PayloadReader):
+            self._put(header)
+            self._out.append(payload)
+            self._out_bytes += len(payload)
+            self._has_reader = True
+        elif len(payload) <= JOIN_BELOW_BYTES:
             self._put(header + payload)
         else:
             self._put(header)
             self._put(payload)
         self._book_as_sent(qos, delivery.packet_id, message.payload_bytes, now)
+        return True
 
     def _book_as_sent(self, qos: int, packet_id: int, payload_bytes: int, now: float) -> None:
         if qos:
@@ -390,6 +607,8 @@ class ClientSide:
             self.ledger.delivered += 1
         elif outcome is Outcome.REFUSED:
             self.ledger.drop("refused")
+        if self.outbox.n_messages:
+            self.wants_pump = True  # there may be room in the client's window
         is_first_answer = packet_type != PacketType.PUBCOMP and outcome is not Outcome.UNKNOWN
         sent_at = self._link.outstanding_since
         if is_first_answer and self.samplers.acknowledged(packet_id, now):
@@ -433,6 +652,22 @@ class ClientSide:
         assert self.ledger.outstanding() == held, "ledger"  # noqa: S101 (this is the check)
         n_waiting = sum(1 for delivery in self.outbox.waiting() if delivery.qos)
         assert self.acks.n_waiting <= n_waiting, "acks"  # noqa: S101
+        assert self.acks.n_inflight <= self.receive_maximum, "window"  # noqa: S101
+        assert self.acks.waiting_bytes <= self.outbox.n_bytes, "waiting_bytes"  # noqa: S101
+
+
+def _begin_to_read(payload: Payload) -> bytes | PayloadReader:
+    """Return a payload, or what reads it in pieces.
+
+    Also one in memory is read in pieces: the reader refers to what the index shares, so that equal
+    payloads are found until the last client has the last piece.
+
+    Raises:
+        OSError: its store cannot read it back.
+    """
+    if isinstance(payload, bytes):
+        return payload
+    return payload.read() if len(payload) <= PIECE_BYTES else PayloadReader(payload)
 
 
 _NO_PROPERTIES: Final[dict[str, Any]] = {}

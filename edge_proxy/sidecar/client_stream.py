@@ -2,8 +2,8 @@
 
 Theory of operation. A frame is passed on as its bytes arrive, never collected, so that a client
 that publishes a large message takes no memory here and adds no delay. Only the first bytes of a
-PUBACK, PUBREC or PUBCOMP are parsed, for the message that they finish. Between two frames, and only
-there, the proxy may insert a packet of its own.
+PUBACK, PUBREC or PUBCOMP are parsed, for the message that they finish; a PINGREQ is noted. Between
+two frames, and only there, the proxy may insert a packet of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from penstock.edge_proxy.sidecar.direction import Direction, check_first_byte
 OnAcknowledgement: TypeAlias = Callable[[int, int, int], bool]
 """Called with (packet type, packet id, reason code); returns whether the packet is passed on."""
 
+OnPing: TypeAlias = Callable[[], None]
+"""Called for each PINGREQ that is passed on."""
+
+_PINGREQ: Final = 0xC0
 _ACKNOWLEDGEMENTS: Final = frozenset({PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP})
 _LOOKED_AT_BYTES: Final = 3
 """Packet id and reason code; properties may follow."""
@@ -36,28 +40,39 @@ class ClientStream:
         "_is_discarding",
         "_maximum_packet_size",
         "_on_acknowledgement",
+        "_on_ping",
         "_rest_bytes",
         "_tail",
         "_version",
     )
 
     def __init__(
-        self, version: int, maximum_packet_size: int, on_acknowledgement: OnAcknowledgement
+        self,
+        version: int,
+        maximum_packet_size: int,
+        on_acknowledgement: OnAcknowledgement,
+        on_ping: OnPing,
     ) -> None:
         """Begin at a frame boundary.
 
         Args:
             version: protocol version of the client's CONNECT.
-            maximum_packet_size: bytes of the largest frame to pass on.
+            maximum_packet_size: bytes of the largest frame to pass on; see `allow`.
             on_acknowledgement: asked about each PUBACK, PUBREC and PUBCOMP.
+            on_ping: told of each PINGREQ.
         """
         self._version = version
         self._maximum_packet_size = maximum_packet_size
         self._on_acknowledgement = on_acknowledgement
+        self._on_ping = on_ping
         self._insertions: list[bytes] = []
         self._is_discarding = False
         self._rest_bytes = 0
         self._tail = b""
+
+    def allow(self, maximum_packet_size: int) -> None:
+        """Pass on no larger frames than this from now on, if that is less than before."""
+        self._maximum_packet_size = min(self._maximum_packet_size, maximum_packet_size)
 
     def insert(self, frame: bytes) -> bytes:
         """Return a packet of the proxy's own if it may be sent now; else b"", and keep it."""
@@ -67,8 +82,9 @@ class ClientStream:
         return frame
 
     def end(self) -> None:
-        """Drop the callback, which breaks the reference cycle of its owner and this stream."""
+        """Drop the callbacks, which breaks the reference cycle of their owner and this stream."""
         self._on_acknowledgement = _pass_nothing
+        self._on_ping = _tell_nobody
 
     def receive_data(self, chunk: bytes, out: list[bytes]) -> None:
         """Take bytes from the client and append what is to be passed on to `out`.
@@ -104,6 +120,8 @@ class ClientStream:
                     out.append(data[begin:position])
                     begin = start
                     self._is_discarding = True
+                if data[position] == _PINGREQ:
+                    self._on_ping()
                 self._rest_bytes = length
                 position = start
         finally:
@@ -144,3 +162,7 @@ class ClientStream:
 
 def _pass_nothing(_packet_type: int, _packet_id: int, _reason_code: int) -> bool:
     return False
+
+
+def _tell_nobody() -> None:
+    pass

@@ -52,11 +52,16 @@ class ProxyLimits:
             in its CONNECT; a PUBLISH with more is not delivered but refused to the broker. The same
             as Penstock's default.
         properties_bytes: limit of the bytes of a PUBLISH's properties.
-        queued_messages: messages that may wait for one client. At the limit the proxy stops reading
-            from the broker; only while something is withheld does it read on and drop QoS 0
-            messages. A second of the fastest stream to one client.
-        queued_bytes: the same in payload bytes. Sixteen pictures of 1 MB, nearly what
-            mosquitto's inflight limit of 20 lets a QoS 1 subscriber have.
+        upstream_receive_maximum: QoS 1 and 2 messages that the broker may send for one client
+            before it has an acknowledgement of the first: the Receive Maximum in the CONNECT of an
+            MQTT 5 client, in place of the client's own, which bounds what the client gets. As many
+            as `queued_messages`, so that withheld messages leave room for small ones; with 65,535
+            payloads of 4 KiB, which no payload store takes out of memory, one client could take
+            300 MB.
+        queued_messages: QoS 0 messages that may wait for one client. At the limit the proxy stops
+            reading from the broker; while something is withheld it reads on and drops them. A
+            second of the fastest stream to one client.
+        queued_bytes: the same in payload bytes. Sixteen pictures of 1 MB.
         connect_timeout_seconds: time from the network connection to a whole CONNECT. Ten seconds
             are enough on any link that can carry MQTT.
         write_high_bytes: unsent bytes of a client's connection above which nothing leaves its
@@ -70,6 +75,7 @@ class ProxyLimits:
     connect_bytes: Annotated[Size, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
     properties: Positive = 256
     properties_bytes: Annotated[Size, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
+    upstream_receive_maximum: Annotated[int, Field(ge=1, le=65_535)] = 10_000
     queued_messages: Positive = 10_000
     queued_bytes: PositiveSize = 16 * 1024 * 1024
     connect_timeout_seconds: Seconds = 10.0

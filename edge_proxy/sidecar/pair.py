@@ -6,19 +6,21 @@ and the broker's go downstream through the outbox (`client_side`). When either s
 Messages that the client has not acknowledged by then, sent or withheld, are unacknowledged for the
 broker, too, which sends them again to a session that persists.
 
-The CONNECT is passed on unchanged except for one property: Topic Alias Maximum of MQTT 5.0 is left
-out. The meaning of an alias depends on earlier packets, so aliases would break where messages
-overtake each other.
+The CONNECT of MQTT 3.1.1 is passed on unchanged. In that of MQTT 5.0 three properties are the
+proxy's own (`upstream_connect`). Topic Alias Maximum is left out: the meaning of an alias depends
+on earlier packets, so aliases would break where messages overtake each other. Receive Maximum is
+the proxy's, which keeps to the client's own itself. Maximum Packet Size is at most the proxy's.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Final, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, cast
 
 from penstock.broker.errors import PeerError, ProtocolError
 from penstock.broker.link import Link
-from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
+from penstock.broker.mqtt.enums import ProtocolVersion
 from penstock.broker.mqtt.packets import ConnAck, Connect, Disconnect
 from penstock.broker.mqtt.reader import may_be_connect, read_packet
 from penstock.broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
@@ -30,11 +32,15 @@ from penstock.broker.mqtt.receive_buffer import (
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.outbox.last_clients import LastClient
 from penstock.broker.outbox.outbox import Outbox
-from penstock.edge_proxy.sidecar.client_side import ClientSide
+from penstock.broker.sending.outgoing import Buffer
+from penstock.edge_proxy.sidecar.client_side import MAX_PACKET_IDS, MAX_PACKET_SIZE, ClientSide
 from penstock.edge_proxy.sidecar.client_stream import ClientStream
 from penstock.edge_proxy.sidecar.direction import Direction
 from penstock.edge_proxy.sidecar.identity import ClientIdentity
 from penstock.edge_proxy.sidecar.shared import Shared, describe
+
+if TYPE_CHECKING:
+    from penstock.edge_proxy.sidecar.config import ProxyLimits
 
 _ANY_SIZE: Final = 2**32
 
@@ -110,7 +116,8 @@ class Pair:
         try:
             if direction is Direction.DOWNSTREAM:
                 self.client.receive_data(chunk, now)
-                self._look_for_connack(now)
+                if not self._has_connack:
+                    self._look_for_connack(now)
             elif self.wants_broker:
                 self._stream.receive_data(chunk, self._to_broker)
             else:
@@ -170,17 +177,22 @@ class Pair:
             self._disconnect(reason_code, server_reference)
             self._end(describe_reason_code(reason_code))
 
-    def data_to_send(self, direction: Direction) -> list[bytes]:
+    def data_to_send(self, direction: Direction) -> Sequence[Buffer]:
         """Return and clear the bytes to be written now."""
         if direction is Direction.UPSTREAM:
-            out, self._to_broker = self._to_broker, []
-            return out
-        out, self._last_words = self._last_words, []
-        if self.wants_broker:
-            client = self.client
-            out = client.out + out
-            client.out, client.out_bytes = [], 0
-        return out
+            to_broker, self._to_broker = self._to_broker, []
+            return to_broker
+        client = self.client if self.wants_broker else None
+        if client is not None and not self.is_closing:
+            out = client.data_to_send()
+            if out or not client.is_unreadable:
+                return out
+            self._payload_lost()
+        rest = [] if client is None else client.rest_to_send()
+        if client is not None and client.is_unreadable:
+            return rest  # a packet has begun and cannot go on: nothing may follow it
+        last_words, self._last_words = self._last_words, []
+        return [*rest, *last_words]
 
     def wants_reading(self, direction: Direction) -> bool:
         """Whether to read bytes of a direction."""
@@ -219,6 +231,8 @@ class Pair:
             client.pump(unsent_bytes, now)
         except PeerError as error:
             self._peer_failed(Direction.DOWNSTREAM, error)
+        if client.is_unreadable:
+            self._payload_lost()
         refusals, client.refusals = client.refusals, []
         self._to_broker += filter(None, map(self._stream.insert, refusals))
 
@@ -228,12 +242,7 @@ class Pair:
             return None
         if not self.wants_broker:
             return self._connect_due
-        client = self.client
-        at = client.samplers.next_deadline() if self._is_accepted else self._connack_due
-        look_again_at = client.outbox.look_again_at
-        if look_again_at is None or client.is_paused or client.wants_pump:
-            return at
-        return look_again_at if at is None else min(at, look_again_at)
+        return self.client.next_deadline() if self._is_accepted else self._connack_due
 
     def handle_timeout(self, now: float) -> None:
         """Do what is due, if anything."""
@@ -247,13 +256,7 @@ class Pair:
         if self._connack_due is not None and now >= self._connack_due:
             self._no_connack()
             return
-        client = self.client
-        self.link.small_messages = client.ledger.matched - client.ledger.large
-        if client.samplers.sample(self.fileno, now):
-            client.link_changed()
-        look_again_at = client.outbox.look_again_at
-        if look_again_at is not None and now >= look_again_at:
-            client.wants_pump = True
+        self.client.handle_timeout(self.fileno, now)
 
     def __str__(self) -> str:
         """Return the client's name for the log."""
@@ -293,9 +296,17 @@ class Pair:
             self._end(f"refused: {describe_reason_code(self._refusal)}")
             return
         self._shared.introduce(self.link, connect.properties.get("user_property", ()))
-        self.client = ClientSide(self._shared, self.link, self._version)
+        self.client = ClientSide(
+            self._shared,
+            self.link,
+            self._version,
+            receive_maximum=connect.properties.get("receive_maximum", MAX_PACKET_IDS),
+        )
         self._stream = ClientStream(
-            self._version, self._limits.maximum_packet_size, self._acknowledged
+            self._version,
+            self._limits.maximum_packet_size,
+            self._acknowledged,
+            self.client.pinged,
         )
         self.wants_broker = True
         self._connect_due = None
@@ -304,7 +315,7 @@ class Pair:
         if self._identity is not None:
             connect = self._identity.told_in(connect)
             frame = write_packet(connect, self._version)
-        self._to_broker.append(without_topic_aliases(connect, frame))
+        self._to_broker.append(upstream_connect(connect, frame, self._limits))
         self._stream.receive_data(data[stop:], self._to_broker)
 
     def _acknowledged(self, packet_type: int, packet_id: int, reason_code: int) -> bool:
@@ -312,10 +323,9 @@ class Pair:
 
     def _look_for_connack(self, now: float) -> None:
         """Note the broker's answer to CONNECT, once."""
-        body, self.client.connack = self.client.connack, None
-        if body is None or self._is_accepted:
+        connack = self.client.connack
+        if connack is None:
             return
-        connack = cast("ConnAck", read_packet(PacketType.CONNACK << 4, body, self._version))
         self._has_connack = True
         if connack.reason_code:
             self._shared.logger.info(
@@ -325,6 +335,7 @@ class Pair:
         self.link.client_id = connack.properties.get(
             "assigned_client_identifier", self.link.client_id
         )
+        self._stream.allow(connack.properties.get("maximum_packet_size", MAX_PACKET_SIZE))
         self._is_accepted = True
         self._shared.pairs[self.link.client_id] = self
         self._connack_due = None
@@ -352,6 +363,11 @@ class Pair:
         else:
             self._refuse(error.reason_code)
         self._end(f"{direction.sender} sent: {error}")
+
+    def _payload_lost(self) -> None:
+        """End the pair: what the client was to get, or is just getting, cannot be read back."""
+        self._shared.logger.warning("%s: closed: a payload cannot be read back", self)
+        self._end("a payload cannot be read back")
 
     def _disconnect(self, reason_code: ReasonCode, server_reference: str | None = None) -> None:
         """Send an accepted MQTT 5 client a DISCONNECT [MQTT-3.14.0-1]."""
@@ -412,16 +428,27 @@ class Pair:
         )
 
 
-def without_topic_aliases(connect: Connect, frame: bytes) -> bytes:
-    """Return a CONNECT that forbids the broker Topic Aliases [MQTT-3.1.2-27].
+def upstream_connect(connect: Connect, frame: bytes, limits: ProxyLimits) -> bytes:
+    """Return a CONNECT as the broker gets it.
 
     Args:
         connect: as read.
-        frame: its bytes; returned unchanged where they forbid aliases already.
+        frame: its bytes; returned unchanged for versions before MQTT 5.0.
+        limits: of the proxy.
     """
-    if not connect.properties.get("topic_alias_maximum"):
+    if connect.protocol_version != ProtocolVersion.MQTT_5:
         return frame
-    properties = {k: v for k, v in connect.properties.items() if k != "topic_alias_maximum"}
+    properties = {
+        **connect.properties,
+        "receive_maximum": limits.upstream_receive_maximum,
+        "maximum_packet_size": min(
+            connect.properties.get("maximum_packet_size", MAX_PACKET_SIZE),
+            limits.maximum_packet_size,
+        ),
+    }
+    if properties["maximum_packet_size"] == MAX_PACKET_SIZE:
+        del properties["maximum_packet_size"]
+    properties.pop("topic_alias_maximum", None)  # [MQTT-3.1.2-27]
     return write_packet(
         dataclasses.replace(connect, properties=properties), connect.protocol_version
     )

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.broker.counters import Counters, Metric
-from penstock.broker.extensions import DeliveryGate, LinkSampler
+from penstock.broker.extensions import DeliveryGate, LinkSampler, PayloadStore
 from penstock.broker.faults import Guard
 from penstock.broker.link import Link
 from penstock.broker.outbox.last_clients import LastClients
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.rules import OutboxRules
+from penstock.broker.payload import Payload
 from penstock.edge_proxy.sidecar.content_index import ContentIndex
 from penstock.edge_proxy.sidecar.topic_cache import TopicCache
 
 if TYPE_CHECKING:
     from penstock.edge_proxy.sidecar.config import ProxyLimits
     from penstock.edge_proxy.sidecar.pair import Pair
+
+_Read = TypeVar("_Read")
 
 
 def describe_large(metrics: Iterable[Metric]) -> str:
@@ -79,6 +82,7 @@ class Shared:
         logger: logging.Logger,
         gate: DeliveryGate | None = None,
         samplers: Sequence[LinkSampler] = (),
+        payload_store: PayloadStore | None = None,
     ) -> None:
         """Begin without clients.
 
@@ -87,6 +91,7 @@ class Shared:
             logger: for what an operator should know.
             gate: None for no withholding.
             samplers: in the order of the file.
+            payload_store: None for payloads in memory.
         """
         self.limits = limits
         self.logger = logger
@@ -100,7 +105,7 @@ class Shared:
         self.topics = TopicCache(
             partial(self.guard.call, self.gate, self.gate.threshold_s, otherwise=None)
         )
-        self.payloads = ContentIndex()
+        self.payloads = ContentIndex(payload_store)
         self.ended = Ledger()
         self.pairs: dict[str, Pair] = {}
         self.last_clients = LastClients()
@@ -110,6 +115,15 @@ class Shared:
     def threshold_l(self, link: Link) -> float | None:
         """Return the RTT above which the gate takes a path for congested; None if it has none."""
         return self.guard.call(self.gate, self.gate.threshold_l, link, otherwise=None)
+
+    def keep(self, data: bytes) -> Payload | None:
+        """Return what stands for a payload; None where its store has no room for it."""
+        payloads = self.payloads
+        return self.guard.call(payloads.store, payloads.keep, data, otherwise=None)
+
+    def read(self, read: Callable[[], _Read]) -> _Read | None:
+        """Return what a call reads of a payload; None where its store cannot read it back."""
+        return self.guard.call(self.payloads.store, read, otherwise=None)
 
     def introduce(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> None:
         """Pass the user properties of a client's CONNECT to the gate."""

@@ -19,6 +19,7 @@ from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
 from penstock.broker.quotas.admission import Admission
 from penstock.edge_proxy.sidecar.client_reports import ProxyReports
 from penstock.edge_proxy.sidecar.config import ProxyConfig
+from penstock.edge_proxy.sidecar.default_store import choose_store
 from penstock.edge_proxy.sidecar.shared import Shared, describe, describe_large
 from penstock.edge_proxy.sidecar.transport import Pairs
 from penstock.edge_proxy.upstream import Upstreams
@@ -77,7 +78,11 @@ class Sidecar:
         plugins = load_plugins(config, listeners=config.listeners, clients=reports, is_proxy=True)
         _check_plugins(plugins, config)
         self.shared = Shared(
-            config.limits, logger=self._logger, gate=plugins.gate, samplers=plugins.samplers
+            config.limits,
+            logger=self._logger,
+            gate=plugins.gate,
+            samplers=plugins.samplers,
+            payload_store=choose_store(plugins, self._logger),
         )
         reports.attach(self.shared)
         self.upstreams = Upstreams(
@@ -241,15 +246,13 @@ def _check_plugins(loaded: LoadedPlugins, config: ProxyConfig) -> None:
             brought.append("a message sink")
         if plugin.sources:
             brought.append("a message source")
-        if plugin.payload_store is not None:
-            brought.append("a payload store")
         if plugin.sampler is not None and plugin.sampler.probe_topic is not None:
             brought.append("a sampler that sends probes, as by source probe")
         problems += [
             ConfigProblem(
                 f"plugins.{name}",
                 f"a plugin with {what}",
-                "in a proxy, plugins with a delivery gate or a link sampler",
+                "in a proxy, plugins with a delivery gate, a link sampler or a payload store",
             )
             for what in brought
         ]

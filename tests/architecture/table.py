@@ -235,6 +235,7 @@ ABOVE_THE_CONTRACT: Final = {
     # It brings plugins in as the broker does, and has the broker's listeners.
     "edge_proxy.sidecar.sidecar": ("broker.plugin_loader", "broker.network"),
     "edge_proxy.sidecar.transport": ("broker.network.accepted",),
+    "edge_proxy.sidecar.default_store": ("broker.plugin_loader",),
     # Programs of their own, which begin and end as the broker's does.
     "edge_proxy.__main__": ("broker.process.program",),
     # TLS exists once.

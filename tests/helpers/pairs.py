@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.broker.extensions import DeliveryGate, LinkSampler
+from penstock.broker.extensions import DeliveryGate, LinkSampler, PayloadStore
 from penstock.broker.mqtt.packets import ConnAck, Connect, Packet, Publish
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -51,6 +51,7 @@ class VirtualPair:
         gate: DeliveryGate | None = None,
         samplers: Sequence[LinkSampler] = (),
         shared: Shared | None = None,
+        payload_store: PayloadStore | None = None,
         refusal: ReasonCode | None = None,
         **limits: Any,
     ) -> None:
@@ -62,6 +63,7 @@ class VirtualPair:
             logger=logging.getLogger("test.proxy"),
             gate=gate,
             samplers=samplers,
+            payload_store=payload_store,
         )
         self.pair = Pair(
             self.shared,
@@ -74,12 +76,29 @@ class VirtualPair:
         self.broker_got = b""
 
     @classmethod
-    def connected(cls, version: int = 5, **options: Any) -> VirtualPair:
-        """Return a pair whose client the broker has accepted."""
+    def connected(
+        cls,
+        version: int = 5,
+        *,
+        connect: dict[str, Any] | None = None,
+        connack: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> VirtualPair:
+        """Return a pair whose client the broker has accepted.
+
+        Args:
+            version: protocol version.
+            connect: properties of the client's CONNECT.
+            connack: properties of the broker's CONNACK.
+            options: of the constructor.
+        """
         virtual = cls(version, **options)
-        virtual.client_sends(Connect(client_id="c", protocol_version=version))
+        properties = connect or {}
+        virtual.client_sends(
+            Connect(client_id="c", protocol_version=version, properties=properties)
+        )
         virtual.pair.broker_connected()
-        virtual.broker_sends(ConnAck())
+        virtual.broker_sends(ConnAck(properties=connack or {}))
         virtual.to_client()
         virtual.to_broker()
         return virtual

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import subprocess
 import sys
@@ -66,12 +67,14 @@ class Proxy(Program):
         broker_port: int,
         plugins: dict[str, Any],
         upstream: dict[str, Any] | None = None,
+        limits: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         file = folder / "proxy.yaml"
         config = {
             "listener": {"bind": "127.0.0.1:0"},
             "upstream": {"address": f"127.0.0.1:{broker_port}", **(upstream or {})},
+            "limits": limits or {},
             "plugins": plugins,
         }
         file.write_text(yaml.safe_dump(config))
@@ -94,7 +97,7 @@ def running_proxy(
         folder: for its file.
         broker_port: of the broker.
         plugins: of its file.
-        options: `upstream`, further keys of its file, and those of `subprocess.Popen`.
+        options: `upstream` and `limits`, further keys of its file, and those of `subprocess.Popen`.
     """
     proxy = Proxy(folder, broker_port, plugins or {}, **options)
     try:
@@ -296,10 +299,14 @@ async def test_a_will_is_sent_for_a_client_that_is_lost(
 
 @contextlib.asynccontextmanager
 async def congested(
-    folder: Path, broker: Mosquitto, version: int = 5, **options: Any
+    folder: Path,
+    broker: Mosquitto,
+    version: int = 5,
+    limits: dict[str, Any] | None = None,
+    **options: Any,
 ) -> AsyncIterator[tuple[Proxy, aiomqtt.Client, aiomqtt.Client]]:
     """Yield a proxy that withholds, its subscriber to `#`, and a publisher beside the proxy."""
-    with running_proxy(folder, broker.port, ALWAYS_CONGESTED) as proxy:
+    with running_proxy(folder, broker.port, ALWAYS_CONGESTED, limits=limits) as proxy:
         async with (
             client(broker.port, "publisher") as publisher,
             client(proxy.port, "subscriber", version, **options) as subscriber,
@@ -342,8 +349,9 @@ async def test_what_is_withheld_when_the_client_goes_comes_again(tmp_path: Path)
 async def test_what_expires_here_frees_its_place_in_the_brokers_window(tmp_path: Path) -> None:
     """One message may be inflight; the withheld one expires, and the next one comes."""
     expiry = with_properties(PacketTypes.PUBLISH, MessageExpiryInterval=1)
-    with running_mosquitto(tmp_path, "max_inflight_messages 1\n") as broker:
-        async with congested(tmp_path, broker) as (proxy, subscriber, publisher):
+    window = {"upstream_receive_maximum": 1}
+    with running_mosquitto(tmp_path) as broker:
+        async with congested(tmp_path, broker, limits=window) as (proxy, subscriber, publisher):
             await publisher.publish("large", LARGE, qos=1, properties=expiry)
             await publisher.publish("small/next", qos=1)
             assert await topics(subscriber, 1) == ["small/next"]
@@ -354,9 +362,9 @@ async def test_what_expires_here_frees_its_place_in_the_brokers_window(tmp_path:
 async def test_withheld_messages_fill_the_brokers_window_and_qos_0_still_passes(
     tmp_path: Path,
 ) -> None:
-    """The inflight limit of the broker bounds what is withheld at QoS 1."""
+    """In MQTT 3.1.1 the broker's inflight limit bounds what is withheld at QoS 1."""
     with running_mosquitto(tmp_path, "max_inflight_messages 2\n") as broker:
-        async with congested(tmp_path, broker) as (proxy, subscriber, publisher):
+        async with congested(tmp_path, broker, 4) as (proxy, subscriber, publisher):
             for number in range(4):
                 await publisher.publish(f"large/{number}", LARGE, qos=1)
             await publisher.publish("small/behind", qos=1)
@@ -366,6 +374,51 @@ async def test_withheld_messages_fill_the_brokers_window_and_qos_0_still_passes(
             proxy.log
         )
         assert "withheld 2, released 0" in proxy.log
+
+
+class Pings(logging.Handler):
+    """Counts the PINGRESP packets that a client logs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self._heard: asyncio.Queue[None] = asyncio.Queue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a line of paho's log."""
+        if record.getMessage().endswith("PINGRESP"):
+            self._heard.put_nowait(None)
+
+    async def wait_for(self, n_pings: int) -> None:
+        """Wait for so many further ones."""
+        while not self._heard.empty():
+            self._heard.get_nowait()
+        async with asyncio.timeout(SECONDS):
+            for _ in range(n_pings):
+                await self._heard.get()
+
+
+@VERSIONS
+async def test_a_whole_window_of_large_messages_is_withheld_and_keep_alive_goes_on(
+    version: int, tmp_path: Path
+) -> None:
+    """Twenty of 1 MB, mosquitto's own window: paho gets each PINGRESP, and small messages come."""
+    log, pings = logging.getLogger(f"{__name__}.{version}"), Pings()
+    log.setLevel(logging.DEBUG)
+    log.addHandler(pings)
+    payload = bytes(1_000_000)
+    with running_mosquitto(tmp_path) as broker:
+        async with congested(tmp_path, broker, version, keepalive=1, logger=log) as (
+            proxy,
+            subscriber,
+            publisher,
+        ):
+            for number in range(20):
+                await publisher.publish(f"large/{number}", payload, qos=1)
+            await pings.wait_for(2)
+            await publisher.publish("small/last", qos=1 if version == 5 else 0)
+            assert await topics(subscriber, 1) == ["small/last"]
+            await acknowledged(subscriber)
+        assert "withheld 20, released 0" in proxy.log
 
 
 async def raw(port: int, version: int) -> Peer:

@@ -16,7 +16,8 @@ def held(acks: AckMap, packet_id: int, qos: int = 1, expires_at: float | None = 
     """Let a message wait."""
     delivery = Delivery(Message("t", b"x", expires_at=expires_at), qos)
     delivery.packet_id = packet_id
-    assert acks.expect(packet_id, qos, is_dup=False)
+    assert not acks.is_repeat(packet_id, is_dup=False)
+    acks.expect(packet_id, qos, is_dup=False)
     acks.hold(delivery)
     return delivery
 
@@ -29,7 +30,7 @@ def test_puback_of_what_was_sent_ends_it() -> None:
     assert acks.acknowledge(PUBACK, 7, 0) is Outcome.DELIVERED
     assert acks.acknowledge(PUBACK, 7, 0) is Outcome.UNKNOWN
     assert len(acks) == 0
-    assert acks.expect(7, 1, is_dup=False)
+    assert not acks.is_repeat(7, is_dup=False)
 
 
 def test_an_acknowledgement_of_what_waits_is_held_back() -> None:
@@ -86,9 +87,9 @@ def test_a_repeat_is_recognised_and_reuse_is_refused() -> None:
     """DUP of what is on its way is no new message; the same id without DUP is an error."""
     acks = AckMap()
     acks.expect(7, 1, is_dup=False)
-    assert acks.expect(7, 1, is_dup=True) is False
+    assert acks.is_repeat(7, is_dup=True)
     with pytest.raises(ProtocolError, match="packet id 7") as caught:
-        acks.expect(7, 1, is_dup=False)
+        acks.is_repeat(7, is_dup=False)
     assert caught.value.reason_code == ReasonCode.PACKET_IDENTIFIER_IN_USE
 
 

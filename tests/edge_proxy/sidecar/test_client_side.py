@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -7,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from penstock.broker.extensions import PayloadStore
 from penstock.broker.mqtt.packets import (
     Disconnect,
     Packet,
+    PingReq,
     PingResp,
     PubAck,
     PubComp,
@@ -21,6 +24,7 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.outbox.outbox import MIN_SWEEP_MESSAGES
+from penstock.broker.payload import PIECE_BYTES, Payload
 from penstock.edge_proxy.sidecar.client_side import MAX_URGENT_BYTES
 from tests.helpers.effort import examples
 from tests.helpers.gates import SwitchGate
@@ -277,9 +281,27 @@ def test_a_refusal_waits_for_the_end_of_the_clients_packet() -> None:
     assert pair.to_broker() == [publish("up", 5000), PubAck(1, 0x83)]
 
 
-def test_reading_stops_at_the_limit_and_nothing_of_qos_1_is_dropped() -> None:
-    """Withheld QoS 1 messages up to the limit, then backpressure; all of them arrive."""
-    pair, gate = withholding(queued_messages=3)
+@VERSIONS
+def test_reading_goes_on_whatever_is_withheld_at_qos_1_and_2(version: int) -> None:
+    """The window bounds it, not `queued_messages` and `queued_bytes`: PINGRESP gets through."""
+    pair, gate = withholding(version, queued_messages=3, queued_bytes=1000)
+    pair.broker_sends(
+        *(publish("big", 200, packet_id=n, qos=1 + n % 2) for n in range(2, 40)), PingResp()
+    )
+    assert pair.to_client() == [PingResp()]
+    assert pair.pair.wants_reading(DOWN)
+    gate.is_open = True
+    pair.advance(1.0)
+    assert pair.topics() == ["big"] * 39
+    assert pair.pair.client.ledger.dropped == {}
+
+
+@VERSIONS
+def test_at_the_window_reading_stops_and_nothing_of_qos_1_is_dropped(
+    version: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker that sends more than it was asked for is named; all of it arrives in the end."""
+    pair, gate = withholding(version, upstream_receive_maximum=3)
     pair.broker_sends(*(publish("big", 1, packet_id=n) for n in range(2, 20)))
     client = pair.pair.client
     assert client.outbox.n_messages == 3
@@ -292,16 +314,43 @@ def test_reading_stops_at_the_limit_and_nothing_of_qos_1_is_dropped() -> None:
     assert arrived == [*range(1, 20), None, *range(20, 30)]
     assert pair.pair.wants_reading(DOWN)
     assert client.ledger.dropped == {}
+    told = "client c: the broker sends more than 3 unacknowledged messages"
+    assert caplog.text.count(told) == (version == 5)
 
 
-def test_bytes_are_limited_too_and_one_message_always_fits() -> None:
+def test_the_clients_own_window_is_kept() -> None:
+    """Receive Maximum 2: the third waits here for an acknowledgement, QoS 0 does not."""
+    pair = VirtualPair.connected(connect={"receive_maximum": 2})
+    pair.broker_sends(*(publish(f"t{n}", packet_id=n, qos=1 + n % 2) for n in range(1, 5)))
+    assert pair.topics() == ["t1", "t2"]
+    pair.broker_sends(publish("qos0"))
+    assert pair.topics() == ["qos0"]
+    assert pair.pair.client.outbox.why_nothing() == "inflight window full"
+    pair.client_sends(PubRec(1))
+    assert pair.topics() == []
+    pair.client_sends(PubComp(1), PubAck(2, ReasonCode.QUOTA_EXCEEDED))
+    assert pair.topics() == ["t3", "t4"]
+    pair.pair.client.check_invariants()
+
+
+def test_withheld_messages_take_no_place_in_the_clients_window() -> None:
+    """With a window of 1, small messages pass a withheld large one."""
+    pair, _ = withholding(connect={"receive_maximum": 1})
+    for packet_id in (2, 3):
+        pair.broker_sends(publish("small", packet_id=packet_id))
+        assert pair.topics() == ["small"]
+        pair.client_sends(PubAck(packet_id))
+
+
+def test_qos_0_bytes_are_limited_and_one_message_always_fits() -> None:
     """A message longer than the limit alone is taken: it could never pass otherwise."""
-    pair = VirtualPair.connected(gate=(gate := SwitchGate()), queued_bytes=1000)
-    pair.broker_sends(publish("big", 5000, packet_id=1), publish("other", 200, packet_id=2))
+    pair = VirtualPair.connected(queued_bytes=1000)
+    pair.pair.pause_sending(DOWN)
+    pair.broker_sends(publish("big", 5000), publish("other", 200))
     assert pair.pair.client.outbox.n_messages == 1
     assert not pair.pair.wants_reading(DOWN)
-    gate.is_open = True
-    pair.advance(1.0)
+    pair.pair.resume_sending(DOWN)
+    pair.settle()
     assert pair.topics() == ["big", "other"]
 
 
@@ -311,10 +360,10 @@ def test_qos_0_is_dropped_only_where_something_is_withheld() -> None:
     pair.broker_sends(*(publish("big", 1) for _ in range(5)), PingResp())
     assert pair.pair.wants_reading(DOWN)
     assert pair.to_client() == [PingResp()]
-    assert pair.pair.client.ledger.dropped == {"queue_full": 3}
+    assert pair.pair.client.ledger.dropped == {"queue_full": 2}
     gate.is_open = True
     pair.advance(1.0)
-    assert pair.topics() == ["big", "big", "big"]
+    assert pair.topics() == ["big", "big", "big", "big"]
 
 
 def test_a_slow_client_stops_the_broker_and_loses_nothing() -> None:
@@ -340,6 +389,53 @@ def test_a_client_that_reads_no_acknowledgements_stops_the_broker() -> None:
     assert not pair.pair.wants_reading(DOWN)
     pair.pair.resume_sending(DOWN)
     assert pair.pair.wants_reading(DOWN)
+
+
+def stopped(**options: Any) -> VirtualPair:
+    """Return a pair that does not read from its broker: the client is slow."""
+    pair = VirtualPair.connected(queued_messages=3, **options)
+    pair.pair.pause_sending(DOWN)
+    pair.broker_sends(*(publish(f"t{n}") for n in range(4)))
+    assert not pair.pair.wants_reading(DOWN)
+    return pair
+
+
+def test_while_reading_is_stopped_the_proxy_answers_pingreq() -> None:
+    """Keep Alive holds on both sides; each PINGREQ has one PINGRESP, whoever sends it."""
+    pair = stopped()
+    for _ in range(2):
+        pair.client_sends(PingReq())
+        assert pair.to_broker() == [PingReq()]
+        assert pair.to_client() == [PingResp()]
+    pair.broker_sends(PingResp(), publish("last"), PingResp())
+    pair.pair.resume_sending(DOWN)
+    pair.settle()
+    assert pair.topics() == ["t0", "t1", "t2", "t3", "last"]
+    pair.client_sends(PingReq())
+    assert pair.to_client() == []
+    pair.broker_sends(PingResp())
+    assert pair.to_client() == [PingResp()]
+
+
+def test_a_pingreq_from_before_the_stop_is_answered_at_the_stop() -> None:
+    """The broker's answer is behind what is not read."""
+    pair = VirtualPair.connected(queued_messages=3)
+    pair.client_sends(PingReq())
+    pair.pair.pause_sending(DOWN)
+    pair.broker_sends(*(publish(f"t{n}") for n in range(4)), PingResp())
+    assert pair.to_client() == [PingResp()]
+    pair.pair.resume_sending(DOWN)
+    pair.settle()
+    assert pair.topics() == ["t0", "t1", "t2", "t3"]
+
+
+def test_a_client_that_reads_no_answers_gets_no_more_of_them() -> None:
+    """What is written past a full connection is bounded, whoever writes it."""
+    pair = stopped()
+    pair.client_sends_bytes(write_packet(PingReq(), 5) * MAX_URGENT_BYTES)
+    n_bytes = len(pair.client_got)
+    pair.client_sends(PingReq())
+    assert len(pair.client_got) == n_bytes
 
 
 def test_large_messages_leave_one_at_a_time() -> None:
@@ -389,13 +485,164 @@ def test_what_breaks_the_format_ends_the_pair(
 
 def test_a_fault_behind_a_full_outbox_is_found_when_there_is_room() -> None:
     """What was left unread is read later, by the same rules."""
-    pair, gate = withholding(queued_messages=1)
-    pair.broker_sends(publish("a", packet_id=2))
+    pair = stopped()
     pair.broker_sends_bytes(b"\x36\x00")
     assert not pair.pair.is_closing
+    pair.pair.resume_sending(DOWN)
+    pair.settle()
+    assert pair.pair.is_closing
+
+
+class Shelf(PayloadStore):
+    """A store in the test's hands.
+
+    Attributes:
+        is_full: it takes nothing more.
+        is_broken: it can read nothing back.
+    """
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.is_broken = False
+
+    def keep(self, data: bytes) -> Payload:
+        """Keep a payload, or refuse it."""
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "no room")
+        return Shelved(self, data)
+
+
+class Shelved:
+    """One payload of a `Shelf`."""
+
+    def __init__(self, shelf: Shelf, data: bytes) -> None:
+        self._shelf = shelf
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def read(self) -> bytes:
+        """Return it."""
+        return self.read_piece(0)
+
+    def read_piece(self, start: int) -> bytes:
+        """Return a part of it."""
+        if self._shelf.is_broken:
+            raise OSError(errno.EIO, "gone")
+        return self._data[start : start + PIECE_BYTES]
+
+
+def test_a_payload_of_a_store_leaves_in_pieces_and_nothing_splits_it() -> None:
+    """A client that stalls has no more of it in memory than a piece; PINGRESP comes after it."""
+    pair, gate = withholding(payload_store=Shelf())
+    large = publish("large", 3 * PIECE_BYTES, packet_id=2)
+    pair.broker_sends(large)
+    gate.is_open = True
+    pair.pair.client.link_changed()
+    client = pair.pair.client
+    pair.settle()
+    pair.client_got = b""
+    gate.is_open = False
+    pair.broker_sends(publish("other", 3 * PIECE_BYTES, packet_id=3))
+    gate.is_open = True
+    client.link_changed()
+    pair.pair.pump(0, pair.now)
+    first = b"".join(pair.pair.data_to_send(DOWN))
+    assert PIECE_BYTES < len(first) < PIECE_BYTES + 100
+    pair.pair.pause_sending(DOWN)
+    pair.broker_sends(PingResp())
+    assert pair.client_got == b""
+    pair.pair.resume_sending(DOWN)
+    pair.settle()
+    pair.client_got = first + pair.client_got
+    assert pair.to_client() == [publish("other", 3 * PIECE_BYTES, packet_id=3), PingResp()]
+
+
+def test_a_payload_that_has_begun_is_sent_to_its_end_when_the_broker_goes() -> None:
+    """The client gets whole packets."""
+    pair = VirtualPair.connected(payload_store=Shelf(), gate=SwitchGate(is_open=True))
+    data = write_packet(publish("large", 3 * PIECE_BYTES, packet_id=2), 5)
+    pair.pair.receive_data(DOWN, data, pair.now)
+    pair.pair.pump(0, pair.now)
+    pair.client_got = b"".join(pair.pair.data_to_send(DOWN))
+    pair.pair.pause_sending(DOWN)
+    pair.pair.close(ReasonCode.SERVER_SHUTTING_DOWN, pair.now)
+    pair.settle()
+    assert pair.to_client() == [
+        publish("large", 3 * PIECE_BYTES, packet_id=2),
+        Disconnect(ReasonCode.SERVER_SHUTTING_DOWN),
+    ]
+
+
+def test_while_the_store_has_no_room_reading_stops_and_nothing_of_qos_1_is_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The store is asked again every second; PINGREQ is answered meanwhile."""
+    shelf = Shelf()
+    pair, gate = withholding(payload_store=shelf)
+    shelf.is_full = True
+    pair.broker_sends(publish("large", 5000, packet_id=2), publish("small", packet_id=3))
+    assert not pair.pair.wants_reading(DOWN)
+    pair.client_sends(PingReq())
+    assert pair.to_client() == [PingResp()]
+    pair.advance(3.0)
+    assert not pair.pair.wants_reading(DOWN)
+    shelf.is_full = False
+    pair.advance(1.0)
+    assert pair.topics() == ["small"]
+    assert pair.pair.wants_reading(DOWN)
     gate.is_open = True
     pair.advance(1.0)
+    assert pair.topics() == ["big", "large"]
+    assert "Shelf failed" in caplog.text
+    pair.pair.client.check_invariants()
+
+
+def test_while_the_store_has_no_room_qos_0_is_dropped_if_something_is_withheld() -> None:
+    """As at `queued_bytes`, so that acknowledgements get through."""
+    shelf = Shelf()
+    pair, _ = withholding(payload_store=shelf)
+    shelf.is_full = True
+    pair.broker_sends(publish("large", 5000), publish("small", packet_id=3))
+    assert pair.topics() == ["small"]
+    assert pair.pair.client.ledger.dropped == {"broker_full": 1}
+
+
+@pytest.mark.parametrize("packet_id", [0, 2])
+def test_a_payload_that_cannot_be_read_back(
+    packet_id: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """QoS 0 is lost and counted; for QoS 1 the connection ends, as the broker still has it."""
+    shelf = Shelf()
+    gate = SwitchGate()
+    pair = VirtualPair.connected(gate=gate, payload_store=shelf)
+    pair.broker_sends(publish("large", 5000, packet_id=packet_id), publish("last"))
+    shelf.is_broken = gate.is_open = True
+    pair.advance(1.0)
+    assert pair.pair.is_closing == bool(packet_id)
+    assert pair.topics()[:1] == ["last"]
+    assert pair.shared.ended.dropped == {}
+    if packet_id:
+        assert pair.shared.ended.outstanding() == 1
+        assert "a payload cannot be read back" in caplog.text
+    else:
+        assert pair.pair.client.ledger.dropped == {"payload_lost": 1}
+
+
+def test_a_payload_that_cannot_be_read_on_ends_the_connection() -> None:
+    """The packet has begun: nothing may follow it, not even DISCONNECT."""
+    shelf = Shelf()
+    pair = VirtualPair.connected(gate=SwitchGate(is_open=True), payload_store=shelf)
+    data = write_packet(publish("large", 3 * PIECE_BYTES, packet_id=2), 5)
+    pair.pair.receive_data(DOWN, data, pair.now)
+    pair.pair.pump(0, pair.now)
+    begun = b"".join(pair.pair.data_to_send(DOWN))
+    shelf.is_broken = True
+    pair.settle()
     assert pair.pair.is_closing
+    assert begun.startswith(data[:100])
+    assert pair.client_got == b""
 
 
 def test_samplers_follow_every_qos_1_and_2_delivery() -> None:
@@ -447,11 +694,17 @@ def test_what_waits_when_the_client_goes() -> None:
 class Conservation(RuleBasedStateMachine):
     """Whatever comes and goes, every message is in one place, and a topic keeps its order."""
 
-    @initialize(version=st.sampled_from([4, 5]), limit=st.integers(1, 6))
-    def connect(self, version: int, limit: int) -> None:
-        """Begin with a small outbox."""
+    @initialize(version=st.sampled_from([4, 5]), limit=st.integers(1, 6), window=st.integers(1, 4))
+    def connect(self, version: int, limit: int, window: int) -> None:
+        """Begin with a small outbox and small windows."""
         self.gate = SwitchGate()
-        self.pair = VirtualPair.connected(version, gate=self.gate, queued_messages=limit)
+        self.pair = VirtualPair.connected(
+            version,
+            connect={"receive_maximum": window} if version == 5 else {},
+            gate=self.gate,
+            queued_messages=limit,
+            upstream_receive_maximum=2 * limit,
+        )
         self.client = self.pair.pair.client
         self.next_id = 1
         self.number = 0

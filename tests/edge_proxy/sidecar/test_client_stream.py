@@ -54,12 +54,16 @@ class Stream:
 
     def __init__(self, version: int = 5, maximum_packet_size: int = MAX_BYTES) -> None:
         self.asked: list[tuple[int, int, int]] = []
+        self.n_pings = 0
         self.out: list[bytes] = []
-        self.stream = ClientStream(version, maximum_packet_size, self._may_pass)
+        self.stream = ClientStream(version, maximum_packet_size, self._may_pass, self._pinged)
 
     def _may_pass(self, packet_type: int, packet_id: int, reason_code: int) -> bool:
         self.asked.append((packet_type, packet_id, reason_code))
         return packet_id < HELD
+
+    def _pinged(self) -> None:
+        self.n_pings += 1
 
     def receive(self, *chunks: bytes) -> bytes:
         """Receive chunks; return all that was passed on so far."""
@@ -94,6 +98,7 @@ def test_bytes_pass_untouched_but_for_refused_acknowledgements(
         for packet in packets
         if isinstance(packet, PubAck | PubRec | PubComp)
     ]
+    assert stream.n_pings == packets.count(PingReq())
 
 
 @given(PACKETS, st.lists(st.integers(0, 5000), max_size=12), st.integers(0, 12))

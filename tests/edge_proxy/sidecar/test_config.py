@@ -19,6 +19,7 @@ from penstock.edge_proxy.sidecar.config import (
 )
 from penstock.edge_proxy.upstream_config import UpstreamKeys, UpstreamTlsKeys
 from penstock.plugins.console.config import ConsoleConfig
+from penstock.plugins.memory.config import MemoryConfig
 from penstock.plugins.probing.config import ProbingConfig
 from penstock.plugins.web.limits import HttpLimits
 from penstock.plugins.withholding.config import WithholdingConfig
@@ -35,6 +36,7 @@ SECTIONS: dict[tuple[str, ...], type[Any]] = {
     ("limits",): ProxyLimits,
     ("plugins", "probing"): ProbingConfig,
     ("plugins", "withholding"): WithholdingConfig,
+    ("plugins", "memory"): MemoryConfig,
     ("plugins", "console"): ConsoleConfig,
     ("plugins", "console", "http_limits"): HttpLimits,
 }
@@ -62,7 +64,8 @@ def test_every_key_is_taken() -> None:
         "identity: proxy_v2\n"
         "drain_seconds: 9\n"
         "server_reference: other.example\n"
-        "limits: {connections: 7, connections_per_address: 8, queued_messages: 3,\n"
+        "limits: {connections: 7, connections_per_address: 8,\n"
+        "  upstream_receive_maximum: 6, queued_messages: 3,\n"
         "  queued_bytes: 4, maximum_packet_size: 256,\n"
         "  connect_bytes: 300, properties: 9, properties_bytes: 301,\n"
         "  connect_timeout_seconds: 2, write_high_bytes: 6, write_low_bytes: 5}\n"
@@ -82,6 +85,7 @@ def test_every_key_is_taken() -> None:
         connect_bytes=300,
         properties=9,
         properties_bytes=301,
+        upstream_receive_maximum=6,
         queued_messages=3,
         queued_bytes=4,
         connect_timeout_seconds=2.0,

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.broker.mqtt.packets import (
+    Auth,
     ConnAck,
     Connect,
     Disconnect,
     PingReq,
+    PingResp,
     PubAck,
     Subscribe,
     SubscriptionRequest,
@@ -41,24 +43,83 @@ WHOLE_CONNECT = Connect(
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 1000])
 def test_connect_and_what_follows_go_upstream_untouched(version: int, chunk_bytes: int) -> None:
-    """However it is cut, the broker gets the client's very bytes."""
+    """However it is cut, the broker gets the client's very bytes, but for the proxy's window."""
     connect = dataclasses.replace(WHOLE_CONNECT, protocol_version=version)
     subscribe = Subscribe(1, (SubscriptionRequest("a/#", 1),))
     data = write_packet(connect, version) + write_packet(subscribe, version)
     pair = VirtualPair(version)
     for begin in range(0, len(data), chunk_bytes):
         pair.client_sends_bytes(data[begin : begin + chunk_bytes])
-    assert pair.broker_got == data
+    assert pair.broker_got == data.replace(b"\x21\x00\x0a", b"\x21\x27\x10")
+    assert (pair.broker_got == data) == (version == 4)
     assert pair.pair.wants_broker
     assert (pair.pair.link.client_id, pair.pair.link.username) == ("sensor", "u")
 
 
 def test_the_broker_is_told_that_no_topic_alias_is_understood() -> None:
     """[MQTT-3.1.2-27]: the one property that is left out of a CONNECT."""
+    expected = {**WHOLE_CONNECT.properties, "receive_maximum": 10_000}
     properties = {**WHOLE_CONNECT.properties, "topic_alias_maximum": 10}
     pair = VirtualPair()
     pair.client_sends(dataclasses.replace(WHOLE_CONNECT, properties=properties))
-    assert pair.to_broker() == [WHOLE_CONNECT]
+    assert pair.to_broker() == [dataclasses.replace(WHOLE_CONNECT, properties=expected)]
+
+
+@pytest.mark.parametrize(("client", "proxy", "told"), [(None, 5000, 5000), (300, 5000, 300)])
+def test_the_broker_and_the_client_are_told_the_proxys_maximum_packet_size(
+    client: int | None, proxy: int, told: int
+) -> None:
+    """A larger packet would end the connection, and the next one, as the broker sends it again."""
+    pair = VirtualPair(maximum_packet_size=proxy)
+    pair.client_sends(Connect(properties={"maximum_packet_size": client} if client else {}))
+    (connect,) = pair.to_broker()
+    assert isinstance(connect, Connect)
+    assert connect.properties["maximum_packet_size"] == told
+    pair.pair.broker_connected()
+    pair.broker_sends(ConnAck(properties={"receive_maximum": 20}))
+    properties = {"receive_maximum": 20, "maximum_packet_size": proxy}
+    assert pair.to_client() == [ConnAck(properties=properties)]
+
+
+def test_a_publish_above_the_brokers_maximum_packet_size_is_named_to_its_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """[MQTT-3.2.2-15]: DISCONNECT 0x95, as from a broker, which here need not judge it."""
+    pair = VirtualPair.connected(connack={"maximum_packet_size": 100})
+    pair.client_sends(publish("fits", 50), publish("large", 200))
+    assert pair.to_broker() == [publish("fits", 50)]
+    assert pair.to_client() == [Disconnect(ReasonCode.PACKET_TOO_LARGE)]
+    assert "allowed: at most 100" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("packets", "text"),
+    [
+        ([publish("early")], "PUBLISH before CONNACK"),
+        ([PingResp()], "PINGRESP before CONNACK"),
+        ([ConnAck(), ConnAck()], "a second CONNACK"),
+    ],
+)
+def test_what_a_broker_may_not_send_around_connack(
+    packets: list[Any], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """[MQTT-3.2.0-1], [MQTT-3.2.0-2]: the log names it, and both connections end."""
+    pair = VirtualPair()
+    pair.client_sends(Connect(client_id="c"))
+    pair.pair.broker_connected()
+    pair.broker_sends(*packets)
+    assert pair.pair.is_closing
+    assert text in caplog.text
+
+
+def test_authentication_goes_on_before_connack() -> None:
+    """AUTH of MQTT 5 comes first."""
+    pair = VirtualPair()
+    pair.client_sends(Connect(client_id="c", properties={"authentication_method": "x"}))
+    pair.pair.broker_connected()
+    auth = Auth(0x18, {"authentication_method": "x"})
+    pair.broker_sends(auth, ConnAck())
+    assert pair.to_client() == [auth, ConnAck()]
 
 
 def test_a_connection_to_the_broker_is_wanted_only_for_a_connect() -> None:
@@ -315,7 +376,9 @@ def test_a_connect_with_a_threshold_sets_it_and_goes_on_whole() -> None:
     pair = VirtualPair(gate=gate)
     pair.client_sends(connect)
     assert pair.pair.link.asked_threshold_l == 0.75
-    assert pair.to_broker() == [connect]
+    (passed,) = pair.to_broker()
+    assert isinstance(passed, Connect)
+    assert passed.properties["user_property"] == connect.properties["user_property"]
 
 
 @pytest.mark.parametrize("direction", [UP, DOWN])

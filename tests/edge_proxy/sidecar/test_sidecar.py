@@ -18,7 +18,6 @@ from penstock.broker.errors import ConfigError, PenstockError
 from penstock.broker.extensions import (
     LinkSampler,
     MessageSink,
-    PayloadStore,
     Plugin,
     Receipt,
     SinkCounts,
@@ -108,7 +107,6 @@ class Sunk(Recorded):
         super().__init__(config, context)
         self.sinks = [Sink()]
         self.sources = [ListSource()]
-        self.payload_store = PayloadStore()
         self.sampler = LinkSampler()
         self.sampler.probe_topic = "latency"
 
@@ -242,7 +240,6 @@ async def test_plugins_without_use_in_a_proxy_are_refused(life: list[str]) -> No
     assert [(p.path, p.read) for p in caught.value.problems] == [
         ("plugins.sunk", "a plugin with a message sink"),
         ("plugins.sunk", "a plugin with a message source"),
-        ("plugins.sunk", "a plugin with a payload store"),
         ("plugins.sunk", "a plugin with a sampler that sends probes, as by source probe"),
     ]
     assert life == []
