@@ -98,3 +98,37 @@ def number_packets(
     last = first_packet_id + (stop - packet_id_at - 1) // packet_bytes
     packets[packet_id_at:stop:packet_bytes] = _HIGH[first_packet_id : last + 1]
     packets[packet_id_at + 1 : stop : packet_bytes] = _LOW[first_packet_id : last + 1]
+
+
+def end_of_like(
+    data: bytes, position: int, stop: int, topic_end: int, between: bytes, last: int
+) -> int:
+    """Return where the last of the packets ends that are like one but for identifier and payload.
+
+    Args:
+        data: received bytes.
+        position: where the one begins.
+        stop: where it ends.
+        topic_end: where its topic ends.
+        between: what stands between its Packet Identifier and its payload.
+        last: where the last of them may begin.
+    """
+    head = data[position:topic_end]
+    packet_bytes = stop - position
+    between_at = topic_end + 2 - position
+    while (
+        stop <= last and data.startswith(head, stop) and data.startswith(between, stop + between_at)
+    ):
+        stop += packet_bytes
+    return stop
+
+
+def packet_ids_at(data: bytes, start: int, stop: int, step: int) -> bytes | bytearray:
+    """Return the Packet Identifiers that stand in `data` at every so many bytes."""
+    if stop - start <= step:
+        return data[start : start + 2]
+    high = data[start:stop:step]
+    packet_ids = bytearray(2 * len(high))
+    packet_ids[::2] = high
+    packet_ids[1::2] = data[start + 1 : stop : step]
+    return packet_ids

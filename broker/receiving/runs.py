@@ -30,7 +30,14 @@ from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.receive_buffer import read_remaining_length
-from penstock.broker.mqtt.short_packets import ALL_PUBREL, PACKET_BYTES, answers, packets_from
+from penstock.broker.mqtt.short_packets import (
+    ALL_PUBREL,
+    PACKET_BYTES,
+    answers,
+    end_of_like,
+    packet_ids_at,
+    packets_from,
+)
 from penstock.broker.outbox.message_run import MessageRun, Segment
 from penstock.broker.payload import JOIN_BELOW_BYTES
 from penstock.broker.quotas.room import MANY_SESSIONS
@@ -215,8 +222,8 @@ def _find_run(
             ):
                 break
             last = min(len(data), position + n_left * packet_bytes) - packet_bytes
-            next_at = _end_of_like(data, position, stop, topic_end, properties, last)
-            found_ids = _packet_ids(data, topic_end, next_at, packet_bytes)
+            next_at = end_of_like(data, position, stop, topic_end, properties, last)
+            found_ids = packet_ids_at(data, topic_end, next_at, packet_bytes)
             if b"\0\0" in found_ids and not all(map(or_, found_ids[::2], found_ids[1::2])):
                 break  # [MQTT-2.2.1-3]
             if qos == 2 and not _note_incoming(client, found_ids):
@@ -279,40 +286,6 @@ def _may_go_on(client: Client, encoded: bytes) -> bool:
         return False
     client.known_properties = encoded
     return True
-
-
-def _end_of_like(
-    data: bytes, position: int, stop: int, topic_end: int, between: bytes, last: int
-) -> int:
-    """Return where the last of the packets ends that are like one but for identifier and payload.
-
-    Args:
-        data: received bytes.
-        position: where the one begins.
-        stop: where it ends.
-        topic_end: where its topic ends.
-        between: what stands between its Packet Identifier and its payload.
-        last: where the last of them may begin.
-    """
-    head = data[position:topic_end]
-    packet_bytes = stop - position
-    between_at = topic_end + 2 - position
-    while (
-        stop <= last and data.startswith(head, stop) and data.startswith(between, stop + between_at)
-    ):
-        stop += packet_bytes
-    return stop
-
-
-def _packet_ids(data: bytes, start: int, stop: int, step: int) -> bytes | bytearray:
-    """Return the Packet Identifiers that stand in `data` at every so many bytes."""
-    if stop - start <= step:
-        return data[start : start + 2]
-    high = data[start:stop:step]
-    packet_ids = bytearray(2 * len(high))
-    packet_ids[::2] = high
-    packet_ids[1::2] = data[start + 1 : stop : step]
-    return packet_ids
 
 
 def _note_incoming(client: Client, packet_ids: bytes | bytearray) -> bool:
@@ -431,7 +404,7 @@ def _take_pubrels(
     if not n_known:
         return 0
     stop = position + n_known * PACKET_BYTES
-    packet_ids = _packet_ids(data, position + 2, stop, PACKET_BYTES)
+    packet_ids = packet_ids_at(data, position + 2, stop, PACKET_BYTES)
     core = client.core
     core.counters.packets_received += n_known
     answer(core, client.outgoing, answers(_PUBCOMP, packet_ids), n_known)

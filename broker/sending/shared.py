@@ -99,7 +99,7 @@ class Shared:
         self.spawn = spawn
         self.gate = DeliveryGate() if gate is None else gate
         self.samplers = tuple(samplers)
-        self.timing = tuple(sampler for sampler in samplers if _times_packets(sampler))
+        self.timing = tuple(sampler for sampler in samplers if times_packets(sampler))
         self.spares = len(self.timing) == 1 and self.timing[0].is_sparing
         store = self.payload_store = PayloadStore() if payload_store is None else payload_store
         self.copies_payloads = overridden(store.copy, PayloadStore.copy) is not None
@@ -156,7 +156,7 @@ class Shared:
         return data if len(data) <= STORED_ABOVE_BYTES else self.payload_store.keep(data)
 
 
-def _times_packets(sampler: LinkSampler) -> bool:
+def times_packets(sampler: LinkSampler) -> bool:
     """Say whether a sampler takes note of anything that is sent or acknowledged."""
     told = (
         overridden(sampler.sent, LinkSampler.sent),

@@ -8,7 +8,10 @@ the client can send it only for a message that was sent.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
+from struct import unpack
+from typing import Final
 
 from penstock.broker.errors import ProtocolError
 from penstock.broker.mqtt.enums import PacketType
@@ -34,44 +37,41 @@ class Outcome(Enum):
     REFUSED = "refused"
 
 
-class _Owed:
-    """One QoS 1 or 2 message; `waiting` is its delivery until it was sent, then None."""
-
-    __slots__ = ("is_dup", "is_received", "qos", "waiting")
-
-    def __init__(self, qos: int, *, is_dup: bool) -> None:
-        self.qos = qos
-        self.is_dup = is_dup
-        self.is_received = False
-        self.waiting: Delivery | None = None
+_RECEIVED: Final = 3
+"""Stands for the QoS of a QoS 2 message whose PUBREC has come."""
 
 
 class AckMap:
     """Packet id to message, from its PUBLISH until the client has finished with it.
 
-    Invariants: `n_waiting` messages are in the outbox, the other ``len(self) - n_waiting`` are
-    inflight. There is no reference to a message that was sent: the broker keeps it for a
+    Invariants: `n_waiting` messages are in the outbox, `n_inflight` others were sent; no packet id
+    is in both places. There is no reference to a message that was sent: the broker keeps it for a
     repetition.
 
     Attributes:
-        n_waiting: messages that wait in the outbox.
-        waiting_bytes: what they count towards limits.
+        waiting_bytes: what the messages in the outbox count towards limits.
     """
 
-    __slots__ = ("_owed", "n_waiting", "waiting_bytes")
+    __slots__ = ("_repeats", "_sent", "_waiting", "waiting_bytes")
 
     def __init__(self) -> None:
-        self._owed: dict[int, _Owed] = {}
-        self.n_waiting = 0
+        self._waiting: dict[int, Delivery] = {}
+        self._sent: dict[int, int] = {}  # packet id to QoS, or `_RECEIVED`
+        self._repeats: set[int] = set()  # of those that wait: sent with DUP by the broker
         self.waiting_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._owed)
+        return len(self._waiting) + len(self._sent)
+
+    @property
+    def n_waiting(self) -> int:
+        """Messages that wait in the outbox."""
+        return len(self._waiting)
 
     @property
     def n_inflight(self) -> int:
         """Messages that were sent to the client and not finished by it."""
-        return len(self._owed) - self.n_waiting
+        return len(self._sent)
 
     def is_repeat(self, packet_id: int, *, is_dup: bool) -> bool:
         """Say whether a QoS 1 or 2 PUBLISH repeats a message that is already in transfer.
@@ -81,7 +81,7 @@ class AckMap:
         Raises:
             ProtocolError: the packet id is in use and this is no repetition [MQTT-2.2.1-4].
         """
-        if packet_id not in self._owed:
+        if packet_id not in self._sent and packet_id not in self._waiting:
             return False
         if not is_dup:
             raise ProtocolError(
@@ -90,25 +90,50 @@ class AckMap:
             )
         return True
 
-    def expect(self, packet_id: int, qos: int, *, is_dup: bool) -> None:
-        """Record a QoS 1 or 2 PUBLISH from the broker, which is no repeat."""
-        self._owed[packet_id] = _Owed(qos, is_dup=is_dup)
+    def pass_on(self, packet_id: int, qos: int) -> None:
+        """Record a QoS 1 or 2 PUBLISH, which is no repeat, as sent."""
+        self._sent[packet_id] = qos
 
-    def hold(self, delivery: Delivery) -> None:
-        """Record that an expected message waits in the outbox."""
-        self._owed[delivery.packet_id].waiting = delivery
-        self.n_waiting += 1
+    def pass_run_on(self, packet_ids: bytes | bytearray, qos: int) -> bool:
+        """Record several at once.
+
+        Args:
+            packet_ids: two bytes each.
+            qos: of all.
+
+        Returns:
+            False, and nothing has changed, where one of them is 0 or in use, or comes twice.
+        """
+        new = dict.fromkeys(_numbers(packet_ids), qos)
+        if (
+            0 in new
+            or len(new) != len(packet_ids) // 2
+            or not self._sent.keys().isdisjoint(new)
+            or not self._waiting.keys().isdisjoint(new)
+        ):
+            return False
+        self._sent.update(new)
+        return True
+
+    def hold(self, delivery: Delivery, *, is_dup: bool) -> None:
+        """Record a QoS 1 or 2 PUBLISH, which is no repeat, as waiting in the outbox."""
+        self._waiting[delivery.packet_id] = delivery
         self.waiting_bytes += delivery.message.size_bytes
+        if is_dup:
+            self._repeats.add(delivery.packet_id)
 
     def sent(self, packet_id: int) -> bool:
         """A message that waited is being sent; return whether the broker has repeated it (DUP)."""
-        owed = self._owed[packet_id]
-        delivery = owed.waiting
-        assert delivery is not None  # noqa: S101 (it waited)
-        owed.waiting = None
-        self.n_waiting -= 1
+        delivery = self._forget(packet_id)
+        self._sent[packet_id] = delivery.qos
+        is_dup = packet_id in self._repeats
+        self._repeats.discard(packet_id)
+        return is_dup
+
+    def _forget(self, packet_id: int) -> Delivery:
+        delivery = self._waiting.pop(packet_id)
         self.waiting_bytes -= delivery.message.size_bytes
-        return owed.is_dup
+        return delivery
 
     def acknowledge(self, packet_type: int, packet_id: int, reason_code: int) -> Outcome:
         """Take a PUBACK, PUBREC or PUBCOMP of the client.
@@ -116,34 +141,50 @@ class AckMap:
         The broker judges an acknowledgement for another QoS than the message's, and a PUBCOMP
         before the PUBREC.
         """
-        owed = self._owed.get(packet_id)
-        if owed is None:
-            return Outcome.UNKNOWN
-        if owed.waiting is not None:
-            return Outcome.HELD
-        if (packet_type == PacketType.PUBACK) != (owed.qos == 1):
+        qos = self._sent.get(packet_id)
+        if qos is None:
+            return Outcome.HELD if packet_id in self._waiting else Outcome.UNKNOWN
+        if (packet_type == PacketType.PUBACK) != (qos == 1):
             return Outcome.UNKNOWN
         is_refused = reason_code >= 0x80
         if packet_type == PacketType.PUBREC and not is_refused:
-            owed.is_received = True
+            self._sent[packet_id] = _RECEIVED
             return Outcome.RECEIVED
-        if packet_type == PacketType.PUBCOMP and not owed.is_received:
+        if packet_type == PacketType.PUBCOMP and qos != _RECEIVED:
             return Outcome.UNKNOWN
-        del self._owed[packet_id]
+        del self._sent[packet_id]
         if packet_type == PacketType.PUBCOMP:
             # Its only reason code of 0x80 or above says that the message was finished before.
             return Outcome.DELIVERED
         return Outcome.REFUSED if is_refused else Outcome.DELIVERED
 
+    def finish_run(self, packet_ids: bytes | bytearray) -> int:
+        """Take PUBACK packets of success.
+
+        Args:
+            packet_ids: two bytes each.
+
+        Returns:
+            How many of the first have finished a message; the next one has not.
+        """
+        sent = self._sent
+        n_finished = 0
+        for packet_id in _numbers(packet_ids):
+            if sent.get(packet_id) != 1:
+                break
+            del sent[packet_id]
+            n_finished += 1
+        return n_finished
+
     def take_expired(self, now: float) -> list[Delivery]:
         """Forget and return the messages that have expired while they wait."""
-        expired = [
-            delivery
-            for owed in self._owed.values()
-            if (delivery := owed.waiting) is not None and delivery.message.is_expired(now)
-        ]
+        expired = [d for d in self._waiting.values() if d.message.is_expired(now)]
         for delivery in expired:
-            del self._owed[delivery.packet_id]
-            self.waiting_bytes -= delivery.message.size_bytes
-        self.n_waiting -= len(expired)
+            self._forget(delivery.packet_id)
+            self._repeats.discard(delivery.packet_id)
         return expired
+
+
+def _numbers(packet_ids: bytes | bytearray) -> Iterable[int]:
+    """Return Packet Identifiers of two bytes each as numbers."""
+    return unpack(f">{len(packet_ids) // 2}H", packet_ids)

@@ -19,9 +19,15 @@ from penstock.edge_proxy.sidecar.direction import Direction, check_first_byte
 OnAcknowledgement: TypeAlias = Callable[[int, int, int], bool]
 """Called with (packet type, packet id, reason code); returns whether the packet is passed on."""
 
+OnAcknowledgements: TypeAlias = Callable[[bytes, int], int]
+"""Called with (received bytes, position of a PUBACK); takes it and others behind it that are passed
+on, and returns where the last of them ends; the position where the first is to be asked about."""
+
 OnPing: TypeAlias = Callable[[], None]
 """Called for each PINGREQ that is passed on."""
 
+_PUBLISH: Final = 0x30
+_PUBACK: Final = 0x40
 _PINGREQ: Final = 0xC0
 _ACKNOWLEDGEMENTS: Final = frozenset({PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP})
 _LOOKED_AT_BYTES: Final = 3
@@ -40,6 +46,7 @@ class ClientStream:
         "_is_discarding",
         "_maximum_packet_size",
         "_on_acknowledgement",
+        "_on_acknowledgements",
         "_on_ping",
         "_rest_bytes",
         "_tail",
@@ -51,6 +58,7 @@ class ClientStream:
         version: int,
         maximum_packet_size: int,
         on_acknowledgement: OnAcknowledgement,
+        on_acknowledgements: OnAcknowledgements,
         on_ping: OnPing,
     ) -> None:
         """Begin at a frame boundary.
@@ -59,11 +67,13 @@ class ClientStream:
             version: protocol version of the client's CONNECT.
             maximum_packet_size: bytes of the largest frame to pass on; see `allow`.
             on_acknowledgement: asked about each PUBACK, PUBREC and PUBCOMP.
+            on_acknowledgements: takes PUBACK packets that need not be looked at one by one.
             on_ping: told of each PINGREQ.
         """
         self._version = version
         self._maximum_packet_size = maximum_packet_size
         self._on_acknowledgement = on_acknowledgement
+        self._on_acknowledgements = on_acknowledgements
         self._on_ping = on_ping
         self._insertions: list[bytes] = []
         self._is_discarding = False
@@ -84,6 +94,7 @@ class ClientStream:
     def end(self) -> None:
         """Drop the callbacks, which breaks the reference cycle of their owner and this stream."""
         self._on_acknowledgement = _pass_nothing
+        self._on_acknowledgements = _take_none
         self._on_ping = _tell_nobody
 
     def receive_data(self, chunk: bytes, out: list[bytes]) -> None:
@@ -110,6 +121,10 @@ class ClientStream:
                         self._insertions.clear()
                         begin = position
                     continue
+                run_end = self._pass_run(data, position)
+                if run_end != position:
+                    position = run_end
+                    continue
                 start, length = self._read_header(data, position)
                 is_looked_at = data[position] >> 4 in _ACKNOWLEDGEMENTS
                 looked_at_bytes = min(length, _LOOKED_AT_BYTES) if is_looked_at else 0
@@ -127,6 +142,24 @@ class ClientStream:
         finally:
             if begin < position and not self._is_discarding:
                 out.append(data[begin:position])
+
+    def _pass_run(self, data: bytes, position: int) -> int:
+        """Pass on whole packets of one kind; return where the last of them ends."""
+        first_byte = data[position]
+        if first_byte == _PUBACK:
+            return self._on_acknowledgements(data, position)
+        if first_byte & 0xF0 != _PUBLISH:
+            return position
+        start, length = self._read_header(data, position)
+        stop = start + length
+        if not start or stop > len(data):
+            return position
+        head = data[position:start]
+        size = stop - position
+        last = len(data) - size
+        while stop <= last and data.startswith(head, stop):
+            stop += size
+        return stop
 
     def _skip(self, position: int, end: int) -> int:
         """Return the position after the frame's available bytes."""
@@ -162,6 +195,10 @@ class ClientStream:
 
 def _pass_nothing(_packet_type: int, _packet_id: int, _reason_code: int) -> bool:
     return False
+
+
+def _take_none(_data: bytes, position: int) -> int:
+    return position
 
 
 def _tell_nobody() -> None:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from penstock.broker.extensions import LinkSampler
 from penstock.broker.faults import Guard
 from penstock.broker.link import Link
+from penstock.broker.sending.shared import times_packets
 
 
 class LinkSamplers:
     """Passes the events of one link to each sampler, and calls it once in each of its periods."""
 
-    __slots__ = ("_guard", "_link", "_next_at", "_samplers")
+    __slots__ = ("_guard", "_link", "_next_at", "_samplers", "_spares", "_timing")
 
     def __init__(
         self,
@@ -28,6 +29,8 @@ class LinkSamplers:
             guard: for their calls.
         """
         self._samplers = samplers
+        self._timing = tuple(sampler for sampler in samplers if times_packets(sampler))
+        self._spares = len(self._timing) == 1 and self._timing[0].is_sparing
         self._link = link
         self._guard = guard
         self._next_at: dict[LinkSampler, float] = {}
@@ -65,12 +68,37 @@ class LinkSamplers:
     def sent(self, packet_id: int, payload_bytes: int, now: float) -> None:
         """A QoS 1 or 2 PUBLISH was handed to the client's connection."""
         link = self._link
-        self._guard.tell_each(self._samplers, lambda s: s.sent(link, packet_id, payload_bytes, now))
+        if self._timing and not (self._spares and now < link.quiet_until):
+            self._guard.tell_each(
+                self._timing, lambda s: s.sent(link, packet_id, payload_bytes, now)
+            )
+
+    def sent_run(self, packet_ids: bytes | bytearray, payload_bytes: int, now: float) -> None:
+        """Several of them were, like each other.
+
+        Args:
+            packet_ids: two bytes each.
+            payload_bytes: of each.
+            now: monotonic seconds.
+        """
+        if self._timing:
+            for high, low in zip(packet_ids[::2], packet_ids[1::2], strict=True):
+                self.sent(high << 8 | low, payload_bytes, now)
+                if self._spares and now < self._link.quiet_until:
+                    break
+
+    @property
+    def wants_acknowledgements(self) -> bool:
+        """Whether one of them waits for an acknowledgement."""
+        waits = not self._spares or self._link.outstanding_since is not None
+        return bool(self._timing) and waits
 
     def acknowledged(self, packet_id: int, now: float) -> bool:
         """Its PUBACK or PUBREC has come; return whether the link has a new estimate."""
         is_news = False
-        for sampler in self._samplers:
+        if not self.wants_acknowledgements:
+            return False
+        for sampler in self._timing:
             if self._guard.call(
                 sampler, sampler.acknowledged, self._link, packet_id, now, otherwise=False
             ):

@@ -306,6 +306,7 @@ class Pair:
             self._version,
             self._limits.maximum_packet_size,
             self._acknowledged,
+            self.client.acknowledged_run,
             self.client.pinged,
         )
         self.wants_broker = True

@@ -41,6 +41,10 @@ class TopicCache:
         self._threshold_s = threshold_s
         self._known: dict[bytes, KnownTopic] = {}
 
+    def known(self, topic_bytes: bytes) -> KnownTopic | None:
+        """Return the entry of a topic that was looked up before; None where none is cached."""
+        return self._known.get(topic_bytes)
+
     def look_up(self, topic_bytes: bytes) -> KnownTopic:
         """Return the entry of a topic.
 

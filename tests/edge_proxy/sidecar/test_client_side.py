@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import errno
 from typing import Any
 
@@ -689,6 +690,64 @@ def test_what_waits_when_the_client_goes() -> None:
     assert pair.to_broker() == []
     assert gate.forgotten == [pair.pair.link]
     assert sampler.told[-1] == ("forget", "c")
+
+
+LIKE = st.builds(
+    publish,
+    st.sampled_from(["a", "bb"]),
+    st.sampled_from([0, 1, 120, 300]),
+    st.integers(0, 40),
+    st.sampled_from([1, 2]),
+    retain=st.booleans(),
+    properties=st.sampled_from([{}, {"content_type": "x"}, {"message_expiry_interval": 5}]),
+)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    version=st.sampled_from([4, 5]),
+    packets=st.lists(st.tuples(LIKE, st.integers(1, 6)), max_size=8),
+    receive_maximum=st.integers(1, 30),
+    is_open=st.booleans(),
+)
+def test_a_run_of_like_packets_is_what_each_of_them_is(
+    version: int, packets: list[tuple[Publish, int]], receive_maximum: int, *, is_open: bool
+) -> None:
+    """Bytes, account, window and what samplers are told, whether in one chunk or in pieces."""
+    frames = []
+    for packet, times in packets:
+        for _ in range(times):
+            packet_id = len(frames) + 1 if packet.packet_id else 0
+            properties = packet.properties if version == 5 else {}
+            each = dataclasses.replace(packet, packet_id=packet_id, properties=properties)
+            frames.append(write_packet(each, version))
+    seen = []
+    for is_whole in (True, False):
+        sampler = NotingSampler()
+        pair = VirtualPair.connected(
+            version,
+            connect={"receive_maximum": receive_maximum} if version == 5 else {},
+            gate=SwitchGate(200, is_open=is_open),
+            samplers=[sampler],
+        )
+        for data in [b"".join(frames)] if is_whole else frames:
+            for piece in [data] if is_whole else (data[:3], data[3:]):
+                pair.broker_sends_bytes(piece)
+        got = pair.to_client()
+        answered = [
+            write_packet(PubAck(packet.packet_id), version)
+            for packet in got
+            if isinstance(packet, Publish) and packet.qos == 1
+        ]
+        for data in [b"".join(answered)] if is_whole else answered:
+            pair.client_sends_bytes(data)
+        client = pair.pair.client
+        client.check_invariants()
+        ledger = client.ledger
+        account = ledger.matched, ledger.delivered, ledger.dropped, client.acks.n_inflight
+        got += pair.to_client()
+        seen.append((sorted(map(repr, got)), account, sorted(map(repr, sampler.told))))
+    assert seen[0] == seen[1]
 
 
 class Conservation(RuleBasedStateMachine):

@@ -56,11 +56,23 @@ class Stream:
         self.asked: list[tuple[int, int, int]] = []
         self.n_pings = 0
         self.out: list[bytes] = []
-        self.stream = ClientStream(version, maximum_packet_size, self._may_pass, self._pinged)
+        self.stream = ClientStream(
+            version, maximum_packet_size, self._may_pass, self._take_run, self._pinged
+        )
 
     def _may_pass(self, packet_type: int, packet_id: int, reason_code: int) -> bool:
         self.asked.append((packet_type, packet_id, reason_code))
         return packet_id < HELD
+
+    def _take_run(self, data: bytes, position: int) -> int:
+        """Take PUBACK packets of success, one after the other."""
+        while len(data) - position >= 4 and data[position : position + 2] == b"\x40\x02":
+            packet_id = int.from_bytes(data[position + 2 : position + 4])
+            if packet_id >= HELD or packet_id % 3 == 0:
+                break
+            self.asked.append((0x4, packet_id, 0))
+            position += 4
+        return position
 
     def _pinged(self) -> None:
         self.n_pings += 1
