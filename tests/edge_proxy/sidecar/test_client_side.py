@@ -714,7 +714,7 @@ def test_a_run_of_like_packets_is_what_each_of_them_is(
     version: int, packets: list[tuple[Publish, int]], receive_maximum: int, *, is_open: bool
 ) -> None:
     """Bytes, account, window and what samplers are told, whether in one chunk or in pieces."""
-    frames = []
+    frames: list[bytes] = []
     for packet, times in packets:
         for _ in range(times):
             packet_id = len(frames) + 1 if packet.packet_id else 0
