@@ -17,6 +17,7 @@ from penstock.edge_proxy.sidecar.direction import Direction
 from penstock.edge_proxy.sidecar.pair import Pair
 from penstock.edge_proxy.sidecar.shared import Shared
 from tests.helpers.frames import frames_of
+from tests.helpers.gates import SwitchGate
 
 UP = Direction.UPSTREAM
 DOWN = Direction.DOWNSTREAM
@@ -162,3 +163,12 @@ class VirtualPair:
 def publish(topic: str, size: int = 1, packet_id: int = 0, qos: int = 1, **options: Any) -> Publish:
     """Return a PUBLISH; of QoS 0 where it has no packet id."""
     return Publish(topic, b"x" * size, qos=qos if packet_id else 0, packet_id=packet_id, **options)
+
+
+def withholding(version: int = 5, **options: Any) -> tuple[VirtualPair, SwitchGate]:
+    """Return a pair whose gate is closed, with one large message of `big` withheld."""
+    gate = options.setdefault("gate", SwitchGate())
+    pair = VirtualPair.connected(version, **options)
+    pair.broker_sends(publish("big", 200, packet_id=1))
+    assert pair.topics() == []
+    return pair, gate

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.broker.extensions import PayloadStore
 from penstock.broker.mqtt.packets import (
     Disconnect,
     Packet,
@@ -25,23 +23,13 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.outbox.outbox import MIN_SWEEP_MESSAGES
-from penstock.broker.payload import PIECE_BYTES, Payload
 from penstock.edge_proxy.sidecar.client_side import MAX_URGENT_BYTES
 from tests.helpers.effort import examples
 from tests.helpers.gates import SwitchGate
-from tests.helpers.pairs import DOWN, UP, VirtualPair, publish
+from tests.helpers.pairs import DOWN, UP, VirtualPair, publish, withholding
 from tests.helpers.samplers import NotingSampler
 
 VERSIONS = pytest.mark.parametrize("version", [4, 5])
-
-
-def withholding(version: int = 5, **options: Any) -> tuple[VirtualPair, SwitchGate]:
-    """Return a pair whose gate is closed, with one large message of `big` withheld."""
-    gate = options.setdefault("gate", SwitchGate())
-    pair = VirtualPair.connected(version, **options)
-    pair.broker_sends(publish("big", 200, packet_id=1))
-    assert pair.topics() == []
-    return pair, gate
 
 
 @VERSIONS
@@ -492,158 +480,6 @@ def test_a_fault_behind_a_full_outbox_is_found_when_there_is_room() -> None:
     pair.pair.resume_sending(DOWN)
     pair.settle()
     assert pair.pair.is_closing
-
-
-class Shelf(PayloadStore):
-    """A store in the test's hands.
-
-    Attributes:
-        is_full: it takes nothing more.
-        is_broken: it can read nothing back.
-    """
-
-    def __init__(self) -> None:
-        self.is_full = False
-        self.is_broken = False
-
-    def keep(self, data: bytes) -> Payload:
-        """Keep a payload, or refuse it."""
-        if self.is_full:
-            raise OSError(errno.ENOSPC, "no room")
-        return Shelved(self, data)
-
-
-class Shelved:
-    """One payload of a `Shelf`."""
-
-    def __init__(self, shelf: Shelf, data: bytes) -> None:
-        self._shelf = shelf
-        self._data = data
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def read(self) -> bytes:
-        """Return it."""
-        return self.read_piece(0)
-
-    def read_piece(self, start: int) -> bytes:
-        """Return a part of it."""
-        if self._shelf.is_broken:
-            raise OSError(errno.EIO, "gone")
-        return self._data[start : start + PIECE_BYTES]
-
-
-def test_a_payload_of_a_store_leaves_in_pieces_and_nothing_splits_it() -> None:
-    """A client that stalls has no more of it in memory than a piece; PINGRESP comes after it."""
-    pair, gate = withholding(payload_store=Shelf())
-    large = publish("large", 3 * PIECE_BYTES, packet_id=2)
-    pair.broker_sends(large)
-    gate.is_open = True
-    pair.pair.client.link_changed()
-    client = pair.pair.client
-    pair.settle()
-    pair.client_got = b""
-    gate.is_open = False
-    pair.broker_sends(publish("other", 3 * PIECE_BYTES, packet_id=3))
-    gate.is_open = True
-    client.link_changed()
-    pair.pair.pump(0, pair.now)
-    first = b"".join(pair.pair.data_to_send(DOWN))
-    assert PIECE_BYTES < len(first) < PIECE_BYTES + 100
-    pair.pair.pause_sending(DOWN)
-    pair.broker_sends(PingResp())
-    assert pair.client_got == b""
-    pair.pair.resume_sending(DOWN)
-    pair.settle()
-    pair.client_got = first + pair.client_got
-    assert pair.to_client() == [publish("other", 3 * PIECE_BYTES, packet_id=3), PingResp()]
-
-
-def test_a_payload_that_has_begun_is_sent_to_its_end_when_the_broker_goes() -> None:
-    """The client gets whole packets."""
-    pair = VirtualPair.connected(payload_store=Shelf(), gate=SwitchGate(is_open=True))
-    data = write_packet(publish("large", 3 * PIECE_BYTES, packet_id=2), 5)
-    pair.pair.receive_data(DOWN, data, pair.now)
-    pair.pair.pump(0, pair.now)
-    pair.client_got = b"".join(pair.pair.data_to_send(DOWN))
-    pair.pair.pause_sending(DOWN)
-    pair.pair.close(ReasonCode.SERVER_SHUTTING_DOWN, pair.now)
-    pair.settle()
-    assert pair.to_client() == [
-        publish("large", 3 * PIECE_BYTES, packet_id=2),
-        Disconnect(ReasonCode.SERVER_SHUTTING_DOWN),
-    ]
-
-
-def test_while_the_store_has_no_room_reading_stops_and_nothing_of_qos_1_is_lost(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The store is asked again every second; PINGREQ is answered meanwhile."""
-    shelf = Shelf()
-    pair, gate = withholding(payload_store=shelf)
-    shelf.is_full = True
-    pair.broker_sends(publish("large", 5000, packet_id=2), publish("small", packet_id=3))
-    assert not pair.pair.wants_reading(DOWN)
-    pair.client_sends(PingReq())
-    assert pair.to_client() == [PingResp()]
-    pair.advance(3.0)
-    assert not pair.pair.wants_reading(DOWN)
-    shelf.is_full = False
-    pair.advance(1.0)
-    assert pair.topics() == ["small"]
-    assert pair.pair.wants_reading(DOWN)
-    gate.is_open = True
-    pair.advance(1.0)
-    assert pair.topics() == ["big", "large"]
-    assert "Shelf failed" in caplog.text
-    pair.pair.client.check_invariants()
-
-
-def test_while_the_store_has_no_room_qos_0_is_dropped_if_something_is_withheld() -> None:
-    """As at `queued_bytes`, so that acknowledgements get through."""
-    shelf = Shelf()
-    pair, _ = withholding(payload_store=shelf)
-    shelf.is_full = True
-    pair.broker_sends(publish("large", 5000), publish("small", packet_id=3))
-    assert pair.topics() == ["small"]
-    assert pair.pair.client.ledger.dropped == {"broker_full": 1}
-
-
-@pytest.mark.parametrize("packet_id", [0, 2])
-def test_a_payload_that_cannot_be_read_back(
-    packet_id: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """QoS 0 is lost and counted; for QoS 1 the connection ends, as the broker still has it."""
-    shelf = Shelf()
-    gate = SwitchGate()
-    pair = VirtualPair.connected(gate=gate, payload_store=shelf)
-    pair.broker_sends(publish("large", 5000, packet_id=packet_id), publish("last"))
-    shelf.is_broken = gate.is_open = True
-    pair.advance(1.0)
-    assert pair.pair.is_closing == bool(packet_id)
-    assert pair.topics()[:1] == ["last"]
-    assert pair.shared.ended.dropped == {}
-    if packet_id:
-        assert pair.shared.ended.outstanding() == 1
-        assert "a payload cannot be read back" in caplog.text
-    else:
-        assert pair.pair.client.ledger.dropped == {"payload_lost": 1}
-
-
-def test_a_payload_that_cannot_be_read_on_ends_the_connection() -> None:
-    """The packet has begun: nothing may follow it, not even DISCONNECT."""
-    shelf = Shelf()
-    pair = VirtualPair.connected(gate=SwitchGate(is_open=True), payload_store=shelf)
-    data = write_packet(publish("large", 3 * PIECE_BYTES, packet_id=2), 5)
-    pair.pair.receive_data(DOWN, data, pair.now)
-    pair.pair.pump(0, pair.now)
-    begun = b"".join(pair.pair.data_to_send(DOWN))
-    shelf.is_broken = True
-    pair.settle()
-    assert pair.pair.is_closing
-    assert begun.startswith(data[:100])
-    assert pair.client_got == b""
 
 
 def test_samplers_follow_every_qos_1_and_2_delivery() -> None:
