@@ -209,7 +209,7 @@ class QueueService:
             StorageError: nothing has changed.
         """
         queue = self.queue(name)
-        groups = {group: held.spec for group, held in self.engine.snapshot(name).groups.items()}
+        groups = {group: held.spec for group, held in self.engine.outline(name).groups.items()}
         self._check(name, replace(spec, groups={**spec.groups, **groups}))
         snapshot = await self.engine.change_queue(name, spec)
         queue.set_up(snapshot.spec)

@@ -162,12 +162,16 @@ class Catalogue:
         def then() -> None:
             self._state.queues[queue] = made
 
-        await self._state.change(build, then, is_for_readers=False)
+        try:
+            await self._state.change(build, then, is_for_readers=False, is_alone=True)
+        except ExistsError:  # perhaps with the same settings
+            return await self.create_queue(queue, spec)
         return queue_snapshot(self._state.find(queue), self._state.now())
 
     async def change_queue(self, queue: str, spec: QueueSpec) -> QueueSnapshot:
         """Give a queue other settings."""
         found = self._state.find(queue)
+        known_parts = set(found.physical)
         new_parts = {
             number: self._new_part(found, number)
             for number in range(spec.physical_queues)
@@ -183,6 +187,8 @@ class Catalogue:
 
         def build(transaction: Transaction) -> None:
             check_exists(found)
+            if known_parts != set(found.physical) or new_groups.keys() & found.groups.keys():
+                raise ExistsError(f"queue {queue}: it was changed at the same moment")
             changes = transaction.changes
             changes.must_flush = True
             changes.queues.append(found.row(spec))
@@ -210,7 +216,10 @@ class Catalogue:
             for group in found.groups.values():
                 group.arrived()
 
-        await self._state.change(build, then, is_for_readers=False)
+        try:
+            await self._state.change(build, then, is_for_readers=False, is_alone=True)
+        except ExistsError:
+            return await self.change_queue(queue, spec)
         return queue_snapshot(self._state.find(queue), self._state.now())
 
     async def delete_queue(self, queue: str) -> None:
@@ -233,7 +242,7 @@ class Catalogue:
             self._state.arrivals.wake(found)
             self._must_sweep = True
 
-        await self._state.change(build, then)
+        await self._state.change(build, then, is_alone=True)
         await self.sweep()
 
     async def create_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
@@ -249,8 +258,8 @@ class Catalogue:
 
         def build(transaction: Transaction) -> None:
             check_exists(found)
-            if group in found.groups:
-                raise ExistsError(f"group {group} of {queue}: it was created at the same moment")
+            if group in found.groups or set(made.places) != set(found.physical):
+                raise ExistsError(f"queue {queue}: it was changed at the same moment")
             self._place_at(made, starts if isinstance(spec.start, float | int) else None)
             self._add_group_rows(transaction, made)
             transaction.add_groups(found, [made])
@@ -262,7 +271,10 @@ class Catalogue:
                 place.note_waiting(place.count_waiting())
             found.groups[group] = made
 
-        await self._state.change(build, then, is_for_readers=False)
+        try:
+            await self._state.change(build, then, is_for_readers=False, is_alone=True)
+        except ExistsError:
+            return await self.create_group(queue, group, spec)
         return group_snapshot(made, self._state.now())
 
     async def change_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
@@ -280,7 +292,9 @@ class Catalogue:
             transaction.changes.must_flush = True
             transaction.changes.groups.append(group_row(changed, changed.epoch, spec))
 
-        await self._state.change(build, lambda: changed.change(spec), is_for_readers=False)
+        await self._state.change(
+            build, lambda: changed.change(spec), is_for_readers=False, is_alone=True
+        )
         return group_snapshot(changed, self._state.now())
 
     async def delete_group(self, queue: LogicalQueue, group: Group) -> None:
@@ -299,7 +313,7 @@ class Catalogue:
             for part in queue.physical.values():
                 self._state.submit(Trim(queue, part))
 
-        await self._state.change(build, then)
+        await self._state.change(build, then, is_alone=True)
 
     def _forget_group(self, group: Group) -> None:
         self._state.arrivals.forget(group)

@@ -56,6 +56,7 @@ class GroupCommit:
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._applied: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_closing = False
+        self._held: Request | None = None
         self._logged_at = -math.inf
         self._is_failure_logged = False
         self._n_refused = 0
@@ -98,6 +99,9 @@ class GroupCommit:
 
     def _next_group(self) -> list[Request]:
         """Return what is to be committed together; nothing when all is done."""
+        if self._held is not None:
+            alone, self._held = self._held, None
+            return [alone]
         group: list[Request] = []
         n_messages = 0
         while n_messages < self._max_messages:
@@ -107,6 +111,11 @@ class GroupCommit:
                 break
             if request is None:
                 self._is_closing = True
+            elif request.is_alone:
+                if not group:
+                    return [request]
+                self._held = request
+                break
             else:
                 group.append(request)
                 n_messages += request.n_messages or 1

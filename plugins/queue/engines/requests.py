@@ -34,6 +34,7 @@ class Request:
         n_messages: how many it stores.
         is_for_readers: whether it makes room, and so is done where nothing can be stored.
         is_repeated: whether it must be built again, in a later transaction.
+        is_alone: whether it has a transaction of its own.
     """
 
     future: asyncio.Future[Any] | None = None
@@ -41,6 +42,7 @@ class Request:
     n_messages = 0
     is_for_readers = True
     is_repeated = False
+    is_alone = False
 
     def build(self, transaction: Transaction) -> None:
         """Add to a transaction."""
@@ -427,11 +429,13 @@ class Change(Request):
         future: asyncio.Future[Any] | None,
         *,
         is_for_readers: bool = True,
+        is_alone: bool = False,
     ) -> None:
         self._build = build
         self._then = then
         self.future = future
         self.is_for_readers = is_for_readers
+        self.is_alone = is_alone
 
     def build(self, transaction: Transaction) -> None:
         """Add the rows."""

@@ -69,6 +69,7 @@ TRIM_PAGES: Final = 64
 """Pages that are given back to the file system at a time, half a MB. Those behind them are moved,
 which takes about as long as a commit."""
 _BACKUP_PAGES: Final = 1_000
+_OF_QUEUES: Final = "queue IN (SELECT id FROM logical_queue)"
 
 
 class SqliteStore:
@@ -510,13 +511,15 @@ def _read_rows(connection: sqlite3.Connection) -> Rows:
         physical=list(
             map(
                 PhysicalRow._make,
-                read(
-                    "SELECT * FROM physical_queue WHERE queue IN (SELECT id FROM logical_queue)"
-                    " ORDER BY queue, number"
-                ),
+                read(f"SELECT * FROM physical_queue WHERE {_OF_QUEUES} ORDER BY queue, number"),  # noqa: S608
             )
         ),
-        groups=list(map(GroupRow._make, read("SELECT * FROM consumer_group ORDER BY id"))),
+        groups=list(
+            map(
+                GroupRow._make,
+                read(f"SELECT * FROM consumer_group WHERE {_OF_QUEUES} ORDER BY id"),  # noqa: S608
+            )
+        ),
         floors={(group, place): offset for group, place, offset in read("SELECT * FROM floor")},
         deduplication=list(
             map(DeduplicationRow._make, read("SELECT * FROM deduplication ORDER BY stored_at"))

@@ -132,6 +132,7 @@ class State:
         then: Callable[[], None],
         *,
         is_for_readers: bool = True,
+        is_alone: bool = False,
     ) -> None:
         """Have rows written.
 
@@ -139,8 +140,14 @@ class State:
             build: adds them to a transaction.
             then: is called on the loop's thread when they are written.
             is_for_readers: whether they may be written where the disk is full.
+            is_alone: whether all that was asked for before is so when `build` is called, and the
+                next request is built when `then` has returned.
 
         Raises:
             StorageError: nothing has changed.
         """
-        await self.ask(lambda future: Change(build, then, future, is_for_readers=is_for_readers))
+        await self.ask(
+            lambda future: Change(
+                build, then, future, is_for_readers=is_for_readers, is_alone=is_alone
+            )
+        )

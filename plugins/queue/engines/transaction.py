@@ -310,6 +310,8 @@ class Transaction:
         reason: str,
     ) -> int:
         """Remove messages of a segment for all groups; return how many."""
+        if segment.first_offset in self._deleted.get(physical, ()):
+            return 0
         bits &= ~self.gone(physical, segment.first_offset)[0] & (1 << segment.n_messages) - 1
         if not bits:
             return 0

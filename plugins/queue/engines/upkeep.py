@@ -198,6 +198,8 @@ class Upkeep:
 
             def build(transaction: Transaction) -> None:
                 for one in old:
+                    if transaction.stored(queue, one) is not None:  # it was stored again
+                        continue
                     transaction.changes.deduplication[queue.row_id, one] = None
 
             def then() -> None:

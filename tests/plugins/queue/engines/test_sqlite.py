@@ -67,6 +67,13 @@ def test_every_row_survives_a_restart(path: Path) -> None:
     assert (rows.meta, rows.aside) == ({"clock": "12.5"}, {})
 
 
+def test_group_of_a_queue_that_is_gone_is_not_read(path: Path) -> None:
+    """A file that holds one opens all the same."""
+    with opened(path) as store:
+        store.write(Changes(groups=[GroupRow(3, 9, "g", "{}", 0, 0.0)]))
+    assert rows_of(path).groups == []
+
+
 def test_a_deleted_segment_leaves_nothing(path: Path) -> None:
     """What groups have settled and received of it goes with it."""
     key = (PLACE, 0, 3)

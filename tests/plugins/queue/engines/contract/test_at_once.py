@@ -5,9 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, defaultdict
+from collections.abc import Coroutine
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
-from penstock.plugins.queue.engines.contract import GroupSpec
+import pytest
+
+from penstock.plugins.queue.engines.contract import (
+    ExistsError,
+    GroupSpec,
+    QueueSpec,
+    UnknownQueueError,
+)
 from tests.plugins.queue.engines.contract.harness import (
     LEASE,
     LONG_SECONDS,
@@ -161,3 +171,111 @@ async def test_everything_at_once_leaves_the_sums_right(running: Running) -> Non
     await until(lambda: running.snapshot().messages == 0)
     assert running.snapshot().payload_bytes == 0
     assert running.snapshot().stored_bytes == 0
+
+
+async def in_one_commit(running: Running, *calls: Coroutine[Any, Any, Any]) -> list[Any]:
+    """Make calls while a commit is under way; return what each returns or raises."""
+    asked = [asyncio.ensure_future(call) for call in calls]
+    await running.store(b"other", queue="other")
+    return await asyncio.gather(*asked, return_exceptions=True)
+
+
+@pytest.fixture
+async def busy(running: Running) -> Running:
+    """Return an engine with a queue `other`, whose commits others share."""
+    await running.create("other")
+    return running
+
+
+async def still_starts(running: Running) -> None:
+    """Open the engine again, where its queues outlive it."""
+    if running.storage.is_durable:
+        await running.reopen()
+
+
+async def test_queue_that_is_created_twice_at_once_is_one_queue(busy: Running) -> None:
+    """Two programs that create their queue when they start find the same one."""
+    spec = QueueSpec(physical_queues=2, groups={"g": LEASE})
+    create = busy.engine.create_queue
+    other = replace(spec, physical_queues=1)
+    made, again, refused = await in_one_commit(
+        busy, create("q", spec), create("q", spec), create("q", other)
+    )
+    assert made.incarnation == again.incarnation
+    assert isinstance(refused, ExistsError)
+    await busy.store(b"a")
+    await still_starts(busy)
+    assert await busy.payloads() == [b"a"]
+
+
+@pytest.mark.parametrize("is_deleted_first", [True, False])
+async def test_group_of_a_queue_that_is_deleted_at_once_is_gone(
+    busy: Running, *, is_deleted_first: bool
+) -> None:
+    """The storage keeps no group without its queue, whichever request came first."""
+    await busy.create("q")
+    engine = busy.engine
+    calls = [
+        engine.delete_queue("q"),
+        engine.create_group("q", "h", LEASE),
+        engine.seek("q", "g", "latest"),
+    ]
+    if not is_deleted_first:
+        calls.reverse()
+    outcomes = await in_one_commit(busy, *calls)
+    if is_deleted_first:
+        assert [type(each) for each in outcomes[1:]] == [UnknownQueueError] * 2
+    else:
+        assert isinstance(outcomes[0], tuple)  # a position
+    await still_starts(busy)
+    assert list(busy.engine.queues()) == ["other"]
+    assert await busy.payloads(queue="other") == [b"other"]
+
+
+@pytest.mark.parametrize("is_changed_first", [True, False])
+async def test_queue_that_is_changed_at_once_keeps_its_messages(
+    busy: Running, *, is_changed_first: bool
+) -> None:
+    """New physical queues and new groups that come together know each other."""
+    await busy.create("q")
+    calls = [
+        busy.change("q", physical_queues=2),
+        busy.change("q", physical_queues=3, groups={"g": LEASE, "h": LEASE}),
+        busy.engine.create_group("q", "h", LEASE),
+        busy.engine.create_group("q", "i", LEASE),
+    ]
+    if not is_changed_first:
+        calls.reverse()
+    for outcome in await in_one_commit(busy, *calls):
+        assert not isinstance(outcome, Exception)
+    for number in range(3):
+        await busy.store(b"%d" % number, number=number)
+    await still_starts(busy)
+    for group in "ghi":
+        for number in range(3):
+            assert await busy.payloads(group=group, number=number) == [b"%d" % number]
+
+
+async def test_dead_letters_that_are_moved_twice_at_once_move_once(busy: Running) -> None:
+    """Two operators redrive one queue: no message is there twice, none is lost."""
+    await busy.create("dead")
+    await busy.create("q", groups={"g": replace(LEASE, max_receives=1, dead_letter_queue="dead")})
+    await busy.store(b"a", b"b")
+    assert await busy.settle("dead", await busy.receive()) == {}
+    redrive = busy.engine.redrive
+    moved = await in_one_commit(busy, redrive("dead", None, None), redrive("dead", None, None))
+    assert sum(moved) == 2
+    assert busy.snapshot("dead").messages == 0
+    assert await busy.payloads() == [b"a", b"b"]
+
+
+async def test_identifier_that_is_stored_again_at_once_keeps_its_window(durable: Running) -> None:
+    """The end of its first window does not end the second, not even for the next start."""
+    await durable.create("q", deduplication_seconds=10)
+    await durable.store(b"a", dedup=b"1")
+    durable.passes(11)
+    cleaning = asyncio.ensure_future(durable.engine.maintain())
+    await durable.store(b"b", dedup=b"1")
+    await cleaning
+    await durable.kill()
+    assert (await durable.store(b"b", dedup=b"1")).duplicates == [0]
