@@ -27,11 +27,7 @@ from penstock.plugins.queue.engines.physical import (
     trailing_ones,
 )
 from penstock.plugins.queue.engines.queues import LogicalQueue, Newest, Stored
-from penstock.plugins.queue.engines.segments import (
-    Decoded,
-    SegmentCache,
-    decode,
-)
+from penstock.plugins.queue.engines.segments import Decoded, SegmentCache, decode
 from penstock.plugins.queue.engines.store import (
     DELAYED,
     Changes,
