@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from penstock.broker.access_control import AccessControl, Authenticator
 from penstock.broker.client_report import ClientReport
@@ -30,6 +30,9 @@ from penstock.broker.events import Callbacks
 from penstock.broker.link import Link
 from penstock.broker.message import Message, SizeClass
 from penstock.broker.payload import Payload
+
+if TYPE_CHECKING:
+    import asyncio
 
 ENTRY_POINT_GROUP: Final = "penstock.plugins"
 """Entry points of distributions in this group offer plugins under short names."""
@@ -503,6 +506,101 @@ class SinkRoutes(Protocol):
         """
 
 
+LOCAL_CLIENT_PREFIX: Final = "$uplink/"
+"""Client Identifiers that begin so are those of `LocalClients`, and refused to all others."""
+
+PUBLISHER_PROPERTY: Final = "penstock-publisher"
+"""User Property with the Client Identifier of a message's publisher, for clients that are told."""
+
+
+class LocalClients(Protocol):
+    """Connects clients in the broker's own process, on the loop's thread.
+
+    Such a client speaks MQTT on a transport in memory, and is a client as any other: it has a
+    session, limits of its outbox, a report. But it is neither authenticated nor judged by access
+    control, its session never expires, and it counts for no limit of connections or sessions.
+
+    A plugin that connects any has `Plugin.has_local_clients`.
+
+    Attributes:
+        receive_maximum: QoS 1 and 2 messages that a client may have unacknowledged.
+        maximum_packet_size: bytes of the largest packet that it may send.
+    """
+
+    @property
+    def receive_maximum(self) -> int: ...  # noqa: D102 (above)
+
+    @property
+    def maximum_packet_size(self) -> int: ...  # noqa: D102 (above)
+
+    def subscriptions(self, client_id: str) -> Sequence[str] | None:
+        """Return the topic filters of a client's session; None where it has none.
+
+        It is known from `Plugin.restored` on.
+        """
+
+    def connect(
+        self,
+        protocol: asyncio.Protocol,
+        *,
+        tells_publisher: bool = False,
+        extra: Mapping[str, Any] | None = None,
+    ) -> asyncio.Transport:
+        """Connect a client; `protocol.connection_made` is called before this returns.
+
+        Flow control is asyncio's, both ways. What is written is handed over later, by the loop.
+
+        Args:
+            protocol: of the client; its CONNECT names a client id below `LOCAL_CLIENT_PREFIX`.
+            tells_publisher: messages for it carry `PUBLISHER_PROPERTY`, behind all others.
+            extra: what `get_extra_info` returns on the broker's side; with ``socket``, samplers
+                look at that socket for the path to the subscriber.
+        """
+
+    def limit(
+        self,
+        client_id: str,
+        *,
+        messages: int | None,
+        n_bytes: int | None,
+        drops_oldest: bool,
+    ) -> None:
+        """Give the outbox of a client's session limits of its own, until the broker ends.
+
+        At them, messages are dropped and counted; no publisher is refused or waits.
+
+        Args:
+            client_id: of a client that has a session.
+            messages: that may wait; None for the limit of all clients.
+            n_bytes: payload bytes that may wait; None for the same.
+            drops_oldest: what has waited longest is dropped, and not what comes.
+        """
+
+    def drop_older(self, client_id: str, seconds: float) -> None:
+        """Drop what has waited for a client for longer, as ``too_old``."""
+
+    def waiting(self, client_id: str) -> int:
+        """Return how many messages wait for a client, or are unacknowledged by it."""
+
+    def retained(self, topic_filter: str, publisher: str) -> Sequence[tuple[str, int]]:
+        """Return what is retained of a client's: the topics that match, with their payload bytes.
+
+        Args:
+            topic_filter: valid.
+            publisher: Client Identifier of who published them.
+        """
+
+    def subscriptions_of_others(self) -> Iterable[tuple[str, str, int]]:
+        """Return (client id, topic filter, QoS) of every subscription of other clients."""
+
+    def end_sessions(self, is_wanted: Callable[[str], bool]) -> Sequence[str]:
+        """End sessions of local clients, and return their ids.
+
+        Args:
+            is_wanted: says of a client id whether its session is to end.
+        """
+
+
 class PluginContext(NamedTuple):
     """What a plugin is given of the broker when it is made.
 
@@ -516,6 +614,8 @@ class PluginContext(NamedTuple):
         is_proxy: the plugin is one of the edge proxy.
         sink_routes: by which sinks come and go while the broker runs, once the plugin is started;
             None where there is no broker.
+        local_clients: connects clients in the broker's own process, from `Plugin.restored` on; None
+            where there is no broker.
     """
 
     logger: logging.Logger
@@ -525,6 +625,7 @@ class PluginContext(NamedTuple):
     clients: ClientReports | None = None
     is_proxy: bool = False
     sink_routes: SinkRoutes | None = None
+    local_clients: LocalClients | None = None
 
 
 class Plugin:
@@ -546,6 +647,7 @@ class Plugin:
         authenticators: their methods are unique in the broker.
         callbacks: of events.
         open_files: file descriptors that the plugin needs, which MQTT clients do not get.
+        has_local_clients: it connects clients by `PluginContext.local_clients`.
     """
 
     Config: ClassVar[type]
@@ -561,6 +663,7 @@ class Plugin:
     authenticators: Sequence[Authenticator] = ()
     callbacks: Callbacks | None = None
     open_files: int = 0
+    has_local_clients: bool = False
 
     def __init__(self, config: Any, context: PluginContext) -> None:
         self.config = config
@@ -573,6 +676,20 @@ class Plugin:
             PenstockError: the plugin cannot work. The broker ends with status 2 and this message;
                 any other exception ends it, too, with the plugin's name and the line that raised.
         """
+
+    async def restored(self) -> None:
+        """Begin what needs the broker's sessions, such as `LocalClients`; no listener is open yet.
+
+        Raises:
+            PenstockError: as `start`.
+        """
+
+    def figures(self) -> Mapping[str, int]:
+        """Return figures by their names below ``$SYS/broker/penstock/NAME/``.
+
+        NAME is that of the plugin in the policy file.
+        """
+        return {}
 
     async def reload(self) -> Sequence[str]:
         """Read files again, at SIGHUP; return each behind its key: ``acl_file /etc/acl``.

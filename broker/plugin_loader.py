@@ -25,6 +25,7 @@ from penstock.broker.extensions import (
     ClientReports,
     DeliveryGate,
     LinkSampler,
+    LocalClients,
     MessageSink,
     MessageSource,
     PayloadStore,
@@ -99,6 +100,20 @@ class LoadedPlugins:
             except Exception as error:
                 raise _failed(name, "start: ", error) from error
 
+    async def restored(self) -> None:
+        """Tell every plugin that the sessions are restored, in the order of the file.
+
+        Raises:
+            PenstockError: a plugin cannot work.
+        """
+        for name, plugin in zip(self.names, self.plugins, strict=True):
+            try:
+                await plugin.restored()
+            except PenstockError:
+                raise
+            except Exception as error:
+                raise _failed(name, "restored: ", error) from error
+
     async def close(self, guard: Guard) -> None:
         """Close every plugin; one that raises keeps none of the others from closing."""
         for plugin in self.plugins:
@@ -151,6 +166,7 @@ def load_plugins(
     clients: ClientReports | None = None,
     is_proxy: bool = False,
     sink_routes: SinkRoutes | None = None,
+    local_clients: LocalClients | None = None,
 ) -> LoadedPlugins:
     """Make the plugins that the policy names in short.
 
@@ -163,6 +179,7 @@ def load_plugins(
         clients: of the broker or proxy, handed to the plugins; None where there is none.
         is_proxy: they are the edge proxy's.
         sink_routes: of the broker, handed to the plugins; None where there is none.
+        local_clients: the same.
 
     Raises:
         ConfigError: an unknown name, a wrong key or value, or two plugins for one place.
@@ -186,7 +203,14 @@ def load_plugins(
             continue
         logger = logging.getLogger(f"penstock.{name}")
         context = PluginContext(
-            logger, policy.file, clock, tuple(listeners), clients, is_proxy, sink_routes
+            logger,
+            policy.file,
+            clock,
+            tuple(listeners),
+            clients,
+            is_proxy,
+            sink_routes,
+            local_clients,
         )
         made[name] = _make(name, cls, config, context)
         _check_contracts(name, made[name])

@@ -20,10 +20,14 @@ from penstock.broker.config.local_only import (
     local_listeners,
 )
 from penstock.broker.config.policy import Policy
+from penstock.broker.contracts import overridden
 from penstock.broker.events import Callbacks
+from penstock.broker.extensions import Plugin
 from penstock.broker.faults import Guard
 from penstock.broker.network.accepted import Reception
 from penstock.broker.network.driver import Driver
+from penstock.broker.network.in_process import LISTENER as IN_PROCESS
+from penstock.broker.network.in_process import InProcessClients
 from penstock.broker.network.listeners import Listening, reload_files
 from penstock.broker.network.open_files import most_connections
 from penstock.broker.network.transport import MqttProtocol
@@ -38,7 +42,7 @@ from penstock.broker.reports.sampling import Sampling
 from penstock.broker.reports.sys_topics import SysTopics
 from penstock.broker.routing.retained import RETAINED_BLOCKS
 from penstock.broker.routing.topic_tree import PLAN_BLOCKS
-from penstock.broker.sessions.access import combine
+from penstock.broker.sessions.access import ExceptLocal, combine
 from penstock.broker.sessions.core import Core
 from penstock.broker.sessions.sink_routes import CoreSinks
 
@@ -88,6 +92,7 @@ class Server:
         self._listeners: Mapping[str, Listener] = {}
         self._listening: list[Listening] = []
         self._reception: Reception
+        self._local_clients: InProcessClients
         self.addresses: dict[str, tuple[str, int]] = {}
         self.core: Core
 
@@ -108,6 +113,7 @@ class Server:
         policy = self._policy
         self._log_limits()
         self._driver = Driver(self._limits, self._logger)
+        self._local_clients = InProcessClients(self._driver, lambda: self._reception)
         reports = Reports(self._driver.clock)
         sink_routes = CoreSinks()
         self._plugins = load_plugins(
@@ -116,6 +122,7 @@ class Server:
             listeners=policy.listeners,
             clients=reports,
             sink_routes=sink_routes,
+            local_clients=self._local_clients,
         )
         self._host = self._load_amqtt()
         self._listeners = self._listeners_to_open()
@@ -126,6 +133,10 @@ class Server:
         if self._host is not None:
             await self._host.pre_start()
         self._restore_state()
+        self._receive()
+        if not any(one.has_local_clients for one in self._plugins.plugins):
+            self._end_local_sessions()
+        await self._plugins.restored()
         await self._listen()
         if self._host is not None:
             await self._host.post_start()
@@ -188,6 +199,11 @@ class Server:
         policy = self._policy
         host = self._host
         plugins = self._plugins
+        access = combine(
+            [*([host] if host is not None else []), *plugins.access], plugins.authenticators
+        )
+        if access is not None and any(one.has_local_clients for one in plugins.plugins):
+            access = ExceptLocal(access)
         self.core = self._driver.core = Core(
             self._limits,
             logger=self._logger,
@@ -199,10 +215,7 @@ class Server:
             payload_store=plugins.payload_store,
             sinks=plugins.sinks,
             sources=plugins.sources,
-            access=combine(
-                [*([host] if host is not None else []), *plugins.access],
-                plugins.authenticators,
-            ),
+            access=access,
             authenticators=plugins.authenticators,
             callbacks=Callbacks.joined(
                 [
@@ -242,7 +255,16 @@ class Server:
             logger=self._logger,
         )
 
-    async def _listen(self) -> None:
+    def _end_local_sessions(self) -> None:
+        """End what uplinks have left that the policy file names no more: it would only grow."""
+        for client_id in self._local_clients.end_sessions(lambda _: True):
+            self._logger.warning(
+                "client %s: no plugin has it any more; its session ends, with what waits in it",
+                client_id,
+            )
+
+    def _receive(self) -> None:
+        """Prepare the admission of connections."""
         driver = self._driver
         limits = self._limits
         most = most_connections(
@@ -266,12 +288,14 @@ class Server:
             clock=driver.clock,
             timeout=limits.connect_timeout_seconds,
         )
+
+    async def _listen(self) -> None:
         for listener in self._listeners.values():
             listening = Listening(
                 listener,
                 self._reception,
-                partial(MqttProtocol, driver),
-                maximum_packet_size=limits.maximum_packet_size,
+                partial(MqttProtocol, self._driver),
+                maximum_packet_size=self._limits.maximum_packet_size,
             )
             self._listening.append(listening)
             await listening.open()
@@ -283,7 +307,13 @@ class Server:
             return
         has_common = self._host is None or not self._host.has_sys_plugin
         version = importlib.metadata.version("penstock")
-        SysTopics(self.core, version, now, has_common=has_common).start(now, interval)
+        of_plugins = {
+            name: plugin.figures
+            for name, plugin in zip(self._plugins.names, self._plugins.plugins, strict=True)
+            if overridden(plugin.figures, Plugin.figures) is not None
+        }
+        topics = SysTopics(self.core, version, now, has_common=has_common, of_plugins=of_plugins)
+        topics.start(now, interval)
         ClientTopics(self.core).start(now, interval)
 
     async def reload(self) -> None:
@@ -308,6 +338,8 @@ class Server:
             one.abort_handshakes()
         for number, protocol in enumerate(list(self._driver.protocols), 1):
             arrival, connection = protocol.arrival, protocol.connection
+            if arrival.listener == IN_PROCESS:
+                continue
             is_revoked = listening[arrival.listener].has_revoked(arrival.ssl_object)
             if connection is None:
                 if is_revoked:  # while it waits for a place

@@ -78,5 +78,6 @@ DROP_REASONS = {
     "share_refused": "moved from a member of a share to none: the others may not receive it, "
     "or take messages of the other size alone",
     "superseded": "QoS 0, large and waiting when the next large one of its topic came",
+    "too_old": "waiting longer than an uplink lets it (max_age_seconds)",
 }
 """Every reason for which a message may be dropped, and its meaning."""

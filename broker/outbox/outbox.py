@@ -123,6 +123,18 @@ class Outbox:
         self.journal: DeliveryWatcher | None = None
 
     @property
+    def rules(self) -> OutboxRules:
+        """What it has in common with others, and its limits."""
+        return self._rules
+
+    @rules.setter
+    def rules(self, rules: OutboxRules) -> None:
+        self._rules.over_half.discard(self)
+        self._rules = rules
+        if rules.is_over_half(self):
+            rules.over_half.add(self)
+
+    @property
     def n_withheld(self) -> int:
         """Messages held by the gate: large ones that wait for it, and those behind them."""
         return 0 if self._held is None else self._held.n_withheld
@@ -614,6 +626,20 @@ class Outbox:
             (d.message.expires_at for d in self.waiting() if d.message.expires_at is not None),
             default=math.inf,
         )
+
+    def drop_older(self, arrived_before: float) -> None:
+        """Drop what has waited too long, where anything has.
+
+        Args:
+            arrived_before: monotonic seconds.
+        """
+        heads = [lane[0] for lane in self._lanes() if lane]
+        large = self._next_large()
+        if large is not None:
+            heads.append(large)
+        if any(head.message.arrived_at < arrived_before for head in heads):
+            old = self.take_where(lambda d: d.message.arrived_at < arrived_before)
+            self._ledger.drop("too_old", len(old))
 
     def drop_all(self, reason: str) -> None:
         """Drop everything: the session has ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -40,6 +41,7 @@ class OutboxRules:
         logger: gets debug lines about large messages.
         half_messages: half of `max_messages`.
         half_bytes: half of `max_bytes`.
+        is_of_one: they are those of one session: its publishers are not refused, nor do they wait.
         over_half: outboxes, and the backlog, that are more than half full.
         keeps_topics: a small message waits behind a withheld large one of its topic.
         supersedes: a large message of QoS 0 replaces the one before on its topic.
@@ -63,6 +65,7 @@ class OutboxRules:
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("penstock"))
     half_messages: int = field(init=False)
     half_bytes: int = field(init=False)
+    is_of_one: bool = field(default=False, init=False)
     over_half: set[object] = field(default_factory=set, init=False)
     keeps_topics: bool = field(init=False)
     supersedes: bool = field(init=False)
@@ -88,6 +91,15 @@ class OutboxRules:
         self.is_large = guard.over(gate, overridden(gate.is_large, DeliveryGate.is_large), True)
         self.record = WithholdingRecord(gate.policy_name or type(gate).__name__, self.logger)
         self.observe = guard.over(gate, overridden(gate.observe, DeliveryGate.observe), None)
+
+    def of_one(self, *, max_messages: int, max_bytes: int, drops_oldest: bool) -> OutboxRules:
+        """Return the rules of one outbox that has limits of its own; all else is shared."""
+        rules = copy(self)
+        rules.is_of_one = True
+        rules.max_messages, rules.half_messages = max_messages, max_messages // 2
+        rules.max_bytes, rules.half_bytes = max_bytes, max_bytes // 2
+        rules.drops_oldest = drops_oldest
+        return rules
 
     def is_large_for(self, message: Message, link: Link) -> bool:
         """Say whether a message is large for one subscriber, as far as the gate has a say.

@@ -14,6 +14,7 @@ from penstock.broker.config.capabilities import check_connect, connack_propertie
 from penstock.broker.counters import count
 from penstock.broker.errors import ProtocolError
 from penstock.broker.events import ClientConnected
+from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
 from penstock.broker.mqtt.enums import MQTT_3_1, MQTT_5, PacketType
 from penstock.broker.mqtt.packets import ConnAck, Connect, Will
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
@@ -122,6 +123,9 @@ def _check_client_id(packet: Connect, *, may_be_empty: bool) -> None:
 
 async def _connect(client: Client, packet: Connect, now: float) -> None:
     core = client.core
+    if client.is_local:
+        await let_in(client, packet, packet.client_id, _ACCEPTED, {}, now)
+        return
     client_id = packet.client_id or _assigned_client_id(core)
     will = will_message(packet.will, client_id, now) if packet.will is not None else None
     attempt = ConnectAttempt(
@@ -177,15 +181,22 @@ async def let_in(
         now: monotonic seconds.
 
     Raises:
-        ProtocolError: the CONNACK is larger than the client's Maximum Packet Size.
+        ProtocolError: the CONNACK is larger than the client's Maximum Packet Size, or the Client
+            Identifier is reserved.
     """
     core = client.core
     client_id = accepted.client_id or client_id
+    if client_id.startswith(LOCAL_CLIENT_PREFIX) and not client.is_local:
+        raise ProtocolError(
+            f"CONNECT: Client Identifier {client_id!r}; allowed: none that begins with "
+            f"{LOCAL_CLIENT_PREFIX!r}, which is the broker's own",
+            ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
+        )
     keep_alive = packet.keep_alive
-    longest = core.limits.maximum_keep_alive
+    longest = None if client.is_local else core.limits.maximum_keep_alive
     if longest is not None:
         keep_alive = min(keep_alive or longest, longest)
-    expiry_interval = _expiry_interval(core, packet)
+    expiry_interval = None if client.is_local else _expiry_interval(core, packet)
     properties = _connack_properties(core, packet, client_id, keep_alive, expiry_interval)
     properties |= extra_properties
     _check_connack_fits(client, packet, properties)
@@ -198,7 +209,7 @@ async def let_in(
     if not _holds(client):  # files were read again meanwhile
         _refuse_login(client, client_id, username, Refused(), now)
         return
-    if _refuse_session(client, client_id, username, packet.will, now):
+    if not client.is_local and _refuse_session(client, client_id, username, packet.will, now):
         return
     journal = core.journal
     n_changes = journal.n_changes if journal is not None else 0

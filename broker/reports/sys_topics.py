@@ -6,7 +6,7 @@ Figures of single clients are in `penstock.broker.reports.client_topics`.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import fields
 from functools import partial
 from typing import Any, Final
@@ -94,7 +94,13 @@ class SysTopics:
     """Publishes those of a core's figures that have changed, once in each interval."""
 
     def __init__(
-        self, core: Core, version: str, started_at: float, *, has_common: bool = True
+        self,
+        core: Core,
+        version: str,
+        started_at: float,
+        *,
+        has_common: bool = True,
+        of_plugins: Mapping[str, Callable[[], Mapping[str, int]]] | None = None,
     ) -> None:
         """Prepare the publisher; `start` starts it.
 
@@ -104,7 +110,9 @@ class SysTopics:
             started_at: monotonic seconds at which the broker started.
             has_common: False where aMQTT's own plugin publishes the names that it shares with
                 mosquitto, some in other units. Then only Penstock's own figures are published.
+            of_plugins: name of a plugin to what returns its figures.
         """
+        self._of_plugins = of_plugins or {}
         self._has_common = has_common
         self._core = core
         self._version = version
@@ -140,6 +148,10 @@ class SysTopics:
             yield from self._common(now)
         yield from self._ledger()
         yield from self._payload_store()
+        for plugin, figures_of in self._of_plugins.items():
+            own: Mapping[str, int] = self._core.guard.call(plugin, figures_of, otherwise={})
+            for name, n in own.items():
+                yield f"penstock/{plugin}/{name}", str(n)
         yield from self._faults()
 
     def _common(self, now: float) -> Iterator[tuple[str, str]]:

@@ -13,11 +13,17 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol, cast
 
 from penstock.broker.access_control import SessionView
 from penstock.broker.events import PacketSent
+from penstock.broker.extensions import PUBLISHER_PROPERTY
 from penstock.broker.message import Message
+from penstock.broker.mqtt.data_types import (
+    read_variable_byte_integer,
+    write_string_pair,
+    write_variable_byte_integer,
+)
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
 from penstock.broker.mqtt.packets import Packet, PubRel
 from penstock.broker.mqtt.size_limit import fit_packet
@@ -96,6 +102,7 @@ class Sender:
         is_explained: Request Problem Information: the client wants Reason Strings.
         send_quota: QoS 1 and 2 messages that may be inflight to this client.
         send_quota_bytes: payload bytes inflight from which on no further message is sent.
+        takes_copies: a PUBLISH may go to this client as it came from another.
     """
 
     __slots__ = (
@@ -112,6 +119,8 @@ class Sender:
         "session",
         "version",
     )
+
+    takes_copies: ClassVar = True
 
     def __init__(self, outgoing: Outgoing) -> None:
         self.core = core = outgoing.core
@@ -444,3 +453,39 @@ class Sender:
             core.guard.tell(core.callbacks.packet_sent, event)
         if not outgoing.is_touched:
             core.turn.write_soon(outgoing)
+
+
+class TellingSender(Sender):
+    """Sends each message with the Client Identifier of its publisher, as a User Property."""
+
+    __slots__ = ()
+
+    takes_copies = False
+
+    def _header(
+        self,
+        message: Message,
+        subscription_ids: tuple[int, ...],
+        now: float,
+        retain: bool,  # noqa: FBT001 (as `Sender`)
+        qos: int = 0,
+        dup: bool = False,  # noqa: FBT001, FBT002
+        packet_id: int = 0,
+    ) -> bytes:
+        """Return all of a PUBLISH that stands before its payload; the publisher comes last."""
+        properties = outgoing_properties(message, subscription_ids, now)
+        if message.publisher:
+            publisher = b"\x26" + write_string_pair((PUBLISHER_PROPERTY, message.publisher))
+            n_bytes, start = read_variable_byte_integer(properties, 0)
+            length = write_variable_byte_integer(n_bytes + len(publisher))
+            properties = length + properties[start:] + publisher
+        return publish_header(
+            message.topic_bytes,
+            len(message.payload),
+            qos,
+            retain,
+            dup,
+            packet_id,
+            properties,
+            self.version,
+        )

@@ -215,6 +215,8 @@ class Client:
         is_answered: what it sent first is a CONNECT, in a version in which a mistake can be told.
         has_begun_session: the session began with this connection.
         is_bridge: the client has said that it is another broker's bridge.
+        is_local: it is a part of the broker's own process; see
+            `penstock.broker.extensions.LocalClients`.
         known_properties: of a PUBLISH that came in a run, found good; see
             `penstock.broker.receiving.runs`.
         maximum_packet_size: bytes of the largest packet that is taken from an accepted client.
@@ -251,6 +253,7 @@ class Client:
         "is_closing",
         "is_counted",
         "is_heard_out",
+        "is_local",
         "is_open",
         "known_properties",
         "last_received",
@@ -305,6 +308,7 @@ class Client:
         self.authentication: Authentication | None = None
         self.has_begun_session = False
         self.is_bridge = False
+        self.is_local = False
         self.is_closing = False
         self.is_broken_off = False
         self.is_heard_out = False
@@ -428,6 +432,8 @@ class Client:
         topic_alias_maximum = min(topic_alias_maximum, core.options.outgoing_topic_aliases)
         if topic_alias_maximum:
             sender.aliases = OutgoingAliases(topic_alias_maximum)
+            self.outgoing.copy_maximum = 0
+        elif not sender.takes_copies:
             self.outgoing.copy_maximum = 0
         if self.timer is not None:
             self.timer.cancel()

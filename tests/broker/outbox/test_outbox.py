@@ -317,6 +317,34 @@ def test_a_full_outbox_may_drop_the_oldest() -> None:
     assert drain(box) == ["3", "4", "5"]
 
 
+def test_an_outbox_may_have_limits_of_its_own() -> None:
+    """What is over half full is found by them; those of all others stay."""
+    box, ledger, _ = outbox(max_messages=10)
+    common = box.rules
+    box.rules = common.of_one(max_messages=2, max_bytes=100, drops_oldest=True)
+    for number in range(4):
+        box.add(delivery(str(number)))
+        box.check_invariants()
+    assert box in common.over_half
+    assert ledger.dropped == {"pushed_out": 2}
+    assert drain(box) == ["2", "3"]
+    assert (common.max_messages, common.drops_oldest) == (10, False)
+
+
+def test_what_has_waited_for_too_long_is_dropped_and_counted() -> None:
+    """Large messages too; nothing is searched while the oldest are young enough."""
+    box, ledger, _ = outbox()
+    for at in (1.0, 2.0):
+        box.add(delivery(f"small {at}", arrived_at=at))
+        box.add(delivery(f"large {at}", f"of {at}", size=200, arrived_at=at))
+    box.drop_older(1.0)
+    assert ledger.dropped == {}
+    box.drop_older(2.0)
+    box.check_invariants()
+    assert ledger.dropped == {"too_old": 2}
+    assert sorted(str(one) for one in drain(box)) == ["large 2.0", "small 2.0"]
+
+
 def test_what_could_never_fit_pushes_nothing_out() -> None:
     """A message larger than all the room is dropped itself, and so is QoS 0 among QoS 1."""
     box, ledger, _ = outbox(max_messages=2, max_bytes=50, drops_oldest=True)

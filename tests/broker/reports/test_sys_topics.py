@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.helpers.virtual import VirtualBroker
 DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
 
 
-def figures(broker: VirtualBroker, **options: bool) -> dict[str, str]:
+def figures(broker: VirtualBroker, **options: Any) -> dict[str, str]:
     """Return the figures by their topic below $SYS/broker/, all published now."""
     SysTopics(broker.core, "1.2.3", 1000.0, **options).start(broker.now, 10.0)
     broker.advance(0)
@@ -25,6 +26,12 @@ def figures(broker: VirtualBroker, **options: bool) -> dict[str, str]:
         for topic, message in retained.items()
         if topic.startswith(ROOT)
     }
+
+
+def test_figures_of_a_plugin_stand_below_its_name() -> None:
+    """As the plugin returns them."""
+    found = figures(VirtualBroker(), of_plugins={"uplink": lambda: {"cloud/connected": 1}})
+    assert found["penstock/uplink/cloud/connected"] == "1"
 
 
 def test_figures_are_those_of_the_core() -> None:

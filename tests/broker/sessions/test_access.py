@@ -18,7 +18,7 @@ from penstock.broker.access_control import (
 from penstock.broker.mqtt.packets import ConnAck, Connect
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.receiving.connecting import close_if_revoked
-from penstock.broker.sessions.access import SeveralSources, combine
+from penstock.broker.sessions.access import ExceptLocal, SeveralSources, combine
 from tests.helpers.access import Access, finish
 from tests.helpers.riddle import Riddle
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -43,6 +43,23 @@ def connected(*sources: Source, client_id: str = "c") -> VirtualClient:
 def test_without_a_source_everybody_is_let_in() -> None:
     """The listeners are then of this machine alone."""
     assert combine([]) is None
+
+
+def test_clients_of_the_brokers_own_process_are_not_judged_and_others_are() -> None:
+    """Their client id says who they are, as no other client may have it."""
+    inner = Access(subscribe=False)
+    inner.refused = {("publish", "t")}
+    access = ExceptLocal(inner)
+    assert (access.checks_publish, access.checks_subscribe) == (True, False)
+    broker = VirtualBroker(access=access)
+    client = VirtualClient(broker)
+    client.send(Connect(client_id="c"))
+    session = broker.core.sessions.get("c")
+    assert session is not None
+    assert len(inner.attempts) == 1
+    assert access.authorize(session, "t", PUBLISH) is False
+    session.client_id = "$uplink/a/down"
+    assert access.authorize(session, "t", PUBLISH) is True
 
 
 class Passwords(AccessControl):

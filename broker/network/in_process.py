@@ -1,0 +1,339 @@
+"""Clients in the broker's own process: MQTT on a transport in memory.
+
+Theory of operation. A connection has two ends. What is written at one of them waits, by reference,
+at the other, and the loop hands it over to the protocol there, a bounded number of bytes at a time:
+no protocol is ever called while another one writes. An end that has more unread bytes than the
+writer's high mark pauses the writer, as a full socket would. An end that does not read lets bytes
+wait, and so pauses the writer, too.
+
+The broker's end is an `MqttProtocol` as on any socket, so that limits, back-pressure and
+withholding work as for any client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
+from penstock.broker.network.accepted import AcceptedConnection, Reception
+from penstock.broker.network.transport import MqttProtocol
+from penstock.broker.quotas.admission import Places
+from penstock.broker.sending.sender import TellingSender
+
+if TYPE_CHECKING:
+    from penstock.broker.network.driver import Driver
+
+LISTENER: Final = "$local"
+"""Listener of these clients; the policy file cannot name one so."""
+
+TURN_BYTES: Final = 65_536
+"""What the loop hands over at a time, if more than one piece is written: as a socket would give."""
+
+_HIGH_BYTES: Final = 65_536
+_LOW_BYTES: Final = 16_384
+"""Marks of an end that has set none."""
+
+Buffer = bytes | bytearray | memoryview
+
+
+class MemoryTransport(asyncio.Transport):
+    """One end of a connection in memory.
+
+    Attributes:
+        protocol: of this end.
+        other: the other end.
+        unread: what was written at the other end and has not been received at this one.
+        unread_bytes: what it sums up to.
+        is_writer_paused: the protocol of this end was told to write no more.
+        low_bytes: unread bytes at the other end from which on it may write again.
+        is_ending: this end was closed, or both were aborted.
+        is_lost: the protocol of this end was told that the connection is lost.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, extra: Mapping[str, Any]) -> None:
+        super().__init__(dict(extra))
+        self._loop = loop
+        self.protocol: asyncio.Protocol
+        self.other: MemoryTransport
+        self.unread: deque[Buffer] = deque()
+        self.unread_bytes = 0
+        self._is_reading = True
+        self.is_scheduled = False
+        self.is_ending = False
+        self.is_lost = False
+        self.is_writer_paused = False
+        self.high_bytes = _HIGH_BYTES
+        self.low_bytes = _LOW_BYTES
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def write(self, data: Buffer) -> None:
+        """Let the other end receive bytes; they must not change any more."""
+        self.writelines((data,))
+
+    def writelines(self, list_of_data: Iterable[Buffer]) -> None:
+        """Let the other end receive pieces."""
+        if self.is_ending:
+            return
+        other = self.other
+        for data in list_of_data:
+            if data:
+                other.unread.append(data)
+                other.unread_bytes += len(data)
+        other.schedule()
+        if other.unread_bytes > self.high_bytes and not self.is_writer_paused:
+            self.is_writer_paused = True
+            self.protocol.pause_writing()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Set the marks at which the protocol of this end is paused and resumed."""
+        self.high_bytes = _HIGH_BYTES if high is None else high
+        self.low_bytes = self.high_bytes // 4 if low is None else low
+
+    def get_write_buffer_size(self) -> int:
+        """Return the bytes that the other end has not received."""
+        return self.other.unread_bytes
+
+    def can_write_eof(self) -> bool:
+        """Return False: both directions end together."""
+        return False
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def pause_reading(self) -> None:
+        """Receive nothing until `resume_reading`."""
+        self._is_reading = False
+
+    def resume_reading(self) -> None:
+        """Receive again."""
+        self._is_reading = True
+        self.schedule()
+
+    def is_reading(self) -> bool:
+        """Return whether this end receives."""
+        return self._is_reading and not self.is_ending
+
+    def schedule(self) -> None:
+        """Have the loop hand over what waits, or the end, if this end reads."""
+        has_news = self.unread or self.other.is_ending
+        if has_news and self._is_reading and not (self.is_scheduled or self.is_lost):
+            self.is_scheduled = True
+            self._loop.call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        self.is_scheduled = False
+        if self.is_lost or not self._is_reading:
+            return
+        if self.unread:
+            if not self.is_ending:  # what comes for a closed end is read and dropped
+                self.protocol.data_received(self._take())  # type: ignore[arg-type]
+            else:
+                self.unread.clear()
+                self.unread_bytes = 0
+            writer = self.other
+            if writer.is_writer_paused and self.unread_bytes <= writer.low_bytes:
+                writer.is_writer_paused = False
+                if not writer.is_lost:
+                    writer.protocol.resume_writing()
+            self.schedule()
+        elif self.other.is_ending:
+            self.lose()
+            self.other.lose()
+
+    def _take(self) -> Buffer:
+        """Return what is handed over next: one piece, or several small ones joined."""
+        unread = self.unread
+        data = unread.popleft()
+        if unread and len(data) + len(unread[0]) <= TURN_BYTES:
+            pieces = [data]
+            n_bytes = len(data)
+            while unread and n_bytes + len(unread[0]) <= TURN_BYTES:
+                piece = unread.popleft()
+                n_bytes += len(piece)
+                pieces.append(piece)
+            data = b"".join(pieces)
+        self.unread_bytes -= len(data)
+        return data
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def is_closing(self) -> bool:
+        """Return whether nothing more can be written."""
+        return self.is_ending
+
+    def close(self) -> None:
+        """End the connection once the other end has received everything."""
+        if not self.is_ending:
+            self.is_ending = self._is_reading = True  # what still comes is dropped
+            self.other.schedule()
+            self.schedule()
+
+    def abort(self) -> None:
+        """End the connection; what was not received is dropped."""
+        self.is_ending = True
+        for end in (self, self.other):
+            end.unread.clear()
+            end.unread_bytes = 0
+            end.is_ending = True
+            self._loop.call_soon(end.lose)
+
+    def lose(self) -> None:
+        """Tell the protocol of this end, once, that the connection is lost."""
+        if not self.is_lost:
+            self.is_lost = self.is_ending = True
+            self._loop.call_soon(self.protocol.connection_lost, None)
+
+
+class _LocalConnection(AcceptedConnection):
+    """A connection within the process; it takes nobody's place."""
+
+    def accept(self, transport: asyncio.Transport) -> bool:
+        """Take the connection, whatever the limits are."""
+        self.transport = transport
+        self.accepted_at = self.reception.clock()
+        return True
+
+    def peer(self) -> str:
+        """Return the peer's name for the log."""
+        return "a client in the broker's process"
+
+
+class _LocalProtocol(MqttProtocol):
+    """The broker's side of a client in its own process."""
+
+    __slots__ = ("_tells_publisher",)
+
+    def __init__(
+        self, driver: Driver, arrival: AcceptedConnection, *, tells_publisher: bool
+    ) -> None:
+        super().__init__(driver, arrival)
+        self._tells_publisher = tells_publisher
+
+    def _begin(self, since: float) -> None:
+        super()._begin(since)
+        assert self.connection is not None  # noqa: S101 (just made)
+        client = self.connection.client
+        client.is_local = True
+        if self._tells_publisher:
+            client.sender = TellingSender(client.outgoing)
+
+
+class InProcessClients:
+    """The broker's `penstock.broker.extensions.LocalClients`."""
+
+    def __init__(self, driver: Driver, reception: Callable[[], Reception]) -> None:
+        """Prepare; clients can be connected once the broker listens.
+
+        Args:
+            driver: of the broker.
+            reception: returns that of the broker, once there is one.
+        """
+        self._driver = driver
+        self._reception = reception
+
+    @property
+    def receive_maximum(self) -> int:
+        """QoS 1 and 2 messages that a client may have unacknowledged."""
+        return self._driver.limits.receive_maximum
+
+    @property
+    def maximum_packet_size(self) -> int:
+        """Bytes of the largest packet that a client may send."""
+        return self._driver.limits.maximum_packet_size
+
+    def subscriptions(self, client_id: str) -> Sequence[str] | None:
+        """Return the topic filters of a client's session; None where it has none."""
+        session = self._driver.core.sessions.get(client_id)
+        return None if session is None else list(session.subscriptions)
+
+    def connect(
+        self,
+        protocol: asyncio.Protocol,
+        *,
+        tells_publisher: bool = False,
+        extra: Mapping[str, Any] | None = None,
+    ) -> asyncio.Transport:
+        """Connect a client; see `penstock.broker.extensions.LocalClients.connect`."""
+        driver = self._driver
+        ours = MemoryTransport(driver.loop, extra or {})
+        theirs = MemoryTransport(driver.loop, {})
+        ours.other, theirs.other = theirs, ours
+        arrival = _LocalConnection(self._reception(), LISTENER, Places())
+        ours.protocol = _LocalProtocol(driver, arrival, tells_publisher=tells_publisher)
+        theirs.protocol = protocol
+        ours.protocol.connection_made(ours)
+        protocol.connection_made(theirs)
+        return theirs
+
+    def limit(
+        self,
+        client_id: str,
+        *,
+        messages: int | None,
+        n_bytes: int | None,
+        drops_oldest: bool,
+    ) -> None:
+        """Give the outbox of a client's session limits of its own."""
+        core = self._driver.core
+        session = core.sessions.get(client_id)
+        if session is not None:
+            common = core.outbox_rules
+            session.outbox.rules = common.of_one(
+                max_messages=common.max_messages if messages is None else messages,
+                max_bytes=common.max_bytes if n_bytes is None else n_bytes,
+                drops_oldest=drops_oldest,
+            )
+
+    def drop_older(self, client_id: str, seconds: float) -> None:
+        """Drop what has waited for a client for longer."""
+        driver = self._driver
+        session = driver.core.sessions.get(client_id)
+        if session is not None:
+            outbox = session.outbox
+            driver.take_turn(lambda: outbox.drop_older(driver.clock() - seconds))
+
+    def waiting(self, client_id: str) -> int:
+        """Return how many messages wait for a client, or are unacknowledged by it."""
+        session = self._driver.core.sessions.get(client_id)
+        return 0 if session is None else session.outbox.n_messages + len(session.inflight)
+
+    def retained(self, topic_filter: str, publisher: str) -> Sequence[tuple[str, int]]:
+        """Return what is retained of a client's; see `LocalClients.retained`."""
+        walk = self._driver.core.retained.walk(topic_filter)
+        now = self._driver.clock()
+        found = []
+        while not walk.is_done:
+            message = walk.step(now)
+            if message is not None and message.publisher == publisher:
+                found.append((message.topic, message.payload_bytes))
+        return found
+
+    def subscriptions_of_others(self) -> Iterator[tuple[str, str, int]]:
+        """Yield the (client id, topic filter, QoS) of all clients but these."""
+        for session in self._driver.core.sessions:
+            if not session.client_id.startswith(LOCAL_CLIENT_PREFIX):
+                for one in session.subscriptions.values():
+                    yield session.client_id, one.topic_filter, one.qos
+
+    def end_sessions(self, is_wanted: Callable[[str], bool]) -> Sequence[str]:
+        """End sessions of local clients, and return their ids."""
+        driver = self._driver
+        sessions = driver.core.sessions
+        ended = [
+            client_id
+            for client_id in sessions.client_ids()
+            if client_id.startswith(LOCAL_CLIENT_PREFIX) and is_wanted(client_id)
+        ]
+
+        def end() -> None:
+            now = driver.clock()
+            for client_id in ended:
+                session = sessions.get(client_id)
+                if session is not None:
+                    sessions.end(session, now)
+
+        driver.take_turn(end)
+        return ended

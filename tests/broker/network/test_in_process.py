@@ -1,0 +1,238 @@
+"""Clients in the broker's own process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from penstock.broker.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Packet,
+    PubAck,
+    Publish,
+    SubAck,
+    Subscribe,
+    SubscriptionRequest,
+)
+from penstock.broker.mqtt.reader import read_packet
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.network.in_process import InProcessClients, MemoryTransport
+from penstock.broker.server import Server
+from tests.broker.serving import driver_of, port_of, serving
+from tests.helpers.frames import frames_of
+from tests.helpers.process import SECONDS
+from tests.helpers.wire import WireClient, connected
+
+
+class _LocalClient(asyncio.Protocol):
+    """A client in the broker's process.
+
+    Attributes:
+        transport: of its connection.
+        packets: what it has received and nobody has taken.
+        lost: set when the connection has ended.
+    """
+
+    def __init__(self) -> None:
+        self.transport: Any = None
+        self.packets: asyncio.Queue[Packet] = asyncio.Queue()
+        self.lost = asyncio.Event()
+        self._buffer = ReceiveBuffer(10_000_000)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        frames = frames_of(self._buffer, self._buffer.receive_data(bytes(data)))
+        for first_byte, body in frames:
+            self.packets.put_nowait(read_packet(first_byte, body, 5))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)
+        self.lost.set()
+
+    def send(self, *packets: Packet) -> None:
+        """Send packets."""
+        self.transport.writelines([write_packet(packet, 5) for packet in packets])
+
+    async def take(self, kind: type[Any]) -> Any:
+        """Return the next packet, which must be of this kind."""
+        async with asyncio.timeout(SECONDS):
+            packet = await self.packets.get()
+        assert isinstance(packet, kind), packet
+        return packet
+
+
+def local_clients(server: Server) -> InProcessClients:
+    """Return what connects clients within a server's process."""
+    driver = driver_of(server)
+    return InProcessClients(driver, lambda: server._reception)
+
+
+async def joined(server: Server, *, tells_publisher: bool = False) -> _LocalClient:
+    """Return a local client that is connected and has subscribed to everything."""
+    client = _LocalClient()
+    local_clients(server).connect(client, tells_publisher=tells_publisher)
+    request = SubscriptionRequest("#", 1)
+    client.send(Connect("$uplink/a", clean_start=False, keep_alive=0), Subscribe(1, (request,)))
+    assert (await client.take(ConnAck)).reason_code == 0
+    await client.take(SubAck)
+    return client
+
+
+async def test_a_local_client_publishes_and_receives() -> None:
+    """As any other client; a large payload goes through, too."""
+    async with serving() as server, await connected(port_of(server), "other") as other:
+        local = await joined(server)
+        await other.subscribe("a", 1)
+        payload = b"p" * 300_000
+        await other.publish("b", payload)
+        message = await local.take(Publish)
+        assert (message.topic, message.payload) == ("b", payload)
+        assert message.properties == {}
+        local.send(PubAck(message.packet_id), Publish("a", payload, 1, packet_id=4))
+        assert await local.take(Publish) == Publish(
+            "a", payload, 1, packet_id=message.packet_id + 1
+        )
+        assert await local.take(PubAck) == PubAck(4)
+        assert (await other.take(Publish)).payload == payload
+
+
+async def test_a_client_that_is_told_gets_the_publisher_behind_other_properties() -> None:
+    """Also of a message that passes others as it came."""
+    async with serving() as server, await connected(port_of(server), "sensor") as sensor:
+        local = await joined(server, tells_publisher=True)
+        await sensor.send(Publish("a", b"x"), Publish("a", b"y"))
+        await sensor.publish("b", b"z")
+        for _ in range(3):
+            message = await local.take(Publish)
+            assert message.properties == {"user_property": [("penstock-publisher", "sensor")]}
+        await sensor.send(Publish("c", b"", properties={"user_property": [("k", "v")]}))
+        message = await local.take(Publish)
+        assert message.properties["user_property"][-2:] == [
+            ("k", "v"),
+            ("penstock-publisher", "sensor"),
+        ]
+
+
+async def test_client_ids_of_local_clients_are_refused_to_all_others() -> None:
+    """Nobody takes the session over, nor makes one."""
+    async with serving() as server:
+        local = await joined(server)
+        async with await WireClient.dial(port_of(server)) as other:
+            assert (
+                await other.connect("$uplink/a")
+            ).reason_code == ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
+        assert not local.lost.is_set()
+
+
+async def test_a_local_client_takes_nobodys_place_and_never_expires() -> None:
+    """Limits of connections and sessions are for others."""
+    limits = {"connections": 1, "sessions": 1, "maximum_keep_alive": 5}
+    async with (
+        serving(limits=limits, session_expiry_interval=1) as server,
+        await connected(port_of(server), "other"),
+    ):
+        await joined(server)
+        session = server.core.sessions.get("$uplink/a")
+        assert session is not None
+        assert session.expiry_interval is None
+        assert session.client is not None
+        assert session.client.timer is None
+
+
+async def test_sessions_that_are_not_configured_any_more_end() -> None:
+    """Messages would wait in them without end."""
+    async with serving() as server:
+        await joined(server)
+        clients = local_clients(server)
+        assert clients.subscriptions("$uplink/a") == ["#"]
+        assert clients.end_sessions(lambda client_id: client_id == "$uplink/b") == []
+        assert clients.end_sessions(lambda _: True) == ["$uplink/a"]
+        assert clients.subscriptions("$uplink/a") is None
+
+
+async def test_a_stop_of_the_broker_ends_local_clients() -> None:
+    """They are told as others are."""
+    async with serving() as server:
+        local = await joined(server)
+        await server.stop()
+        async with asyncio.timeout(SECONDS):
+            await local.lost.wait()
+
+
+class _End(asyncio.Protocol):
+    """What one end of a connection is told."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def data_received(self, data: bytes) -> None:
+        self.told.append(bytes(data))
+
+    def pause_writing(self) -> None:
+        self.told.append("pause")
+
+    def resume_writing(self) -> None:
+        self.told.append("resume")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.told.append(exc)
+
+
+def pair() -> tuple[MemoryTransport, _End, MemoryTransport, _End]:
+    """Return two ends and their protocols."""
+    loop = asyncio.get_running_loop()
+    a, b = MemoryTransport(loop, {"socket": "s"}), MemoryTransport(loop, {})
+    a.other, b.other = b, a
+    protocols = _End(), _End()
+    a.protocol, b.protocol = protocols
+    return a, protocols[0], b, protocols[1]
+
+
+async def turns() -> None:
+    """Let the loop call what is due."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_an_end_that_does_not_read_pauses_the_other() -> None:
+    """Nothing is handed over while somebody writes, and nothing beyond the marks for long."""
+    a, of_a, b, of_b = pair()
+    assert a.get_extra_info("socket") == "s"
+    a.set_write_buffer_limits(10, 4)
+    b.pause_reading()
+    a.writelines([b"12345", b"", b"6789"])
+    assert of_a.told == []
+    a.write(b"ab")
+    await turns()
+    assert (of_a.told, of_b.told, a.get_write_buffer_size()) == (["pause"], [], 11)
+    b.resume_reading()
+    assert of_b.told == []
+    await turns()
+    assert (of_a.told, of_b.told) == (["pause", "resume"], [b"123456789ab"])
+
+
+async def test_a_closed_end_still_hands_over_what_was_written() -> None:
+    """Both ends are told that it has ended; what is written to a closed one is dropped."""
+    a, of_a, b, of_b = pair()
+    a.write(b"last")
+    a.close()
+    b.write(b"never read")
+    a.write(b"too late")
+    await turns()
+    assert (of_a.told, of_b.told) == ([None], [b"last", None])
+    assert a.is_closing()
+    assert b.is_closing()
+
+
+async def test_an_aborted_connection_drops_what_was_not_received() -> None:
+    """At once, on both sides, also where one does not read."""
+    a, of_a, b, of_b = pair()
+    b.pause_reading()
+    a.write(b"lost")
+    a.abort()
+    await turns()
+    assert (of_a.told, of_b.told) == ([None], [None])
