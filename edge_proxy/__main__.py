@@ -1,13 +1,18 @@
-"""``penstock proxy -c proxy.yaml``: runs the edge proxy until it is stopped."""
+"""``penstock proxy -c proxy.yaml``: runs the edge proxy until it is stopped.
+
+With ``--mode edge`` it is a broker at a site, with an uplink: `penstock.edge_proxy.aggregator`.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from penstock.broker.config.command_line import CommandLine
+from penstock.broker.config.policy import load_policy
+from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.process.program import (
     Debug,
     LogLevel,
@@ -15,22 +20,58 @@ from penstock.broker.process.program import (
     run_until_stopped,
     set_up_log,
 )
+from penstock.broker.server import Server
 from penstock.edge_proxy.sidecar.config import load_proxy_config
 from penstock.edge_proxy.sidecar.sidecar import Sidecar
 
 app = CommandLine()
 
+MODES: Final = ("sidecar", "edge")
+
+UPLINK: Final = "uplink"
+"""Name of the plugin that makes a broker one of a site."""
+
 
 @app.command()
 def proxy(
-    config: Annotated[str, typer.Option("-c", "--config", help="The proxy's file.")],
+    config: Annotated[
+        str,
+        typer.Option("-c", "--config", help="The proxy's file; with --mode edge, a policy file."),
+    ],
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="sidecar: in front of any MQTT broker; edge: a site's broker with an uplink."
+        ),
+    ] = MODES[0],
     log_level: LogLevel = "info",
     *,
     debug: Debug = False,
 ) -> None:
-    """Run the edge proxy in front of any MQTT broker."""
+    """Run the edge proxy: in front of any MQTT broker, or as the broker of a site."""
+    if mode not in MODES:
+        raise typer.BadParameter(f"read {mode!r}; allowed: {', '.join(MODES)}", param_hint="--mode")
     set_up_log(log_level, debug=debug)
-    run_until_stopped(Sidecar(load_proxy_config(config)))
+    service = Sidecar(load_proxy_config(config)) if mode == "sidecar" else edge_broker(config)
+    run_until_stopped(service)
+
+
+def edge_broker(file: str) -> Server:
+    """Return the broker of a site.
+
+    Args:
+        file: a policy file that names the plugin ``uplink``.
+
+    Raises:
+        ConfigError: it does not, or is wrong in another way.
+    """
+    policy = load_policy(file)
+    if UPLINK not in policy.plugins:
+        problem = ConfigProblem(
+            "plugins", "no plugin uplink", "uplink, with the connection to the cloud's broker"
+        )
+        raise ConfigError(file, [problem])
+    return Server(policy)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -44,6 +44,26 @@ COVERED_ELSEWHERE: Final = {
         "tests/broker/test_plugin_loader.py",
         "the contract's types; whoever brings and whoever calls an extension shows them",
     ),
+    "edge_proxy/aggregator/counts.py": (
+        "tests/edge_proxy/aggregator/test_joint.py",
+        "counters without behaviour; the joint shows what each counts",
+    ),
+    "edge_proxy/aggregator/plugin.py": (
+        "tests/edge_proxy/aggregator/test_uplink.py",
+        "what starts and stops the uplinks shows in those that run",
+    ),
+    "edge_proxy/aggregator/link.py": (
+        "tests/edge_proxy/aggregator/test_uplink.py",
+        "a connection of an uplink; the uplink that runs shows it",
+    ),
+    "edge_proxy/aggregator/preparation.py": (
+        "tests/edge_proxy/aggregator/test_uplink.py",
+        "what comes before an uplink stands shows in those that do",
+    ),
+    "edge_proxy/aggregator/outlet.py": (
+        "tests/edge_proxy/aggregator/test_joint.py",
+        "what the joint writes shows it",
+    ),
     "broker/link.py": (
         "tests/plugins/probing/test_sampler.py",
         "fields without behaviour; samplers write them, gates judge them",

@@ -52,3 +52,30 @@ def test_help_ends_with_status_0(capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever asks is told the options."""
     assert main(["--help"]) == 0
     assert "--config" in capsys.readouterr().out
+
+
+def test_an_edge_broker_needs_the_plugin_uplink(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A policy file without it is one of a broker without a cloud."""
+    file = tmp_path / "edge.yaml"
+    file.write_text("listeners: {default: {bind: 127.0.0.1:0}}")
+    assert main(["--mode", "edge", "-c", str(file)]) == 2
+    assert "plugins: read no plugin uplink; allowed: uplink" in capsys.readouterr().err
+
+
+def test_a_sidecar_has_no_uplink(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no sessions in which anything could wait."""
+    file = tmp_path / "proxy.yaml"
+    file.write_text(
+        "upstream: {address: b}\nlistener: {bind: '127.0.0.1:0'}\n"
+        "plugins: {uplink: {site: s, uplinks: {c: {upstream: {address: b}, up: [{filter: a}]}}}}"
+    )
+    assert main(["-c", str(file)]) == 2
+    assert "plugins.uplink: read an uplink of a sidecar" in capsys.readouterr().err
+
+
+def test_a_mode_that_there_is_not_ends_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that there are stand in the error."""
+    assert main(["--mode", "cloud", "-c", "x"]) == 2
+    assert "sidecar, edge" in capsys.readouterr().err

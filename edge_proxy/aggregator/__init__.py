@@ -1,0 +1,1 @@
+"""A broker at a site, with one uplink to a broker in the cloud."""

@@ -1,0 +1,66 @@
+"""What an uplink has done so far; counters only go up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+DROP_REASONS: Final[Mapping[str, str]] = {
+    "hops": "it went up too many uplinks, or comes from this site: a loop",
+    "not_mapped": "no rule has a name for its topic on the other side",
+    "properties": "its User Properties cannot be read",
+    "too_large": "larger than the Maximum Packet Size of the cloud's broker",
+    "refused": "the cloud's broker has refused it by a reason code of 0x80 or above",
+}
+"""Every reason for which a message does not pass an uplink, and its meaning."""
+
+CHANGE_REASONS: Final[Mapping[str, str]] = {
+    "qos_lowered": "the cloud's broker has a lower Maximum QoS",
+    "retain_cleared": "the cloud's broker retains nothing (Retain Available)",
+}
+"""Every reason for which a message passes otherwise than it came, and its meaning."""
+
+
+@dataclass(eq=False, slots=True)
+class UplinkCounts:
+    """Counts of one uplink, all from 0.
+
+    Attributes:
+        connected: the cloud's broker has accepted the connection, which stands: 1; else 0.
+        connections: times that it was accepted.
+        failures: attempts that failed and connections that ended, by reason.
+        up_messages: PUBLISH packets sent to the cloud, repeats included.
+        up_bytes: of these packets.
+        down_messages: PUBLISH packets from the cloud that the site's broker was given.
+        down_bytes: of these packets.
+        up_dropped: messages that did not go up, by reason.
+        down_dropped: messages that did not come down, by reason.
+        changed: messages that went up otherwise than they came, by reason.
+        subscribe_refused: topic filters that the cloud's broker has refused.
+        retained_cleared: retained messages of the site that the cloud's broker has no more.
+    """
+
+    connected: int = 0
+    connections: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    up_messages: int = 0
+    up_bytes: int = 0
+    down_messages: int = 0
+    down_bytes: int = 0
+    up_dropped: dict[str, int] = field(default_factory=dict)
+    down_dropped: dict[str, int] = field(default_factory=dict)
+    changed: dict[str, int] = field(default_factory=dict)
+    subscribe_refused: int = 0
+    retained_cleared: int = 0
+
+    def figures(self) -> dict[str, int]:
+        """Return all of them, each reason below the name of its counter."""
+        found: dict[str, int] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, int):
+                found[each.name] = value
+            else:
+                found |= {f"{each.name}/{reason}": n for reason, n in sorted(value.items())}
+        return found

@@ -1,0 +1,345 @@
+"""One connection of an uplink to the cloud, and the two local ones with it, on the network."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Final, cast
+
+from penstock.broker.errors import PeerError
+from penstock.edge_proxy.aggregator.joint import Joint, UplinkRefusedError
+from penstock.edge_proxy.aggregator.packet_stream import Buffer
+from penstock.edge_proxy.upstream import Upstream
+
+if TYPE_CHECKING:
+    from penstock.edge_proxy.aggregator.uplink import Uplink
+
+WRITE_HIGH_BYTES: Final = 65_536
+WRITE_LOW_BYTES: Final = 16_384
+"""Unsent bytes of the cloud's connection above which no more is taken from the site's broker, and
+below which it is again. A small message has to wait for what was taken before it."""
+LEAST_LOOK_SECONDS: Final = 0.01
+"""Between two looks at the conditions: a rounding error must not cost a turn of the loop each."""
+
+_BUDGET: Final = "budget"
+"""Reason for not reading from the site's broker."""
+
+
+WISHED: Final = "wished"
+"""Reason of an end that is no failure."""
+
+GOODBYE_SECONDS: Final = 2.0
+"""How long a stop waits for the cloud's connection to take what is written."""
+
+
+class Side(asyncio.Protocol):
+    """One of the three connections of a link.
+
+    Attributes:
+        name: ``cloud``, ``up`` or ``down``.
+        transport: once connected, until it has ended.
+        received_at: monotonic seconds of the last bytes.
+    """
+
+    def __init__(self, link: Link, name: str) -> None:
+        self._link = link
+        self.name = name
+        self.transport: asyncio.Transport | None = None
+        self.received_at = 0.0
+        self._paused_by: set[str] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self.transport = cast("asyncio.Transport", transport)
+        self.received_at = self._link.uplink.clock()
+        if self._paused_by:
+            self.transport.pause_reading()
+
+    def data_received(self, data: Buffer) -> None:
+        """Pass bytes through the joint."""
+        self.received_at = self._link.uplink.clock()
+        self._link.receive(self, data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the whole link."""
+        self.transport = None
+        told = "" if exc is None else f": {exc}"
+        if self.name == "cloud":
+            self._link.closed.set()
+            self._link.end("closed", f"the connection was closed{told}")
+        else:
+            self._link.end(
+                "local", f"the site's own broker has closed the client {self.name}{told}"
+            )
+
+    def pause_writing(self) -> None:
+        """Have nothing read that would be written here."""
+        self._link.pause(self)
+
+    def resume_writing(self) -> None:
+        """Have it read again."""
+        self._link.resume(self)
+
+    def read(self, *, unless: str, wants: bool) -> None:
+        """Read or not.
+
+        Args:
+            unless: name of what the reason for a pause is.
+            wants: False to pause for this reason, True to let it go.
+        """
+        was_paused = bool(self._paused_by)
+        (self._paused_by.discard if wants else self._paused_by.add)(unless)
+        if self.transport is None or was_paused == bool(self._paused_by):
+            return
+        self.received_at = self._link.uplink.clock()  # silence was ours
+        if self._paused_by:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+
+
+class Link:
+    """One connection to the cloud, and the two local ones with it.
+
+    Attributes:
+        ended: set to (reason, what to log) at the end.
+        joint: between the three, once the connection to the cloud is established.
+        upstream: the address that it goes to.
+        closed: set when the connection to the cloud has ended.
+        cloud: the connection to the cloud's broker.
+    """
+
+    def __init__(self, uplink: Uplink, loop: asyncio.AbstractEventLoop) -> None:
+        self.uplink = uplink
+        self.joint: Joint
+        self.upstream: Upstream
+        self.ended: asyncio.Future[tuple[str, str]] = loop.create_future()
+        self.closed = asyncio.Event()
+        self.cloud = Side(self, "cloud")
+        self._up = Side(self, "up")
+        self._down = Side(self, "down")
+        self._loop = loop
+        self._is_local = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking: asyncio.TimerHandle | None = None
+        self._is_asking_soon = False
+        self._looking: asyncio.TimerHandle | None = None
+        self._paying: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0
+        self._pinged_at: float | None = None
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the cloud's broker has accepted the connection."""
+        return self._is_local
+
+    def begin(self, joint: Joint) -> None:
+        """Begin to speak MQTT on the connection to the cloud."""
+        self.joint = joint
+        if self.cloud.transport is not None:
+            self.cloud.transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
+        timeout = self.uplink.keys.upstream.connack_timeout_seconds
+        self._timer = self._loop.call_later(
+            timeout, self.end, "connack", f"no CONNACK in {timeout:g} s"
+        )
+        self._flush()
+
+    def receive(self, side: Side, data: Buffer) -> None:
+        """Hand bytes to the joint and write what comes of them."""
+        if self.ended.done():
+            return
+        joint = self.joint
+        try:
+            if side is self.cloud:
+                joint.receive_cloud(data)
+            elif side is self._up:
+                joint.receive_up(data)
+            else:
+                joint.receive_down(data)
+        except UplinkRefusedError as error:
+            self.end(error.reason, str(error))
+            return
+        except PeerError as error:
+            self.end("protocol", f"not understood: {error}")
+            return
+        except Exception:
+            self.uplink.logger.exception("uplink %s: a fault of the uplink", self.uplink.name)
+            self.end("fault", "ended after a fault of the uplink")
+            return
+        if self.joint.is_accepted and not self._is_local:
+            self._connect_locally()
+        if self.joint.answers or self.joint.markers or self.joint.retained:
+            self._ask()
+        self._flush()
+
+    def _connect_locally(self) -> None:
+        """Connect the local clients, right after the cloud's CONNACK."""
+        self._is_local = True
+        transport = self.cloud.transport
+        sock = None if transport is None else transport.get_extra_info("socket")
+        extra = {} if sock is None else {"socket": sock}
+        clients = self.uplink.local_clients
+        # First: its session must be safe before a message of QoS 2 leaves. Without it, the cloud's
+        # session would end after a kill, and take what it knows of that message with it.
+        clients.connect(self._down)
+        clients.connect(self._up, tells_publisher=True, extra=extra)
+        self.uplink.accepted(self.joint, self.upstream)
+        self._ask()
+        self._watch()
+        self._look_at_conditions()
+
+    # -- subscriptions -------------------------------------------------------------------------
+
+    def want_subscriptions(self) -> None:
+        """Ask the cloud for what has changed, soon: clients subscribe to several filters."""
+        if self._is_local and not self._is_asking_soon:
+            self._is_asking_soon = True
+            self._loop.call_soon(self._ask_now)
+
+    def _ask_now(self) -> None:
+        self._is_asking_soon = False
+        if not self.ended.done():
+            self._ask()
+            self._flush()
+
+    def _ask(self) -> None:
+        wait = self.uplink.ask(self.joint)
+        if self._asking is not None:
+            self._asking.cancel()
+        self._asking = None if wait is None else self._loop.call_later(wait, self._ask_now)
+
+    def _flush(self) -> None:
+        joint = self.joint
+        if self.uplink.budget.bytes_per_second is not None and joint.cloud.out:
+            self._pay(sum(map(len, joint.cloud.out)))
+        for side, outlet in (
+            (self.cloud, joint.cloud),
+            (self._up, joint.up),
+            (self._down, joint.down),
+        ):
+            if outlet.out and side.transport is not None:
+                side.transport.writelines(outlet.take())
+
+    # -- conditions ----------------------------------------------------------------------------
+
+    def _look_at_conditions(self) -> None:
+        """Disconnect where the conditions do not hold any more, and look again later."""
+        why, seconds = self.uplink.look()
+        if why:
+            self.leave(why)
+        else:
+            self._looking = self._loop.call_later(
+                max(seconds, LEAST_LOOK_SECONDS), self._look_at_conditions
+            )
+
+    def _pay(self, n_bytes: int) -> None:
+        """Count bytes that go up, and take no more from the site's broker until they are paid."""
+        budget = self.uplink.budget
+        now = self.uplink.clock()
+        budget.spend(n_bytes, now)
+        wait = budget.wait_seconds(now)
+        if wait and self._paying is None:
+            self._up.read(unless=_BUDGET, wants=False)
+            self._paying = self._loop.call_later(wait, self._paid)
+
+    def _paid(self) -> None:
+        self._paying = None
+        wait = self.uplink.budget.wait_seconds(self.uplink.clock())
+        if wait:
+            self._paying = self._loop.call_later(wait, self._paid)
+        else:
+            self._up.read(unless=_BUDGET, wants=True)
+
+    # -- flow control --------------------------------------------------------------------------
+
+    def pause(self, side: Side) -> None:
+        """One connection takes no more: read nothing that goes there."""
+        for other in self._sources(side):
+            other.read(unless=side.name, wants=False)
+
+    def resume(self, side: Side) -> None:
+        """It takes more."""
+        for other in self._sources(side):
+            other.read(unless=side.name, wants=True)
+
+    def _sources(self, side: Side) -> tuple[Side, ...]:
+        return (self._up, self._down) if side is self.cloud else (self.cloud,)
+
+    # -- keep alive ----------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Look after the connection once in a quarter of the Keep Alive."""
+        if self._timer is not None:
+            self._timer.cancel()
+        keep_alive = self.joint.keep_alive
+        if keep_alive:
+            self._timer = self._loop.call_later(keep_alive / 4, self._look)
+        else:
+            self._timer = None
+
+    def _look(self) -> None:
+        """Ask for a sign of life after half of the Keep Alive, and give up after 1.5 times it.
+
+        What the kernel has not taken yet is no silence of the cloud's: on a slow link, a large
+        message alone may take longer than the Keep Alive.
+        """
+        transport = self.cloud.transport
+        if transport is None:
+            return
+        now = self.uplink.clock()
+        keep_alive = self.joint.keep_alive
+        unsent_bytes = transport.get_write_buffer_size()
+        if unsent_bytes < self._unsent_bytes:
+            self.cloud.received_at = now
+        self._unsent_bytes = unsent_bytes
+        silence = now - self.cloud.received_at
+        if silence >= 1.5 * keep_alive:
+            self.end("silent", f"nothing came in {silence:.0f} s; Keep Alive {keep_alive} s")
+            return
+        if self._pinged_at is None or now - self._pinged_at >= keep_alive / 2:
+            self._pinged_at = now
+            self.joint.ping()
+            self._flush()
+        self._watch()
+
+    # -- the end -------------------------------------------------------------------------------
+
+    async def say_goodbye(self) -> None:
+        """Disconnect, and wait a little until that has left."""
+        if self.ended.done() or self.cloud.transport is None or not self.is_accepted:
+            return
+        self.leave("it stops")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                await self.closed.wait()
+        self.close()
+
+    def leave(self, why: str) -> None:
+        """Disconnect, as is wished."""
+        is_told = self.joint.disconnect()
+        self._flush()
+        transport = self.cloud.transport
+        if is_told and transport is not None:
+            transport.close()  # when all is written
+        else:
+            self.closed.set()
+        if not self.ended.done():
+            self.ended.set_result((WISHED, why))
+
+    def end(self, reason: str, told: str) -> None:
+        """End the link, once; all three connections end."""
+        if not self.ended.done():
+            self.ended.set_result((reason, told))
+            self.close()
+
+    def close(self) -> None:
+        """Close what is open. What the local clients were given is still handled."""
+        for timer in (self._timer, self._asking, self._looking, self._paying):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._asking = self._looking = self._paying = None
+        for side in (self._up, self._down):
+            if side.transport is not None:
+                side.transport.close()
+        if self.cloud.transport is not None:
+            self.cloud.transport.abort()

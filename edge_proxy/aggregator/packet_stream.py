@@ -1,0 +1,140 @@
+"""Cuts received bytes into packets; the payload of a PUBLISH passes piece by piece.
+
+A payload is never collected and never copied as long as a whole chunk of received bytes belongs to
+it. Whatever stands before it, and any other packet, is collected until it is whole.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from penstock.broker.errors import MalformedPacketError
+from penstock.broker.mqtt.data_types import read_variable_byte_integer
+from penstock.broker.mqtt.enums import MQTT_5
+from penstock.broker.mqtt.publish_head import read_publish_head
+from penstock.broker.mqtt.receive_buffer import packet_too_large, read_remaining_length
+
+_PUBLISH: Final = 3
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Receiver(Protocol):
+    """Takes what a stream is cut into."""
+
+    def packet(self, first_byte: int, frame: bytes, body_at: int) -> None:
+        """Take a packet other than PUBLISH: all its bytes, and where its body begins."""
+
+    def publish(
+        self, first_byte: int, topic: bytes, packet_id: int, properties: bytes, payload_bytes: int
+    ) -> None:
+        """Take what stands before a payload; `properties` are encoded, with their length."""
+
+    def payload(self, piece: Buffer, bytes_left: int) -> None:
+        """Take a piece of it; with the last one, which may be empty, `bytes_left` is 0."""
+
+
+class PacketStream:
+    """The bytes of one connection.
+
+    Attributes:
+        version: protocol version.
+        maximum_packet_size: bytes of the largest packet that may come.
+    """
+
+    def __init__(self, receiver: Receiver, version: int, maximum_packet_size: int) -> None:
+        self.version = version
+        self.maximum_packet_size = maximum_packet_size
+        self._receiver = receiver
+        self._tail = b""
+        self._needed_bytes = 0
+        self._payload_bytes = 0
+
+    @property
+    def is_in_payload(self) -> bool:
+        """Whether the payload of a PUBLISH has begun and is not whole."""
+        return self._payload_bytes > 0
+
+    def receive_data(self, data: Buffer) -> None:
+        """Take received bytes.
+
+        Raises:
+            PeerError: they are no MQTT, or a packet is too large.
+        """
+        if self._payload_bytes:
+            piece = data if len(data) <= self._payload_bytes else data[: self._payload_bytes]
+            self._payload_bytes -= len(piece)
+            self._receiver.payload(piece, self._payload_bytes)
+            data = data[len(piece) :]
+        if not data:
+            return
+        whole = self._tail + data if self._tail else bytes(data)
+        if len(whole) < self._needed_bytes:
+            self._tail = whole
+            return
+        self._tail = b""
+        self._needed_bytes = 0
+        self._cut(whole)
+
+    def _cut(self, data: bytes) -> None:
+        position, end = 0, len(data)
+        while position < end:
+            body_at, body_bytes = read_remaining_length(data, position)
+            if not body_at:
+                break
+            stop = body_at + body_bytes
+            if stop - position > self.maximum_packet_size:
+                raise packet_too_large(stop - position, self.maximum_packet_size)
+            first_byte = data[position]
+            if first_byte >> 4 != _PUBLISH:
+                if stop > end:
+                    self._needed_bytes = stop - position
+                    break
+                self._receiver.packet(first_byte, data[position:stop], body_at - position)
+                position = stop
+                continue
+            payload_at = self._find_payload(data, first_byte, body_at, stop)
+            if payload_at > end:
+                self._needed_bytes = payload_at - position
+                break
+            self._begin_publish(data, first_byte, body_at, stop)
+            position = min(stop, end)
+        self._tail = data[position:]
+
+    def _find_payload(self, data: bytes, first_byte: int, start: int, stop: int) -> int:
+        """Return where the payload begins, or how far the bytes must reach to find out."""
+        end = len(data)
+        if stop <= end:
+            return stop  # as far as it takes: the packet is whole
+        if start + 2 > end:
+            return start + 2
+        position = start + 2 + (data[start] << 8 | data[start + 1]) + (2 if first_byte & 6 else 0)
+        if self.version != MQTT_5:
+            return min(position, stop)
+        if position >= end:
+            return min(position + 1, stop)
+        n_length = next(
+            (n for n in range(4) if position + n < end and data[position + n] < 0x80), 4
+        )
+        if n_length == 4:
+            if position + 4 <= end:
+                raise MalformedPacketError("PUBLISH: property length goes on after byte 4")
+            return min(end + 1, stop)
+        n_bytes, payload_at = read_variable_byte_integer(data, position)
+        return min(payload_at + n_bytes, stop)
+
+    def _begin_publish(self, data: bytes, first_byte: int, start: int, stop: int) -> None:
+        topic_end, packet_id, properties_at, payload_at = read_publish_head(
+            data, first_byte, start, stop, self.version
+        )
+        receiver = self._receiver
+        receiver.publish(
+            first_byte,
+            data[start + 2 : topic_end],
+            packet_id,
+            data[properties_at:payload_at],
+            stop - payload_at,
+        )
+        piece = data[payload_at:stop]
+        self._payload_bytes = stop - payload_at - len(piece)
+        receiver.payload(piece, self._payload_bytes)

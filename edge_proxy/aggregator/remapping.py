@@ -1,0 +1,219 @@
+"""Which topics pass an uplink, what they are called on its other side, and where a loop ends.
+
+A rule names topics by a filter, which is the same on both sides but for its prefix: with
+``filter: "+/temperature"``, ``local_prefix: plant/`` and ``remote_prefix: sites/berlin/plant/``,
+the local topic ``plant/oven/temperature`` is ``sites/berlin/plant/oven/temperature`` in the cloud.
+Of several rules of one direction, the first that matches a topic says what it becomes. A message
+passes once, whatever number of rules match.
+
+A message that goes up carries two User Properties: the site where it went up first, and the
+number of uplinks that it went up so far. It is dropped where it returns to that site, and where
+that number exceeds a limit. MQTT 3.1.1 has no such properties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from penstock.broker.config.key_types import STRICT
+from penstock.broker.errors import MalformedPacketError
+from penstock.broker.mqtt.enums import MAX_STRING_BYTES
+from penstock.broker.mqtt.topics import SHARE_PREFIX, matches, validate_topic_filter
+
+SITE_PROPERTY: Final = "penstock-site"
+"""User Property: name of the site where the message went up first."""
+HOPS_PROPERTY: Final = "penstock-hops"
+"""User Property: how many uplinks the message went up, a decimal number."""
+
+_OURS: Final = (SITE_PROPERTY, HOPS_PROPERTY)
+
+
+@checked_dataclass(frozen=True, slots=True, config=STRICT)
+class Rule:
+    """Topics that pass in one direction.
+
+    Attributes:
+        filter: topic filter of what passes, without its prefix. It may be empty where both prefixes
+            are topics: one topic becomes the other.
+        qos: largest QoS with which messages pass. Where several rules match a topic, the broker
+            that sends takes the largest of them.
+        local_prefix: of the topics at the site; before the filter as it stands, so mostly with a
+            ``/`` at its end.
+        remote_prefix: of the same topics in the cloud.
+    """
+
+    filter: str = "#"
+    qos: Literal[0, 1, 2] = 2
+    local_prefix: str = ""
+    remote_prefix: str = ""
+
+    def __post_init__(self) -> None:
+        """Check that the filters of both sides are topic filters."""
+        for name, prefix in (
+            ("local_prefix", self.local_prefix),
+            ("remote_prefix", self.remote_prefix),
+        ):
+            if "+" in prefix or "#" in prefix or prefix.startswith(SHARE_PREFIX):
+                raise ValueError(f"{name} without + and #, and not below {SHARE_PREFIX}")
+            try:
+                validate_topic_filter(prefix + self.filter)
+            except MalformedPacketError as error:
+                raise ValueError(
+                    f"a filter that is a topic filter behind {name} ({error.args[0]})"
+                ) from error
+            if (prefix + self.filter).startswith(SHARE_PREFIX):
+                raise ValueError(f"a filter that is not below {SHARE_PREFIX}")
+
+    @property
+    def local_filter(self) -> str:
+        """Topic filter of what passes, by its names at the site."""
+        return self.local_prefix + self.filter
+
+    @property
+    def remote_filter(self) -> str:
+        """Topic filter of what passes, by its names in the cloud."""
+        return self.remote_prefix + self.filter
+
+
+@checked_dataclass(frozen=True, slots=True, config=STRICT)
+class DownRule(Rule):
+    """Topics that come down.
+
+    Attributes:
+        when: ``subscribed``: only what a client of the site has subscribed to; ``always``: all of
+            them, for sites that are to have retained messages before a client asks.
+    """
+
+    when: Literal["subscribed", "always"] = "subscribed"
+
+
+class Remapping:
+    """The rules of both directions of one uplink.
+
+    Attributes:
+        up_rules: of what goes up, in their order.
+        down_rules: of what comes down, in their order.
+    """
+
+    def __init__(self, up_rules: Sequence[Rule], down_rules: Sequence[DownRule]) -> None:
+        self.up_rules = tuple(up_rules)
+        self.down_rules = tuple(down_rules)
+        self._up = [
+            _Renaming(rule.local_prefix, rule.local_filter, rule.remote_prefix, rule.remote_filter)
+            for rule in up_rules
+        ]
+        self._down = [
+            _Renaming(rule.remote_prefix, rule.remote_filter, rule.local_prefix, rule.local_filter)
+            for rule in down_rules
+        ]
+
+    def up_filters(self) -> dict[str, int]:
+        """Return what the site's broker is asked for: topic filter to QoS."""
+        return _highest((rule.local_filter, rule.qos) for rule in self.up_rules)
+
+    def up(self, topic: str) -> str | None:
+        """Return the name in the cloud of a topic of the site; None where it does not go up.
+
+        A topic whose name would be too long, or would be below ``$`` where the rule is not, does
+        not pass.
+        """
+        return _renamed(topic, self._up)
+
+    def down(self, remote_topic: str) -> str | None:
+        """Return the name at the site of a topic of the cloud; None where it does not come down."""
+        return _renamed(remote_topic, self._down)
+
+
+@dataclass(frozen=True, slots=True)
+class _Renaming:
+    """One rule in one direction: from a prefix and filter to another prefix and filter."""
+
+    from_prefix: str
+    from_filter: str
+    to_prefix: str
+    to_filter: str
+
+    def rename(self, topic: str) -> str | None:
+        """Return the topic's other name; None where the rule does not match it."""
+        if not matches(self.from_filter, topic):
+            return None
+        if topic.startswith(self.from_prefix):
+            renamed = self.to_prefix + topic[len(self.from_prefix) :]
+        else:  # "a", which "a/#" matches: its other name is "b", where "b/#" is the other filter
+            renamed = self.to_prefix.removesuffix("/")
+        if not renamed or not matches(self.to_filter, renamed):
+            return None
+        if len(renamed) * 4 > MAX_STRING_BYTES and len(renamed.encode()) > MAX_STRING_BYTES:
+            return None
+        return renamed
+
+
+def _renamed(topic: str, renamings: Iterable[_Renaming]) -> str | None:
+    """Return a topic's name by the first rule that matches; None for none."""
+    for renaming in renamings:
+        renamed = renaming.rename(topic)
+        if renamed is not None:
+            return renamed
+    return None
+
+
+def _highest(filters: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Return each topic filter with its highest QoS, in the order of the filters."""
+    found: dict[str, int] = {}
+    for topic_filter, qos in filters:
+        found[topic_filter] = max(qos, found.get(topic_filter, 0))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Loops:
+    """Recognises messages that go round.
+
+    Attributes:
+        site: name of this site.
+        max_hops: most uplinks that a message may go up.
+    """
+
+    site: str
+    max_hops: int
+
+    def is_loop(self, user_properties: Iterable[tuple[str, str]]) -> bool:
+        """Say whether a message that comes down, or is to go up, has to end here.
+
+        It comes from this site, or it went up too many uplinks. A number of hops that is none
+        counts as too many: nobody but an uplink writes the property.
+        """
+        for name, value in user_properties:
+            if name == SITE_PROPERTY and value == self.site:
+                return True
+            if name == HOPS_PROPERTY and _hops(value) > self.max_hops:
+                return True
+        return False
+
+    def marked(self, user_properties: Sequence[tuple[str, str]]) -> list[tuple[str, str]] | None:
+        """Return the User Properties with which a message goes up; None where it is a loop.
+
+        Args:
+            user_properties: of the message as the site's broker delivers it.
+        """
+        if self.is_loop(user_properties):
+            return None
+        site, hops = self.site, 0.0
+        for name, value in user_properties:
+            if name == SITE_PROPERTY:
+                site = value
+            elif name == HOPS_PROPERTY:
+                hops = _hops(value)
+        if hops >= self.max_hops:
+            return None
+        others = [pair for pair in user_properties if pair[0] not in _OURS]
+        return [*others, (SITE_PROPERTY, site), (HOPS_PROPERTY, str(int(hops) + 1))]
+
+
+def _hops(text: str) -> float:
+    """Return a number of hops; infinity for what is no number from 0 on."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else float("inf")

@@ -1,0 +1,563 @@
+"""One uplink on the network: connects, keeps the connection alive, and connects again.
+
+Theory of operation. `Uplink` runs one `Link` after another. A link is a connection to the cloud's
+broker with the two local clients that come and go with it, and a
+`penstock.edge_proxy.aggregator.joint.Joint` between them. When any of the three ends, all do.
+
+Flow control goes through: while the cloud's connection has too many unsent bytes, nothing is read
+from the local clients, so that messages wait in the session of the site's broker, which decides in
+which order they leave and what is withheld. While the site's broker does not read, nothing is read
+from the cloud.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Sequence
+from logging import Logger
+from pathlib import Path
+from typing import Final
+
+from penstock.broker.counters import count
+from penstock.broker.errors import PeerError, PenstockError
+from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, LocalClients
+from penstock.broker.mqtt.enums import MQTT_5, ProtocolVersion
+from penstock.broker.mqtt.packets import PingReq, Unsubscribe
+from penstock.broker.mqtt.writer import write_packet
+from penstock.edge_proxy.aggregator.asking import Asking
+from penstock.edge_proxy.aggregator.conditions import Budget, Demand
+from penstock.edge_proxy.aggregator.config import MARKER_TOPIC, STATE_TOPIC, UplinkKeys
+from penstock.edge_proxy.aggregator.counts import UplinkCounts
+from penstock.edge_proxy.aggregator.joint import (
+    Joint,
+    JointSettings,
+    UplinkRefusedError,
+    connect_up,
+    subscribe_up,
+)
+from penstock.edge_proxy.aggregator.link import GOODBYE_SECONDS, WISHED, WRITE_LOW_BYTES, Link
+from penstock.edge_proxy.aggregator.preparation import Forgetting, Preparing
+from penstock.edge_proxy.aggregator.remapping import Loops, Remapping
+from penstock.edge_proxy.upstream import Upstream, UpstreamError, Upstreams
+
+SHORT_SECONDS: Final = 10.0
+"""A connection that ends sooner may be one that another client takes over."""
+
+SHORT_IN_A_ROW: Final = 3
+"""So many short connections in a row are told as such."""
+
+PREPARE_SECONDS: Final = 30.0
+"""How long the site's own broker may take to subscribe; it waits for its disk."""
+
+
+LOOK_SECONDS: Final = 0.5
+"""Between two looks at what waits, with `start.when` of ``on_demand``."""
+
+OF_THE_BROKER: Final = frozenset({"connack", "refused", "disconnected", "silent", "protocol"})
+"""Reasons of an end for which another address is tried next, if there is one."""
+
+MOST_SWEEP_SECONDS: Final = 60.0
+"""Between two looks at what has waited for too long."""
+
+
+class UplinkError(PenstockError):
+    """An uplink cannot work as it is configured."""
+
+
+class Uplink:
+    """One uplink.
+
+    Attributes:
+        name: in the policy file.
+        counts: what it has done.
+        client_id: at the cloud's broker.
+        up_id: Client Identifier of its local client that subscribes.
+        down_id: the same of what publishes.
+        upstreams: addresses of the cloud's broker.
+        subscriptions: what the cloud is asked for.
+        budget: of the bytes that go up.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        site: str,
+        keys: UplinkKeys,
+        local_clients: LocalClients,
+        logger: Logger,
+        *,
+        rng: random.Random,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        """Prepare an uplink; `prepare` and `start` are to be called.
+
+        Args:
+            name: in the policy file.
+            site: name of this site.
+            keys: its own.
+            local_clients: of the site's broker.
+            logger: of the plugin.
+            rng: for the time between attempts.
+            clock: monotonic seconds.
+            wall: seconds of the wall clock since 1970.
+        """
+        self.name = name
+        self.keys = keys
+        self.counts = UplinkCounts()
+        self.client_id = keys.client_id or f"{site}-{name}"
+        self.up_id = f"{LOCAL_CLIENT_PREFIX}{name}/up"
+        self.down_id = f"{LOCAL_CLIENT_PREFIX}{name}/down"
+        self.local_clients = local_clients
+        self.logger = logger
+        self.clock = clock
+        self.upstreams = Upstreams(
+            keys.upstream,
+            logger,
+            path=f"plugins.uplink.uplinks.{name}.upstream",
+            unsent_bytes=WRITE_LOW_BYTES,
+            clock=clock,
+        )
+        self._without_session: set[Upstream] = set()
+        self.remapping = Remapping(keys.up, keys.down)
+        self.loops = Loops(site, keys.max_hops)
+        self.asking = Asking(
+            self.remapping,
+            linger_seconds=keys.linger_seconds,
+            marker_topic=self._marker_topic,
+            retained=lambda name: [
+                one
+                for down_id in self.local_ids[1:]
+                for one in local_clients.retained(name, down_id)
+            ],
+            new_token=lambda: b"%016x" % rng.getrandbits(64),
+            logger=logger,
+        )
+        self.subscriptions = self.asking.subscriptions
+        self._lost_at: float | None = None
+        self.budget = Budget()
+        self._schedule = keys.times.schedule()
+        self._demand = Demand(keys.start)
+        self._wall = wall
+        self._rng = rng
+        self._task: asyncio.Task[None] | None = None
+        self._link: Link | None = None
+        self._old_filters: Sequence[str] = ()
+        self._failures = 0
+        self._short = 0
+        self._is_stopping = False
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    @property
+    def local_ids(self) -> tuple[str, ...]:
+        """Client Identifiers of its local clients."""
+        return self.up_id, *(self.down_id_of(upstream) for upstream in self.upstreams.each)
+
+    def down_id_of(self, upstream: Upstream) -> str:
+        """Return the Client Identifier of what publishes what comes from one address.
+
+        Each of several addresses may be a broker with sessions of its own.
+        """
+        return self.down_id if len(self.upstreams.each) == 1 else f"{self.down_id}/{upstream}"
+
+    @property
+    def address(self) -> str:
+        """Addresses of the cloud's broker."""
+        return str(self.upstreams)
+
+    def password(self) -> bytes | None:
+        """Return the password, from its file if it has one.
+
+        Raises:
+            UplinkError: the file cannot be read, or is empty.
+        """
+        keys = self.keys
+        if keys.password_file is None:
+            return None if keys.password is None else keys.password.encode()
+        what = f"uplink {self.name}: password_file {keys.password_file}"
+        try:
+            lines = Path(keys.password_file).read_bytes().splitlines()
+        except OSError as error:
+            raise UplinkError(f"{what}: {error.strerror or error}") from error
+        if not lines or not lines[0]:
+            raise UplinkError(f"{what}: read nothing; allowed: the password in its first line")
+        return lines[0]
+
+    async def prepare(self) -> None:
+        """Subscribe to what goes up, so that it waits for the cloud from now on.
+
+        Raises:
+            UplinkError: the site's own broker does not let it.
+        """
+        self.password()
+        known = self.local_clients.subscriptions(self.up_id)
+        self._old_filters = known or ()
+        if known is None or set(known) != set(self.remapping.up_filters()):
+            await self._subscribe(known or ())
+        backlog = self.keys.backlog
+        self.local_clients.limit(
+            self.up_id,
+            messages=backlog.messages,
+            n_bytes=backlog.bytes,
+            drops_oldest=backlog.when_full == "drop_oldest",
+        )
+        self._restore_subscriptions()
+
+    async def _subscribe(self, known: Sequence[str]) -> None:
+        """Let the session of *up* have the subscriptions of the rules, and no others.
+
+        Args:
+            known: topic filters that it has.
+
+        Raises:
+            UplinkError: as `prepare`.
+        """
+        filters = self.remapping.up_filters()
+        gone = tuple(name for name in known if name not in filters)
+        client = Preparing(asyncio.get_running_loop())
+        transport = self.local_clients.connect(client)
+        transport.write(connect_up(self.up_id, 1))
+        transport.write(subscribe_up(filters, without_retained=filters))
+        if gone:
+            transport.write(write_packet(Unsubscribe(2, gone), MQTT_5))
+        # Its answer says that all of the above is done.
+        transport.write(write_packet(PingReq(), MQTT_5))
+        try:
+            async with asyncio.timeout(PREPARE_SECONDS):
+                await client.answered
+        except (TimeoutError, ConnectionError) as error:
+            raise UplinkError(
+                f"uplink {self.name}: the site's own broker does not let it subscribe: {error}"
+            ) from error
+        transport.close()
+
+    def _restore_subscriptions(self) -> None:
+        """Find out what the cloud was asked for before a restart, and what clients want."""
+        prefix = self._record_prefix
+        downs = (self.local_clients.subscriptions(one) for one in self.local_ids[1:])
+        known = next((filters for filters in downs if filters is not None), ())
+        self.subscriptions.restore(
+            name.removeprefix(prefix) for name in known if name.startswith(prefix)
+        )
+        now = self.clock()
+        for client_id, topic_filter, qos in self.local_clients.subscriptions_of_others():
+            self.subscriptions.client_subscribed(client_id, topic_filter, qos, now)
+
+    @property
+    def _record_prefix(self) -> str:
+        """What precedes the records of subscriptions in the session of *down*."""
+        return f"{LOCAL_CLIENT_PREFIX}{self.name}/"
+
+    def client_subscribed(self, client_id: str, topic_filter: str, qos: int) -> None:
+        """Note what a client of the site was granted."""
+        self.subscriptions.client_subscribed(client_id, topic_filter, qos, self.clock())
+        self._wants_changed()
+
+    def client_unsubscribed(self, client_id: str, topic_filter: str) -> None:
+        """Note that a client of the site has given up a filter."""
+        self.subscriptions.client_unsubscribed(client_id, topic_filter, self.clock())
+        self._wants_changed()
+
+    def session_ended(self, client_id: str) -> None:
+        """Note that a client of the site has given up everything."""
+        self.subscriptions.session_ended(client_id, self.clock())
+        self._wants_changed()
+
+    def _wants_changed(self) -> None:
+        if self._link is not None:
+            self._link.want_subscriptions()
+
+    def ask(self, joint: Joint) -> float | None:
+        """Ask the cloud for what has changed, and take what it has answered.
+
+        Returns:
+            Seconds until it is to be called again; None for no such time.
+        """
+        asking = self.asking
+        for name, code in joint.answers:
+            if code is None:
+                asking.unsubscribed(name)
+            else:
+                asking.subscribed(name, code)
+        for topic in joint.retained:
+            asking.retained_came(topic)
+        for marker in joint.markers:
+            if marker is None:
+                asking.marker_refused()
+            else:
+                asking.marker_came(marker)
+        joint.answers.clear()
+        joint.retained.clear()
+        joint.markers.clear()
+        asks = asking.take(self.clock())
+        joint.subscribe(asks.subscribe, asks.marker)
+        if asks.ends_marker:
+            joint.end_marker()
+        joint.unsubscribe(asks.unsubscribe)
+        # What a client of the site has retained meanwhile stays.
+        retained = self.local_clients.retained
+        joint.clear([topic for topic in asks.clear if retained(topic, self.down_id)])
+        prefix = self._record_prefix
+        joint.record(
+            [prefix + name for name in asks.add_records],
+            [prefix + name for name in asks.remove_records],
+        )
+        joint.watches_retained = asking.is_waiting
+        at = asking.next_deadline()
+        return None if at is None else max(0.0, at - self.clock())
+
+    def start(self) -> None:
+        """Connect, and connect again whenever the connection has ended."""
+        self.upstreams.start()
+        self._task = asyncio.create_task(self._run(), name=f"uplink {self.name}")
+        if self.keys.backlog.max_age_seconds is not None:
+            self._sweep(self.keys.backlog.max_age_seconds)
+
+    def _sweep(self, seconds: float) -> None:
+        """Drop what has waited for too long, again and again."""
+        self.local_clients.drop_older(self.up_id, seconds)
+        wait = min(MOST_SWEEP_SECONDS, seconds / 4)
+        self._sweeping = asyncio.get_running_loop().call_later(wait, self._sweep, seconds)
+
+    async def stop(self) -> None:
+        """Say goodbye to the cloud, and end."""
+        self._is_stopping = True
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        if self._link is not None:
+            await self._link.say_goodbye()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self.upstreams.close()
+
+    async def _run(self) -> None:
+        while True:
+            await self._until_wanted()
+            began_at = self.clock()
+            reason, told = await self._connect_once()
+            if self._is_stopping:
+                return
+            self.counts.connected = 0
+            if reason == WISHED:
+                self.logger.info("uplink %s: disconnected: %s", self.name, told)
+                self._failures = 0
+                continue
+            count(self.counts.failures, reason)
+            wait = self._wait_seconds(reason, self.clock() - began_at)
+            self.logger.warning(
+                "uplink %s: %s: %s; the next attempt in %.1f s",
+                self.name,
+                self.address,
+                told,
+                wait,
+            )
+            await asyncio.sleep(wait)
+
+    async def _until_wanted(self) -> None:
+        """Wait until the uplink may stand, and something makes it connect."""
+        while True:
+            opening = self._schedule.at(self._wall())
+            if opening.is_open and self._demand.wants_start(self.n_waiting):
+                self.budget.set_rate(opening.max_bytes_per_second, self.clock())
+                return
+            wait = opening.look_again_seconds
+            await asyncio.sleep(min(wait, LOOK_SECONDS) if opening.is_open else wait)
+
+    @property
+    def n_waiting(self) -> int:
+        """Messages that wait to go up, or are unacknowledged."""
+        return self.local_clients.waiting(self.up_id)
+
+    def look(self) -> tuple[str, float]:
+        """Look at the conditions under which the uplink stands.
+
+        Returns:
+            (why it is to disconnect, or ""; seconds until the next look).
+        """
+        now = self.clock()
+        opening = self._schedule.at(self._wall())
+        if not opening.is_open:
+            return "it is outside of its times", 0.0
+        self.budget.set_rate(opening.max_bytes_per_second, now)
+        n_passed = self.counts.up_messages + self.counts.down_messages
+        stop_in = self._demand.stop_in_seconds(n_passed, self.n_waiting, now)
+        if stop_in is None:
+            return "", opening.look_again_seconds
+        idle = f"nothing has passed for {self.keys.start.idle_seconds:g} s"
+        return "" if stop_in else idle, min(stop_in, opening.look_again_seconds)
+
+    def _wait_seconds(self, reason: str, seconds: float) -> float:
+        """Return how long to wait before the next attempt.
+
+        Args:
+            reason: why the last connection has ended.
+            seconds: for which it stood, or was tried.
+        """
+        keys = self.keys.reconnect
+        was_accepted = self._link is not None and self._link.is_accepted
+        if was_accepted and seconds >= keys.stable_seconds:
+            self._failures = 0
+        self._short = self._short + 1 if was_accepted and seconds < SHORT_SECONDS else 0
+        if reason == "taken_over" or self._short == SHORT_IN_A_ROW:
+            self.logger.error(
+                "uplink %s: %s: another client has the client id %r, or the broker ends each "
+                "connection: %d have ended within %.0f s each; give every uplink of every site a "
+                "client_id of its own",
+                self.name,
+                self.address,
+                self.client_id,
+                max(1, self._short),
+                SHORT_SECONDS,
+            )
+        longest = min(keys.max_seconds, keys.min_seconds * 2.0 ** min(self._failures, 30))
+        self._failures += 1
+        return longest * self._rng.uniform(0.5, 1.0)
+
+    async def _connect_once(self) -> tuple[str, str]:
+        """Connect and serve until the end.
+
+        Returns:
+            (the reason as one word, what to log).
+        """
+        link = self._link = Link(self, asyncio.get_running_loop())
+        try:
+            joint = await self._dial(link)
+        except UpstreamError as error:
+            return "unreachable", str(error)
+        except UplinkRefusedError as error:
+            link.end(error.reason, str(error))
+        except PenstockError as error:
+            link.end("configuration", str(error))
+        else:
+            link.begin(joint)
+        try:
+            reason, told = await link.ended
+            if reason in OF_THE_BROKER:
+                self.upstreams.failed(link.upstream, told, is_silent=reason == "connack")
+            if reason == WISHED:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(GOODBYE_SECONDS):
+                        await link.closed.wait()
+            return reason, told
+        finally:
+            link.close()
+            if link.is_accepted:
+                self._lost_at = self.clock()
+            self.asking.lost()
+
+    async def _dial(self, link: Link) -> Joint:
+        """Establish the network connection to the cloud's broker.
+
+        Where the sessions of this site are new to a broker, its own is ended first.
+
+        Raises:
+            UpstreamError: it cannot be established.
+            UplinkRefusedError: the session there cannot be ended.
+            UplinkError: the password cannot be read.
+        """
+        while True:
+            dialled = await self.upstreams.dial(lambda: link.cloud)
+            upstream = link.upstream = dialled.upstream
+            settings = self._settings(upstream)
+            is_known = self.local_clients.subscriptions(settings.down_id) is not None
+            if is_known or upstream in self._without_session:
+                return self._new_joint(settings)
+            await self._forget(settings, dialled.transport)
+            self._without_session.add(upstream)
+
+    async def _forget(self, settings: JointSettings, transport: asyncio.Transport) -> None:
+        """End the session in the cloud: the sessions of this site are new.
+
+        Args:
+            settings: of the connection.
+            transport: of the connection, which ends with it.
+
+        Raises:
+            UplinkRefusedError: it cannot be ended.
+        """
+        client = Forgetting(settings, asyncio.get_running_loop())
+        transport.set_protocol(client)
+        client.connection_made(transport)
+        timeout = self.keys.upstream.connack_timeout_seconds
+        try:
+            async with asyncio.timeout(timeout):
+                await client.answered
+        except TimeoutError:
+            raise UplinkRefusedError("connack", f"no CONNACK in {timeout:g} s") from None
+        except PeerError as error:
+            raise UplinkRefusedError("protocol", f"not understood: {error}") from error
+        finally:
+            client.close()
+
+    def _settings(self, upstream: Upstream) -> JointSettings:
+        keys = self.keys
+        local = self.local_clients
+        topic = keys.notification_topic or STATE_TOPIC.format(client_id=self.client_id)
+        is_5 = keys.version == "5"
+        return JointSettings(
+            up_id=self.up_id,
+            down_id=self.down_id_of(upstream),
+            client_id=self.client_id,
+            version=MQTT_5 if is_5 else ProtocolVersion.MQTT_3_1_1,
+            is_bridge=keys.bridge_bit and not is_5,
+            username=keys.username,
+            password=self.password(),
+            keep_alive=keys.keep_alive_seconds,
+            marker_topic=self._marker_topic,
+            state_topic=topic if keys.notifications else None,
+            tells_publisher=keys.tells_publisher,
+            receive_maximum=local.receive_maximum,
+            maximum_packet_size=local.maximum_packet_size,
+        )
+
+    def _new_joint(self, settings: JointSettings) -> Joint:
+        return Joint(
+            settings,
+            self.remapping,
+            self.loops,
+            self.counts,
+            self.logger,
+            old_filters=self._old_filters,
+        )
+
+    @property
+    def _marker_topic(self) -> str | None:
+        keys = self.keys
+        if not keys.clear_retained:
+            return None
+        return keys.marker_topic or MARKER_TOPIC.format(client_id=self.client_id)
+
+    @property
+    def _refreshes(self) -> bool:
+        """Whether changes of retained messages may have been lost; a restart is an outage."""
+        seconds = self.keys.refresh_retained_seconds
+        if seconds is None:
+            return False
+        return self._lost_at is None or self.clock() - self._lost_at >= seconds
+
+    def accepted(self, joint: Joint, upstream: Upstream) -> None:
+        """Note that the cloud's broker has accepted a connection.
+
+        What brokers at other addresses know of packet identifiers is not true from now on.
+        """
+        self.upstreams.succeeded(upstream)
+        self._without_session.clear()
+        down_id = joint.settings.down_id
+        others = [client_id for client_id in self.local_ids[1:] if client_id != down_id]
+        if others:
+            self.local_clients.end_sessions(lambda client_id: client_id in others)
+        self._old_filters = tuple(self.remapping.up_filters())
+        self.asking.accepted(session_present=joint.session_present, refreshes=self._refreshes)
+        self.counts.connected = 1
+        self.counts.connections += 1
+        self.logger.info(
+            "uplink %s: connected to %s as %s%s",
+            self.name,
+            upstream,
+            self.client_id,
+            ", which has its session" if joint.session_present else "",
+        )

@@ -1,0 +1,146 @@
+"""Rules of an uplink: what passes, by which name, and where a loop ends."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from penstock.broker.mqtt.enums import MAX_STRING_BYTES
+from penstock.edge_proxy.aggregator.remapping import DownRule, Loops, Remapping, Rule
+
+SITE, HOPS = "penstock-site", "penstock-hops"
+
+
+def test_prefixes_are_exchanged_in_both_directions() -> None:
+    """What goes up under a name comes down under the other one."""
+    local, remote = "plant/", "sites/berlin/plant/"
+    remapping = Remapping([Rule("+/t", 2, local, remote)], [DownRule("+/t", 2, local, remote)])
+    assert remapping.up("plant/oven/t") == "sites/berlin/plant/oven/t"
+    assert remapping.down("sites/berlin/plant/oven/t") == "plant/oven/t"
+    assert remapping.up("plant/oven/p") is None
+    assert remapping.up("sites/berlin/plant/oven/t") is None
+    assert remapping.down("plant/oven/t") is None
+
+
+def test_no_rule_passes_nothing() -> None:
+    """A direction without rules is closed."""
+    remapping = Remapping([], [])
+    assert remapping.up("a") is None
+    assert remapping.down("a") is None
+    assert not remapping.up_filters()
+
+
+def test_the_first_rule_that_matches_names_the_topic() -> None:
+    """Two rules overlap: the order of the file decides."""
+    remapping = Remapping(
+        [Rule("a/#", remote_prefix="x/"), Rule("#", remote_prefix="y/")],
+        [DownRule("#", remote_prefix="y/"), DownRule("a", local_prefix="z/", remote_prefix="y/")],
+    )
+    assert remapping.up("a/b") == "x/a/b"
+    assert remapping.up("b") == "y/b"
+    assert remapping.down("y/a") == "a"
+
+
+def test_an_empty_filter_maps_one_topic_to_another() -> None:
+    """As a mosquitto bridge's `topic "" out 1 local remote`."""
+    remapping = Remapping([Rule("", local_prefix="a/b", remote_prefix="c")], [])
+    assert remapping.up("a/b") == "c"
+    assert remapping.up("a/b/c") is None
+
+
+@pytest.mark.parametrize(
+    ("local_prefix", "remote_prefix", "topic", "renamed"),
+    [
+        ("a/", "b/c/", "a", "b/c"),
+        ("a/", "", "a", None),
+        ("a/", "/", "a", None),
+        ("", "b/", "a", "b/a"),
+    ],
+)
+def test_the_parent_of_a_multi_level_wildcard_passes_where_it_has_a_name(
+    local_prefix: str, remote_prefix: str, topic: str, renamed: str | None
+) -> None:
+    """`a/#` matches `a`, whose other name is the other prefix without its slash."""
+    rule = Rule("#", local_prefix=local_prefix, remote_prefix=remote_prefix)
+    assert Remapping([rule], []).up(topic) == renamed
+
+
+def test_a_wildcard_names_no_topic_below_a_dollar() -> None:
+    """A prefix taken away must not turn a message into one of $SYS [MQTT-4.7.2-1]."""
+    remapping = Remapping([Rule("#", local_prefix="x/")], [DownRule("#", remote_prefix="x/")])
+    assert remapping.down("x/$SYS/broker/uptime") is None
+    assert remapping.up("x/$SYS/broker/uptime") is None
+    told = Remapping([Rule("$SYS/#", remote_prefix="sites/berlin/")], [])
+    assert told.up("$SYS/broker/uptime") == "sites/berlin/$SYS/broker/uptime"
+
+
+def test_a_topic_that_becomes_too_long_does_not_pass() -> None:
+    """[MQTT-4.7.3-3] holds for the name in the cloud, too."""
+    remapping = Remapping([Rule(remote_prefix="€/")], [])
+    longest = MAX_STRING_BYTES - len("€/".encode())
+    assert remapping.up("a" * longest) == "€/" + "a" * longest
+    assert remapping.up("a" * (longest + 1)) is None
+
+
+def test_the_local_broker_is_asked_for_each_filter_once_with_the_highest_qos() -> None:
+    """Two rules with one local filter are one subscription."""
+    remapping = Remapping(
+        [Rule("a", qos=0), Rule("a", qos=1, remote_prefix="x/"), Rule("b", 0, "c/")], []
+    )
+    assert remapping.up_filters() == {"a": 1, "c/b": 0}
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"filter": ""}, "filter"),
+        ({"filter": "a#"}, "filter"),
+        ({"filter": "#", "local_prefix": "a"}, "local_prefix"),
+        ({"filter": "+/b", "remote_prefix": "a"}, "remote_prefix"),
+        ({"local_prefix": "+/"}, "local_prefix without"),
+        ({"remote_prefix": "$share/a/"}, "remote_prefix without"),
+        ({"filter": "$share/a/b"}, r"\$share/"),
+        ({"qos": 3}, "qos"),
+        ({"direction": "in"}, "direction"),
+    ],
+)
+def test_a_wrong_rule_names_what_is_wrong(keys: dict[str, object], told: str) -> None:
+    """Each side's filter has to be a topic filter."""
+    with pytest.raises(ValidationError, match=told):
+        Rule(**keys)  # type: ignore[arg-type]
+
+
+def test_a_message_that_goes_up_names_its_site_and_counts_its_hops() -> None:
+    """The first site stays; the hops count on; other properties stay in their order."""
+    first = Loops("berlin", 8).marked([("a", "1"), ("b", "2")])
+    assert first == [("a", "1"), ("b", "2"), (SITE, "berlin"), (HOPS, "1")]
+    second = Loops("paris", 8).marked(first)
+    assert second == [("a", "1"), ("b", "2"), (SITE, "berlin"), (HOPS, "2")]
+
+
+def test_a_message_ends_where_it_returns_to_its_site() -> None:
+    """Down again at its own site, or on its way up once more."""
+    loops = Loops("berlin", 8)
+    marked = loops.marked([])
+    assert marked is not None
+    assert loops.is_loop(marked)
+    assert loops.marked(marked) is None
+    assert not Loops("paris", 8).is_loop(marked)
+
+
+def test_a_message_ends_after_too_many_hops() -> None:
+    """Whatever its origin, it goes up as often as allowed."""
+    marked = [(SITE, "rome")]
+    for _ in range(3):
+        more = Loops("paris", 3).marked(marked)
+        assert more is not None
+        marked = more
+        assert not Loops("paris", 3).is_loop(marked)
+    assert Loops("paris", 3).marked(marked) is None
+    assert Loops("paris", 2).is_loop(marked)
+
+
+@pytest.mark.parametrize("hops", ["", "-1", "1e3", "999999", "²"])
+def test_hops_that_are_no_number_count_as_too_many(hops: str) -> None:
+    """A message that nobody can count on is not passed on and on."""
+    assert Loops("paris", 8).is_loop([(HOPS, hops)])

@@ -1,0 +1,430 @@
+"""A site's broker with an uplink to a cloud's broker, which is Penstock in the same process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.broker.config.policy import parse_policy
+from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel, Unsubscribe
+from penstock.broker.server import Server
+from penstock.edge_proxy.aggregator.plugin import UplinkPlugin
+from penstock.edge_proxy.aggregator.uplink import Uplink, UplinkError
+from penstock.netem.runs.broker_process import reserved_port
+from tests.broker.serving import make_server, port_of, serving, until
+from tests.helpers.certificates import Authority
+from tests.helpers.process import anonymous_policy
+from tests.helpers.wire import WireClient, connected
+
+UP = {"filter": "up/#"}
+DOWN = {"filter": "down/#", "when": "always"}
+
+
+def uplink_of(server: Server, name: str = "cloud") -> Uplink:
+    """Return an uplink of a server."""
+    for plugin in server._plugins.plugins:
+        if isinstance(plugin, UplinkPlugin):
+            return next(uplink for uplink in plugin.uplinks if uplink.name == name)
+    raise AssertionError("no uplink")
+
+
+def edge_policy(
+    port: int, *, policy: Mapping[str, Any] | None = None, **keys: Any
+) -> dict[str, Any]:
+    """Return a policy file of a site whose uplink leads to a port of this machine.
+
+    Args:
+        port: of the cloud's broker.
+        policy: further keys of the file.
+        keys: of the uplink.
+    """
+    uplink = {
+        "upstream": {"address": f"127.0.0.1:{port}"},
+        "up": [UP],
+        "down": [DOWN],
+        "reconnect": {"min_seconds": 0.01, "max_seconds": 0.05},
+        **keys,
+    }
+    return anonymous_policy(
+        {"uplink": {"site": "berlin", "uplinks": {"cloud": uplink}}}, **(policy or {})
+    )
+
+
+@contextlib.asynccontextmanager
+async def site(port: int, **keys: Any) -> AsyncIterator[Server]:
+    """Run a site's broker for a block."""
+    server = Server(parse_policy(edge_policy(port, **keys), "edge.yaml"))
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def stands(server: Server) -> None:
+    """Wait until the uplink is connected, and the cloud has subscribed."""
+    uplink = uplink_of(server)
+    await until(lambda: uplink.counts.connected)
+
+
+async def deliver(client: WireClient, packet: Publish) -> None:
+    """Publish and take all acknowledgements."""
+    await client.send(packet)
+    if packet.qos == 1:
+        assert (await client.take(PubAck)).reason_code < 0x80
+    elif packet.qos == 2:
+        assert (await client.take(PubRec)).reason_code < 0x80
+        await client.send(PubRel(packet.packet_id))
+        await client.take(PubComp)
+
+
+async def take_message(client: WireClient) -> Publish:
+    """Take a PUBLISH and acknowledge it."""
+    packet = await client.take(Publish)
+    if packet.qos == 1:
+        await client.send(PubAck(packet.packet_id))
+    elif packet.qos == 2:
+        await client.send(PubRec(packet.packet_id))
+        await client.take(PubRel)
+        await client.send(PubComp(packet.packet_id))
+    return packet
+
+
+@pytest.mark.parametrize("version", ["5", "3.1.1"])
+async def test_messages_go_up_and_come_down_at_every_qos(version: str) -> None:
+    """What local clients publish reaches the cloud's, and the other way, with its QoS."""
+    async with serving() as cloud, site(port_of(cloud), version=version) as edge:
+        await stands(edge)
+        async with (
+            await connected(port_of(cloud), "far") as far,
+            await connected(port_of(edge), "near") as near,
+        ):
+            await far.subscribe("up/#", 2)
+            await near.subscribe("down/#", 2)
+            for qos in (0, 1, 2):
+                await deliver(
+                    near, Publish("up/a", b"%d" % qos, qos=qos, packet_id=7 if qos else 0)
+                )
+                message = await take_message(far)
+                assert (message.topic, message.payload, message.qos) == ("up/a", b"%d" % qos, qos)
+                await deliver(
+                    far, Publish("down/b", b"%d" % qos, qos=qos, packet_id=9 if qos else 0)
+                )
+                message = await take_message(near)
+                assert (message.topic, message.payload, message.qos) == ("down/b", b"%d" % qos, qos)
+
+
+async def test_the_cloud_is_asked_for_what_local_clients_subscribe_to() -> None:
+    """As far as a rule covers it, with the prefixes of each side, and no longer than they do."""
+    rule = {"filter": "#", "local_prefix": "site/", "remote_prefix": "berlin/"}
+    async with serving() as cloud, site(port_of(cloud), down=[rule], linger_seconds=0.01) as edge:
+        await stands(edge)
+        async with (
+            await connected(port_of(cloud), "far") as far,
+            await connected(port_of(edge), "near") as near,
+        ):
+            session = cloud.core.sessions.get("berlin-cloud")
+            assert session is not None
+            assert not session.subscriptions
+            await near.subscribe("site/a/+", 1)
+            await until(lambda: "berlin/a/+" in session.subscriptions)
+            await deliver(far, Publish("berlin/a/b", b"x", qos=1, packet_id=1))
+            assert (await take_message(near)).topic == "site/a/b"
+            await near.send(Unsubscribe(2, ("site/a/+",)))
+            await until(lambda: not session.subscriptions)
+
+
+async def test_a_restart_of_the_site_knows_what_the_cloud_was_asked_for(tmp_path: Path) -> None:
+    """A filter that nobody wants any more is given up, though another process had asked for it."""
+    keys = {"persistence": {"path": str(tmp_path / "edge.db")}}
+    a, b = ([{"filter": name, "when": "always"}] for name in ("a/#", "b/#"))
+    async with serving() as cloud:
+        async with site(port_of(cloud), policy=keys, down=a) as edge:
+            uplink = uplink_of(edge)
+            records = uplink.local_clients.subscriptions
+            await until(lambda: "$uplink/cloud/2/a/#" in (records(uplink.down_id) or ()))
+        session = cloud.core.sessions.get("berlin-cloud")
+        assert session is not None
+        assert list(session.subscriptions) == ["a/#"]
+        async with site(port_of(cloud), policy=keys, down=b):
+            await until(lambda: list(session.subscriptions) == ["b/#"])
+
+
+async def test_what_waits_for_the_cloud_has_limits_and_its_publishers_none() -> None:
+    """At a limit the oldest goes, and no publisher is refused; what waits arrives later."""
+    backlog = {"messages": 2}
+    async with serving() as cloud:
+        port = port_of(cloud)
+        await cloud.stop()
+        async with (
+            site(port, backlog=backlog) as edge,
+            await connected(port_of(edge), "near") as near,
+        ):
+            for n in range(4):
+                await deliver(near, Publish("up/a", b"%d" % n, qos=1, packet_id=1))
+            session = edge.core.sessions.get("$uplink/cloud/up")
+            assert session is not None
+            assert [one.message.payload for one in session.outbox.waiting()] == [b"2", b"3"]
+            assert session.ledger.dropped == {"pushed_out": 2}
+
+
+async def test_what_waits_for_too_long_is_dropped() -> None:
+    """It is counted as such."""
+    async with serving() as cloud:
+        port = port_of(cloud)
+        await cloud.stop()
+        keys = {"max_age_seconds": 0.01}
+        async with site(port, backlog=keys) as edge, await connected(port_of(edge), "near") as near:
+            await deliver(near, Publish("up/a", b"x", qos=1, packet_id=1))
+            session = edge.core.sessions.get("$uplink/cloud/up")
+            assert session is not None
+            await until(lambda: session.ledger.dropped == {"too_old": 1})
+
+
+async def test_the_site_tells_what_its_uplink_has_done() -> None:
+    """Below $SYS, and its state where bridges tell theirs, on both sides."""
+    state = "$SYS/broker/connection/berlin-cloud/state"
+    async with serving() as cloud, site(port_of(cloud), policy={"sys_interval": 0.05}) as edge:
+        await stands(edge)
+        async with (
+            await connected(port_of(cloud), "far") as far,
+            await connected(port_of(edge), "near") as near,
+        ):
+            await far.subscribe(state)
+            await near.subscribe(state)
+            assert (await far.take(Publish)).payload == b"1"
+            assert (await near.take(Publish)).payload == b"1"
+            await near.subscribe("$SYS/broker/penstock/uplink/cloud/connected")
+            while (await near.take(Publish)).payload != b"1":
+                pass
+            await edge.stop()
+            assert (await far.take(Publish)).payload == b"0"
+
+
+async def test_sessions_of_an_uplink_that_is_gone_end(tmp_path: Path) -> None:
+    """Else they would wait for it without end."""
+    keys = {"persistence": {"path": str(tmp_path / "edge.db")}}
+    async with serving() as cloud:
+        async with site(port_of(cloud), policy=keys) as edge:
+            await stands(edge)
+            assert edge.core.sessions.get("$uplink/cloud/up") is not None
+        async with serving(**keys) as other:
+            assert other.core.sessions.client_ids() == []
+
+
+async def test_an_uplink_with_the_client_id_of_another_is_told() -> None:
+    """Each takes the connection over; both would go on without end."""
+    async with serving() as cloud, site(port_of(cloud)) as edge:
+        await stands(edge)
+        uplink = uplink_of(edge)
+        async with await connected(port_of(cloud), "berlin-cloud"):
+            await until(lambda: uplink.counts.failures.get("taken_over"))
+
+
+async def test_a_refused_uplink_tries_again() -> None:
+    """It says why."""
+    async with (
+        serving(limits={"sessions": 1}) as cloud,
+        await connected(port_of(cloud), "only"),
+        site(port_of(cloud)) as edge,
+    ):
+        uplink = uplink_of(edge)
+        await until(lambda: uplink.counts.failures.get("refused", 0) > 1)
+
+
+async def test_the_password_is_in_its_file(tmp_path: Path) -> None:
+    """Its first line; a file that cannot be read ends the start."""
+    file = tmp_path / "password"
+    with pytest.raises(UplinkError, match="password_file"):
+        async with site(1, username="u", password_file=str(file)):
+            pass
+    file.write_text("secret\nnot read")
+    async with (
+        serving() as cloud,
+        site(port_of(cloud), username="u", password_file=str(file)) as edge,
+    ):
+        await stands(edge)
+        assert uplink_of(edge).password() == b"secret"
+        session = cloud.core.sessions.get("berlin-cloud")
+        assert session is not None
+        assert session.username == "u"
+
+
+async def test_an_uplink_on_demand_stands_only_while_something_is_to_go_up() -> None:
+    """It connects when enough messages wait, and disconnects when none has passed for a while."""
+    start = {"when": "on_demand", "threshold_messages": 2, "idle_seconds": 0.05}
+    async with (
+        serving() as cloud,
+        site(port_of(cloud), start=start) as edge,
+        await connected(port_of(edge), "near") as near,
+        await connected(port_of(cloud), "far") as far,
+    ):
+        counts = uplink_of(edge).counts
+        await far.subscribe("up/#", 1)
+        await deliver(near, Publish("up/a", b"1", qos=1, packet_id=1))
+        assert counts.connections == 0
+        await deliver(near, Publish("up/a", b"2", qos=1, packet_id=1))
+        assert [(await take_message(far)).payload for _ in range(2)] == [b"1", b"2"]
+        await until(lambda: not counts.connected)
+        assert (counts.connections, counts.failures) == (1, {})
+
+
+async def test_an_uplink_stands_only_at_its_times() -> None:
+    """What is to go up waits for them."""
+    now = datetime.now().astimezone()
+    later = [f"{(now.hour + n) % 24:02}:00" for n in (2, 3)]
+    times = {"windows": [{"begin": later[0], "end": later[1]}]}
+    async with (
+        serving() as cloud,
+        site(port_of(cloud), times=times) as edge,
+        await connected(port_of(edge), "near") as near,
+    ):
+        uplink = uplink_of(edge)
+        await deliver(near, Publish("up/a", b"1", qos=1, packet_id=1))
+        assert uplink.n_waiting == 1
+        assert uplink.look()[0] == "it is outside of its times"
+        assert uplink.counts.connections == 0
+
+
+async def test_what_goes_up_keeps_to_the_rate_of_the_time() -> None:
+    """Bytes beyond those of a second wait for their turn; none is lost."""
+    window = {"begin": "00:00", "end": "24:00", "max_bytes_per_second": 100_000}
+    async with (
+        serving() as cloud,
+        site(port_of(cloud), times={"windows": [window]}) as edge,
+        await connected(port_of(edge), "near") as near,
+        await connected(port_of(cloud), "far") as far,
+    ):
+        await stands(edge)
+        budget = uplink_of(edge).budget
+        assert budget.bytes_per_second == 100_000
+        await far.subscribe("up/#", 1)
+        await deliver(near, Publish("up/a", b"x" * 120_000, qos=1, packet_id=1))
+        await deliver(near, Publish("up/a", b"2", qos=1, packet_id=1))
+        assert (await take_message(far)).payload == b"x" * 120_000
+        assert (await take_message(far)).payload == b"2"
+
+
+async def test_a_new_site_ends_what_the_cloud_knows_of_packet_identifiers() -> None:
+    """A message of an earlier life was not released: the next one with its identifier is another.
+
+    The session that the uplink keeps is not one that has begun by Clean Start: mosquitto would not
+    store it.
+    """
+    async with serving() as cloud, await connected(port_of(cloud), "far") as far:
+        await far.subscribe("up/#", 2)
+        forever = {"session_expiry_interval": 0xFFFFFFFF}
+        old = await connected(port_of(cloud), "berlin-cloud", properties=forever)
+        await old.send(Publish("up/a", b"old", qos=2, packet_id=1))
+        await old.take(PubRec)
+        old.close()
+        assert (await take_message(far)).payload == b"old"
+        async with site(port_of(cloud)) as edge, await connected(port_of(edge), "near") as near:
+            await stands(edge)
+            await deliver(near, Publish("up/a", b"new", qos=2, packet_id=1))
+            assert (await take_message(far)).payload == b"new"
+
+
+async def test_an_uplink_over_tls(tmp_path: Path) -> None:
+    """The cloud's certificate is checked."""
+    authority = Authority(tmp_path)
+    certfile, keyfile = authority.issue()
+    listener = {"bind": "127.0.0.1:0", "ssl": True, "certfile": certfile, "keyfile": keyfile}
+    async with serving(listeners={"default": listener}) as cloud:
+        upstream = {"address": f"localhost:{port_of(cloud)}", "tls": {"cafile": authority.cafile}}
+        async with site(0, upstream=upstream) as edge:
+            await stands(edge)
+            [plugin] = [one for one in edge._plugins.plugins if isinstance(one, UplinkPlugin)]
+            assert await plugin.reload() == [f"uplinks.cloud.upstream.cafile {authority.cafile}"]
+        upstream["tls"] = {"server_name": "other", "cafile": authority.cafile}
+        async with site(0, upstream=upstream) as edge:
+            counts = uplink_of(edge).counts
+            await until(lambda: counts.failures.get("unreachable"))
+
+
+async def test_an_uplink_goes_to_the_next_address_with_sessions_of_its_own() -> None:
+    """What the first broker knows of packet identifiers is forgotten when the second is there."""
+    async with serving() as first, serving() as second:
+        addresses = [f"127.0.0.1:{port_of(broker)}" for broker in (first, second)]
+        async with (
+            site(0, upstream={"addresses": addresses}) as edge,
+            await connected(port_of(edge), "near") as near,
+            await connected(port_of(second), "far") as far,
+        ):
+            await stands(edge)
+            sessions = edge.core.sessions
+            down_ids = [f"$uplink/cloud/down/{address}" for address in addresses]
+            await far.subscribe("up/#", 1)
+            await until(lambda: sessions.get(down_ids[0]) is not None)
+            await first.stop()
+            await deliver(near, Publish("up/a", b"x", qos=1, packet_id=1))
+            assert (await take_message(far)).payload == b"x"
+            assert sessions.get(down_ids[0]) is None
+            assert sessions.get(down_ids[1]) is not None
+
+
+async def test_an_outage_keeps_what_is_acknowledged_and_local_traffic(tmp_path: Path) -> None:
+    """It goes up in order when the cloud is back, each message of QoS 2 once."""
+    keys = {"persistence": {"path": str(tmp_path / "cloud.db")}}
+    session: dict[str, Any] = {"properties": {"session_expiry_interval": 0xFFFFFFFF}}
+    async with serving(**keys) as cloud:
+        port = port_of(cloud)
+        far = await connected(port, "far", **session)
+        await far.subscribe("up/#", 2)
+        far.close()
+        async with site(port) as edge, await connected(port_of(edge), "near") as near:
+            await stands(edge)
+            await cloud.stop()
+            async with await connected(port_of(edge), "local") as local:
+                await local.subscribe("up/#", 0)
+                for n in range(10):
+                    await deliver(near, Publish("up/a", b"%d" % n, qos=2, packet_id=n + 1))
+                    assert (await local.take(Publish)).payload == b"%d" % n
+            listener = {"default": {"bind": f"127.0.0.1:{port}"}}
+            async with serving(listeners=listener, **keys):
+                far = await connected(port, "far", clean_start=False, **session)
+                got = [(await far.take(Publish)).payload for _ in range(10)]
+                far.close()
+            assert got == [b"%d" % n for n in range(10)]
+
+
+async def test_retained_messages_outlive_an_outage_and_end_with_the_cloud_s() -> None:
+    """The site serves them without the cloud; what was cleared meanwhile is cleared."""
+    keys = {"down": [{"filter": "down/#", "remote_prefix": "r/"}], "refresh_retained_seconds": 0}
+    with reserved_port() as port:
+        listeners = {"default": {"bind": f"127.0.0.1:{port}"}}
+        cloud = make_server(listeners=listeners)
+        await cloud.start()
+        async with site(port, **keys) as edge, await connected(port_of(edge), "near") as near:
+            await stands(edge)
+            async with await connected(port, "far") as far:
+                for name in "ab":
+                    await deliver(
+                        far, Publish(f"r/down/{name}", b"1", qos=1, retain=True, packet_id=1)
+                    )
+            await near.subscribe("down/#", 1)
+            for _ in "ab":
+                assert (await take_message(near)).payload == b"1"
+            await cloud.stop()
+            await until(lambda: not uplink_of(edge).counts.connected)
+            async with await connected(port_of(edge), "late") as late:
+                await late.subscribe("down/#", 1)
+                assert {(await take_message(late)).topic for _ in "ab"} == {"down/a", "down/b"}
+            async with serving(listeners=listeners), await connected(port, "far") as far:
+                await deliver(far, Publish("r/down/b", b"2", qos=1, retain=True, packet_id=1))
+                await until(lambda: _retained(edge) == {"down/b": b"2"})
+                assert uplink_of(edge).counts.retained_cleared
+
+
+def _retained(server: Server) -> dict[str, Any]:
+    """Return the payloads of what is retained at a site, by topic, but the broker's own."""
+    return {
+        topic: message.payload
+        for topic, message in server.core.retained.by_topic.items()
+        if not topic.startswith("$")
+    }
