@@ -124,6 +124,7 @@ class ClientSide:
         self._leftover = b""
         self._is_stopped = False
         self._retry_at: float | None = None
+        self._look_again_at: float | None = None
         self._is_window_told = False
         self._known_properties = b""  # with their length: they were read once and found good
         self._urgent_bytes = 0
@@ -545,15 +546,19 @@ class ClientSide:
                 break
         else:
             self.wants_pump = True
+        # Past, it is that of a message for which the client's window has no room: an acknowledgement
+        # makes some.
+        again = outbox.look_again_at
+        self._look_again_at = again if again is not None and again > now else None
         if self.ledger.expired != self._n_expired:
             self._n_expired = self.ledger.expired
             self._refuse_expired(now)
 
     def next_deadline(self) -> float | None:
         """Return when `handle_timeout` has work, in monotonic seconds, or None for never."""
-        deadlines = [self.samplers.next_deadline(), self._retry_at]
-        if not self.is_paused and not self.wants_pump:
-            deadlines.append(self.outbox.look_again_at)
+        deadlines = [self.samplers.next_deadline()]
+        if not self.is_paused and not self.wants_pump:  # otherwise something else comes first
+            deadlines += self._look_again_at, self._retry_at
         return min((at for at in deadlines if at is not None), default=None)
 
     def handle_timeout(self, fileno: int, now: float) -> None:
@@ -566,7 +571,7 @@ class ClientSide:
         self._link.small_messages = self.ledger.matched - self.ledger.large
         if self.samplers.sample(fileno, now):
             self.link_changed()
-        for at in (self.outbox.look_again_at, self._retry_at):
+        for at in (self._look_again_at, self._retry_at):
             if at is not None and now >= at:
                 self.wants_pump = True
 

@@ -689,3 +689,17 @@ def test_nothing_but_a_peers_error_leaves(chunks: list[bytes], version: int) -> 
     pair = VirtualPair.connected(version, gate=SwitchGate())
     for chunk in chunks:
         pair.broker_sends_bytes(chunk)
+
+
+def test_nothing_is_due_while_a_full_window_keeps_a_withheld_message() -> None:
+    """The gate is asked again once the client has acknowledged something."""
+    pair, gate = withholding(connect={"receive_maximum": 1})
+    pair.broker_sends(publish("small", packet_id=2))
+    assert pair.topics() == ["small"]
+    gate.is_open = True
+    pair.now += 3600.0
+    pair.pair.handle_timeout(pair.now)
+    pair.settle()
+    assert pair.pair.next_deadline() is None
+    pair.client_sends(PubAck(2))
+    assert pair.topics() == ["big"]

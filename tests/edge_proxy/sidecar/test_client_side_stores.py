@@ -121,6 +121,23 @@ def test_while_the_store_has_no_room_reading_stops_and_nothing_of_qos_1_is_lost(
     pair.pair.client.check_invariants()
 
 
+def test_nothing_is_due_for_a_stalled_client_while_the_store_has_no_room() -> None:
+    """The store is asked again once the client's connection has room."""
+    shelf = Shelf()
+    pair, _ = withholding(payload_store=shelf)
+    shelf.is_full = True
+    pair.broker_sends(publish("large", 5000, packet_id=2))
+    pair.pair.pause_sending(DOWN)
+    pair.now += 3600.0
+    pair.pair.handle_timeout(pair.now)
+    pair.settle()
+    assert pair.pair.next_deadline() is None
+    shelf.is_full = False
+    pair.pair.resume_sending(DOWN)
+    pair.settle()
+    assert pair.pair.wants_reading(DOWN)
+
+
 def test_while_the_store_has_no_room_qos_0_is_dropped_if_something_is_withheld() -> None:
     """As at `queued_bytes`, so that acknowledgements get through."""
     shelf = Shelf()
