@@ -8,7 +8,9 @@ connections from those behind it. Connections that exist stay where they are.
 
 A check establishes a connection and closes it. An address that accepts connections and answers no
 CONNECT would pass: where its user says so (`failed` with `is_silent`), a check also sends a CONNECT
-and waits for any CONNACK, even one that refuses it.
+and waits for any CONNACK, even one that refuses it. So does the next check of an address that has
+ended a connection without a CONNACK (`doubt`): a broker may do that to one client's CONNECT, and a
+forwarder of connections does it to all while no broker is behind it.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ class Upstream:
         why: why it is down; "" while it is up.
         heard_at: monotonic seconds of the last connection that was established.
         is_silent: it accepts connections and answers no CONNECT; `is_up` only after a CONNACK.
+        is_doubted: the next check finds out whether it answers a CONNECT.
     """
 
     def __init__(self, address: UpstreamAddress, now: float) -> None:
@@ -72,6 +75,7 @@ class Upstream:
         self.why = ""
         self.heard_at = -math.inf
         self.is_silent = False
+        self.is_doubted = False
 
     def __str__(self) -> str:
         """Return the address for the log."""
@@ -170,6 +174,10 @@ class Upstreams:
             upstream.is_up = False
             upstream.since = self._clock()
         upstream.why = why
+
+    def doubt(self, upstream: Upstream) -> None:
+        """Note that an address has ended a connection without an answer to its CONNECT."""
+        upstream.is_doubted = True
 
     def succeeded(self, upstream: Upstream) -> None:
         """Note that an address is up: a connection was established, or a CONNECT answered."""
@@ -290,19 +298,25 @@ class Upstreams:
             await asyncio.sleep(period)
 
     async def check(self, period: float = 0.0) -> None:
-        """Check each address that is down, or from which nothing was heard for a period.
+        """Check each address that is down or doubted, or from which nothing was heard for a period.
 
         Args:
             period: seconds.
         """
         now = self._clock()
-        due = [one for one in self.each if not one.is_up or now - one.heard_at >= period]
+        due = [
+            one
+            for one in self.each
+            if one.is_doubted or not one.is_up or now - one.heard_at >= period
+        ]
         await asyncio.gather(*map(self._check, due))
 
     async def _check(self, upstream: Upstream) -> None:
+        is_asking = upstream.is_silent or upstream.is_doubted
+        upstream.is_doubted = False
         try:
             _, asking = await self._connect(
-                upstream, lambda: _Check(is_asking=upstream.is_silent), self._check_header
+                upstream, lambda: _Check(is_asking=is_asking), self._check_header
             )
             try:
                 async with asyncio.timeout(self._keys.connack_timeout_seconds):
@@ -310,8 +324,9 @@ class Upstreams:
             finally:
                 asking.close()
         except Exception as error:  # noqa: BLE001 (whatever it is, the next check follows)
-            is_late = upstream.is_silent and isinstance(error, TimeoutError)
-            self.failed(upstream, "no CONNACK" if is_late else self._explain(error))
+            is_late = is_asking and isinstance(error, TimeoutError)
+            why = "no CONNACK" if is_late else self._explain(error)
+            self.failed(upstream, why, is_silent=is_asking)
         else:
             self.succeeded(upstream)
 

@@ -55,6 +55,8 @@ class Pair:
         wants_broker: CONNECT has come: a connection to the broker is needed.
         is_closing: both connections are to be closed after everything to be sent was written.
         is_unanswered: it is closing because the broker has not answered the CONNECT.
+        is_cut_off: it is closing because the broker has answered the CONNECT by an end, or by
+            something else than a CONNACK.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Pair:
         self.wants_broker = False
         self.is_closing = False
         self.is_unanswered = False
+        self.is_cut_off = False
 
     # -- what `PairTransport` calls ------------------------------------------------------------
 
@@ -148,7 +151,12 @@ class Pair:
             reason: why it ended; "" where it was closed normally.
         """
         self._now = now
+        self._note_cut_off(direction)
         self._end(f"the {direction.sender}'s connection {reason or 'was closed'}")
+
+    def _note_cut_off(self, direction: Direction) -> None:
+        if direction is Direction.DOWNSTREAM and not self.is_closing:
+            self.is_cut_off = self.client.connack is None
 
     @property
     def is_accepted(self) -> bool:
@@ -357,7 +365,10 @@ class Pair:
     def _peer_failed(self, direction: Direction, error: PeerError) -> None:
         """End the pair for the fault of one side."""
         self._shared.logger.warning("%s: closed: the %s sent: %s", self, direction.sender, error)
-        if direction is Direction.DOWNSTREAM:
+        self._note_cut_off(direction)
+        if self.is_cut_off:
+            self._refuse(ReasonCode.SERVER_UNAVAILABLE)
+        elif direction is Direction.DOWNSTREAM:
             self._disconnect(ReasonCode.UNSPECIFIED_ERROR)
         elif self._is_accepted:
             self._disconnect(error.reason_code)

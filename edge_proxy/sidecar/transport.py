@@ -431,6 +431,8 @@ class PairTransport:
 
     def _close(self) -> None:
         """Close open transports after they have sent the rest, within a time limit."""
+        if self.pair is not None and self.pair.is_cut_off and self.upstream is not None:
+            self._pairs.upstreams.doubt(self.upstream)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -345,3 +345,26 @@ async def test_a_broker_that_speaks_nonsense() -> None:
             await checks
             assert not first.is_up
             assert first.why.startswith(why)
+
+
+@pytest.mark.parametrize("is_answering", [True, False])
+async def test_a_broker_that_ends_a_connection_without_a_connack(*, is_answering: bool) -> None:
+    """The next check asks it: a broker that answers stays up, a forwarder without one is down."""
+    async with ScriptedBroker() as broker, echoing() as (other, _):
+        upstreams = make_upstreams(f"127.0.0.1:{broker.port}", other)
+        first = upstreams.each[0]
+        dialled = await upstreams.dial(Taker)
+        await (await broker.connected()).close()
+        await dialled.protocol.lost
+        upstreams.doubt(first)
+        checks = asyncio.create_task(upstreams.check(3600.0))
+        peer = await broker.connected()
+        peer.version = 4
+        if is_answering:
+            assert isinstance(await peer.receive(), Connect)
+            peer.send(ConnAck())
+        else:
+            await peer.close()
+        await checks
+        assert first.is_up == is_answering
+        assert first.is_silent != is_answering

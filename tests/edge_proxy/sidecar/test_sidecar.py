@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import socket
@@ -440,6 +441,44 @@ async def test_a_broker_without_an_answer_is_passed_over(caplog: pytest.LogCaptu
         last = await open_client(proxy.addresses["default"])
         await other.connected()
         await last.close()
+        await proxy.stop()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+async def test_a_forwarder_without_a_broker_is_passed_over(
+    answer: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It accepts connections and ends them: a client or two are lost, later ones are another's."""
+    async with ScriptedBroker() as forwarder, ScriptedBroker() as other:
+        text = (
+            f"upstream: {{addresses: ['127.0.0.1:{forwarder.port}', '127.0.0.1:{other.port}'],"
+            " health_check_seconds: 0.05}\n"
+            "listener: {bind: '127.0.0.1:0'}\ndrain_seconds: 0"
+        )
+        proxy = Sidecar(parse_proxy_config(text, "proxy.yaml"))
+        await proxy.start()
+
+        async def end_each() -> None:
+            while True:
+                peer = await forwarder.connected()
+                peer.writer.write(answer)
+                peer.writer.write_eof()
+
+        ending = asyncio.create_task(end_each())
+        lost = await open_client(proxy.addresses["default"])
+        if answer:
+            assert await lost.receive() == ConnAck(reason_code=ReasonCode.SERVER_UNAVAILABLE)
+        assert await lost.receive_end() == b""
+        await until(lambda: f"127.0.0.1:{forwarder.port} is down: " in caplog.text)
+        last = await open_client(proxy.addresses["default"])
+        is_accepted = False
+        while not is_accepted:
+            with contextlib.suppress(asyncio.IncompleteReadError):  # a check
+                await other.accepted()
+                is_accepted = True
+        assert await last.receive() == ConnAck()
+        await last.close()
+        ending.cancel()
         await proxy.stop()
 
 
