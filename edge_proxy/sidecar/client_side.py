@@ -546,8 +546,7 @@ class ClientSide:
                 break
         else:
             self.wants_pump = True
-        # Past, it is that of a message for which the client's window has no room: an acknowledgement
-        # makes some.
+        # Where it has passed, the client's window is full, and an acknowledgement comes first.
         again = outbox.look_again_at
         self._look_again_at = again if again is not None and again > now else None
         if self.ledger.expired != self._n_expired:
