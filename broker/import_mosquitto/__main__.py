@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import sys
+from collections.abc import Container
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,17 +38,23 @@ def import_mosquitto(
         Path | None, typer.Option("-o", "--output", help="A new file; default: standard output.")
     ] = None,
 ) -> None:
-    """Write a policy file with the same listeners, users, topics and limits."""
-    policy, notes = translate(read_conf(conf))
+    """Write a policy file with the same listeners, users, topics, limits and bridges."""
+    policy, notes, passwords = translate(read_conf(conf), socket.gethostname())
+    files: dict[Path, str] = {}
+    for name, line in passwords.items():
+        keys = policy["plugins"]["uplink"]["uplinks"][name]
+        if output is None:
+            why = f"write the password into a file {keys['password_file']}, as its first line"
+            notes.append(Note(line, why))
+        else:
+            file = output.parent.resolve() / keys["password_file"]
+            keys["password_file"] = str(file)
+            files[file] = f"{line.value}\n"
     text = _as_text(conf, policy, notes)
     if output is None:
         sys.stdout.write(text)
     else:
-        try:
-            with output.open("x", encoding="utf-8") as opened:
-                opened.write(text)
-        except OSError as error:
-            raise OutputError(f"{output}: cannot be written: {error.strerror}") from error
+        _write({output: text, **files}, secret=files)
     for note in notes:
         sys.stderr.write(f"{note.line.file}: {note}\n")
     try:
@@ -53,6 +62,33 @@ def import_mosquitto(
     except PenstockError as error:
         sys.stderr.write(f"the broker would refuse this file on this machine:\n{error}\n")
         raise typer.Exit(REFUSED_HERE) from error
+
+
+def _write(files: dict[Path, str], *, secret: Container[Path]) -> None:
+    """Write new files, all or none.
+
+    Args:
+        files: with their texts.
+        secret: of these, those that their owner alone may read.
+
+    Raises:
+        OutputError: one of them is there, or cannot be written.
+    """
+    written: list[Path] = []
+    try:
+        for file, text in files.items():
+            opener = _open_secret if file in secret else None
+            with open(file, "x", encoding="utf-8", opener=opener) as opened:
+                written.append(file)
+                opened.write(text)
+    except OSError as error:
+        for other in written:
+            other.unlink()
+        raise OutputError(f"{file}: cannot be written: {error.strerror}") from error
+
+
+def _open_secret(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 async def _check(policy: Policy) -> None:

@@ -34,6 +34,7 @@ class Loosens(Enum):
 
     NOTHING = "nothing"
     LISTENER = "the listener is left out"
+    BRIDGE = "the bridge is left out"
     ACCESS = "no client is let in"
 
 
@@ -74,7 +75,14 @@ DIRECTIVES: Final = {
 }
 """By name; a ``*`` at the end stands for any text."""
 
-_ALIASES: Final = {"maximum_qos": "max_qos", "retained_persistence": "persistence"}
+_ALIASES: Final = {
+    "addresses": "address",
+    "clientid": "remote_clientid",
+    "maximum_qos": "max_qos",
+    "password": "remote_password",
+    "retained_persistence": "persistence",
+    "username": "remote_username",
+}
 """Older names of directives to their newest."""
 
 _OPTIONS: Final = ("auth_opt_", "plugin_opt_")

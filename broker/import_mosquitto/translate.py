@@ -7,12 +7,13 @@ decided about clients, no client is let in until the operator decides again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from penstock.broker.config.checked_yaml import suggest
 from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.import_mosquitto.bridges import CHECKS, Bridge, name_of, site_name
 from penstock.broker.import_mosquitto.conf_file import Line
 from penstock.broker.import_mosquitto.directives import (
     DIRECTIVES,
@@ -104,10 +105,13 @@ class Translation(NamedTuple):
     Attributes:
         policy: the file's top level.
         notes: in the order of the lines.
+        passwords: name of an uplink to the line with its password, which its `password_file` is to
+            have.
     """
 
     policy: dict[str, Any]
     notes: list[Note]
+    passwords: dict[str, Line]
 
 
 @dataclass(slots=True)
@@ -145,8 +149,12 @@ class _Listener:
         return self.has_tls or self.text("enable_proxy_protocol") == "2"
 
 
-def translate(lines: Iterable[Line]) -> Translation:
+def translate(lines: Iterable[Line], host: str) -> Translation:
     """Return the policy that does what a mosquitto.conf says.
+
+    Args:
+        lines: of the file.
+        host: name of the machine, which is part of a bridge's client id.
 
     Raises:
         ConfigError: a directive is unknown or has a wrong value; names all such places of the first
@@ -154,7 +162,7 @@ def translate(lines: Iterable[Line]) -> Translation:
     """
     reading = _Reading()
     reading.read(lines)
-    return reading.translation()
+    return reading.translation(host)
 
 
 class _Reading:
@@ -166,6 +174,7 @@ class _Reading:
         self._set: dict[str, Line] = {}
         self._default = _Listener(None)
         self._listeners: list[_Listener] = []
+        self._bridges: list[Bridge] = []
         self._is_closed = False
         self._persists = False
 
@@ -184,6 +193,9 @@ class _Reading:
                 self._wrong(line, line.value or "nothing", allowed)
                 continue
             self._keep(taken, directive)
+        for bridge in self._bridges:
+            if "address" not in bridge.set:
+                self._wrong(bridge.line, f"{bridge.name} without address", "an address below it")
         self._give_up()
 
     def _wrong(self, line: Line, read: str, allowed: str) -> None:
@@ -194,8 +206,10 @@ class _Reading:
         if line.name == "listener":
             self._keep_listener(line)
             return
-        here = self._place_of(line, directive)
         name = canonical(line.name)
+        if directive.place is Place.BRIDGE and not self._takes_by_name(line, name):
+            return
+        here = self._place_of(line, directive)
         if name in here and not directive.may_repeat and _is_text(directive):
             self._wrong(line, f"again, after {here[name].place}", "once")
         if line.name == "persistent_client_expiration" and _seconds(line.value) is None:
@@ -223,7 +237,30 @@ class _Reading:
         else:
             self._listeners.append(_Listener(line, int(port), host or None))
 
+    def _takes_by_name(self, line: Line, name: str) -> bool:
+        """Take a line of a bridge; say whether it is to be kept by its name."""
+        if name == "connection":
+            bridge = Bridge(line)
+            before = next((one for one in self._bridges if one.name == bridge.name), None)
+            if before is not None:
+                self._wrong(line, f"{bridge.name}, as in {before.line.place}", "another name")
+            self._bridges.append(bridge)
+            return False
+        if not self._bridges:
+            self._wrong(line, "no bridge above it", "a line connection with a name above it")
+            return False
+        if name in CHECKS:
+            try:
+                CHECKS[name](line.value)
+            except ValueError as error:
+                self._wrong(line, line.value, str(error))
+        if name == "topic":
+            self._bridges[-1].topics.append(line)
+        return name != "topic"
+
     def _place_of(self, line: Line, directive: Directive) -> dict[str, Line]:
+        if directive.place is Place.BRIDGE:
+            return self._bridges[-1].set
         current = self._listeners[-1] if self._listeners else self._default
         if directive.place is Place.LISTENER:
             # Both belong to the default listener, wherever they are in the file.
@@ -258,7 +295,7 @@ class _Reading:
 
     # -- the policy -----------------------------------------------------------------------
 
-    def translation(self) -> Translation:
+    def translation(self, host: str) -> Translation:
         listeners = self._all_listeners()
         names = _names(listeners)
         kept = {
@@ -287,7 +324,30 @@ class _Reading:
             policy["session_expiry_interval"] = _seconds(expiration)
         access = self._access({name: listener for name, (listener, _) in kept.items()})
         policy["plugins"] = {"access": access}
-        return Translation(policy, _grouped(self.notes))
+        uplinks, passwords = self._uplinks(host, limits.get("queue_full"))
+        if uplinks:
+            policy["plugins"]["uplink"] = {"site": site_name(host), "uplinks": uplinks}
+        return Translation(policy, _grouped(self.notes), passwords)
+
+    def _uplinks(self, host: str, queue_full: str | None) -> tuple[dict[str, Any], dict[str, Line]]:
+        """Return (the keys of the uplinks, the lines with their passwords), both by name."""
+        uplinks: dict[str, Any] = {}
+        passwords: dict[str, Line] = {}
+        for bridge in self._bridges:
+            if bridge.is_left_out:
+                continue
+            name = _distinct(name_of(bridge.name), uplinks)
+            keys = bridge.keys(host, f"{name}.password")
+            for line, why in bridge.notes:
+                self._note(line, why)
+            if keys is None:
+                continue
+            if queue_full is not None:
+                keys["backlog"] = {"when_full": queue_full}
+            if "password_file" in keys:
+                passwords[name] = bridge.set["remote_password"]
+            uplinks[name] = keys
+        return uplinks, passwords
 
     def _all_listeners(self) -> list[_Listener]:
         """Return the listeners that mosquitto would start."""
@@ -589,8 +649,13 @@ def _names(listeners: list[_Listener]) -> dict[str, _Listener]:
     for listener in listeners:
         kind = "websockets" if listener.text("protocol") == "websockets" else "mqtt"
         base = f"{kind}-{listener.port}" if listener.port else f"{kind}-unix"
-        name, number = base, 2
-        while name in names:
-            name, number = f"{base}-{number}", number + 1
-        names[name] = listener
+        names[_distinct(base, names)] = listener
     return names
+
+
+def _distinct(base: str, taken: Container[str]) -> str:
+    """Return a name that is not taken, with a number where it has to be."""
+    name, number = base, 2
+    while name in taken:
+        name, number = f"{base}-{number}", number + 1
+    return name

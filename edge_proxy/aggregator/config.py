@@ -74,6 +74,10 @@ class UplinkKeys:
         upstream: the cloud's broker, as a sidecar's. With several addresses, packet identifiers are
             those of one broker: the uplink has a session *down* for each.
         client_id: Client Identifier there; None for ``SITE-NAME``. No other client may have it.
+        adopts_session: the session that the cloud's broker has for this Client Identifier is kept
+            although the sessions of this site are new, with what waits there: for the move from
+            another client, which must have had no message of QoS 2 on its way up. False: it is
+            ended first.
         username: there, or None.
         password: there, or None; better in a file.
         password_file: file whose first line is the password, or None.
@@ -102,11 +106,13 @@ class UplinkKeys:
             User Property ``penstock-publisher``.
         notifications: the topic ``notification_topic`` is retained as 1 while the uplink stands and
             0 while it does not, at the site and in the cloud.
+        notifications_local_only: at the site alone.
         notification_topic: None for mosquitto's, ``$SYS/broker/connection/CLIENT_ID/state``.
     """
 
     upstream: UpstreamKeys
     client_id: str | None = None
+    adopts_session: bool = False
     username: str | None = None
     password: Annotated[str | None, Field(repr=False)] = None
     password_file: str | None = None
@@ -126,6 +132,7 @@ class UplinkKeys:
     max_hops: Positive = 8
     tells_publisher: bool = True
     notifications: bool = True
+    notifications_local_only: bool = False
     notification_topic: str | None = None
 
     @field_validator("version", mode="before")

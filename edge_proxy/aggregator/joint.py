@@ -109,6 +109,7 @@ class JointSettings:
         keep_alive: seconds.
         marker_topic: of its markers in the cloud; None for none.
         state_topic: retained "1" or "0" on both sides; None for none.
+        tells_cloud_state: it is on both sides, not at the site alone.
         tells_publisher: a message that goes up carries its publisher's Client Identifier.
         receive_maximum: QoS 1 and 2 messages from the cloud that the site's broker takes at a time.
         maximum_packet_size: bytes of the largest packet that the site's broker takes.
@@ -124,6 +125,7 @@ class JointSettings:
     keep_alive: int
     marker_topic: str | None
     state_topic: str | None
+    tells_cloud_state: bool
     tells_publisher: bool
     receive_maximum: int
     maximum_packet_size: int
@@ -314,7 +316,7 @@ class Joint:
             self.up.send(write_packet(Disconnect(), MQTT_5))
         if self.cloud.is_in_payload:
             return False
-        if self.is_accepted:
+        if self.is_accepted and self.settings.tells_cloud_state:
             self.cloud.send(self._state(self.version, b"0"))
         self.cloud.send(write_packet(Disconnect(), self.version))
         return True
@@ -358,7 +360,7 @@ class Joint:
         self._connect_up(window)
         self._connect_down()
         state = self._state(self.version, b"1")
-        if state and self.retain_available:
+        if state and self.settings.tells_cloud_state and self.retain_available:
             self.cloud.send(state)
 
     def _connect_up(self, window: int) -> None:
@@ -446,7 +448,7 @@ def connect_cloud(settings: JointSettings, *, forgets: bool = False) -> bytes:
         keep_alive=settings.keep_alive,
         username=settings.username,
         password=settings.password,
-        will=None if forgets else _will(settings),
+        will=None if forgets or not settings.tells_cloud_state else _will(settings),
         properties=properties,
         is_bridge=settings.is_bridge,
     )

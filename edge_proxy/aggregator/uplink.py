@@ -464,7 +464,7 @@ class Uplink:
             upstream = link.upstream = dialled.upstream
             settings = self._settings(upstream)
             is_known = self.local_clients.subscriptions(settings.down_id) is not None
-            if is_known or upstream in self._without_session:
+            if is_known or self.keys.adopts_session or upstream in self._without_session:
                 return self._new_joint(settings)
             await self._forget(settings, dialled.transport)
             self._without_session.add(upstream)
@@ -509,6 +509,7 @@ class Uplink:
             keep_alive=keys.keep_alive_seconds,
             marker_topic=self._marker_topic,
             state_topic=topic if keys.notifications else None,
+            tells_cloud_state=not keys.notifications_local_only,
             tells_publisher=keys.tells_publisher,
             receive_maximum=local.receive_maximum,
             maximum_packet_size=local.maximum_packet_size,

@@ -90,6 +90,26 @@ def test_what_the_start_would_read_is_read(
     assert Path("policy.yaml").exists()
 
 
+def test_a_password_of_a_bridge_is_written_beside_the_policy_or_asked_for(
+    conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither the policy nor the terminal shows it; a file of its name is not overwritten."""
+    bridge = "connection c\naddress a\ntopic t\nusername u\npassword s3cret\n"
+    conf.write_text(f"listener 1883\n{bridge}")
+    assert main([str(conf)]) == 0
+    told = capsys.readouterr()
+    assert "remote_password" not in told.out
+    assert "password ...: write the password into a file c.password" in told.err
+    assert "s3cret" not in told.out + told.err
+    assert main([str(conf), "-o", "policy.yaml"]) == 0
+    assert Path("c.password").read_text() == "s3cret\n"
+    assert f"password_file: {Path('c.password').resolve()}" in Path("policy.yaml").read_text()
+    Path("policy.yaml").unlink()
+    assert main([str(conf), "-o", "policy.yaml"]) == 2
+    assert "c.password: cannot be written: File exists" in capsys.readouterr().err
+    assert not Path("policy.yaml").exists()
+
+
 def test_no_file_is_overwritten(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It may have been worked on."""
     conf.write_text("")

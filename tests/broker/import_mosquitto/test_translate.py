@@ -8,16 +8,17 @@ from penstock.broker.config.policy import Policy, parse_policy
 from penstock.broker.errors import ConfigError
 from penstock.broker.import_mosquitto.conf_file import parse_lines
 from penstock.broker.import_mosquitto.directives import DIRECTIVES, Loosens, Place, is_secret
-from penstock.broker.import_mosquitto.translate import UNBOUNDED_BYTES, Translation, translate
+from penstock.broker.import_mosquitto.translate import UNBOUNDED_BYTES, Note, translate
 
 DROPS = {"queue_full": "drop_newest"}
 LISTENER = "listener 1883\n"
 TLS = "certfile cert\nkeyfile key\n"
 
 
-def translated(text: str) -> Translation:
-    """Return what becomes of a mosquitto.conf."""
-    return translate(parse_lines(text, "m.conf"))
+def translated(text: str) -> tuple[dict[str, Any], list[Note]]:
+    """Return the policy that a mosquitto.conf becomes, and its notes."""
+    policy, notes, _ = translate(parse_lines(text, "m.conf"), "host")
+    return policy, notes
 
 
 def keys(text: str) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def checked(policy: dict[str, Any]) -> Policy:
 
 def notes_of(text: str) -> list[str]:
     """Return the notes as text."""
-    return [str(note) for note in translated(text).notes]
+    return [str(note) for note in translated(text)[1]]
 
 
 def problems_of(text: str) -> list[tuple[str, str, str]]:
@@ -422,10 +423,11 @@ def test_each_directive_without_a_counterpart_is_named(name: str, directive: Any
     words = [word for word in directive.values if word not in directive.same]
     value = words[0] if words else "1"
     name = name.replace("*", "x")
-    (told,) = notes_of(f"{LISTENER}{name} {value}\n")
+    above = "connection b\naddress a\n" if directive.place is Place.BRIDGE else "\n\n"
+    told = notes_of(f"{above}{LISTENER}{name} {value}\n")[-1]
     shown = "..." if is_secret(name) else value
-    closed = "no client is let in; " if directive.loosens is Loosens.ACCESS else ""
-    assert told == f"line 2: {name} {shown}: {closed}{directive.note}"
+    closed = "" if directive.loosens is Loosens.NOTHING else f"{directive.loosens.value}; "
+    assert told == f"line 4: {name} {shown}: {closed}{directive.note}"
 
 
 @pytest.mark.parametrize(
@@ -434,7 +436,7 @@ def test_each_directive_without_a_counterpart_is_named(name: str, directive: Any
         "auth_opt_pg_uri",
         "bridge_psk",
         "local_password",
-        "password",
+        "password",  # without a user name it does not count
         "plugin_opt_key",
         "remote_password",
         "tls_engine_kpass_sha1",
@@ -442,19 +444,17 @@ def test_each_directive_without_a_counterpart_is_named(name: str, directive: Any
 )
 def test_no_secret_stands_in_a_note(name: str) -> None:
     """A policy file and a terminal have other readers than mosquitto.conf."""
-    (note,) = notes_of(f"{LISTENER}{name} s3cret\n")
-    assert f"{name} ...: " in note
-    assert "s3cret" not in note
+    notes = "\n".join(notes_of(f"connection b\naddress a\ntopic t\n{LISTENER}{name} s3cret\n"))
+    assert f"{name} ...: " in notes
+    assert "s3cret" not in notes
 
 
 def test_what_is_to_say_of_many_lines_is_said_once() -> None:
-    """A bridge has a dozen of them."""
-    bridge = "connection b\naddress 192.0.2.1\ntopic a out\n"
-    text = f"{bridge}topic b in\n{LISTENER}remote_password s3cret\nuser m\npid_file /m\n"
+    """A file may have many of them, not next to each other."""
+    text = f"user m\npid_file /m\n{LISTENER}log_type all\nuser n\nlog_dest stderr\n"
     first, second = notes_of(text)
-    told = "lines 1 to 4, 6: connection, address, topic, remote_password: Penstock starts no bri"
-    assert first.startswith(told)
-    assert second.startswith("lines 7 to 8: user, pid_file: the service manager does it")
+    assert first.startswith("lines 1 to 2, 5: user, pid_file: the service manager does it")
+    assert second.startswith("lines 4, 6: log_type, log_dest: the log goes to standard error")
 
 
 def test_what_is_off_for_one_listener_is_off_for_all() -> None:
@@ -470,8 +470,9 @@ def test_what_is_off_for_one_listener_is_off_for_all() -> None:
 
 def test_notes_stand_in_the_order_of_the_lines() -> None:
     """So that the file can be read beside them."""
-    text = f"connection c\n{LISTENER}max_queued_messages 0\nuser m\nlistener 1\nmount_point m/\n"
-    numbers = [note.line.number for note in translated(text).notes]
+    lines = "max_queued_messages 0\nuser m\nlistener 1\nmount_point m/\n"
+    text = f"log_type all\n{LISTENER}{lines}"
+    numbers = [note.line.number for note in translated(text)[1]]
     assert numbers == [1, 3, 4, 6]
 
 

@@ -56,6 +56,7 @@ SETTINGS: dict[str, Any] = {
     "keep_alive": 60,
     "marker_topic": MARKER,
     "state_topic": None,
+    "tells_cloud_state": True,
     "tells_publisher": True,
     "receive_maximum": 100,
     "maximum_packet_size": 1_000_000,
@@ -210,6 +211,23 @@ def test_the_state_is_told_on_both_sides() -> None:
     cloud, up, down = uplink.written()
     assert cloud == down == [Publish(STATE, b"0", retain=True), Disconnect()]
     assert up == [Disconnect()]
+
+
+def test_the_state_may_be_told_at_the_site_alone() -> None:
+    """The cloud gets no will and no message; as with mosquitto's notifications_local_only."""
+    uplink = Uplink(state_topic=STATE, tells_cloud_state=False)
+    uplink.from_cloud(ConnAck(session_present=True))
+    cloud, _, [local, local_state] = uplink.written()
+    [connect] = cloud
+    assert isinstance(connect, Connect)
+    assert isinstance(local, Connect)
+    assert connect.will is None
+    assert local.will is not None
+    assert local_state == Publish(STATE, b"1", retain=True)
+    uplink.joint.disconnect()
+    cloud, _, down = uplink.written()
+    assert cloud == [Disconnect()]
+    assert down == [Publish(STATE, b"0", retain=True), Disconnect()]
 
 
 # -- messages that pass ----------------------------------------------------------------------------

@@ -330,6 +330,24 @@ async def test_a_new_site_ends_what_the_cloud_knows_of_packet_identifiers() -> N
             assert (await take_message(far)).payload == b"new"
 
 
+async def test_a_new_site_may_adopt_what_waits_for_it_in_the_cloud() -> None:
+    """It waits in the session of another client that had the same Client Identifier."""
+    async with serving() as cloud, await connected(port_of(cloud), "far") as far:
+        forever = {"session_expiry_interval": 0xFFFFFFFF}
+        old = await connected(port_of(cloud), "berlin-cloud", properties=forever)
+        await old.subscribe("down/#", 2)
+        old.close()
+        await deliver(far, Publish("down/a", b"waits", qos=2, packet_id=1))
+        start = {"when": "on_demand", "threshold_messages": 1}
+        async with (
+            site(port_of(cloud), adopts_session=True, start=start) as edge,
+            await connected(port_of(edge), "near") as near,
+        ):
+            await near.subscribe("down/#", 2)
+            await deliver(near, Publish("up/a", b"connect", qos=1, packet_id=1))
+            assert (await take_message(near)).payload == b"waits"
+
+
 async def test_an_uplink_over_tls(tmp_path: Path) -> None:
     """The cloud's certificate is checked."""
     authority = Authority(tmp_path)
