@@ -433,7 +433,11 @@ class SqsActions:
             request.region,
             self._wall_clock(),
         )
-        shown = await self._slicer.run(_shown(received, source, wanted))
+        try:
+            shown = await self._slicer.run(_shown(received, source, wanted))
+        except BaseException:  # the receiver has left
+            self._service.engine.give_back(name, DEFAULT_GROUP, received)
+            raise
         return {"Messages": shown} if shown else {}
 
     async def _received(self, name: str, request: ReceiveRequest) -> list[ReceivedMessage]:

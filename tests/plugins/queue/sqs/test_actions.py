@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from penstock.broker.message import Message
 from penstock.plugins.queue.access import ANYBODY
 from penstock.plugins.queue.engines.contract import GroupSpec, NewMessage, QueueSpec
+from penstock.plugins.queue.sqs import actions
 from penstock.plugins.queue.sqs.actions import MAX_TAGS, SqsActions, SqsRequest
 from penstock.plugins.queue.sqs.errors import (
     INVALID_PARAMETER_VALUE,
@@ -271,3 +273,24 @@ async def test_a_page_of_queues_goes_on_behind_the_last() -> None:
         assert names == ["a", "b", "c"]
         assert "NextToken" not in second
         assert await call.refusal("ListQueues", NextToken="\u00e4") == INVALID_PARAMETER_VALUE
+
+
+async def test_messages_of_a_receiver_that_has_left_are_there_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Even if it leaves while its answer is put together; the receive does not count."""
+    async with running_sqs({"q": {}}) as server:
+        call = Caller(server)
+        await call("SendMessage", QueueUrl="q", MessageBody="a")
+        with monkeypatch.context() as patched:
+            patched.setattr(actions, "_shown", cancelled)
+            with pytest.raises(asyncio.CancelledError):
+                await call("ReceiveMessage", QueueUrl="q")
+        (received,) = await call.received("q", AttributeNames=["ApproximateReceiveCount"])
+        assert received["Attributes"] == {"ApproximateReceiveCount": "1"}
+
+
+def cancelled(*_: object) -> Generator[None, None, None]:
+    """End as a work whose caller was cancelled."""
+    yield
+    raise asyncio.CancelledError
