@@ -142,12 +142,12 @@ def test_profile_that_cannot_be_read_is_told_with_its_key(
 def test_proxy_refuses_the_same_mistakes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It hosts the same plugin; it has one listener without a name, so that none can be named."""
+    """It hosts the same plugin, and has listeners by name, too."""
     for keys, told in (
         ({"policy": "historc"}, "policy: read 'historc'; allowed: "),
         (
-            {"listeners": {"default": {}}},
-            "listeners.default: read an unknown listener; allowed: no",
+            {"listeners": {"outside": {}}},
+            "listeners.outside: read an unknown listener; allowed: ",
         ),
     ):
         path = tmp_path / "proxy.yaml"

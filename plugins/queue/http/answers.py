@@ -40,11 +40,11 @@ def accepted_type(request: web.Request) -> str:
         RequestError: the client accepts none that there is.
     """
     headers = request.headers.getall("Accept", [])
-    return _accepted(", ".join(headers) or "*/*")
+    return _accepted(", ".join(headers) or "*/*", has_arrow=arrow.IS_INSTALLED)
 
 
 @lru_cache(maxsize=64)
-def _accepted(header: str) -> str:
+def _accepted(header: str, *, has_arrow: bool) -> str:
     """Return the content type for an Accept header; clients send the same one each time."""
     wanted = [_weighed(item) for item in header.split(",")]
     for _, content_type in sorted(wanted, key=lambda item: -item[0]):
@@ -52,10 +52,10 @@ def _accepted(header: str) -> str:
             return JSON_TYPE
         if content_type == BATCH_CONTENT_TYPE:
             return BATCH_CONTENT_TYPE
-        if content_type == arrow.CONTENT_TYPE and arrow.IS_INSTALLED:
+        if content_type == arrow.CONTENT_TYPE and has_arrow:
             return content_type
     allowed = f"{JSON_TYPE}, {BATCH_CONTENT_TYPE}, {arrow.CONTENT_TYPE}"
-    if not arrow.IS_INSTALLED:
+    if not has_arrow:
         allowed = f"{JSON_TYPE}, {BATCH_CONTENT_TYPE}; for Arrow, the server lacks pyarrow"
     raise RequestError(f"Accept: read {show(header)}; allowed: {allowed}", 406)
 
