@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 from penstock.broker.config.checked_yaml import suggest
 from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.import_mosquitto.bridges import CHECKS, Bridge, name_of, site_name
 from penstock.broker.import_mosquitto.conf_file import Line
 from penstock.broker.import_mosquitto.directives import (
     DIRECTIVES,
@@ -26,6 +25,7 @@ from penstock.broker.import_mosquitto.directives import (
     problem_of,
     value_of,
 )
+from penstock.broker.import_mosquitto.uplinks import CHECKS, Bridge, name_of, site_name
 
 UNBOUNDED_MESSAGES: Final = 1_000_000_000
 UNBOUNDED_BYTES: Final = 2**50

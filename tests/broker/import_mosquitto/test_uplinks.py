@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from penstock.broker.errors import ConfigError
-from penstock.broker.import_mosquitto.bridges import (
+from penstock.broker.import_mosquitto.conf_file import parse_lines
+from penstock.broker.import_mosquitto.translate import Translation, translate
+from penstock.broker.import_mosquitto.uplinks import (
     read_addresses,
     read_restart,
     read_topic,
     site_name,
 )
-from penstock.broker.import_mosquitto.conf_file import parse_lines
-from penstock.broker.import_mosquitto.translate import Translation, translate
 
 ABOVE = "listener 1883\nconnection cloud\naddress a.example\ntopic t out 1\n"
 
