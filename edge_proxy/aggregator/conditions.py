@@ -28,9 +28,6 @@ LOOK_SECONDS: Final = 60.0
 BURST_SECONDS: Final = 1.0
 """What a budget saves up: the bytes of one second."""
 
-RESERVE_RATIO: Final = 0.5
-"""The share of those bytes that large messages leave to small ones."""
-
 _DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _TIME: Final = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])|24:00")
 _DAY_MINUTES: Final = 24 * 60
@@ -215,8 +212,6 @@ class Budget:
     """A token bucket: the bytes that may go up.
 
     It may be overdrawn, as no packet is cut: what was sent is paid before anything else leaves.
-    Large messages leave only while more than a share of the bucket is left, so that small ones and
-    those of topics with priority find room.
 
     Attributes:
         bytes_per_second: None for no limit.
@@ -244,14 +239,13 @@ class Budget:
             self._fill(now)
             self._tokens -= n_bytes
 
-    def wait_seconds(self, now: float, *, is_large: bool = False) -> float:
+    def wait_seconds(self, now: float) -> float:
         """Return after how many seconds something may be sent, if nothing is sent before."""
         rate = self.bytes_per_second
         if rate is None:
             return 0.0
         self._fill(now)
-        wanted = rate * BURST_SECONDS * RESERVE_RATIO if is_large else 0.0
-        return max(0.0, (wanted - self._tokens) / rate)
+        return max(0.0, -self._tokens / rate)
 
     def _fill(self, now: float) -> None:
         if self.bytes_per_second is not None:

@@ -166,7 +166,7 @@ def test_without_a_limit_nothing_waits() -> None:
     """And nothing is counted."""
     budget = Budget()
     budget.spend(10**9, 0.0)
-    assert budget.wait_seconds(0.0, is_large=True) == 0.0
+    assert budget.wait_seconds(0.0) == 0.0
 
 
 def test_what_was_sent_is_paid_before_anything_else_leaves() -> None:
@@ -178,15 +178,6 @@ def test_what_was_sent_is_paid_before_anything_else_leaves() -> None:
     assert budget.wait_seconds(0.0) == 2.0
     assert budget.wait_seconds(1.5) == 0.5
     assert budget.wait_seconds(2.0) == 0.0
-
-
-def test_large_messages_leave_room_for_small_ones() -> None:
-    """A small message is not slowed while a large one waits."""
-    budget = Budget()
-    budget.set_rate(1_000.0, 0.0)
-    budget.spend(800, 0.0)
-    assert budget.wait_seconds(0.0) == 0.0
-    assert budget.wait_seconds(0.0, is_large=True) == pytest.approx(0.3)
 
 
 def test_a_budget_saves_up_one_second() -> None:
@@ -209,4 +200,4 @@ def test_another_rate_keeps_the_debt() -> None:
     budget.set_rate(None, 0.5)
     assert budget.wait_seconds(0.5) == 0.0
     budget.set_rate(1_000.0, 0.5)
-    assert budget.wait_seconds(0.5, is_large=True) == 0.0
+    assert budget.wait_seconds(0.5) == 0.0
