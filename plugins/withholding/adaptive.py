@@ -12,7 +12,7 @@ So a message that takes T costs ``T + small_weight * rate * T**2 / 2``. Where no
 comes, only its own latency counts. Where many come, the sum would be least if large messages waited
 for every end of congestion, although the path carries them in a few seconds, as under BBR. So a
 plan counts only if the message's own expected latency is at most ``1 + small_weight / 4`` times
-that of sending now.
+that of sending now. Without the kernel's figures there is no such bound.
 
 Congestion lasts for an unknown time. The best evidence is the lengths of earlier congestion on this
 path: those that are longer than the present one has lasted are, equally likely, its length. A plan
@@ -131,6 +131,8 @@ class AdaptivePolicy(Policy):
             )
         else:
             at_once, waiting, wait = _best_wait_by_rtt(history, situation, ends, level, half_rate)
+        if waiting == math.inf:  # no wait counts, or none gains anything
+            return Judgement(delivers=True, latency=l_now, limit=math.inf, release_sojourn=0.0)
         bound = self.max_withhold
         delivers = at_once < waiting or sojourn > bound
         return Judgement(delivers, at_once, waiting, min(sojourn + wait, bound))

@@ -344,7 +344,8 @@ def test_small_weight_is_what_a_user_pays_with() -> None:
     history = slow(history_of([30.0] * 20), bytes_per_second=200_000)
     history.observe(0.6, 1.0, 1.0, THRESHOLD_L)
     situation = with_bytes(congested_at(1.5, history), small_per_second=10.0)
-    assert AdaptivePolicy(1000.0).judge(situation).delivers
+    judged = AdaptivePolicy(1000.0).judge(situation)
+    assert (judged.delivers, judged.latency, judged.limit) == (True, situation.l_now, math.inf)
     assert not AdaptivePolicy(1000.0, small_weight=40.0).judge(situation).delivers
 
 
