@@ -76,7 +76,8 @@ it, a large message would wait for as long as a path is bad and small messages c
 PRICE_RATIO = 0.25
 """By how much of itself a hold may raise the large message's own expected latency, for each unit of
 `small_weight`. Where losses stop a transfer, holding raises it by some 5 %. Where a path carries
-the message in a fraction of the congestion, holding multiplies it."""
+the message in a fraction of the congestion, holding multiplies it. A congestion control that is
+not loss-based goes on carrying it: there, only what `small_weight` exceeds 1 by counts."""
 
 _NO_LAG = 1e-6
 """Seconds; with it, an end that is seen at once is seen after the plan that sends at that time."""
@@ -126,9 +127,9 @@ class AdaptivePolicy(Policy):
         if n_bytes:
             congested, calm = _transfer(history, situation, level)
             lag = history.lag_seconds + history.until_next_sample()
-            at_once, waiting, wait = best_hold(
-                ends, lag, congested, calm, half_rate, 1 + PRICE_RATIO * small_weight
-            )
+            paying_weight = small_weight if history.is_loss_based else max(0.0, small_weight - 1)
+            most_slower = 1 + PRICE_RATIO * paying_weight
+            at_once, waiting, wait = best_hold(ends, lag, congested, calm, half_rate, most_slower)
         else:
             at_once, waiting, wait = _best_wait_by_rtt(history, situation, ends, level, half_rate)
         if waiting == math.inf:  # no wait counts, or none gains anything

@@ -349,6 +349,22 @@ def test_small_weight_is_what_a_user_pays_with() -> None:
     assert not AdaptivePolicy(1000.0, small_weight=40.0).judge(situation).delivers
 
 
+@pytest.mark.parametrize(("small_weight", "delivers"), [(1.0, True), (5.0, False)])
+def test_control_that_is_not_loss_based_carries_a_large_message(
+    small_weight: float, *, delivers: bool
+) -> None:
+    """What cubic holds in a congestion of 30 s, bbr sends, but where small ones weigh more."""
+    history = history_of([30.0] * 20)
+    for second in (1.0, 2.0):
+        history.observe(0.6, second, second, THRESHOLD_L)
+    history.full_rate, history.full_rate_at = 40_000, 2.0
+    situation = with_bytes(congested_at(2.5, history), small_per_second=10.0)
+    policy = AdaptivePolicy(1000.0, small_weight=small_weight)
+    assert not policy.judge(situation).delivers
+    history.is_loss_based = False
+    assert policy.judge(situation).delivers is delivers
+
+
 def cost_of_hold(
     ends: list[float], lag: float, transfer: tuple[float, float, float], wait: float
 ) -> float:
@@ -468,25 +484,27 @@ def test_first_message_explores_where_losses_do_not_slow_a_connection_down() -> 
     history.calm_seconds_per_byte = 1 / 2_000_000
     history.observe(0.6, 1.0, 1.0, THRESHOLD_L)
     situation = with_bytes(congested_at(1.5, history))
-    assert not POLICY.judge(situation).delivers
+    policy = AdaptivePolicy(40.0, small_weight=5.0)
+    assert not policy.judge(situation).delivers
     history.is_loss_based = False
-    assert POLICY.judge(situation).delivers
+    assert policy.judge(situation).delivers
 
 
 def test_measured_rate_holds_the_next_message_for_as_long_as_it_would_take() -> None:
     """With bbr at 100 kB/s a megabyte takes 10 s: after 10 s of holding, the next one explores."""
+    policy = AdaptivePolicy(40.0, small_weight=5.0)
     history = history_of([60.0] * 20)
     history.calm_seconds_per_byte, history.is_loss_based = 1 / 2_000_000, False
     for second in (1.0, 2.0):
         history.observe(0.6, second, second, THRESHOLD_L)
     history.full_rate, history.full_rate_at = 100_000, 2.0
     history.lengths = array("f", [5.0] * 20)
-    assert not POLICY.judge(with_bytes(congested_at(2.5, history))).delivers
+    assert not policy.judge(with_bytes(congested_at(2.5, history), small_per_second=0.4)).delivers
     for second in range(3, 14):
         history.observe(0.6, second, second, THRESHOLD_L)
     history.lengths = array("f", [20.0] * 20)
-    assert not POLICY.judge(with_bytes(congested_at(11.5, history))).delivers
-    assert POLICY.judge(with_bytes(congested_at(12.5, history))).delivers
+    assert not policy.judge(with_bytes(congested_at(11.5, history), small_per_second=0.4)).delivers
+    assert policy.judge(with_bytes(congested_at(12.5, history), small_per_second=0.4)).delivers
 
 
 def test_rate_from_before_a_new_congestion_says_nothing_of_it() -> None:
