@@ -17,6 +17,7 @@ from penstock.broker.config.command_line import CommandLine
 from penstock.spark_bridge.errors import BridgeError, OptionError
 from penstock.spark_bridge.java import Java, find_java
 from penstock.spark_bridge.options import SourceOptions, read_options
+from penstock.spark_bridge.sink_folder import held_folders
 
 if TYPE_CHECKING:
     from penstock.spark_bridge.pipeline import PipelineOptions, Summary
@@ -154,21 +155,23 @@ def stream(
         lateness_seconds=lateness_seconds,
         trigger_seconds=trigger_seconds,
     )
-    for folder in (output, checkpoint, *([aggregate] if aggregate else [])):
+    folders = (output, checkpoint, *([aggregate] if aggregate else []))
+    for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
     log_file = log or checkpoint / "spark.log"
-    try:
-        summary = run(
-            options,
-            java,
-            master,
-            settings,
-            log_file,
-            short_run=short_run or trigger_seconds is None,
-        )
-    except BridgeError as error:
-        error.text += f" (Spark's log: {log_file})"
-        raise
+    with held_folders(folders):
+        try:
+            summary = run(
+                options,
+                java,
+                master,
+                settings,
+                log_file,
+                short_run=short_run or trigger_seconds is None,
+            )
+        except BridgeError as error:
+            error.text += f" (Spark's log: {log_file})"
+            raise
     typer.echo(f"{PROGRAM}: done: {describe(summary)}")
     if report is not None:
         report.write_text(json.dumps(asdict(summary), indent=1) + "\n")

@@ -5,11 +5,18 @@ file for each batch. Spark does not handle two consequences. A killed query leav
 no list; Spark skips them, but every other reader takes them for messages. And a query with a *new*
 checkpoint counts its batches from 0 again: batches whose number is listed already are skipped
 silently, as if they were written. Importable without Spark.
+
+A file that no list has may also be one that another run is writing. So a run holds its folders, by
+a lock that ends with its process, however that ends.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from penstock.spark_bridge.errors import BridgeError
@@ -17,12 +24,50 @@ from penstock.spark_bridge.errors import BridgeError
 _LOG = "_spark_metadata"
 _COMPACT = ".compact"
 _WRITTEN = "part-*.parquet"
+_LOCK = ".penstock.lock"
+"""Readers of a folder leave out names that begin with a dot."""
+
+_PROCESS_BYTES = 20
 
 
 class SinkFolderError(BridgeError):
     """A folder and a checkpoint that do not belong together."""
 
     status = 2
+
+
+class FolderInUseError(BridgeError):
+    """Another run has one of the folders."""
+
+    status = 2
+
+
+@contextmanager
+def held_folders(folders: Iterable[Path]) -> Iterator[None]:
+    """Keep other runs out of the folders.
+
+    Args:
+        folders: existing ones, for output and checkpoints.
+
+    Raises:
+        FolderInUseError: another run holds one of them.
+        OSError: a folder cannot be written.
+    """
+    with ExitStack() as held:
+        for folder in sorted({each.resolve() for each in folders}):
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            held.callback(os.close, lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                process = os.pread(lock, _PROCESS_BYTES, 0).decode(errors="replace").strip()
+                raise FolderInUseError(
+                    f"{folder} is in use by process {process or 'unknown'}; allowed: one run at a "
+                    "time for each output, aggregate and checkpoint folder"
+                ) from None
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
+        yield
 
 
 def prepare_folder(folder: Path, checkpoint: Path) -> list[Path]:

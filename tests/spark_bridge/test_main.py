@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from penstock.plugins.queue.client import QueueClient
 from penstock.spark_bridge.__main__ import StopSignals, describe, main, read_pairs, read_trigger
 from penstock.spark_bridge.errors import OptionError
 from penstock.spark_bridge.pipeline import Summary
+from penstock.spark_bridge.sink_folder import held_folders
 from tests.helpers.gateway import running_gateway
 
 
@@ -104,6 +106,24 @@ def test_a_folder_that_cannot_be_made_is_named(
     with running_gateway(tmp_path) as client:
         assert main(arguments(tmp_path, client.url)) == 1
     assert f"cannot write {tmp_path / 'messages'}: File exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shared", ["messages", "checkpoint"])
+def test_a_folder_of_a_run_that_goes_on_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shared: str
+) -> None:
+    """Told before Spark is started; what the other run has written stays."""
+    folder = tmp_path / shared
+    folder.mkdir()
+    unfinished = folder / "part-00000-unfinished.parquet"
+    unfinished.write_bytes(b"half a file")
+    with running_gateway(tmp_path) as client, held_folders([folder]):
+        assert main(arguments(tmp_path, client.url)) == 2
+    told = (
+        f"penstock spark: {folder} is in use by process {os.getpid()}; allowed: one run at a time"
+    )
+    assert capsys.readouterr().err.startswith(told)
+    assert unfinished.exists()
 
 
 def test_a_setting_that_spark_refuses_ends_with_status_2_and_one_line(tmp_path: Path) -> None:

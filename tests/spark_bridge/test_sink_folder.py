@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.spark_bridge.sink_folder import SinkFolderError, listed_names, prepare_folder
+from penstock.spark_bridge.sink_folder import (
+    FolderInUseError,
+    SinkFolderError,
+    held_folders,
+    listed_names,
+    prepare_folder,
+)
 
 
 def run(spark: SparkSession, folder: Path, checkpoint: Path, batches: int) -> None:
@@ -70,3 +76,14 @@ def test_a_first_batch_that_was_killed_leaves_nothing(tmp_path: Path) -> None:
 def test_a_new_folder_is_ready(tmp_path: Path) -> None:
     """The first run of all."""
     assert prepare_folder(tmp_path / "rows", tmp_path / "checkpoint") == []
+
+
+def test_folders_are_held_until_the_run_ends(tmp_path: Path) -> None:
+    """Both by name and by a link; a folder that is named twice is held once."""
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    in_use = pytest.raises(FolderInUseError, match=r"in use by process \d+; allowed: one run")
+    with held_folders([tmp_path, link]), in_use, held_folders([link]):
+        pass
+    with held_folders([link]):
+        pass
