@@ -12,6 +12,7 @@ from penstock.broker.config.key_types import STRICT, Positive, PositiveSize, Sec
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.topics import validate_topic
 from penstock.edge_proxy.aggregator.conditions import StartKeys, TimesKeys
+from penstock.edge_proxy.aggregator.lanes import LanesKeys
 from penstock.edge_proxy.aggregator.remapping import DownRule, Rule
 from penstock.edge_proxy.upstream_config import UpstreamKeys
 
@@ -93,6 +94,7 @@ class UplinkKeys:
         backlog: what may wait for the cloud.
         up: topics that go up.
         down: topics that come down.
+        lanes: two connections in place of one; None: one.
         linger_seconds: for which the cloud is still asked for what the last client of the site has
             given up, under a rule with ``when: subscribed``.
         clear_retained: what the site retains and the cloud's broker retains no more is cleared when
@@ -125,6 +127,7 @@ class UplinkKeys:
     backlog: BacklogKeys = field(default_factory=BacklogKeys)
     up: list[Rule] = field(default_factory=list)
     down: list[DownRule] = field(default_factory=list)
+    lanes: LanesKeys | None = None
     linger_seconds: Seconds = 30.0
     clear_retained: bool = True
     marker_topic: str | None = None
@@ -166,6 +169,8 @@ class UplinkKeys:
         """Check the values against each other."""
         if not self.up and not self.down:
             raise ValueError("topics under up, down or both")
+        if self.lanes is not None:
+            self.lanes.check([*self.up, *self.down])
         if self.password is not None and self.password_file is not None:
             raise ValueError("one of password and password_file")
         has_password = self.password is not None or self.password_file is not None

@@ -101,6 +101,8 @@ class JointSettings:
     Attributes:
         up_id: Client Identifier at the site's broker of what subscribes.
         down_id: the same of what publishes.
+        own_prefix: what the Client Identifiers begin with of all that publish what this uplink
+            brings down, by any address or lane.
         client_id: Client Identifier at the cloud's broker.
         version: protocol version towards the cloud, 4 or 5.
         is_bridge: with MQTT 3.1.1: the bridge bit is set in CONNECT.
@@ -117,6 +119,7 @@ class JointSettings:
 
     up_id: str
     down_id: str
+    own_prefix: str
     client_id: str
     version: int
     is_bridge: bool
@@ -668,7 +671,7 @@ class _Up(_Local):
         pairs: list[tuple[str, str]] = list(properties.pop("user_property", ()))
         if pairs and pairs[-1][0] == PUBLISHER_PROPERTY:  # what the site's own broker says
             _, publisher = pairs.pop()
-            if publisher == joint.settings.down_id:
+            if publisher.startswith(joint.settings.own_prefix):
                 return "", None
             is_from_site = any(name == SITE_PROPERTY for name, _ in pairs)
             if not is_from_site:  # of another site's message, who published it there stays

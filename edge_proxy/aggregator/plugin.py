@@ -13,8 +13,15 @@ from penstock.broker.events import (
     ClientUnsubscribed,
     SessionEnded,
 )
-from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, Plugin, PluginContext
+from penstock.broker.extensions import (
+    LOCAL_CLIENT_PREFIX,
+    LocalClients,
+    Plugin,
+    PluginContext,
+)
+from penstock.edge_proxy.aggregator.conditions import Budget
 from penstock.edge_proxy.aggregator.config import UplinkConfig
+from penstock.edge_proxy.aggregator.lanes import Lane, lanes_of
 from penstock.edge_proxy.aggregator.uplink import Uplink
 
 
@@ -22,7 +29,7 @@ class UplinkPlugin(Plugin):
     """Uplinks of a site.
 
     Attributes:
-        uplinks: in the order of the policy file.
+        uplinks: in the order of the policy file; each lane of one is here.
     """
 
     Config = UplinkConfig
@@ -37,27 +44,45 @@ class UplinkPlugin(Plugin):
                 "none: it belongs to a broker (penstock proxy --mode edge)",
             )
             raise ConfigError(context.policy_file, [problem])
-        self.open_files = len(config.uplinks)
+        lanes = {
+            name: lanes_of(keys.lanes, keys.up, keys.down) for name, keys in config.uplinks.items()
+        }
+        self.open_files = sum(map(len, lanes.values()))
         self._local_clients = context.local_clients
-        self.uplinks = [
-            Uplink(
-                name,
-                config.site,
-                keys,
-                self._local_clients,
-                context.logger,
-                rng=random.Random(),  # noqa: S311 (no secret)
-                clock=context.clock,
-                wall=time.time,
-            )
-            for name, keys in config.uplinks.items()
-            if self._local_clients is not None  # nothing runs where a file is only checked
-        ]
+        self._lanes: dict[str, Sequence[Uplink]] = {}
+        if self._local_clients is not None:  # nothing runs where a file is only checked
+            for name in config.uplinks:
+                self._lanes[name] = self._make(name, lanes[name], self._local_clients)
+        self.uplinks = [uplink for uplinks in self._lanes.values() for uplink in uplinks]
         self.callbacks = Callbacks(
             client_subscribed=(self._subscribed,),
             client_unsubscribed=(self._unsubscribed,),
             session_ended=(self._ended,),
         )
+
+    def _make(
+        self, name: str, lanes: Sequence[Lane], local_clients: LocalClients
+    ) -> Sequence[Uplink]:
+        """Return all lanes of an uplink."""
+        budget = Budget()
+        uplinks = [
+            Uplink(
+                name,
+                self.config.site,
+                self.config.uplinks[name],
+                lane,
+                local_clients,
+                self.context.logger,
+                budget=budget,
+                rng=random.Random(),  # noqa: S311 (no secret)
+                clock=self.context.clock,
+                wall=time.time,
+            )
+            for lane in lanes
+        ]
+        for uplink in uplinks:
+            uplink.lanes = uplinks
+        return uplinks
 
     def _subscribed(self, event: ClientSubscribed) -> None:
         client_id = event.session.client_id
@@ -99,11 +124,13 @@ class UplinkPlugin(Plugin):
         Raises:
             PenstockError: one cannot be used; the old ones stay in use.
         """
-        return [
-            f"uplinks.{uplink.name}.upstream.{file}"
-            for uplink in self.uplinks
-            for file in uplink.upstreams.reload()
+        files = [
+            f"uplinks.{name}.upstream.{file}"
+            for name, lanes in self._lanes.items()
+            for lane in lanes
+            for file in lane.upstreams.reload()
         ]
+        return list(dict.fromkeys(files))
 
     def figures(self) -> Mapping[str, int]:
         """Return what the uplinks have done, by their names."""

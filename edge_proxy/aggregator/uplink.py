@@ -1,4 +1,4 @@
-"""One uplink on the network: connects, keeps the connection alive, and connects again.
+"""One uplink, or one lane of it: connects, keeps the connection alive, and connects again.
 
 Theory of operation. `Uplink` runs one `Link` after another. A link is a connection to the cloud's
 broker with the two local clients that come and go with it, and a
@@ -37,6 +37,7 @@ from penstock.edge_proxy.aggregator.joint import (
     connect_up,
     subscribe_up,
 )
+from penstock.edge_proxy.aggregator.lanes import Lane
 from penstock.edge_proxy.aggregator.link import GOODBYE_SECONDS, WISHED, WRITE_LOW_BYTES, Link
 from penstock.edge_proxy.aggregator.preparation import Forgetting, Preparing
 from penstock.edge_proxy.aggregator.remapping import Loops, Remapping
@@ -67,10 +68,12 @@ class UplinkError(PenstockError):
 
 
 class Uplink:
-    """One uplink.
+    """One uplink, or one lane of it.
 
     Attributes:
-        name: in the policy file.
+        name: in the policy file; of the lane of large messages, ``/large`` follows.
+        lane: which messages it carries.
+        lanes: all lanes of the uplink, this one included; set once all are made.
         counts: what it has done.
         client_id: at the cloud's broker.
         up_id: Client Identifier of its local client that subscribes.
@@ -85,9 +88,11 @@ class Uplink:
         name: str,
         site: str,
         keys: UplinkKeys,
+        lane: Lane,
         local_clients: LocalClients,
         logger: Logger,
         *,
+        budget: Budget,
         rng: random.Random,
         clock: Callable[[], float],
         wall: Callable[[], float],
@@ -98,18 +103,23 @@ class Uplink:
             name: in the policy file.
             site: name of this site.
             keys: its own.
+            lane: which of its messages travel here.
             local_clients: of the site's broker.
             logger: of the plugin.
+            budget: of the bytes that go up, common to its lanes.
             rng: for the time between attempts.
             clock: monotonic seconds.
             wall: seconds of the wall clock since 1970.
         """
-        self.name = name
+        self.name = lane.of(name, "/")
         self.keys = keys
+        self.lane = lane
+        self.lanes: Sequence[Uplink] = (self,)
         self.counts = UplinkCounts()
-        self.client_id = keys.client_id or f"{site}-{name}"
-        self.up_id = f"{LOCAL_CLIENT_PREFIX}{name}/up"
-        self.down_id = f"{LOCAL_CLIENT_PREFIX}{name}/down"
+        self.client_id = lane.of(keys.client_id or f"{site}-{name}", "-")
+        self.up_id = lane.of(f"{LOCAL_CLIENT_PREFIX}{name}/up", "-")
+        self._own_prefix = f"{LOCAL_CLIENT_PREFIX}{name}/down"
+        self.down_id = lane.of(self._own_prefix, "-")
         self.local_clients = local_clients
         self.logger = logger
         self.clock = clock
@@ -121,7 +131,7 @@ class Uplink:
             clock=clock,
         )
         self._without_session: set[Upstream] = set()
-        self.remapping = Remapping(keys.up, keys.down)
+        self.remapping = Remapping(lane.up, lane.down)
         self.loops = Loops(site, keys.max_hops)
         self.asking = Asking(
             self.remapping,
@@ -137,7 +147,7 @@ class Uplink:
         )
         self.subscriptions = self.asking.subscriptions
         self._lost_at: float | None = None
-        self.budget = Budget()
+        self.budget = budget
         self._schedule = keys.times.schedule()
         self._demand = Demand(keys.start)
         self._wall = wall
@@ -369,8 +379,8 @@ class Uplink:
 
     @property
     def n_waiting(self) -> int:
-        """Messages that wait to go up, or are unacknowledged."""
-        return self.local_clients.waiting(self.up_id)
+        """Messages of all lanes that wait to go up, or are unacknowledged."""
+        return sum(self.local_clients.waiting(lane.up_id) for lane in self.lanes)
 
     def look(self) -> tuple[str, float]:
         """Look at the conditions under which the uplink stands.
@@ -383,7 +393,8 @@ class Uplink:
         if not opening.is_open:
             return "it is outside of its times", 0.0
         self.budget.set_rate(opening.max_bytes_per_second, now)
-        n_passed = self.counts.up_messages + self.counts.down_messages
+        counts = [lane.counts for lane in self.lanes]
+        n_passed = sum(each.up_messages + each.down_messages for each in counts)
         stop_in = self._demand.stop_in_seconds(n_passed, self.n_waiting, now)
         if stop_in is None:
             return "", opening.look_again_seconds
@@ -496,11 +507,14 @@ class Uplink:
     def _settings(self, upstream: Upstream) -> JointSettings:
         keys = self.keys
         local = self.local_clients
-        topic = keys.notification_topic or STATE_TOPIC.format(client_id=self.client_id)
+        topic = STATE_TOPIC.format(client_id=self.client_id)
+        if keys.notification_topic is not None:
+            topic = self.lane.of(keys.notification_topic, "/")
         is_5 = keys.version == "5"
         return JointSettings(
             up_id=self.up_id,
             down_id=self.down_id_of(upstream),
+            own_prefix=self._own_prefix,
             client_id=self.client_id,
             version=MQTT_5 if is_5 else ProtocolVersion.MQTT_3_1_1,
             is_bridge=keys.bridge_bit and not is_5,
@@ -530,7 +544,9 @@ class Uplink:
         keys = self.keys
         if not keys.clear_retained:
             return None
-        return keys.marker_topic or MARKER_TOPIC.format(client_id=self.client_id)
+        if keys.marker_topic is not None:
+            return self.lane.of(keys.marker_topic, "/")
+        return MARKER_TOPIC.format(client_id=self.client_id)
 
     @property
     def _refreshes(self) -> bool:

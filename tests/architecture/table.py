@@ -225,6 +225,7 @@ EDGE_PROXY_PURE: Final = frozenset(
         "edge_proxy.aggregator.counts",
         "edge_proxy.aggregator.filters",
         "edge_proxy.aggregator.joint",
+        "edge_proxy.aggregator.lanes",
         "edge_proxy.aggregator.outlet",
         "edge_proxy.aggregator.packet_stream",
         "edge_proxy.aggregator.remapping",

@@ -16,6 +16,7 @@ from penstock.edge_proxy.aggregator.config import (
     UplinkConfig,
     UplinkKeys,
 )
+from penstock.edge_proxy.aggregator.lanes import LanesKeys
 from penstock.edge_proxy.aggregator.remapping import DownRule, Rule
 from penstock.edge_proxy.upstream_config import UpstreamKeys, UpstreamTlsKeys
 from tests.helpers.examples import default_of, section, shown
@@ -50,6 +51,12 @@ def test_an_address_and_a_rule_are_enough() -> None:
         ({"reconnect": {"min_seconds": 9.0, "max_seconds": 1.0}}, "min_seconds of at most"),
         ({"keep_alive_seconds": 1}, "greater than or equal to 5"),
         ({"speed": 1}, "speed"),
+        ({"lanes": {"by": "colour"}}, "lanes.by"),
+        ({"lanes": {"by": "topic"}}, "topic filters of the site under large"),
+        ({"lanes": {"by": "topic", "large": ["a/#/b"]}}, "topic filters, not 'a/#/b'"),
+        ({"lanes": {"by": "topic", "large": ["$share/a/b"]}}, "not below"),
+        ({"lanes": {"by": "topic", "large": ["a/#"]}}, "'a/#' holds a part of the rule '#'"),
+        ({"lanes": {"by": "topic", "large": ["#"]}}, "a rule for each lane"),
     ],
 )
 def test_a_wrong_key_is_named(keys: dict[str, Any], told: str) -> None:
@@ -98,6 +105,7 @@ PLACE = ("plugins", "uplink", "uplinks", "cloud")
         ((*PLACE, "start"), "", StartKeys),
         ((*PLACE, "times"), "", TimesKeys),
         ((*PLACE, "times"), "windows", Window),
+        ((*PLACE, "lanes"), "", LanesKeys),
         (PLACE, "up", Rule),
         (PLACE, "down", DownRule),
     ],
@@ -111,7 +119,10 @@ def test_the_example_shows_every_key_with_its_default(
         is_set, with_defaults = is_set[rules][0], with_defaults[rules][0]
     assert set(with_defaults) == {field.name for field in fields(config)}
     for field in fields(config):
-        if field.name not in is_set and field.name != "tls":  # shown with its own keys
+        if field.name not in is_set and field.name not in (
+            "tls",
+            "lanes",
+        ):  # shown with its own keys
             default = default_of(field)
             assert with_defaults[field.name] == (
                 list(default) if isinstance(default, tuple) else default

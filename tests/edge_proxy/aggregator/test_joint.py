@@ -48,6 +48,7 @@ PUBLISHER = "penstock-publisher"
 SETTINGS: dict[str, Any] = {
     "up_id": "$uplink/cloud/up",
     "down_id": "$uplink/cloud/down",
+    "own_prefix": "$uplink/cloud/down",
     "client_id": "berlin-cloud",
     "version": 5,
     "is_bridge": False,
@@ -471,10 +472,11 @@ def test_a_repeat_that_cannot_go_up_is_released_in_the_cloud_first() -> None:
     assert uplink.written() == ([], [PubRec(5, 0x83)], [])
 
 
-def test_what_came_down_does_not_go_up_again() -> None:
-    """It is the cloud's own, and is not counted as dropped."""
+@pytest.mark.parametrize("lane", ["", "-large"])
+def test_what_came_down_does_not_go_up_again(lane: str) -> None:
+    """By any lane: it is the cloud's own, and is not counted as dropped."""
     uplink = accepted()
-    uplink.from_up(up_message(qos=1, packet_id=5, publisher="$uplink/cloud/down"))
+    uplink.from_up(up_message(qos=1, packet_id=5, publisher=f"$uplink/cloud/down{lane}"))
     assert uplink.written() == ([], [PubAck(5)], [])
     assert uplink.counts.up_dropped == {}
 

@@ -439,6 +439,42 @@ async def test_retained_messages_outlive_an_outage_and_end_with_the_cloud_s() ->
                 assert uplink_of(edge).counts.retained_cleared
 
 
+LANES_BY_TOPIC: dict[str, Any] = {
+    "up": [UP, {"filter": "cameras/#"}],
+    "down": [DOWN, {"filter": "firmware/#", "when": "always"}],
+    "lanes": {"by": "topic", "large": ["cameras/#", "firmware/#"]},
+}
+
+
+async def test_by_topic_each_lane_has_a_connection_with_its_rules() -> None:
+    """Both ways; a lane has a client id, sessions and a state topic of its own."""
+    async with serving() as cloud, site(port_of(cloud), **LANES_BY_TOPIC) as edge:
+        small, large = (uplink_of(edge, name) for name in ("cloud", "cloud/large"))
+        await until(lambda: small.counts.connected and large.counts.connected)
+        assert (small.client_id, large.client_id) == ("berlin-cloud", "berlin-cloud-large")
+        assert large.local_ids == ("$uplink/cloud/up-large", "$uplink/cloud/down-large")
+        async with (
+            await connected(port_of(cloud), "far") as far,
+            await connected(port_of(edge), "near") as near,
+        ):
+            for name in ("up/#", "cameras/#", "$SYS/broker/connection/+/state"):
+                await far.subscribe(name, 1)
+            states = {(await far.take(Publish)).topic for _ in (small, large)}
+            assert "$SYS/broker/connection/berlin-cloud-large/state" in states
+            for name in ("down/#", "firmware/#"):
+                await near.subscribe(name, 1)
+            for topic, lane in (("up/a", small), ("cameras/a", large)):
+                n_before = lane.counts.up_messages
+                await deliver(near, Publish(topic, b"x", qos=1, packet_id=1))
+                assert (await take_message(far)).topic == topic
+                assert lane.counts.up_messages == n_before + 1
+            for topic, lane in (("down/a", small), ("firmware/a", large)):
+                n_before = lane.counts.down_messages
+                await deliver(far, Publish(topic, b"x", qos=1, packet_id=1))
+                assert (await take_message(near)).topic == topic
+                assert lane.counts.down_messages == n_before + 1
+
+
 def _retained(server: Server) -> dict[str, Any]:
     """Return the payloads of what is retained at a site, by topic, but the broker's own."""
     return {

@@ -1,0 +1,127 @@
+"""Lanes of an uplink: which messages travel on which of its connections.
+
+Theory of operation. One connection delivers its bytes in order, so a picture on its way holds up
+every alarm behind it. An uplink with lanes has two connections, each with a Client Identifier, a
+session, an inflight window and a TCP path of its own. Each is a whole uplink as one without lanes
+is. With ``by: topic``, each rule belongs to one of them, so that the lanes have no topic in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeVar
+
+from pydantic import field_validator
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from penstock.broker.config.key_types import STRICT
+from penstock.broker.errors import MalformedPacketError
+from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
+from penstock.edge_proxy.aggregator.filters import canonical, covers, intersection
+from penstock.edge_proxy.aggregator.remapping import DownRule, Rule
+
+LARGE: Final = "large"
+"""Name of the lane of large messages; the other one has the name of the uplink alone."""
+
+_AnyRule = TypeVar("_AnyRule", bound=Rule)
+
+
+@checked_dataclass(frozen=True, slots=True, config=STRICT)
+class LanesKeys:
+    """Two connections in place of one; the keys under `lanes`.
+
+    Attributes:
+        by: what tells the lanes apart: ``topic``.
+        large: with ``by: topic``: topic filters of the site. A rule belongs to the lane of large
+            messages if one of them holds all of its topics.
+    """
+
+    by: Literal["topic"] = "topic"
+    large: list[str] = field(default_factory=list)
+
+    @field_validator("large")
+    @classmethod
+    def _check_filters(cls, filters: list[str]) -> list[str]:
+        for name in filters:
+            try:
+                validate_topic_filter(name)
+            except MalformedPacketError as error:
+                raise ValueError(f"topic filters, not {name!r} ({error.args[0]})") from error
+            if name.startswith(SHARE_PREFIX):
+                raise ValueError(f"topic filters that are not below {SHARE_PREFIX}")
+        return filters
+
+    def __post_init__(self) -> None:
+        """Check the values against each other."""
+        if not self.large:
+            raise ValueError("topic filters of the site under large, beside by: topic")
+
+    def check(self, rules: Sequence[Rule]) -> None:
+        """Check that each rule belongs to one lane, and that both lanes have one.
+
+        Args:
+            rules: of both directions.
+
+        Raises:
+            ValueError: says what is allowed.
+        """
+        for rule in rules:
+            for name in self.large:
+                if not self._is_large(rule) and intersection(name, rule.local_filter):
+                    raise ValueError(
+                        "filters under lanes.large that hold all topics of a rule or none of them: "
+                        f"{name!r} holds a part of the rule {rule.local_filter!r}; give that part "
+                        "a rule of its own"
+                    )
+        if len({self._is_large(rule) for rule in rules}) < 2:
+            raise ValueError(
+                "a rule for each lane: one whose topics a filter under lanes.large holds, and one "
+                "whose topics none of them holds"
+            )
+
+    def of_lane(self, rules: Sequence[_AnyRule], *, is_large: bool) -> list[_AnyRule]:
+        """Return the rules of one lane."""
+        return [rule for rule in rules if self._is_large(rule) == is_large]
+
+    def _is_large(self, rule: Rule) -> bool:
+        return any(covers(name, canonical(rule.local_filter)) for name in self.large)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One lane of an uplink, or an uplink without lanes.
+
+    Attributes:
+        name: ``large``, or "" for that of small messages and where there are no lanes.
+        up: rules of what goes up on it.
+        down: rules of what comes down on it.
+    """
+
+    name: str
+    up: Sequence[Rule]
+    down: Sequence[DownRule]
+
+    def of(self, text: str, separator: str) -> str:
+        """Return a name for this lane alone; that of the uplink where it has none of its own."""
+        return f"{text}{separator}{self.name}" if self.name else text
+
+
+def lanes_of(keys: LanesKeys | None, up: Sequence[Rule], down: Sequence[DownRule]) -> list[Lane]:
+    """Return the lanes of an uplink, that of small messages first.
+
+    Args:
+        keys: of its lanes; None where it has none.
+        up: its rules of what goes up.
+        down: its rules of what comes down.
+    """
+    if keys is None:
+        return [Lane("", up, down)]
+    return [
+        Lane(
+            LARGE if is_large else "",
+            keys.of_lane(up, is_large=is_large),
+            keys.of_lane(down, is_large=is_large),
+        )
+        for is_large in (False, True)
+    ]

@@ -1,0 +1,117 @@
+"""The lanes of an uplink to a real broker: a connection that is lost costs and repeats nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.broker.config.policy import parse_policy
+from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
+from penstock.broker.server import Server
+from penstock.edge_proxy.aggregator.plugin import UplinkPlugin
+from penstock.edge_proxy.aggregator.uplink import Uplink
+from tests.broker.serving import until
+from tests.helpers.mosquitto import running_mosquitto
+from tests.helpers.process import anonymous_policy
+from tests.helpers.wire import WireClient, connected
+
+N_MESSAGES = 30
+SMALL, LARGE = b"s" * 20, b"l" * 50_000
+
+
+def edge_of(port: int, **keys: Any) -> Server:
+    """Return a site's broker with an uplink to a port."""
+    uplink = {
+        "upstream": {"address": f"127.0.0.1:{port}"},
+        "reconnect": {"min_seconds": 0.01, "max_seconds": 0.1},
+        **keys,
+    }
+    plugins = {"uplink": {"site": "berlin", "uplinks": {"cloud": uplink}}}
+    return Server(parse_policy(anonymous_policy(plugins), "edge.yaml"))
+
+
+def lanes_of(edge: Server) -> list[Uplink]:
+    """Return the lanes of a site's uplink."""
+    (plugin,) = (one for one in edge._plugins.plugins if isinstance(one, UplinkPlugin))
+    return plugin.uplinks
+
+
+def cut_all(lanes: Sequence[Uplink]) -> None:
+    """End the connections of lanes, as a network would."""
+    for lane in lanes:
+        link = lane._link
+        assert link is not None
+        assert link.cloud.transport is not None
+        link.cloud.transport.abort()
+
+
+async def publish_all(client: WireClient, topics: list[str]) -> None:
+    """Publish numbered messages of QoS 2 on each topic."""
+    for number in range(N_MESSAGES):
+        for topic in topics:
+            payload = b"%d " % number + (LARGE if "large" in topic else SMALL)
+            await client.send(Publish(topic, payload, qos=2, packet_id=1))
+            await client.take(PubRec)
+            await client.send(PubRel(1))
+            await client.take(PubComp)
+
+
+async def take_all(
+    client: WireClient, n_topics: int, on_third: Callable[[], object]
+) -> dict[str, list[int]]:
+    """Take all messages of some topics; call something when a third is there.
+
+    Returns:
+        Topic to the numbers of its messages, in the order of their coming.
+    """
+    got: dict[str, list[int]] = {}
+    n_released = 0
+    while n_released < N_MESSAGES * n_topics:
+        packet = await client.receive()
+        if isinstance(packet, Publish):
+            got.setdefault(packet.topic, []).append(int(packet.payload.split()[0]))
+            await client.send((PubRec if packet.qos == 2 else PubAck)(packet.packet_id))
+            if sum(map(len, got.values())) == N_MESSAGES * n_topics // 3:
+                on_third()
+        else:
+            assert isinstance(packet, PubRel)
+            await client.send(PubComp(packet.packet_id))
+            n_released += 1
+    return got
+
+
+async def test_by_topic_a_lane_that_is_cut_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    """With mosquitto, each lane cut once in each direction; each topic keeps its order."""
+    keys = {
+        "up": [{"filter": "up/#"}, {"filter": "up-large/#"}],
+        "down": [
+            {"filter": "down/#", "when": "always"},
+            {"filter": "down-large/#", "when": "always"},
+        ],
+        "lanes": {"by": "topic", "large": ["up-large/#", "down-large/#"]},
+    }
+    with running_mosquitto(tmp_path, "max_queued_messages 0") as mosquitto:
+        edge = edge_of(mosquitto.port, **keys)
+        await edge.start()
+        try:
+            lanes = lanes_of(edge)
+            await until(lambda: all(lane.counts.connected for lane in lanes))
+            far = await connected(mosquitto.port, "far")
+            site = edge.addresses["default"][1]
+            near = await connected(site, "near")
+            for publisher, port, way in ((near, mosquitto.port, "up"), (far, site, "down")):
+                taker = await connected(port, f"taker-{way}")
+                topics = [f"{way}/a", f"{way}-large/a"]
+                for topic in topics:
+                    await taker.subscribe(topic, 2)
+                await until(lambda: all(lane.counts.connected for lane in lanes))
+                got, _ = await asyncio.gather(
+                    take_all(taker, 2, lambda: cut_all(lanes)),
+                    publish_all(publisher, topics),
+                )
+                assert got == {topic: list(range(N_MESSAGES)) for topic in topics}
+            assert [lane.counts.failures.get("closed") for lane in lanes] == [2, 2]
+        finally:
+            await edge.stop()
