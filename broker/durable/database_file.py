@@ -103,11 +103,13 @@ class DatabaseFile:
         self.tightened: list[str] = []
         self._is_filled = False
         self._watched: dict[str, tuple[int, int]] = {}
+        self._descriptor = -1
         self._lock = self._take_lock()
         try:
             self._check_log()
             with suppress(OSError):
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_MODE))
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+                self._descriptor = os.open(path, flags, PRIVATE_MODE)
             self._tighten()
         except BaseException:
             self.close()
@@ -189,8 +191,22 @@ class DatabaseFile:
             )
         return ""
 
+    def flush(self) -> None:
+        """Flush what was written to the database itself to the disk. Any thread may call this.
+
+        Raises:
+            OSError: the disk has failed.
+        """
+        if self._descriptor >= 0:
+            os.fdatasync(self._descriptor)
+
     def close(self) -> None:
-        """Release the lock; may be called once."""
+        """Release the lock; may be called once, when SQLite has closed the database.
+
+        To close any descriptor of the database releases SQLite's own locks on it.
+        """
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
         os.close(self._lock)
 
 

@@ -263,6 +263,7 @@ ABOVE_THE_CONTRACT: Final = {
     # TLS of listeners exists once.
     "plugins.web.tls": ("broker.network.accepted", "broker.network.tls"),
     # A file that holds messages is kept from others in one way.
+    "plugins.queue.engines.checkpoints": ("broker.durable.database_file",),
     "plugins.queue.engines.disk_reserve": ("broker.durable.database_file",),
     "plugins.queue.engines.sqlite": ("broker.durable.database_file",),
     "plugins.queue.engines.sqlite_format": ("broker.durable.database_file",),

@@ -7,6 +7,8 @@ at-least-once delivery allows. A lock on ``PATH.lock`` gives the file to one pro
 leases are in memory, and two processes would give one message to two receivers. Other programs may
 read the file while it is open. Once it is deleted or replaced, no more messages are accepted.
 
+Checkpoints of the log are made beside the commits (`Checkpointer`).
+
 On a full disk messages are refused, and readers go on with the space of a `DiskReserve`. Until that
 space can be reserved again, no message is accepted.
 
@@ -19,7 +21,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -37,6 +39,7 @@ from penstock.broker.durable.database_file import (
     set_up,
     transaction,
 )
+from penstock.plugins.queue.engines.checkpoints import LOG_PAGES, ROWS_BYTES, Checkpointer
 from penstock.plugins.queue.engines.contract import (
     BackupExistsError,
     EngineStartError,
@@ -58,8 +61,8 @@ from penstock.plugins.queue.engines.store import (
 
 T = TypeVar("T")
 
-RESERVE_BYTES: Final = 3 * CHECKPOINT_PAGES * PAGE_BYTES
-"""Enough for the write-ahead log when the disk is full, up to twice its usual size, and for the
+RESERVE_BYTES: Final = (LOG_PAGES + CHECKPOINT_PAGES) * PAGE_BYTES
+"""Enough to copy the longest write-ahead log into the file when the disk is full, and for the
 deletes after that."""
 SWEEP_SEGMENTS: Final = 256
 """Segments of deleted queues that one transaction deletes at most, some 64 MiB."""
@@ -96,6 +99,7 @@ class SqliteStore:
         self._reserve = DiskReserve(f"{behind_links(path)}.reserve", RESERVE_BYTES)
         self._file: DatabaseFile | None = None
         self._writer: sqlite3.Connection | None = None
+        self._checkpoints: Checkpointer | None = None
         self._local = threading.local()
         self._readers: list[sqlite3.Connection] = []
 
@@ -113,6 +117,7 @@ class SqliteStore:
                 rows = self._prepare()
             self._file.watch()
             self._reserve.hold()
+            self._checkpoints = Checkpointer(self._opened_again(), self._file.flush)
         except DatabaseFileError as error:
             self.close()
             raise EngineStartError(f"queue database {self._path}: {error}") from error
@@ -139,11 +144,16 @@ class SqliteStore:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         set_up(connection, FORMAT)
+        # For transactions that add more to the log than `Checkpointer` takes them for.
+        connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
         with self._transaction():
             return _read_rows(connection)
 
     def close(self) -> None:
         """Close the file and release its lock."""
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+            self._checkpoints = None
         for connection in (*self._readers, self._writer):
             if connection is not None:
                 # A last checkpoint may fail on a full disk; the log is read at the next start.
@@ -177,7 +187,11 @@ class SqliteStore:
                 f"queue database {self._path}: the disk has less than the "
                 f"{self._reserve.n_bytes:,} bytes left that are kept for readers"
             )
+        if self._checkpoints is not None:
+            self._checkpoints.finish(self._open_writer(), above_bytes=LOG_PAGES * PAGE_BYTES)
         self._with_space(lambda: self._write(changes), is_for_readers=not is_storing)
+        frames = (*changes.segments, *changes.replaced_segments)
+        self._note_log(sum(one.stored_bytes for _, one, _ in frames))
         self._check_there()  # else the messages would be lost at the end of the process
 
     def _write(self, changes: Changes) -> None:
@@ -318,6 +332,7 @@ class SqliteStore:
                 return False
             # Each step of the statement frees a page; `execute` makes only one.
             connection.executescript(f"PRAGMA incremental_vacuum({TRIM_PAGES})")
+            self._note_log(2 * TRIM_PAGES * PAGE_BYTES)
         except sqlite3.Error as error:
             raise StorageError(self._explain(error)) from error
         return True
@@ -394,10 +409,16 @@ class SqliteStore:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
             self._check_there()  # else SQLite would create it
-            connection = connect(self._path, self._busy_seconds)
+            connection = self._opened_again()
             connection.execute("PRAGMA query_only = ON")
             self._local.connection = connection
             self._readers.append(connection)
+        return connection
+
+    def _opened_again(self) -> sqlite3.Connection:
+        """Return a further connection. It has opened the file, which may be deleted later."""
+        connection = connect(self._path, self._busy_seconds)
+        connection.execute("PRAGMA schema_version").fetchone()
         return connection
 
     @contextmanager
@@ -420,6 +441,7 @@ class SqliteStore:
                 self._synchronous = synchronous
             with transaction(connection):
                 yield connection
+            self._note_log(ROWS_BYTES)
         except sqlite3.Error as error:
             is_full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
             raise (StorageFullError if is_full else StorageError)(self._explain(error)) from error
@@ -461,9 +483,15 @@ class SqliteStore:
 
     def _shorten_log(self) -> None:
         """Move the write-ahead log's contents into the file, and free its space."""
-        if self._writer is not None:
-            with suppress(sqlite3.Error):
-                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        if self._writer is None:
+            return
+        paused = nullcontext() if self._checkpoints is None else self._checkpoints.paused()
+        with paused, suppress(sqlite3.Error):
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _note_log(self, n_bytes: int) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.note(n_bytes)
 
     def _explain(self, error: sqlite3.Error) -> str:
         return f"queue database {self._path}: {in_words(error)}"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import sqlite3
 import threading
 from contextlib import AbstractContextManager, closing
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.durable.database_file import PAGE_BYTES
+from penstock.broker.durable.database_file import PAGE_BYTES, DatabaseFile
+from penstock.plugins.queue.engines.checkpoints import PASS_BYTES
 from penstock.plugins.queue.engines.contract import (
     BackupExistsError,
     EngineStartError,
@@ -23,6 +25,7 @@ from penstock.plugins.queue.engines.store import (
     DeduplicationRow,
     GroupRow,
 )
+from tests.helpers.process import SECONDS
 from tests.plugins.queue.engines.sqlite_files import (
     PLACE,
     deleting,
@@ -353,14 +356,41 @@ def test_write_that_fails_leaves_nothing_open(path: Path) -> None:
         assert firsts(store) == [0, 1]
 
 
-def test_space_of_deleted_messages_is_used_again(path: Path) -> None:
-    """A queue that is read as fast as it is filled does not let its file grow."""
+def test_space_of_deleted_messages_is_used_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue that is read as fast as it is filled lets neither its file nor its log grow."""
+    monkeypatch.setattr("penstock.plugins.queue.engines.sqlite.LOG_PAGES", 100)
     with opened(path) as store:
         for first in range(60):
             store.write(storing(segment(first, n_bytes=200_000)))
             store.write(deleting(first))
-        assert path.with_name("queue.db-wal").stat().st_size < 10_000_000
+        # Its length, a transaction of 26 pages, and headers.
+        assert path.with_name("queue.db-wal").stat().st_size < 135 * PAGE_BYTES
     assert path.stat().st_size < 3 * 200_000
+
+
+def test_nothing_is_lost_by_a_kill_after_a_part_of_the_log_was_copied(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies in database and log together is every commit."""
+    has_copied = threading.Semaphore(0)
+    flush = DatabaseFile.flush
+
+    def told(file: DatabaseFile) -> None:
+        flush(file)
+        has_copied.release()
+
+    monkeypatch.setattr(DatabaseFile, "flush", told)
+    with opened(path) as store:
+        for first in range(6):
+            store.write(storing(segment(first, n_bytes=PASS_BYTES // 4)))
+        assert has_copied.acquire(timeout=SECONDS)
+        store.write(storing(segment(6)))
+        copy = path.with_name("left.db")
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{path}{suffix}", f"{copy}{suffix}")
+    assert [one.first_offset for one in rows_of(copy).segments[PLACE]] == list(range(7))
 
 
 def test_reads_go_on_while_a_write_is_under_way(path: Path) -> None:
