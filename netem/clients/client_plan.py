@@ -48,6 +48,7 @@ class PublisherPlan:
         streams: each has a connection of its own.
         file: path of the file for the messages that it published.
         log: path of its log.
+        sounds: whether it tries the way to its subscribers until the beginning of the traffic.
     """
 
     client_id: str
@@ -57,6 +58,7 @@ class PublisherPlan:
     streams: list[StreamPlan]
     file: str
     log: str
+    sounds: bool = False
 
 
 @dataclass(frozen=True, slots=True)

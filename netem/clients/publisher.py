@@ -12,6 +12,9 @@ Seconds are monotonic.
 A stream of small messages continues after its last message, with messages that are not recorded.
 Without them, the broker would get no further measurement of a link at the end of the traffic, just
 when the link is good again.
+
+With `PublisherPlan.sounds`, each stream publishes short messages before the beginning, with which
+subscribers find out that edge brokers on the way have subscribed for them.
 """
 
 from __future__ import annotations
@@ -27,9 +30,12 @@ from paho.mqtt import client as mqtt
 
 from penstock.netem.clients.client_plan import PublisherPlan, StreamPlan
 from penstock.netem.clients.connection import connect, give_up, new_client, say
-from penstock.netem.clients.payloads import HEAD_BYTES, Head, write_payload
+from penstock.netem.clients.payloads import HEAD_BYTES, SOUNDING, Head, write_payload
 
 KEEP_ALIVE_SECONDS: Final = 60
+
+SOUNDING_SECONDS: Final = 0.5
+"""Between two soundings."""
 
 SMALL_BYTES: Final = 10_000
 """Streams with messages up to this size continue after the traffic: threshold_s of paper 002."""
@@ -91,7 +97,11 @@ def run(plan: PublisherPlan, await_begin: Callable[[], float]) -> None:
     for each in streams:
         each.connected.wait()
     say("ready", plan.client_id)
+    has_begun = threading.Event()
+    for each in streams if plan.sounds else ():
+        threading.Thread(target=each.sound, args=(has_begun,), daemon=True).start()
     begin_at = await_begin()
+    has_begun.set()
     for each in streams:
         threading.Thread(target=each.publish, args=(begin_at,), daemon=True).start()
     for each in streams:
@@ -119,6 +129,14 @@ class _Stream:
         self._client.on_publish = self._on_publish
         connect(self._client, publisher.address, publisher.protocol, KEEP_ALIVE_SECONDS, {})
         self._client.loop_start()
+
+    def sound(self, has_begun: threading.Event) -> None:
+        """Publish soundings until the beginning is known."""
+        plan = self._plan
+        sounding = write_payload(Head(self._publisher, plan.number, SOUNDING, 0.0), b"")
+        while not has_begun.is_set():
+            self._client.publish(plan.topic, sounding, plan.qos)
+            has_begun.wait(SOUNDING_SECONDS)
 
     def publish(self, begin_at: float) -> None:
         """Publish each message when it is due."""

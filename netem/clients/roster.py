@@ -85,6 +85,7 @@ class Roster:
         self.subscribers = [
             SubscriberMember(client_id, name, name in focus, subscriber)
             for name, subscriber in scenario.subscribers.items()
+            if subscriber.brokers is None or broker in subscriber.brokers
             for client_id in client_ids(name, subscriber.count)
         ]
 
@@ -124,12 +125,13 @@ class Roster:
                 self.units[subscriber.group],
             )
             for subscriber in self.subscribers
-            for publisher, stream, qos in self._expected_by(subscriber)
+            for publisher, stream, qos in self.expected_by(subscriber)
         ]
 
-    def _expected_by(
+    def expected_by(
         self, subscriber: SubscriberMember
     ) -> Iterator[tuple[PublisherMember, str, int]]:
+        """Yield the streams that a subscriber should receive, with the publisher and the QoS."""
         for publisher in self.publishers:
             for stream in publisher.publisher.streams:
                 topic = self.topic(publisher, stream)
@@ -158,13 +160,17 @@ class Roster:
             for lane in self.lanes(member)
         }
 
-    def crews(self, address_from: Callable[[str], str], directory: Path) -> dict[str, CrewPlan]:
+    def crews(self, address: Callable[[str, str], str], directory: Path) -> dict[str, CrewPlan]:
         """Return the clients of each host.
 
         Args:
-            address_from: returns the address at which a host reaches the broker.
+            address: returns that at which one host reaches another.
             directory: for the files of clients.
         """
+
+        def address_from(host: str) -> str:
+            return address(host, self.scenario.serving_host(self.broker, host))
+
         hosts = [
             *(each.publisher.host for each in self.publishers),
             *(each.subscriber.host for each in self.subscribers),
@@ -215,6 +221,7 @@ class Roster:
             plans,
             str(file),
             str(log),
+            sounds=self.scenario.brokers[self.broker].edges is not None,
         )
 
     def _subscriber_plan(
@@ -233,7 +240,7 @@ class Roster:
                 len(self.times(publisher, stream).due_seconds()),
                 qos > 0,
             )
-            for publisher, stream, qos in self._expected_by(member)
+            for publisher, stream, qos in self.expected_by(member)
         ]
         return SubscriberPlan(
             member.client_id,

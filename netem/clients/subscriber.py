@@ -21,7 +21,7 @@ from paho.mqtt.properties import Properties
 
 from penstock.netem.clients.client_plan import LanePlan, SubscriberPlan
 from penstock.netem.clients.connection import connect, give_up, new_client, note, say
-from penstock.netem.clients.payloads import read_head
+from penstock.netem.clients.payloads import SOUNDING, read_head
 
 LOOP_SECONDS: Final = 0.5
 
@@ -67,8 +67,9 @@ def read_delivered_file(file: Path) -> list[Delivered]:
 def run(plan: SubscriberPlan, await_begin: Callable[[], float]) -> None:
     """Subscribe and record messages until the process is ended.
 
-    The runner is told ``ready`` when the client has subscribed, ``assured`` when all messages of
-    QoS 1 and 2 have arrived, and ``complete`` when all messages have arrived.
+    The runner is told ``ready`` when the client has subscribed, ``reached`` when a sounding of each
+    expected stream has arrived, ``assured`` when all messages of QoS 1 and 2 have arrived, and
+    ``complete`` when all messages have arrived.
 
     Args:
         plan: the subscriptions and the expected messages.
@@ -88,13 +89,14 @@ class Progress:
 
     Args:
         plan: the expected messages.
-        tell: called with ``assured`` and ``complete``, once each.
+        tell: called with ``reached``, ``assured`` and ``complete``, once each.
     """
 
     def __init__(self, plan: SubscriberPlan, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._awaited = {(each.publisher, each.stream): each for each in plan.awaited}
         self._seen: set[tuple[int, int, int]] = set()
+        self._silent = set(self._awaited)
         self._rest = {
             is_promised: sum(
                 each.messages for each in plan.awaited if each.is_promised is is_promised
@@ -107,7 +109,19 @@ class Progress:
             tell("complete")
 
     def count(self, publisher: int, stream: int, number: int) -> None:
-        """Count a message; a duplicate is counted once."""
+        """Count a message; a duplicate is counted once.
+
+        Args:
+            publisher: its number.
+            stream: its number.
+            number: of the message, or `SOUNDING`.
+        """
+        if number == SOUNDING:
+            if (publisher, stream) in self._silent:
+                self._silent.remove((publisher, stream))
+                if not self._silent:
+                    self._tell("reached")
+            return
         awaited = self._awaited.get((publisher, stream))
         if awaited is None or (publisher, stream, number) in self._seen:
             return
@@ -148,8 +162,9 @@ class _Subscriber:
         head = read_head(bytes(message.payload))
         if head is None:
             return
-        which = f"{head.publisher} {head.stream} {head.number}"
-        os.write(self._lines, f"{which} {message.qos} {int(message.dup)} {at!r}\n".encode())
+        if head.number != SOUNDING:
+            which = f"{head.publisher} {head.stream} {head.number}"
+            os.write(self._lines, f"{which} {message.qos} {int(message.dup)} {at!r}\n".encode())
         with self._counting:
             self._progress.count(head.publisher, head.stream, head.number)
 

@@ -66,6 +66,9 @@ the share of impaired time in which something was withheld."""
 HALF_SENT_SHARE: Final = "half_sent_share"
 """Share of the bad phases of subscribers in focus that begin with a large message half sent."""
 
+WAN_BYTES: Final = "wan_bytes"
+"""Bytes that the links of `Scenario.wan_links` carried in both directions, the mean of seeds."""
+
 Seconds = NDArray[np.float64]
 
 Unit: TypeAlias = tuple[str, int]
@@ -404,6 +407,8 @@ class Measures:
         if name in MEMORY:
             grown = [self._grown(broker, seed, name) for seed in seeds]
             return Figure(mean_of(grown), len(seeds))
+        if name == WAN_BYTES:
+            return Figure(mean_of([self._wan_bytes(broker, seed) for seed in seeds]), len(seeds))
         if name in WITHHELD:
             return self._withheld(name, self.withholding(broker) or [])
         if name == HALF_SENT_SHARE:
@@ -425,6 +430,15 @@ class Measures:
         if not grown:
             return math.nan
         return max(grown) if name == "memory" else grown[-1]
+
+    def _wan_bytes(self, broker: str, seed: int) -> float:
+        links = self.scenario.wan_links()
+        carried = [
+            row.carried_bytes
+            for row in self.tables.packets
+            if (row.broker, row.seed) == (broker, seed) and row.link in links
+        ]
+        return float(sum(carried)) if carried else math.nan
 
     @staticmethod
     def _withheld(name: str, found: list[Accuracy]) -> Figure:
@@ -525,7 +539,7 @@ def show(figure: str, value: float) -> str:
         return "∞"
     if kind in LATENCIES:
         return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.1f} s"
-    if kind in MEMORY:
+    if kind in (*MEMORY, WAN_BYTES):
         megabytes = value / 1e6
         # Nothing has no sign.
         return f"{megabytes:.0f} MB" if megabytes >= 100 else f"{round(megabytes, 1) + 0:.1f} MB"

@@ -216,6 +216,8 @@ class PacketsRow(NamedTuple):
         dropped: at a full queue, as its profile says.
         harness_dropped: that no profile says: in queues of the hosts' devices, or because too much
             was under way for the forwarder.
+        carried_bytes: of packets that used the link since the beginning of the traffic, IP headers
+            included; also of those that were lost on it, but not of those dropped before it.
     """
 
     broker: str
@@ -227,6 +229,7 @@ class PacketsRow(NamedTuple):
     lost: int
     dropped: int
     harness_dropped: int
+    carried_bytes: int
 
 
 class RunRow(NamedTuple):

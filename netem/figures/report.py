@@ -49,6 +49,9 @@ HOW_COUNTED: Final = f"""\
   after one is none.
 - Memory is the greatest resident set of the broker's process and its children, beyond what it was
   just before the traffic.
+- Memory and processor time are those of the broker, its sidecar and its edge brokers together.
+- Bytes on links are those of whole packets, with IP headers, in both directions, from the beginning
+  of the traffic to the end of the run. What was lost on a link had used it, and counts.
 - A bad phase begins with a large message half sent if more large messages had reached the broker
   and were not yet through the link than the broker withheld.
 - Withheld outside of impairments: while no link between broker and subscriber was impaired, nor had
@@ -200,6 +203,13 @@ def _broker_line(info: RunInfo, name: str) -> str:
     if plan.settings:
         said.append(f"`{json.dumps(plan.settings, ensure_ascii=False)}`")
     said += [f"`{line}`" for line in plan.lines]
+    if plan.sidecar:
+        said.append(f"sidecar `{json.dumps(plan.sidecar, ensure_ascii=False)}`")
+    if plan.edges is not None:
+        said.append(f"edge brokers on {', '.join(plan.edges.hosts)}")
+        if plan.edges.settings:
+            said.append(f"`{json.dumps(plan.edges.settings, ensure_ascii=False)}`")
+        said += [f"`{line}`" for line in plan.edges.lines]
     if plan.lanes:
         lane = "topic filter" if plan.lanes == "filters" else "size class"
         said.append(f"subscribers have a connection for each {lane}")

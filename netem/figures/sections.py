@@ -13,6 +13,7 @@ from penstock.netem.figures.measures import (
     LATENCIES,
     QUANTILES,
     SHARE_AS_FAST,
+    WAN_BYTES,
     Measures,
     latency_statistic,
     percent,
@@ -68,6 +69,7 @@ def sections(info: RunInfo, measures: Measures) -> list[Section]:
         _promises(measures),
         _bad_phases(measures),
         _memory(measures),
+        _carried(measures),
         _withholding(measures),
         _processor(info),
         _harness(measures),
@@ -242,12 +244,27 @@ def _memory(measures: Measures) -> Section:
     return Section("memory", "Memory", [*columns, "runs"], rows)
 
 
+def _carried(measures: Measures) -> Section:
+    """Say what the links carried, of brokers of which some have brokers at sites."""
+    scenario = measures.scenario
+    over = find_over(scenario)
+    if over is None or all(plan.edges is None for plan in scenario.brokers.values()):
+        return Section("bytes", "", [], [])
+    rows = []
+    for broker in paint(scenario):
+        ratio_ = "" if broker == over else show_ratio(measures.ratio(WAN_BYTES, broker, over))
+        carried = _figure(measures, WAN_BYTES, broker)
+        rows.append([broker, carried, ratio_, str(len(scenario.seeds))])
+    heading = f"Bytes on {', '.join(scenario.wan_links())}, both ways"
+    return Section("bytes", heading, ["broker", "carried", f"over {over}'s", "runs"], rows)
+
+
 def _withholding(measures: Measures) -> Section:
     scenario = measures.scenario
     rows = []
     for broker in paint(scenario):
         found = measures.withholding(broker)
-        if scenario.brokers[broker].kind != "penstock" or not found:
+        if not scenario.brokers[broker].withholds or not found:
             continue
         rows.append(
             [

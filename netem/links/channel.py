@@ -42,6 +42,8 @@ class Counts:
         overtaking: packets that were not delayed.
         overflowed: packets that this harness dropped, because too much was under way.
         refused: of the delivered packets, those that the host's device did not take.
+        carried_bytes: of the packets that left the queue and used the link, IP headers included,
+            also of those that were lost on it.
     """
 
     taken: int = 0
@@ -52,6 +54,7 @@ class Counts:
     overtaking: int = 0
     overflowed: int = 0
     refused: int = 0
+    carried_bytes: int = 0
 
 
 class Channel:
@@ -175,6 +178,7 @@ class Channel:
 
     def _leave(self, packet: bytes, at: float) -> None:
         """Draw loss, duplication and arrival time of a packet that has left the sender."""
+        self.counts.carried_bytes += len(packet)
         if self._is_lost():
             self.counts.lost += 1
             return

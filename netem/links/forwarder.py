@@ -113,6 +113,7 @@ class Way:
                     packet = read(source, MTU_BYTES)
                     counts.taken += 1
                     counts.delivered += 1
+                    counts.carried_bytes += len(packet)
                     try:
                         write(destination, packet)
                     except OSError:  # as in `deliver`

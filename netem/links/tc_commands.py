@@ -129,6 +129,7 @@ def count(rate: dict[str, Any], impairment: dict[str, Any] | None) -> Counts:
     """
     sent, dropped = rate["packets"], rate["drops"]
     counts = Counts(taken=sent + dropped + rate["qlen"], delivered=sent, dropped=dropped)
+    counts.carried_bytes = rate["bytes"]  # without Ethernet headers, by the size table
     if impairment is not None:
         out = impairment["packets"] + impairment["drops"] + impairment["qlen"]
         counts.delivered, counts.lost = impairment["packets"], impairment["drops"]

@@ -74,6 +74,18 @@ def penstock_command(directory: Path, policy: Mapping[str, Any]) -> list[str]:
     return [sys.executable, "-m", "penstock.broker", "-c", _write_yaml(directory, policy)]
 
 
+def proxy_command(directory: Path, config: Mapping[str, Any], *options: str) -> list[str]:
+    """Write the edge proxy's file into a directory; return the command that starts it.
+
+    Args:
+        directory: for the file.
+        config: what stands in it.
+        options: further ones of ``penstock proxy``.
+    """
+    file = _write_yaml(directory, config)
+    return [sys.executable, "-m", "penstock", "proxy", *options, "-c", file]
+
+
 def amqtt_command(directory: Path, policy: Mapping[str, Any]) -> list[str]:
     """Write a configuration into a directory; return the command that starts aMQTT with it.
 

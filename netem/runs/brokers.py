@@ -1,6 +1,7 @@
-"""The brokers that are compared: how each is configured.
+"""The brokers that are compared: how each is configured, with its sidecar and its edge brokers.
 
-All listen on port 1883 of every address of their host, accept anonymous clients, and queue any
+Clients find all of them on port 1883 of every address of their host. Behind a sidecar, a broker
+listens on another port of the loopback interface. Brokers accept anonymous clients, and queue any
 number of messages for a subscriber. All other settings are defaults.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from penstock.netem.clients.connection import PORT
 from penstock.netem.runs.broker_process import (
@@ -17,22 +18,30 @@ from penstock.netem.runs.broker_process import (
     find_program,
     mosquitto_command,
     penstock_command,
+    proxy_command,
     version_of,
 )
-from penstock.netem.runs.scenario import Broker
+from penstock.netem.runs.scenario import Broker, Edges
 
 CONSOLE: Final = "127.0.0.1:8081"
 """Address of Penstock's plugin `console` unless a scenario gives another."""
 
+Bind: TypeAlias = tuple[str, int]
+"""Address and TCP port that a broker listens on."""
 
-def penstock_policy(settings: Mapping[str, Any]) -> dict[str, Any]:
+FOR_CLIENTS: Final[Bind] = ("0.0.0.0", PORT)  # noqa: S104 - of a namespace of its own
+BEHIND_SIDECAR: Final[Bind] = ("127.0.0.1", PORT + 1)
+
+
+def penstock_policy(settings: Mapping[str, Any], bind: Bind = FOR_CLIENTS) -> dict[str, Any]:
     """Return a policy for Penstock.
 
     Args:
         settings: of the scenario, laid over the runner's own key by key.
+        bind: what it listens on.
     """
     policy: dict[str, Any] = {
-        "listeners": {"default": {"type": "tcp", "bind": f"0.0.0.0:{PORT}"}},
+        "listeners": {"default": {"type": "tcp", "bind": _written(bind)}},
         "limits": {"queued_messages": 1 << 30, "queued_bytes": 1 << 40},
         "plugins": {
             ANONYMOUS: {"allow_anonymous": True},
@@ -44,13 +53,62 @@ def penstock_policy(settings: Mapping[str, Any]) -> dict[str, Any]:
     return laid_over(policy, settings)
 
 
-def amqtt_policy(settings: Mapping[str, Any]) -> dict[str, Any]:
+def amqtt_policy(settings: Mapping[str, Any], bind: Bind = FOR_CLIENTS) -> dict[str, Any]:
     """Return a configuration for aMQTT, likewise."""
     policy: dict[str, Any] = {
-        "listeners": {"default": {"type": "tcp", "bind": f"0.0.0.0:{PORT}"}},
+        "listeners": {"default": {"type": "tcp", "bind": _written(bind)}},
         "plugins": {ANONYMOUS: {"allow_anonymous": True}},
     }
     return laid_over(policy, settings)
+
+
+def sidecar_config(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the file of a sidecar.
+
+    Args:
+        keys: of the scenario, laid over the runner's own key by key.
+    """
+    config: dict[str, Any] = {
+        "listeners": {"default": {"type": "tcp", "bind": _written(FOR_CLIENTS)}},
+        "upstream": {"address": _written(BEHIND_SIDECAR)},
+        "plugins": {"probing": {}, "withholding": {}, "console": {"http": CONSOLE}},
+    }
+    return laid_over(config, keys)
+
+
+def edge_policy(settings: Mapping[str, Any], host: str, broker_address: str) -> dict[str, Any]:
+    """Return the policy of Penstock as an edge broker.
+
+    Args:
+        settings: of the scenario, laid over the runner's own key by key, with the marks of `Edges`.
+        host: name of its host.
+        broker_address: of the broker behind it.
+    """
+    uplink = {
+        "upstream": {"address": f"{broker_address}:{PORT}"},
+        "up": [{"filter": "#"}],
+        "down": [{"filter": "#"}],
+    }
+    policy = penstock_policy({"plugins": {"uplink": {"site": host, "uplinks": {"cloud": uplink}}}})
+    filled: dict[str, Any] = _fill(settings, host, broker_address)
+    return laid_over(policy, filled)
+
+
+def _fill(value: Any, host: str, broker_address: str) -> Any:
+    """Return a value with the marks of `Edges` replaced in its texts; keys stay as they are."""
+    match value:
+        case str():
+            return value.replace("{host}", host).replace("{broker}", broker_address)
+        case Mapping():
+            return {key: _fill(each, host, broker_address) for key, each in value.items()}
+        case list():
+            return [_fill(each, host, broker_address) for each in value]
+        case _:
+            return value
+
+
+def _written(bind: Bind) -> str:
+    return f"{bind[0]}:{bind[1]}"
 
 
 def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,10 +124,16 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
 
 
 def console_address(broker: Broker) -> str | None:
-    """Return the address of the broker's console, which shows withheld messages; None if none."""
-    if broker.kind != "penstock":
+    """Return the address of the console that shows withheld messages; None if there is none.
+
+    It is the sidecar's where there is one, otherwise the broker's.
+    """
+    if not broker.withholds:
         return None
-    plugins = penstock_policy(broker.settings)["plugins"]
+    if broker.sidecar is not None:
+        plugins = sidecar_config(broker.sidecar)["plugins"]
+    else:
+        plugins = penstock_policy(broker.settings)["plugins"]
     http = None
     # A list, as aMQTT has it, holds names, and mappings of a name to its keys.
     for each in plugins if isinstance(plugins, list) else [plugins]:
@@ -78,31 +142,34 @@ def console_address(broker: Broker) -> str | None:
     return http if isinstance(http, str) else None
 
 
-def _penstock(broker: Broker, directory: Path) -> list[str]:
-    return penstock_command(directory, penstock_policy(broker.settings))
+def _penstock(broker: Broker, bind: Bind, directory: Path) -> list[str]:
+    return penstock_command(directory, penstock_policy(broker.settings, bind))
 
 
-def _amqtt(broker: Broker, directory: Path) -> list[str]:
-    return amqtt_command(directory, amqtt_policy(broker.settings))
+def _amqtt(broker: Broker, bind: Bind, directory: Path) -> list[str]:
+    return amqtt_command(directory, amqtt_policy(broker.settings, bind))
 
 
-def _mosquitto(broker: Broker, directory: Path) -> list[str]:
-    lines = [
-        f"listener {PORT} 0.0.0.0",
+def _mosquitto(broker: Broker, bind: Bind, directory: Path) -> list[str]:
+    return mosquitto_command(directory, [*_mosquitto_lines(bind), *broker.lines])
+
+
+def _mosquitto_lines(bind: Bind) -> list[str]:
+    address, port = bind
+    return [
+        f"listener {port} {address}",
         "allow_anonymous true",
         "max_queued_messages 0",
         "max_queued_bytes 0",
-        *broker.lines,
     ]
-    return mosquitto_command(directory, lines)
 
 
-def _command(broker: Broker, directory: Path) -> list[str]:
+def _command(broker: Broker, _bind: Bind, directory: Path) -> list[str]:
     program, *arguments = (word.replace("{directory}", str(directory)) for word in broker.command)
     return [program if "/" in program else find_program(program), *arguments]
 
 
-_PREPARE: Final[dict[str, Callable[[Broker, Path], list[str]]]] = {
+_PREPARE: Final[dict[str, Callable[[Broker, Bind, Path], list[str]]]] = {
     "penstock": _penstock,
     "mosquitto": _mosquitto,
     "amqtt": _amqtt,
@@ -119,15 +186,62 @@ def prepare(broker: Broker, directory: Path) -> list[str]:
     Raises:
         NetemError: its program is not installed.
     """
-    return _PREPARE[broker.kind](broker, directory)
+    bind = FOR_CLIENTS if broker.sidecar is None else BEHIND_SIDECAR
+    return _PREPARE[broker.kind](broker, bind, directory)
 
 
-def version(broker: Broker) -> str:
-    """Return a broker's program and version.
+def prepare_sidecar(keys: Mapping[str, Any], directory: Path) -> list[str]:
+    """Write a sidecar's file into an empty directory; return the command that starts it.
+
+    Args:
+        keys: `Broker.sidecar`.
+        directory: for its file.
+    """
+    return proxy_command(directory, sidecar_config(keys))
+
+
+def prepare_edge(edges: Edges, host: str, broker_address: str, directory: Path) -> list[str]:
+    """Write an edge broker's configuration into an empty directory.
+
+    Args:
+        edges: what it is.
+        host: name of its host.
+        broker_address: of the broker behind it, from there.
+        directory: for its file.
+
+    Returns:
+        The command that starts it.
 
     Raises:
         NetemError: its program is not installed.
     """
-    if broker.kind != "command":
-        return f"{broker.kind} {version_of(broker.kind)}"
-    return " ".join(broker.command)
+    if edges.kind == "penstock":
+        policy = edge_policy(edges.settings, host, broker_address)
+        return proxy_command(directory, policy, "--mode", "edge")
+    lines = [
+        *_mosquitto_lines(FOR_CLIENTS),
+        "connection cloud",
+        f"address {broker_address}:{PORT}",
+        f"remote_clientid {host}",
+        "cleansession false",
+        *_fill(edges.lines, host, broker_address),
+    ]
+    return mosquitto_command(directory, lines)
+
+
+def version(broker: Broker) -> str:
+    """Return the program and the version of a broker, its sidecar and its edge brokers.
+
+    Raises:
+        NetemError: a program is not installed.
+    """
+    if broker.kind == "command":
+        words = " ".join(broker.command)
+    else:
+        words = f"{broker.kind} {version_of(broker.kind)}"
+    if broker.sidecar is not None:
+        words += f" behind a sidecar, penstock {version_of('penstock')}"
+    if broker.edges is not None:
+        kind = broker.edges.kind
+        words += f", with edge brokers, {kind} {version_of(kind)}"
+    return words

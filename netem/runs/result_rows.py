@@ -263,6 +263,7 @@ def packets_rows(
     link: LinkPlan,
     device: str,
     counts: tuple[Counts, Counts],
+    bytes_before: tuple[int, int],
     drops: Mapping[str, Mapping[str, DeviceDrops]],
 ) -> Iterator[PacketsRow]:
     """Yield what each direction of a link did to packets.
@@ -272,12 +273,13 @@ def packets_rows(
         link: of the topology.
         device: name of its device in both hosts.
         counts: towards the first host, and towards the second.
+        bytes_before: carried before the beginning of the traffic, likewise.
         drops: of the devices of each host, by host and device.
     """
     first, second = (drops[host].get(device, DeviceDrops()) for host in link.between)
-    for direction, each, sender, receiver in (
-        ("upstream", counts[0], second, first),
-        ("downstream", counts[1], first, second),
+    for direction, each, before, sender, receiver in (
+        ("upstream", counts[0], bytes_before[0], second, first),
+        ("downstream", counts[1], bytes_before[1], first, second),
     ):
         # What a host's device refuses, it counts as dropped in reception too, or not at all.
         beyond = max(each.refused, receiver.received)
@@ -291,4 +293,5 @@ def packets_rows(
             each.lost,
             each.dropped,
             sender.sent + each.overflowed + beyond,
+            each.carried_bytes - before,
         )

@@ -162,10 +162,12 @@ def _with_brokers(scenario: Scenario, brokers: str) -> Scenario:
         scenario,
         brokers={name: scenario.brokers[name] for name in chosen},
         publishers={
-            name: replace(each, brokers=[one for one in each.brokers if one in chosen])
-            if each.brokers is not None
-            else each
+            name: replace(each, brokers=_those_of(each.brokers, chosen))
             for name, each in scenario.publishers.items()
+        },
+        subscribers={
+            name: replace(each, brokers=_those_of(each.brokers, chosen))
+            for name, each in scenario.subscribers.items()
         },
         targets=[
             each
@@ -173,6 +175,10 @@ def _with_brokers(scenario: Scenario, brokers: str) -> Scenario:
             if each.broker in chosen and each.over in (None, *chosen)
         ],
     )
+
+
+def _those_of(brokers: list[str] | None, chosen: list[str]) -> list[str] | None:
+    return None if brokers is None else [each for each in brokers if each in chosen]
 
 
 def _words(text: str) -> list[str]:

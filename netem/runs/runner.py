@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from penstock.netem.clients.connection import PORT
 from penstock.netem.clients.roster import Roster
 from penstock.netem.display import Display
 from penstock.netem.errors import RunError
@@ -45,9 +44,6 @@ from penstock.netem.runs.result_rows import (
 from penstock.netem.runs.run_file import ProcessorShare
 from penstock.netem.runs.scenario import Scenario
 from penstock.netem.runs.site import READY_SECONDS, Site
-
-CALM_SECONDS: Final = 5.0
-"""Between the last subscription and the beginning: brokers learn what the links are like."""
 
 LOOK_SECONDS: Final = 0.1
 """Between two looks at everything that runs."""
@@ -83,7 +79,7 @@ class Outcome:
 
 def planned_seconds(scenario: Scenario) -> float:
     """Return how long a run takes at the least."""
-    return scenario.rounds * (CALM_SECONDS + scenario.duration_seconds)
+    return scenario.rounds * (scenario.calm_seconds + scenario.duration_seconds)
 
 
 def run_scenario(scenario: Scenario, display: Display, engine: str = Engine.AUTO) -> Outcome:
@@ -113,7 +109,7 @@ def run_scenario(scenario: Scenario, display: Display, engine: str = Engine.AUTO
                 }
                 one = _Round(scenario, seed, number, networks, folder)
                 one.run(outcome, _Teller(display, words, left))
-            left -= CALM_SECONDS + scenario.duration_seconds
+            left -= scenario.calm_seconds + scenario.duration_seconds
     return outcome
 
 
@@ -183,21 +179,24 @@ class _Round:
             self._sites.append(Site(network, Roster(scenario, name, seed), directory))
         self._memory: list[tuple[str, float, int]] = []
         self._memory_due_at = time.monotonic()
-        self._families = Families({site.name: [site.broker.process.pid] for site in self._sites})
+        self._families = Families({})
 
     def run(self, outcome: Outcome, teller: _Teller) -> None:
         """Run the round and add what came out of it."""
         scenario, sites = self._scenario, self._sites
         teller.stage("brokers start")
         for site in sites:
-            site.broker.wait_until_listening(PORT)
+            site.start_helpers()
+        self._families = Families({site.name: site.pids for site in sites})
         self._start_clients(teller)
-        begin_at = time.monotonic() + CALM_SECONDS
+        begin_at = time.monotonic() + scenario.calm_seconds
         for site in sites:
             site.begin(begin_at)
         teller.stage("calm")
         self._keep(lambda: False, begin_at, lambda: teller.done(self._since(begin_at)))
         before = self._processor_seconds()
+        for site in sites:
+            site.note_bytes()
         watch = _LoadWatch(self._sites)
         end_at = begin_at + scenario.duration_seconds
 
@@ -281,13 +280,21 @@ class _Round:
                     f"clients of {site.name} are not connected and subscribed after "
                     f"{seconds:.0f} s: {', '.join(names[:10])}"
                 )
+        deadline = time.monotonic() + seconds
+        self._keep(lambda: not any(site.not_reached() for site in self._sites), deadline)
+        for site in self._sites:
+            if names := site.not_reached():
+                raise RunError(
+                    f"edge brokers of {site.name} do not join all publishers with these "
+                    f"subscribers after {seconds:.0f} s: {', '.join(names[:10])}"
+                )
             site.start_watch()
 
     def _processor_seconds(self) -> dict[str, float]:
         return {site.name: self._families.processor_seconds(site.name) for site in self._sites}
 
     def _since(self, begin_at: float) -> float:
-        return time.monotonic() - begin_at + CALM_SECONDS
+        return time.monotonic() - begin_at + self._scenario.calm_seconds
 
     def _keep(
         self,
@@ -344,7 +351,9 @@ class _Round:
         for plan in self._scenario.topology.links:
             link = site.links[plan.name]
             rows.links += link_rows(roster, plan.name, link.log(), begin_at, ended_at)
-            rows.packets += packets_rows(roster, plan, link.device, link.counts(), drops)
+            rows.packets += packets_rows(
+                roster, plan, link.device, link.counts(), site.bytes_before(plan.name), drops
+            )
         for name in self._scenario.bulk_flows:
             rows.flows += flow_rows(roster, name, site.flow_file(name), begin_at)
         rows.bad_phases = bad_phase_rows(roster, rows, looks_since(site.watch_file, begin_at))

@@ -40,6 +40,7 @@ COMMON_FIGURES: Final = (
     "withheld_outside",
     "withheld_share",
     "half_sent_share",
+    "wan_bytes",
 )
 """What all messages together come to; `penstock.netem.figures.measures` says what each is."""
 
@@ -123,6 +124,14 @@ class Topology:
                         reached.append(peer)
         return ways.get(end)
 
+    def hosts_on(self, way: Iterable[LinkPlan], begin: str) -> list[str]:
+        """Return the hosts on a way that begins at a host, both ends included."""
+        hosts = [begin]
+        for link in way:
+            first, second = link.between
+            hosts.append(second if hosts[-1] == first else first)
+        return hosts
+
 
 @dataclass(frozen=True, slots=True)
 class Stream:
@@ -184,6 +193,7 @@ class Subscriber:
         reads_from_seconds: after the beginning, when it starts to read; None for at once. Before
             it, its connection stalls.
         user_properties: of its CONNECT, such as ``threshold_l``; MQTT 5 alone.
+        brokers: names of the brokers that have it; None for all.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -196,6 +206,33 @@ class Subscriber:
     keep_alive_seconds: int = 60
     reads_from_seconds: float | None = None
     user_properties: dict[str, str] = field(default_factory=dict)
+    brokers: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Brokers at sites, each with a link to the broker on `Scenario.broker_host`.
+
+    A client connects to the first edge broker on its way to that host, its own host included.
+
+    Attributes:
+        hosts: where one runs.
+        kind: ``penstock``, with the plugin `uplink`; or ``mosquitto``, with a bridge.
+        settings: of Penstock: keys of the policy file, laid over the runner's own, which has one
+            uplink ``cloud`` for all topics in both directions.
+        lines: of mosquitto's configuration file, behind the runner's own, which begins one
+            connection, ``cloud``: its topics are for these lines to say.
+
+    In `settings` and `lines`, ``{host}`` stands for the name of the edge broker's host and
+    ``{broker}`` for the address of the broker behind it.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    hosts: list[str]
+    kind: Literal["penstock", "mosquitto"] = "penstock"
+    settings: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +249,10 @@ class Broker:
         lanes: which connections each subscriber has: ``filters`` for one for each topic filter;
             ``sizes`` for one for small and one for large messages, by size-classified subscriptions
             of MQTT 5, which Penstock has; None for one.
+        sidecar: keys of the edge proxy's file, laid over the runner's own, which loads `probing`,
+            `withholding` and `console`: all clients connect to a sidecar before the broker. None
+            for no sidecar.
+        edges: brokers at sites between this one and its clients; None for none.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -221,6 +262,13 @@ class Broker:
     lines: list[str] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
     lanes: Literal["filters", "sizes"] | None = None
+    sidecar: dict[str, Any] | None = None
+    edges: Edges | None = None
+
+    @property
+    def withholds(self) -> bool:
+        """Whether large messages may be withheld from its own clients."""
+        return self.kind == "penstock" or self.sidecar is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +345,8 @@ class Scenario:
         side_by_side: how many brokers run at a time; None for all.
         congestion_control: of the TCP connections of hosts that name none, on both sides; None for
             cubic.
+        calm_seconds: between the last subscription and the beginning, in which brokers learn what
+            the links are like.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -320,6 +370,7 @@ class Scenario:
     seeds: list[int] = field(default_factory=lambda: [1])
     side_by_side: int | None = None
     congestion_control: str | None = None
+    calm_seconds: float = 5.0
 
     def all_profiles(self) -> dict[str, Profile]:
         """Return the links' states, by name."""
@@ -348,6 +399,26 @@ class Scenario:
             MistakesError: it says what cannot be.
         """
         return impairment.changes(self.all_profiles(), seed)
+
+    def serving_host(self, broker: str, host: str) -> str:
+        """Return where the broker runs to which clients on a host connect.
+
+        Args:
+            broker: name of one of `brokers`.
+            host: of the clients.
+        """
+        edges = self.brokers[broker].edges
+        if edges is None:
+            return self.broker_host
+        way = self.topology.way(host, self.broker_host) or []
+        hosts = self.topology.hosts_on(way, host)
+        return next((each for each in hosts if each in edges.hosts), self.broker_host)
+
+    def wan_links(self) -> list[str]:
+        """Return the links whose bytes are counted: the impaired ones, all where there is none."""
+        impaired = {each.link for each in self.impairments}
+        names = [link.name for link in self.topology.links]
+        return [name for name in names if name in impaired] or names
 
     def topics_of(self, publisher: Publisher) -> set[str]:
         """Return the Topic Names that the publishers of an entry have in all."""

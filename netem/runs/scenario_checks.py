@@ -12,7 +12,15 @@ from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.topics import matches, validate_topic, validate_topic_filter
 from penstock.netem.checked_yaml import Mistake, MistakesError, Place
 from penstock.netem.links.link_variation import LEAST_SECONDS
-from penstock.netem.runs.scenario import LEAST_PAYLOAD_BYTES, MAX_SEED, Scenario, Stream, client_ids
+from penstock.netem.runs.scenario import (
+    LEAST_PAYLOAD_BYTES,
+    MAX_SEED,
+    Broker,
+    Edges,
+    Scenario,
+    Stream,
+    client_ids,
+)
 
 MAX_PAYLOAD_BYTES: Final = 268_000_000
 """What fits into a packet, of which the protocol allows 268,435,455 bytes after its first ones."""
@@ -171,14 +179,50 @@ def _check_brokers(scenario: Scenario) -> Iterator[Mistake]:
     for name, broker in scenario.brokers.items():
         place: Place = ("brokers", name)
         yield from _check_name(place, name)
-        for key, kinds in _BELONGS_TO.items():
-            if getattr(broker, key) and broker.kind not in kinds:
-                words = f"no key of kind {broker.kind}; allowed: beside {' or '.join(kinds)}"
-                yield Mistake((*place, key), words)
+        yield from _check_keys(place, broker)
         if broker.lanes == "sizes" and broker.kind != "penstock":
             yield _wrong((*place, "lanes"), "sizes", "filters, beside another kind than penstock")
         if broker.kind == "command" and not broker.command:
             yield Mistake((*place, "command"), "read nothing; allowed: a program and its arguments")
+        if broker.kind == "command" and broker.sidecar is not None:
+            words = "no key of kind command, which takes the clients' port; allowed: beside others"
+            yield Mistake((*place, "sidecar"), words)
+        if broker.edges is not None:
+            yield from _check_edges(scenario, name, broker.edges)
+
+
+def _check_keys(place: Place, plan: Broker | Edges) -> Iterator[Mistake]:
+    """Check that each key is one of the broker's kind."""
+    for key, kinds in _BELONGS_TO.items():
+        if getattr(plan, key, None) and plan.kind not in kinds:
+            words = f"no key of kind {plan.kind}; allowed: beside {' or '.join(kinds)}"
+            yield Mistake((*place, key), words)
+
+
+def _check_edges(scenario: Scenario, name: str, edges: Edges) -> Iterator[Mistake]:
+    """Check that each edge broker stands between the broker and clients."""
+    place: Place = ("brokers", name, "edges")
+    yield from _check_keys(place, edges)
+    if scenario.brokers[name].lanes == "sizes" and edges.kind != "penstock":
+        yield _wrong((*place, "kind"), edges.kind, "penstock, beside lanes: sizes")
+    yield from _check_several((*place, "hosts"), edges.hosts)
+    clients = [*scenario.publishers.values(), *scenario.subscribers.values()]
+    hosts = {each.host for each in clients if each.brokers is None or name in each.brokers}
+    known = {*hosts, *edges.hosts, scenario.broker_host} <= scenario.topology.hosts.keys()
+    serving = {scenario.serving_host(name, host) for host in hosts} if known else set()
+    for number, host in enumerate(edges.hosts):
+        at: Place = (*place, "hosts", number)
+        faults = list(_check_host(scenario, at, host))
+        yield from faults
+        if host == scenario.broker_host:
+            yield _wrong(at, host, "another host than broker_host")
+        elif known and not faults:
+            way = scenario.topology.way(host, scenario.broker_host) or []
+            others = {*scenario.topology.hosts_on(way, host)[1:]} & {*edges.hosts}
+            if others:
+                yield _wrong(at, host, f"a host that is not behind another one, {min(others)}")
+            if host not in serving:
+                yield _wrong(at, host, "a host with clients on it or behind it")
 
 
 def _check_traffic(scenario: Scenario) -> Iterator[Mistake]:
@@ -226,10 +270,17 @@ def _check_publishers(scenario: Scenario) -> Iterator[Mistake]:
         for number, stream in enumerate(publisher.streams):
             yield from _check_known((*place, "streams", number), stream, scenario.traffic)
         yield from _check_range((*place, "count"), publisher.count, 1, MAX_CLIENTS)
-        if publisher.brokers is not None:
-            yield from _check_several((*place, "brokers"), publisher.brokers)
-            for number, broker in enumerate(publisher.brokers):
-                yield from _check_known((*place, "brokers", number), broker, scenario.brokers)
+        yield from _check_its_brokers(scenario, place, publisher.brokers)
+
+
+def _check_its_brokers(
+    scenario: Scenario, place: Place, brokers: list[str] | None
+) -> Iterator[Mistake]:
+    """Check the brokers that a client is there for."""
+    if brokers is not None:
+        yield from _check_several((*place, "brokers"), brokers)
+        for number, broker in enumerate(brokers):
+            yield from _check_known((*place, "brokers", number), broker, scenario.brokers)
 
 
 def _topics(scenario: Scenario) -> set[str]:
@@ -264,6 +315,7 @@ def _check_subscribers(scenario: Scenario) -> Iterator[Mistake]:
         if subscriber.user_properties and subscriber.protocol != "5":
             words = f"no key of protocol {subscriber.protocol}; allowed: beside protocol 5"
             yield Mistake((*place, "user_properties"), words)
+        yield from _check_its_brokers(scenario, place, subscriber.brokers)
 
 
 def _check_lanes(scenario: Scenario) -> Iterator[Mistake]:
@@ -387,6 +439,7 @@ def _check_targets(scenario: Scenario) -> Iterator[Mistake]:
 def _check_times(scenario: Scenario) -> Iterator[Mistake]:
     yield from _check_above(("duration_seconds",), scenario.duration_seconds)
     yield from _check_from(("drain_seconds",), scenario.drain_seconds)
+    yield from _check_from(("calm_seconds",), scenario.calm_seconds)
     yield from _check_several(("seeds",), scenario.seeds)
     for number, seed in enumerate(scenario.seeds):
         yield from _check_range(("seeds", number), seed, 0, MAX_SEED)

@@ -13,12 +13,20 @@ from pathlib import Path
 from typing import Final
 
 from penstock.netem.clients.client_plan import CrewPlan
+from penstock.netem.clients.connection import PORT
 from penstock.netem.clients.roster import Roster
 from penstock.netem.errors import RunError
 from penstock.netem.links.device_drops import DeviceDrops
 from penstock.netem.links.network import Host, Link, Network
 from penstock.netem.runs.broker_process import ENVIRONMENT, RunningBroker, log_tail
-from penstock.netem.runs.brokers import console_address, prepare
+from penstock.netem.runs.brokers import (
+    BEHIND_SIDECAR,
+    FOR_CLIENTS,
+    console_address,
+    prepare,
+    prepare_edge,
+    prepare_sidecar,
+)
 from penstock.netem.runs.bulk_flows import FIRST_PORT
 
 READY_SECONDS: Final = 60.0
@@ -86,7 +94,7 @@ class Crew:
 
 
 class Site:
-    """One broker and all that is there for it.
+    """One broker and all that is there for it: its sidecar, edge brokers, links and clients.
 
     Attributes:
         name: of the broker in the scenario.
@@ -95,7 +103,8 @@ class Site:
         network: with the hosts and links of this broker alone, so that no other broker's packets
             delay its own.
         links: by name in the scenario.
-        broker: the running one.
+        broker: the running one, on the broker's host.
+        helpers: its sidecar and edge brokers, once they are started.
         crews: its clients, once they are started.
     """
 
@@ -110,6 +119,8 @@ class Site:
         self.network = network
         self.directory = directory
         self.crews: list[Crew] = []
+        self.helpers: list[RunningBroker] = []
+        self._bytes_before: dict[str, tuple[int, int]] = {}
         self._watch: subprocess.Popen[bytes] | None = None
         self._flows: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
         scenario = roster.scenario
@@ -127,11 +138,12 @@ class Site:
             self.links[plan.name] = network.link(first, second, profiles[plan.profile])
         self._clients_directory = directory / "clients"
         self._clients_directory.mkdir()
+        directory.chmod(0o755)
+        self._plan = scenario.brokers[self.name]
         broker_directory = directory / "broker"
         broker_directory.mkdir()
-        directory.chmod(0o755)
+        command = prepare(self._plan, broker_directory)
         host = self._hosts[scenario.broker_host]
-        command = prepare(scenario.brokers[self.name], broker_directory)
         self.broker = RunningBroker(self.name, command, broker_directory, host.popen)
 
     @property
@@ -144,10 +156,49 @@ class Site:
         """What the watch has written."""
         return self.directory / "withheld"
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the broker, its sidecar and its edge brokers."""
+        return [each.process.pid for each in (self.broker, *self.helpers)]
+
+    def start_helpers(self) -> None:
+        """Wait until the broker listens; start its sidecar and edge brokers, and wait for these.
+
+        A bridge that does not find its broker may try again only after half a minute.
+
+        Raises:
+            RunError: one of them has ended, or does not listen in time.
+            NetemError: one is not installed.
+        """
+        plan, broker_host = self._plan, self.roster.scenario.broker_host
+        _, port = FOR_CLIENTS if plan.sidecar is None else BEHIND_SIDECAR
+        self.broker.wait_until_listening(port)
+        if plan.sidecar is not None:
+            directory = self._new_directory("sidecar")
+            self._start_helper("sidecar", broker_host, prepare_sidecar(plan.sidecar, directory))
+        if plan.edges is not None:
+            for host in plan.edges.hosts:
+                directory = self._new_directory(f"edge-{host}")
+                address = self._address(host, broker_host)
+                command = prepare_edge(plan.edges, host, address, directory)
+                self._start_helper(f"edge-{host}", host, command)
+        for helper in self.helpers:
+            helper.wait_until_listening(PORT)
+
+    def _new_directory(self, name: str) -> Path:
+        directory = self.directory / name
+        directory.mkdir()
+        return directory
+
+    def _start_helper(self, name: str, host: str, command: list[str]) -> None:
+        popen = self._hosts[host].popen
+        words = f"{self.name} ({name})"
+        self.helpers.append(RunningBroker(words, command, self.directory / name, popen))
+
     def start_clients(self) -> None:
         """Start all clients and bulk flows."""
         self._start_flows()
-        plans = self.roster.crews(self._broker_address, self._clients_directory)
+        plans = self.roster.crews(self._address, self._clients_directory)
         self.crews = [
             Crew(self.name, plan, self._hosts[host], self.directory) for host, plan in plans.items()
         ]
@@ -161,14 +212,31 @@ class Site:
         self.check()
         return all("ready" in told for told in self._told())
 
+    def not_reached(self) -> list[str]:
+        """Return the subscribers that edge brokers have not yet joined with all publishers."""
+        if self._plan.edges is None:
+            return []
+        waiting = {
+            each.client_id
+            for each in self.roster.subscribers
+            if each.subscriber.reads_from_seconds is None and any(self.roster.expected_by(each))
+        }
+        return sorted(
+            client_id
+            for crew in self.crews
+            for client_id, told in crew.told.items()
+            if client_id in waiting and "reached" not in told
+        )
+
     def start_watch(self) -> None:
-        """Look at what the broker withholds from now on, where it can be asked."""
+        """Look at what the broker withholds from its own clients, where it can be asked."""
         scenario = self.roster.scenario
-        address = console_address(scenario.brokers[self.name])
+        address = console_address(self._plan)
         focus = [
             lane.client_id
             for each in self.roster.subscribers
             if each.is_focus
+            and scenario.serving_host(self.name, each.subscriber.host) == scenario.broker_host
             for lane in self.roster.lanes(each)
         ]
         if address is None or not focus:
@@ -224,6 +292,16 @@ class Site:
         for crew in self.crews:
             crew.begin(begin_at)
 
+    def note_bytes(self) -> None:
+        """Note what the links have carried before the traffic."""
+        for name, link in self.links.items():
+            upstream, downstream = link.counts()
+            self._bytes_before[name] = upstream.carried_bytes, downstream.carried_bytes
+
+    def bytes_before(self, link: str) -> tuple[int, int]:
+        """Return what a link had carried when the traffic began: upstream, and downstream."""
+        return self._bytes_before[link]
+
     def restore_links(self) -> None:
         """Make the links what the topology says."""
         profiles = self.roster.scenario.all_profiles()
@@ -233,13 +311,15 @@ class Site:
                 self.links[plan.name].switch(profiles[plan.profile])
 
     def check(self) -> None:
-        """See that the broker, its clients, bulk flows and the watch run.
+        """See that the broker, its helpers, clients, bulk flows and the watch run.
 
         Raises:
             RunError: one of them has ended.
         """
         self.network.check()
         self.broker.check()
+        for helper in self.helpers:
+            helper.check()
         for crew in self.crews:
             crew.listen()
         for name, (process, flow_log) in self._flows.items():
@@ -303,6 +383,6 @@ class Site:
                 if client_id in client_ids:
                     yield told
 
-    def _broker_address(self, host: str) -> str:
-        broker_host = self._hosts[self.roster.scenario.broker_host]
-        return self.network.address(self._hosts[host], broker_host)
+    def _address(self, source: str, destination: str) -> str:
+        """Return the address at which a host reaches another."""
+        return self.network.address(self._hosts[source], self._hosts[destination])

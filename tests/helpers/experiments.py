@@ -9,6 +9,7 @@ from penstock.netem.links.profiles import Direction
 from penstock.netem.runs.impairments import Impairment, TracePlan
 from penstock.netem.runs.scenario import (
     Broker,
+    Edges,
     HostPlan,
     LinkPlan,
     Measurements,
@@ -41,6 +42,31 @@ duration_seconds: 60
 targets: [{figure: small p50, broker: ours, over: other, at_most: 0.5}]
 """
 """A whole scenario, as short as one can be."""
+
+
+def site_scenario(edges: Edges, **changes: Any) -> Scenario:
+    """Return an experiment with a site: brokers `direct`, and `edge` with brokers at the site.
+
+    Args:
+        edges: of the broker `edge`.
+        changes: fields of `Scenario` to be others.
+    """
+    hosts = {name: HostPlan() for name in ("cloud", "site", "floor")}
+    links = [LinkPlan(("cloud", "site"), "good"), LinkPlan(("site", "floor"), "good")]
+    fields: dict[str, Any] = {
+        "topology": Topology(hosts, links),
+        "brokers": {"direct": Broker("mosquitto"), "edge": Broker("penstock", edges=edges)},
+        "publishers": {
+            "office": Publisher("cloud", ["small"]),
+            "sensor": Publisher("floor", ["large"]),
+        },
+        "subscribers": {
+            "display": Subscriber("floor", ["alarms/#"]),
+            "archive": Subscriber("cloud", ["pictures/#"]),
+        },
+        "impairments": [Impairment("cloud-site", trace=TracePlan((2.0, 5.0), ("bad", "good")))],
+    }
+    return scenario(**fields | changes)
 
 
 def write_scenario(folder: Path, text: str) -> Path:

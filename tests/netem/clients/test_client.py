@@ -19,7 +19,7 @@ from penstock.netem.links.namespaces import start_time_of
 from penstock.netem.links.network import Host, Network
 from penstock.netem.runs.broker_process import RunningBroker
 from penstock.netem.runs.brokers import prepare
-from penstock.netem.runs.scenario import Broker, Publisher, Scenario, Stream, Subscriber
+from penstock.netem.runs.scenario import Broker, Edges, Publisher, Scenario, Stream, Subscriber
 from penstock.netem.runs.site import Crew
 from tests.helpers.experiments import scenario
 from tests.helpers.networks import NEEDS_ROOT
@@ -213,3 +213,21 @@ def test_clients_end_with_their_standard_input(host: Host, tmp_path: Path) -> No
     assert crew.process.wait(SECONDS) == 0
     with pytest.raises(RunError, match="the clients of penstock have ended with status 0"):
         crew.listen()
+
+
+def test_soundings_try_the_way_before_the_beginning(host: Host, tmp_path: Path) -> None:
+    """The runner knows before the traffic that each stream arrives; results do not hold them."""
+    plan = scenario(
+        brokers={"penstock": Broker("penstock", edges=Edges(["edge"]))},
+        traffic={"small": Stream("alarms/1", 100, 0.05), "large": Stream("p/1", 20_000, 0.05)},
+        subscribers={"board": Subscriber("cloud", ["#"])},
+        duration_seconds=0.1,
+    )
+    _, crew = crew_of(plan, host, tmp_path)
+    wait_for(crew, "reached", {"board"})
+    crew.begin(time.monotonic())
+    wait_for(crew, "complete", {"board"})
+    delivered = read_delivered_file(subscriber_files(tmp_path, 0)[0])
+    assert sorted((each.stream, each.number) for each in delivered) == [
+        *((0, 0), (0, 1), (1, 0), (1, 1))
+    ]

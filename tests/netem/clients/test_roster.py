@@ -8,6 +8,7 @@ from penstock.netem.runs.bulk_flows import BulkFlow
 from penstock.netem.runs.impairments import Impairment, TracePlan
 from penstock.netem.runs.scenario import (
     Broker,
+    Edges,
     HostPlan,
     LinkPlan,
     Measurements,
@@ -16,12 +17,12 @@ from penstock.netem.runs.scenario import (
     Subscriber,
     Topology,
 )
-from tests.helpers.experiments import scenario
+from tests.helpers.experiments import scenario, site_scenario
 
 
-def address(host: str) -> str:
-    """Return an address of the broker."""
-    return f"broker seen from {host}"
+def address(host: str, broker_host: str) -> str:
+    """Return the address of a broker."""
+    return f"{broker_host} seen from {host}"
 
 
 def test_clients_of_a_number_have_ids_of_their_own(tmp_path: Path) -> None:
@@ -39,7 +40,7 @@ def test_clients_of_a_number_have_ids_of_their_own(tmp_path: Path) -> None:
         ("sensor-2.large", "pictures/2"),
     ]
     assert [each.client_id for each in crew.subscribers] == ["board-1", "board-2", "board-3"]
-    assert crew.subscribers[0].address == "broker seen from edge"
+    assert crew.subscribers[0].address == "cloud seen from edge"
     files = [each.file for each in crew.clients()]
     assert len(set(files)) == 5
 
@@ -183,3 +184,35 @@ def test_lanes_give_each_filter_or_each_size_class_a_connection(tmp_path: Path) 
         assert subscriber.client_id == "dashboard"
         assert set(roster.subscriber_of().values()) == {"dashboard"}
         assert len(subscriber.awaited) == 2
+
+
+def test_clients_of_a_site_connect_to_its_edge_broker(tmp_path: Path) -> None:
+    """To the broker in the cloud where the site has none; who is in the cloud always does."""
+    plan = site_scenario(Edges(["site"]))
+    for broker, at_site in (("direct", "cloud"), ("edge", "site")):
+        crews = Roster(plan, broker, 1).crews(address, tmp_path)
+        clients = {each.client_id: each for crew in crews.values() for each in crew.clients()}
+        assert {name: each.address for name, each in clients.items()} == {
+            "office": "cloud seen from cloud",
+            "sensor": f"{at_site} seen from floor",
+            "display": f"{at_site} seen from floor",
+            "archive": "cloud seen from cloud",
+            WITNESS: "cloud seen from cloud",
+        }
+        publishers = [each for crew in crews.values() for each in crew.publishers]
+        assert {each.sounds for each in publishers} == {broker == "edge"}
+
+
+def test_a_subscriber_may_be_there_for_one_broker_alone() -> None:
+    """One subscriber of a site is compared with twenty."""
+    plan = scenario(
+        subscribers={
+            "first": Subscriber("edge", ["alarms/#"]),
+            "others": Subscriber("edge", ["alarms/#"], count=2, brokers=["penstock"]),
+        }
+    )
+    names = {
+        broker: [each.client_id for each in Roster(plan, broker, 1).subscribers]
+        for broker in plan.brokers
+    }
+    assert names == {"penstock": ["first", "others-1", "others-2"], "mosquitto": ["first"]}

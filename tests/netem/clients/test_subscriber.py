@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.netem.clients.client_plan import Awaited, LanePlan, SubscriberPlan
+from penstock.netem.clients.payloads import SOUNDING
 from penstock.netem.clients.subscriber import Delivered, Progress, read_delivered_file
 
 
@@ -56,3 +57,16 @@ def test_deliveries_are_read_in_the_order_of_arrival(tmp_path: Path) -> None:
         Delivered(0, 1, 7, 1, is_duplicate=False, at=12.5),
         Delivered(0, 1, 7, 1, is_duplicate=True, at=13.0),
     ]
+
+
+def test_soundings_tell_that_all_publishers_reach_a_subscriber() -> None:
+    """One of each stream that it awaits; they are no messages of the traffic."""
+    told: list[str] = []
+    awaited = [Awaited(0, 0, 1, is_promised=True), Awaited(1, 0, 1, is_promised=True)]
+    progress = Progress(plan(awaited), told.append)
+    for publisher in (0, 0, 9):
+        progress.count(publisher, 0, SOUNDING)
+    assert told == []
+    progress.count(1, 0, SOUNDING)
+    progress.count(1, 0, SOUNDING)
+    assert told == ["reached"]

@@ -10,7 +10,7 @@ import pytest
 from penstock.netem.errors import NetemError
 from penstock.netem.figures.estimates import Standing
 from penstock.netem.figures.measures import Measures, quantile, show
-from penstock.netem.figures.records import BadPhaseRow, MemoryRow, Tables
+from penstock.netem.figures.records import BadPhaseRow, MemoryRow, PacketsRow, Tables
 from penstock.netem.runs.scenario import Target
 from tests.helpers.netem_runs import (
     INFO,
@@ -42,6 +42,25 @@ def test_quantiles_are_latencies_that_were_measured() -> None:
     assert figures == pytest.approx({"p50": 0.5, "p90": 0.9, "p99": 1.0})
     assert measures.figure("small mean", "adaptive") == pytest.approx(0.55)
     assert measures.figure("small max", "adaptive") == pytest.approx(1.0)
+
+
+def test_bytes_on_impaired_links_count_in_both_directions() -> None:
+    """The mean of seeds; none is known of a seed without its rows."""
+    tables = Tables(
+        packets=[
+            PacketsRow("adaptive", seed, link, direction, 1, 1, 0, 0, 0, carried_bytes)
+            for seed, link, direction, carried_bytes in (
+                (1, "router-edge", "upstream", 1_000),
+                (1, "router-edge", "downstream", 5_000),
+                (1, "cloud-router", "downstream", 9_000),
+                (2, "router-edge", "downstream", 4_000),
+            )
+        ]
+    )
+    measures = Measures(dataclasses.replace(SCENARIO, seeds=[1, 2]), tables)
+    assert measures.figure("wan_bytes", "adaptive") == (6_000 + 4_000) / 2
+    assert math.isnan(measures.figure("wan_bytes", "mosquitto"))
+    assert show("wan_bytes", 12_340_000.0) == "12.3 MB"
 
 
 def test_what_never_came_has_the_longest_latency() -> None:
@@ -276,6 +295,7 @@ def test_every_name_has_a_figure() -> None:
     tables = whole_run()
     phase = BadPhaseRow("adaptive", 1, "sub", "router-edge", "router-edge", 10.0, 20.0, 1, 0, True)
     tables.bad_phases.append(phase)
+    tables.packets.append(PacketsRow("adaptive", 1, "router-edge", "upstream", 1, 1, 0, 0, 0, 100))
     measures = Measures(SCENARIO, tables)
     for name in SCENARIO.figures():
         assert not math.isnan(measures.figure(name, "adaptive", over="mosquitto")), name

@@ -14,7 +14,7 @@ from penstock.netem.figures.measures import Measures
 from penstock.netem.figures.report import check_figures, read_tables, to_markdown, write_report
 from penstock.netem.figures.sections import sections
 from penstock.netem.figures.tables import Format
-from penstock.netem.runs.scenario import Target
+from penstock.netem.runs.scenario import Broker, Edges, Target
 from tests.helpers.netem_runs import INFO, SCENARIO, whole_run, with_scenario, write_run
 
 
@@ -198,3 +198,17 @@ def test_a_target_of_no_figure_is_named(tmp_path: Path) -> None:
     with pytest.raises(NetemError, match="'speed'; allowed: small p50"):
         write_report(tmp_path)
     assert not (tmp_path / "latency.png").exists()
+
+
+def test_the_report_says_what_stands_between_a_broker_and_its_clients(tmp_path: Path) -> None:
+    """A sidecar, and the brokers at sites, each with what the scenario sets."""
+    edges = Edges(["edge"], "mosquitto", lines=["topic # in 1"])
+    brokers = {
+        "adaptive": Broker("penstock", edges=edges),
+        "mosquitto": Broker("mosquitto", sidecar={"drain_seconds": 0}),
+    }
+    write_run(tmp_path, with_scenario(brokers=brokers), whole_run())
+    write_report(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "- Broker `adaptive`: Penstock 0.1.0, edge brokers on edge, `topic # in 1`." in text
+    assert '- Broker `mosquitto`: mosquitto 2.0.11, sidecar `{"drain_seconds": 0}`.' in text

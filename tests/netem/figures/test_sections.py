@@ -3,10 +3,10 @@ from __future__ import annotations
 import dataclasses
 
 from penstock.netem.figures.measures import Measures
-from penstock.netem.figures.records import BadPhaseRow, RunRow, Tables
+from penstock.netem.figures.records import BadPhaseRow, PacketsRow, RunRow, Tables
 from penstock.netem.figures.sections import Section, sections
 from penstock.netem.runs.run_file import RunInfo
-from penstock.netem.runs.scenario import Subscriber, Target
+from penstock.netem.runs.scenario import Broker, Edges, Subscriber, Target
 from tests.helpers.netem_runs import INFO, SCENARIO, whole_run, with_scenario
 
 
@@ -45,6 +45,23 @@ def test_bad_phases_that_begin_half_sent_have_a_share() -> None:
     tables.bad_phases.extend([phase] * 3 + [phase._replace(is_half_sent=False)])
     section = of_run(INFO, tables)["bad phases"]
     assert section.rows == [["adaptive", "4", "3", "75.0 %", "1"]]
+
+
+def test_what_links_carried_is_told_where_sites_have_brokers() -> None:
+    """Beside what the same links carried without them."""
+    brokers = {**SCENARIO.brokers, "adaptive": Broker("penstock", edges=Edges(["edge"]))}
+    tables = whole_run()
+    for broker, carried_bytes in (("adaptive", 3_000_000), ("mosquitto", 12_000_000)):
+        tables.packets.append(
+            PacketsRow(broker, 1, "router-edge", "downstream", 1, 1, 0, 0, 0, carried_bytes)
+        )
+    section = of_run(with_scenario(brokers=brokers), tables)["bytes"]
+    assert section.heading == "Bytes on router-edge, both ways"
+    assert section.rows == [
+        ["adaptive", "3.0 MB", "0.25", "1"],
+        ["mosquitto", "12.0 MB", "", "1"],
+    ]
+    assert "bytes" not in of_run(INFO, tables)
 
 
 def test_what_the_harness_did_is_told_by_broker() -> None:

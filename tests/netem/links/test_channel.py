@@ -56,6 +56,18 @@ def test_packets_wait_for_each_other_and_lateness_does_not_add_up() -> None:
     assert last == pytest.approx(15.0)
 
 
+def test_bytes_are_carried_that_use_the_link() -> None:
+    """Lost ones too; not those that wait, nor those for which the queue had no room."""
+    channel = make(Direction(delay=5.0, rate=1_000, queue_bytes=3_000, loss=1.0))
+    for packet in numbered(4):
+        channel.take(packet, now=0.0)
+    channel.due(1.0)
+    assert (channel.counts.dropped, channel.counts.lost) == (1, 1)
+    assert channel.counts.carried_bytes == 1_000
+    drain(channel)
+    assert channel.counts.carried_bytes == 3_000
+
+
 def test_a_full_queue_drops_the_newest() -> None:
     """With room for three packets a fourth is dropped and counted."""
     channel = make(Direction(rate=1_000, queue_bytes=3_000))

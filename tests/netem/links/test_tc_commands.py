@@ -94,7 +94,8 @@ def test_a_rate_alone_needs_no_netem() -> None:
 
 def shown(kind: str, packets: int, drops: int = 0, qlen: int = 0) -> dict[str, Any]:
     """Return what tc shows of a queueing discipline."""
-    return {"kind": kind, "root": True, "packets": packets, "drops": drops, "qlen": qlen}
+    counters = {"packets": packets, "bytes": 1_000 * packets, "drops": drops, "qlen": qlen}
+    return {"kind": kind, "root": True, **counters}
 
 
 def test_what_tc_shows_is_read_device_by_device() -> None:
@@ -108,20 +109,28 @@ def test_what_tc_shows_is_read_device_by_device() -> None:
 @pytest.mark.parametrize(
     ("rate", "impairment", "expected"),
     [
-        (shown("tbf", 90, 8, 2), None, Counts(taken=100, delivered=90, dropped=8)),
+        (
+            shown("tbf", 90, 8, 2),
+            None,
+            Counts(taken=100, delivered=90, dropped=8, carried_bytes=90_000),
+        ),
         (
             shown("tbf", 90, 8, 2),
             shown("netem", 70, 15, 5),
-            Counts(taken=100, delivered=70, lost=15, dropped=8),
+            Counts(taken=100, delivered=70, lost=15, dropped=8, carried_bytes=90_000),
         ),
         # 90 went in, 95 have left, are lost or wait: five are second ones.
         (
             shown("tbf", 90),
             shown("netem", 80, 10, 5),
-            Counts(taken=90, delivered=80, lost=10, duplicated=5),
+            Counts(taken=90, delivered=80, lost=10, duplicated=5, carried_bytes=90_000),
         ),
         # What went in since netem was read is under way.
-        (shown("tbf", 90), shown("netem", 60, 10), Counts(taken=90, delivered=60, lost=10)),
+        (
+            shown("tbf", 90),
+            shown("netem", 60, 10),
+            Counts(taken=90, delivered=60, lost=10, carried_bytes=90_000),
+        ),
     ],
 )
 def test_packets_are_counted_as_the_other_engine_counts_them(

@@ -5,17 +5,22 @@ from pathlib import Path
 import pytest
 import yaml
 
+from penstock.edge_proxy.sidecar.config import load_proxy_config
 from penstock.netem.errors import NetemError
 from penstock.netem.runs.broker_process import ANONYMOUS, find_program
 from penstock.netem.runs.brokers import (
+    BEHIND_SIDECAR,
+    CONSOLE,
     amqtt_policy,
     console_address,
     laid_over,
     penstock_policy,
     prepare,
+    prepare_edge,
+    prepare_sidecar,
     version,
 )
-from penstock.netem.runs.scenario import Broker
+from penstock.netem.runs.scenario import Broker, Edges
 
 
 def test_settings_are_laid_over_key_by_key() -> None:
@@ -81,3 +86,54 @@ def test_penstock_alone_is_asked_what_it_withholds() -> None:
         assert console_address(Broker("penstock", settings={"plugins": plugins})) is None
     listed = Broker("penstock", settings={"plugins": [{"console": {"http": "[::1]:9"}}, ANONYMOUS]})
     assert console_address(listed) == "[::1]:9"
+
+
+def test_a_broker_behind_a_sidecar_leaves_it_the_port_of_clients(tmp_path: Path) -> None:
+    """The sidecar finds it on the loopback interface."""
+    broker = Broker("mosquitto", sidecar={"limits": {"queued_messages": 7}})
+    command = prepare(broker, tmp_path)
+    assert Path(command[-1]).read_text().startswith("listener 1884 127.0.0.1\n")
+    policies = (penstock_policy({}, BEHIND_SIDECAR), amqtt_policy({}, BEHIND_SIDECAR))
+    binds = {each["listeners"]["default"]["bind"] for each in policies}
+    assert binds == {"127.0.0.1:1884"}
+    command = prepare_sidecar(broker.sidecar or {}, tmp_path)
+    assert command[1:-2] == ["-m", "penstock", "proxy"]
+    config = load_proxy_config(command[-1])
+    assert [str(each) for each in config.upstream.read_addresses()] == ["127.0.0.1:1884"]
+    assert config.limits.queued_messages == 7
+    assert console_address(broker) == CONSOLE
+    assert version(broker).startswith("mosquitto 2")
+    assert " behind a sidecar, penstock " in version(broker)
+
+
+def test_an_edge_broker_has_an_uplink_to_the_broker_behind_it(tmp_path: Path) -> None:
+    """For all topics, unless the scenario names others; marks stand for host and address."""
+    uplink = {"up": [{"filter": "up/#", "remote_prefix": "{host}/"}], "client_id": "at-{broker}"}
+    settings = {"plugins": {"uplink": {"uplinks": {"cloud": uplink}}}}
+    edges = Edges(["site"], settings=settings)
+    command = prepare_edge(edges, "site", "198.19.0.1", tmp_path)
+    assert command[1:-1] == ["-m", "penstock", "proxy", "--mode", "edge", "-c"]
+    policy = yaml.safe_load(Path(command[-1]).read_text())
+    assert policy["plugins"]["uplink"] == {
+        "site": "site",
+        "uplinks": {
+            "cloud": {
+                "upstream": {"address": "198.19.0.1:1883"},
+                "up": [{"filter": "up/#", "remote_prefix": "site/"}],
+                "down": [{"filter": "#"}],
+                "client_id": "at-198.19.0.1",
+            }
+        },
+    }
+    assert version(Broker("mosquitto", edges=edges)).count("penstock") == 1
+
+
+def test_a_bridge_of_mosquitto_begins_with_the_address_of_its_broker(tmp_path: Path) -> None:
+    """Its topics, and further connections, are the scenario's."""
+    lines = ["topic up/# out 2", "connection two", "address {broker}:1883"]
+    edges = Edges(["site"], "mosquitto", lines=lines)
+    command = prepare_edge(edges, "site", "198.19.0.1", tmp_path)
+    assert Path(command[-1]).read_text().splitlines()[-7:] == [
+        *("connection cloud", "address 198.19.0.1:1883", "remote_clientid site"),
+        *("cleansession false", "topic up/# out 2", "connection two", "address 198.19.0.1:1883"),
+    ]

@@ -171,9 +171,12 @@ def test_packets_that_no_profile_drops_are_those_of_the_harness() -> None:
     """In the sender's device, in the forwarder, and in the receiver's device."""
     roster = Roster(scenario(), "penstock", 3)
     (link,) = roster.scenario.topology.links
-    counts = (Counts(taken=10, delivered=9, lost=1), Counts(20, 15, 2, 3, overflowed=1, refused=4))
+    counts = (
+        Counts(taken=10, delivered=9, lost=1, carried_bytes=9_000),
+        Counts(20, 15, 2, 3, overflowed=1, refused=4, carried_bytes=17_000),
+    )
     drops = {"cloud": {"link0": DeviceDrops(50, 2)}, "edge": {"link0": DeviceDrops(0, 3)}}
-    assert list(packets_rows(roster, link, "link0", counts, drops)) == [
-        PacketsRow("penstock", 3, "cloud-edge", "upstream", 10, 9, 1, 0, 2),
-        PacketsRow("penstock", 3, "cloud-edge", "downstream", 20, 15, 2, 3, 55),
+    assert list(packets_rows(roster, link, "link0", counts, (1_000, 2_000), drops)) == [
+        PacketsRow("penstock", 3, "cloud-edge", "upstream", 10, 9, 1, 0, 2, 8_000),
+        PacketsRow("penstock", 3, "cloud-edge", "downstream", 20, 15, 2, 3, 55, 15_000),
     ]

@@ -16,7 +16,7 @@ from penstock.netem.errors import NetemError
 from penstock.netem.links.engines import Engine
 from penstock.netem.runs import run_command
 from penstock.netem.runs.run_command import choose, command_line, ended_by_signals
-from penstock.netem.runs.scenario import Broker, Publisher, Target
+from penstock.netem.runs.scenario import Broker, Publisher, Subscriber, Target
 from tests.helpers.experiments import scenario
 from tests.helpers.networks import NEEDS_ROOT
 
@@ -41,6 +41,7 @@ WITH_TARGETS = scenario(
         "all": Publisher("cloud", ["small"]),
         "two": Publisher("cloud", ["large"], brokers=["ours", "other"]),
     },
+    subscribers={"some": Subscriber("edge", ["#"], brokers=["other", "third"])},
     targets=[
         Target("lost", "ours", at_most=0),
         Target("memory", "ours", over="other", at_most=0.2),
@@ -55,6 +56,7 @@ def test_brokers_and_seeds_are_chosen() -> None:
     assert list(chosen.brokers) == ["third", "ours"]
     assert [(each.figure, each.broker) for each in chosen.targets] == [("lost", "ours")]
     assert [each.brokers for each in chosen.publishers.values()] == [None, ["ours"]]
+    assert [each.brokers for each in chosen.subscribers.values()] == [["third"]]
     assert chosen.seeds == [7, 8]
     assert choose(WITH_TARGETS, None, "1,01,2,1").seeds == [1, 2]
     assert choose(WITH_TARGETS, None, None) == WITH_TARGETS

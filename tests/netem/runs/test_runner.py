@@ -17,7 +17,7 @@ from penstock.netem.links.namespaces import FOLDER, own_prefix, start_time_of
 from penstock.netem.runs import runner, site
 from penstock.netem.runs.bulk_flows import BulkFlow
 from penstock.netem.runs.runner import planned_seconds, run_scenario, temporary_folder
-from penstock.netem.runs.scenario import Broker
+from penstock.netem.runs.scenario import Broker, Edges
 from tests.helpers.experiments import scenario
 from tests.helpers.networks import NEEDS_ROOT
 
@@ -33,8 +33,8 @@ def our_namespaces() -> list[str]:
 
 def test_seconds_are_planned_for_each_seed_and_each_turn_of_brokers() -> None:
     """Two brokers, one at a time, on three seeds: six rounds, each with its calm."""
-    plan = scenario(seeds=[1, 2, 3], side_by_side=1, duration_seconds=10.0)
-    assert planned_seconds(plan) == 6 * 15.0
+    plan = scenario(seeds=[1, 2, 3], side_by_side=1, duration_seconds=10.0, calm_seconds=2.0)
+    assert planned_seconds(plan) == 6 * 12.0
 
 
 def test_folders_of_processes_that_were_killed_are_removed(
@@ -65,6 +65,10 @@ def test_folders_of_processes_that_were_killed_are_removed(
         (
             Broker("mosquitto", lines=["no_such_key 1"]),
             r"(?s)broker ours has ended with status 3: .*mosquitto.*no_such_key",
+        ),
+        (
+            Broker("mosquitto", edges=Edges(["edge"], "mosquitto", lines=["no_such_key 1"])),
+            r"(?s)broker ours \(edge-edge\) has ended with status 3: .*mosquitto.*no_such_key",
         ),
         (
             Broker("command", command=["sleep", "1000"]),
@@ -128,7 +132,6 @@ def test_what_dies_in_the_middle_is_named(
     victim: Callable[[site.Site], int], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker, or what carries the links: all are looked at all the time."""
-    monkeypatch.setattr(runner, "CALM_SECONDS", 0.5)
     begin = site.Site.begin
 
     def kill_and_begin(one: site.Site, begin_at: float) -> None:
@@ -137,14 +140,15 @@ def test_what_dies_in_the_middle_is_named(
 
     monkeypatch.setattr(site.Site, "begin", kill_and_begin)
     with pytest.raises(RunError, match=words):
-        run_scenario(scenario(brokers={"mosquitto": Broker("mosquitto")}), DISPLAY)
+        run_scenario(
+            scenario(brokers={"mosquitto": Broker("mosquitto")}, calm_seconds=0.5), DISPLAY
+        )
     assert our_namespaces() == []
 
 
 @NEEDS_ROOT
 def test_a_bulk_flow_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, the rest of the run would be another experiment."""
-    monkeypatch.setattr(runner, "CALM_SECONDS", 0.5)
     begin = site.Site.begin
 
     def kill_and_begin(one: site.Site, begin_at: float) -> None:
@@ -155,6 +159,7 @@ def test_a_bulk_flow_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     plan = scenario(
         brokers={"mosquitto": Broker("mosquitto")},
         bulk_flows={"backup": BulkFlow(("cloud", "edge"))},
+        calm_seconds=0.5,
     )
     with pytest.raises(RunError, match="bulk flow backup of mosquitto has ended with status -9"):
         run_scenario(plan, DISPLAY)

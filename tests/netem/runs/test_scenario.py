@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from penstock.netem.links.link_variation import OnOff
-from penstock.netem.runs.scenario import HostPlan, LinkPlan, Topology, client_ids
+from penstock.netem.runs.scenario import Edges, HostPlan, LinkPlan, Topology, client_ids
 from penstock.netem.runs.scenario_file import read_scenario
 from penstock.netem.runs.units import units
+from tests.helpers.experiments import site_scenario
 
 
 def test_a_link_is_named_after_its_hosts() -> None:
@@ -24,6 +25,22 @@ def test_a_way_has_the_fewest_links() -> None:
     assert [link.name for link in topology.way("a", "c") or ()] == ["c-a"]
     assert topology.way("c", "c") == []
     assert topology.way("a", "e") is None
+    assert topology.hosts_on(topology.way("b", "d") or (), "b") == ["b", "a", "d"]
+
+
+def test_clients_connect_to_the_first_edge_broker_on_their_way() -> None:
+    """Their own host's included; without one to the broker itself."""
+    plan = site_scenario(Edges(["site"]))
+    hosts = ("cloud", "site", "floor")
+    assert [plan.serving_host("edge", host) for host in hosts] == ["cloud", "site", "site"]
+    assert {plan.serving_host("direct", host) for host in hosts} == {"cloud"}
+
+
+def test_bytes_are_counted_on_impaired_links() -> None:
+    """On all, where none is impaired."""
+    plan = site_scenario(Edges(["site"]))
+    assert plan.wan_links() == ["cloud-site"]
+    assert replace(plan, impairments=[]).wan_links() == ["cloud-site", "site-floor"]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from penstock.netem.errors import NetemError
+from penstock.netem.runs.scenario import Edges, Publisher, Subscriber
+from penstock.netem.runs.scenario_checks import find_mistakes
 from penstock.netem.runs.scenario_file import read_scenario
-from tests.helpers.experiments import SMALL_FILE, write_scenario
+from tests.helpers.experiments import SMALL_FILE, site_scenario, write_scenario
 
 CHANGES: list[tuple[str, str, list[str]]] = [
     (
@@ -122,6 +124,41 @@ CHANGES: list[tuple[str, str, list[str]]] = [
         ["brokers.other.lanes: read 'topics'; allowed: 'filters' or 'sizes'"],
     ),
     ("over: other", "over: ours", ["targets.0.over: read 'ours'; allowed: another broker"]),
+    # Sidecars and edge brokers.
+    (
+        "{kind: mosquitto}",
+        "{kind: command, command: [x], sidecar: {}}",
+        ["brokers.other.sidecar: no key of kind command, which takes the clients' port; "],
+    ),
+    (
+        "{kind: mosquitto}",
+        "{kind: mosquitto, edges: {hosts: []}}",
+        ["brokers.other.edges.hosts: read none; allowed: at least one"],
+    ),
+    (
+        "{kind: mosquitto}",
+        "{kind: mosquitto, edges: {hosts: [edge, far, edge, cloud]}}",
+        [
+            "brokers.other.edges.hosts: read 'edge'; allowed: each once",
+            "brokers.other.edges.hosts.1: read 'far'; allowed: cloud, edge",
+            "brokers.other.edges.hosts.3: read 'cloud'; allowed: another host than broker_host",
+        ],
+    ),
+    (
+        "{kind: mosquitto}",
+        "{kind: mosquitto, edges: {hosts: [edge], lines: [x]}}",
+        ["brokers.other.edges.lines: no key of kind penstock; allowed: beside mosquitto"],
+    ),
+    (
+        "{kind: penstock}",
+        "{kind: penstock, lanes: sizes, edges: {hosts: [edge], kind: mosquitto}}",
+        ["brokers.ours.edges.kind: read 'mosquitto'; allowed: penstock, beside lanes: sizes"],
+    ),
+    (
+        "filters: [a/#]",
+        "filters: [a/#], brokers: [their]",
+        ["subscribers.sub.brokers.0: read 'their'; allowed: ours, other"],
+    ),
     # Traffic.
     (
         "topic: a/b",
@@ -399,6 +436,11 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     ),
     (
         "duration_seconds: 60",
+        "duration_seconds: 60\ncalm_seconds: -1",
+        ["calm_seconds: read -1.0; allowed: from 0"],
+    ),
+    (
+        "duration_seconds: 60",
         "duration_seconds: 60\nside_by_side: 0",
         ["side_by_side: read 0; allowed: from 1"],
     ),
@@ -451,3 +493,22 @@ def test_filters_of_lanes_do_not_match_one_topic(tmp_path: Path) -> None:
     )
     with pytest.raises(NetemError, match=re.escape(words)):
         read_scenario(str(file))
+
+
+def test_an_edge_broker_has_clients_and_none_behind_it() -> None:
+    """It stands between the broker and clients, alone on the way."""
+    edges = Edges(["site", "floor"])
+    place = "brokers.edge.edges.hosts"
+    assert [str(each) for each in find_mistakes(site_scenario(edges))] == [
+        f"{place}.0: read 'site'; allowed: a host with clients on it or behind it",
+        f"{place}.1: read 'floor'; allowed: a host that is not behind another one, site",
+    ]
+    subscribers = {
+        "display": Subscriber("floor", ["alarms/#"], brokers=["direct"]),
+        "archive": Subscriber("cloud", ["#"]),
+    }
+    publishers = {"office": Publisher("cloud", ["small", "large"])}
+    plan = site_scenario(Edges(["site"]), subscribers=subscribers, publishers=publishers)
+    assert [str(each) for each in find_mistakes(plan)] == [
+        f"{place}.0: read 'site'; allowed: a host with clients on it or behind it"
+    ]
