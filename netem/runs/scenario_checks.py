@@ -17,8 +17,10 @@ from penstock.netem.runs.scenario import (
     MAX_SEED,
     Broker,
     Edges,
+    Publisher,
     Scenario,
     Stream,
+    Subscriber,
     client_ids,
 )
 
@@ -206,7 +208,8 @@ def _check_edges(scenario: Scenario, name: str, edges: Edges) -> Iterator[Mistak
     if scenario.brokers[name].lanes == "sizes" and edges.kind != "penstock":
         yield _wrong((*place, "kind"), edges.kind, "penstock, beside lanes: sizes")
     yield from _check_several((*place, "hosts"), edges.hosts)
-    clients = [*scenario.publishers.values(), *scenario.subscribers.values()]
+    clients: list[Publisher | Subscriber] = [*scenario.publishers.values()]
+    clients += scenario.subscribers.values()
     hosts = {each.host for each in clients if each.brokers is None or name in each.brokers}
     known = {*hosts, *edges.hosts, scenario.broker_host} <= scenario.topology.hosts.keys()
     serving = {scenario.serving_host(name, host) for host in hosts} if known else set()

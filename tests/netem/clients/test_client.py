@@ -43,7 +43,7 @@ def crew_of(plan: Scenario, host: Host, directory: Path) -> tuple[Roster, Crew]:
     broker = RunningBroker("penstock", command, folder, host.popen)
     broker.wait_until_listening(PORT)
     roster = Roster(plan, "penstock", 1)
-    crew = roster.crews(lambda _: "127.0.0.1", directory)["cloud"]
+    crew = roster.crews(lambda _source, _host: "127.0.0.1", directory)["cloud"]
     return roster, Crew("penstock", crew, host, directory)
 
 
