@@ -16,6 +16,9 @@ _HIGH: Final = b"".join(bytes((high,)) * 256 for high in range(256))
 _LOW: Final = bytes(range(256)) * 256
 """The two bytes of each Packet Identifier."""
 
+_FIRST_LOOK_PACKETS: Final = 16
+"""Packets that are compared at once at first: with fewer, one by one is as fast."""
+
 
 def _all_packets(first_byte: int) -> bytes:
     """Return the packets of all Packet Identifiers from 0 on, one after the other."""
@@ -121,6 +124,50 @@ def end_of_like(
     ):
         stop += packet_bytes
     return stop
+
+
+def end_of_equal_heads(data: bytes, head: bytes, stop: int, packet_bytes: int, end: int) -> int:
+    """Return where the last of the packets ends that follow one of their size and begin like it.
+
+    Bytes at one offset of many packets are compared at once, in a copy with the packets' distance.
+    A run of 2,000 packets of 120 bytes takes 60 ns a packet with 22 bytes of head, and 5 with two,
+    where a comparison for each packet takes 80. Four times as many packets are looked at each time,
+    so that a short run costs little.
+
+    Args:
+        data: received bytes.
+        head: with which each packet begins, at least one byte.
+        stop: where the first packet ends.
+        packet_bytes: of each.
+        end: where the last one ends at most.
+    """
+    last = end - packet_bytes
+    n_packets = _FIRST_LOOK_PACKETS
+    while stop <= last and data.startswith(head, stop):
+        if last - stop < _FIRST_LOOK_PACKETS * packet_bytes:
+            stop += packet_bytes
+            continue
+        n_equal = _n_equal_heads(
+            data, head, stop, packet_bytes, min(n_packets, (last - stop) // packet_bytes + 1)
+        )
+        stop += n_equal * packet_bytes
+        if n_equal < n_packets:
+            break
+        n_packets *= 4
+    return stop
+
+
+def _n_equal_heads(data: bytes, head: bytes, start: int, step: int, n_packets: int) -> int:
+    """Return how many of so many packets from `start` on begin with `head`."""
+    reach = (n_packets - 1) * step + 1
+    for at, byte in enumerate(head, start):
+        column = data[at : at + reach : step]
+        if column.count(byte) != n_packets:
+            n_packets -= len(column.lstrip(bytes((byte,))))
+            reach = (n_packets - 1) * step + 1
+            if not n_packets:
+                break
+    return n_packets
 
 
 def packet_ids_at(data: bytes, start: int, stop: int, step: int) -> bytes | bytearray:

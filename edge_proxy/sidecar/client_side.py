@@ -2,8 +2,9 @@
 
 Theory of operation. Every packet but PUBLISH is passed on unchanged, at once, whatever waits. So is
 a small PUBLISH while the outbox is empty, the client's connection has room and its inflight window
-is not full: the received bytes, together with their neighbours. Every other PUBLISH becomes a
-delivery in the outbox, whose gate may withhold it, and is encoded again when it leaves.
+is not full: the received bytes, together with their neighbours. Where only the connection has no
+room, small messages of QoS 0 wait as the bytes that they are (`waiting_runs`). Every other PUBLISH
+becomes a delivery in the outbox, whose gate may withhold it, and is encoded again when it leaves.
 
 Two windows bound QoS 1 and 2. The client's own Receive Maximum bounds what is sent to it and not
 acknowledged. What waits here counts in the broker's window alone, which is larger: the proxy asks
@@ -42,18 +43,30 @@ from penstock.broker.mqtt.receive_buffer import (
     packet_too_large,
     read_remaining_length,
 )
-from penstock.broker.mqtt.short_packets import PACKET_BYTES, end_of_like, packet_ids_at
+from penstock.broker.mqtt.short_packets import (
+    PACKET_BYTES,
+    end_of_equal_heads,
+    end_of_like,
+    packet_ids_at,
+)
 from penstock.broker.mqtt.writer import publish_header, write_packet
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.priority_outbox import make_outbox
-from penstock.broker.payload import JOIN_BELOW_BYTES, PIECE_BYTES, Payload, PayloadReader
+from penstock.broker.payload import (
+    JOIN_BELOW_BYTES,
+    PIECE_BYTES,
+    STORED_ABOVE_BYTES,
+    Payload,
+    PayloadReader,
+)
 from penstock.broker.sending.outgoing import Buffer
 from penstock.broker.sending.outgoing_properties import outgoing_properties
 from penstock.edge_proxy.sidecar.ack_map import AckMap, Outcome
 from penstock.edge_proxy.sidecar.direction import Direction, check_first_byte
 from penstock.edge_proxy.sidecar.link_samplers import LinkSamplers
 from penstock.edge_proxy.sidecar.shared import Shared
+from penstock.edge_proxy.sidecar.waiting_runs import WaitingRuns
 
 MAX_URGENT_BYTES: Final = 64 * 1024
 """Bytes passed on to a client's full connection before the proxy stops reading from the broker:
@@ -73,8 +86,12 @@ _PINGRESP: Final = 0xD0
 _MOST_PUBACKS: Final = 256
 """That are taken at once: more gain nothing."""
 
-_RUN_BYTES: Final = frozenset({0x30, 0x31, 0x32, 0x33, 0x34, 0x35})
-"""First bytes of PUBLISH packets without DUP."""
+_QOS_0: Final = frozenset({0x30, 0x31})
+_RUN_BYTES: Final = frozenset({0x32, 0x33, 0x34, 0x35})
+"""First bytes of PUBLISH packets of QoS 0, and of others without DUP."""
+
+_ANSWERS: Final = frozenset({0x40, 0x50, 0x62, 0x70})
+"""First bytes of PUBACK, PUBREC, PUBREL and PUBCOMP."""
 
 _LEAST_RUN_BYTES: Final = 4
 """Of a PUBLISH: its fixed header and the length of its topic."""
@@ -94,7 +111,9 @@ class ClientSide:
     Attributes:
         receive_maximum: of the client: QoS 1 and 2 messages that it takes unacknowledged.
         refusals: packets for the broker, about messages that expired or had too many properties.
-        outbox: the waiting messages.
+        outbox: the waiting messages, but those in `runs`.
+        runs: small messages of QoS 0 that wait for a full connection, and came before those in
+            `outbox`.
         acks: where each QoS 1 and 2 message is.
         ledger: the account of this client.
         samplers: of this client's path.
@@ -138,6 +157,7 @@ class ClientSide:
         self._n_expired = 0  # of those that were acknowledged to the broker
         self.ledger = Ledger()
         self.outbox = make_outbox(link, self.ledger, shared.outbox_rules)
+        self.runs = WaitingRuns()
         self.acks = AckMap()
         self.samplers = LinkSamplers(shared.samplers, link, shared.guard)
         self.receive_maximum = receive_maximum
@@ -146,6 +166,11 @@ class ClientSide:
         self.is_paused = False
         self.is_unreadable = False
         self.wants_pump = False
+
+    @property
+    def n_waiting(self) -> int:
+        """Messages that wait to be sent."""
+        return self.outbox.n_messages + self.runs.n_messages
 
     # -- from the broker ------------------------------------------------------------------
 
@@ -172,10 +197,14 @@ class ClientSide:
         end = len(data)
         begin = position = 0
         passes: bool | None
+        waits = self.is_paused or self.runs.n_messages > 0
         try:
             while position < end:
-                run_end = self._pass_run(data, position, now)
+                run_end = self._take_run(data, position, now, waits=waits)
                 if run_end:
+                    if waits and data[position] in _QOS_0:
+                        self._pass_on(data, begin, position)
+                        begin = run_end
                     position = run_end
                     continue
                 start, stop = self._read_header(data, position)
@@ -302,13 +331,22 @@ class ClientSide:
                     window,
                 )
             return True
-        return not self.outbox.n_withheld and self._is_full_for_qos_0()
+        return not self.outbox.n_withheld and not self._room_for_qos_0(1)
 
-    def _is_full_for_qos_0(self) -> bool:
-        outbox, acks, limits = self.outbox, self.acks, self._limits
+    def _room_for_qos_0(self, payload_bytes: int) -> int:
+        """Return how many messages of QoS 0 and of a size may wait, beside those that do."""
+        limits = self._limits
+        n_messages, n_bytes = self._waiting_at_qos_0()
+        # The last message may be larger than what is left.
+        by_bytes = -(-(limits.queued_bytes - n_bytes) // max(1, payload_bytes))
+        return max(0, min(limits.queued_messages - n_messages, by_bytes))
+
+    def _waiting_at_qos_0(self) -> tuple[int, int]:
+        """Return (messages of QoS 0 that wait, their payload bytes)."""
+        outbox, acks, runs = self.outbox, self.acks, self.runs
         return (
-            outbox.n_messages - acks.n_waiting >= limits.queued_messages
-            or outbox.n_bytes - acks.waiting_bytes >= limits.queued_bytes
+            outbox.n_messages - acks.n_waiting + runs.n_messages,
+            outbox.n_bytes - acks.waiting_bytes + runs.n_bytes,
         )
 
     def _receive_publish(
@@ -348,6 +386,7 @@ class ClientSide:
         if (
             not is_large
             and not self.outbox.n_messages
+            and not self.runs.n_messages
             and not self.is_paused
             and (not qos or acks.n_inflight < self.receive_maximum)
         ):
@@ -356,7 +395,7 @@ class ClientSide:
                 acks.pass_on(packet_id, qos)
             self._book_as_sent(qos, packet_id, payload_bytes, now)
             return True
-        if not qos and self._is_full_for_qos_0():
+        if not qos and not self._room_for_qos_0(1):
             return self._drop("queue_full")
         payload = self._shared.keep(data[payload_at:stop])
         if payload is None:
@@ -381,10 +420,10 @@ class ClientSide:
         self.wants_pump = True
         return False
 
-    def _pass_run(self, data: bytes, position: int, now: float) -> int:
-        """Book PUBLISH packets that pass byte for byte, as long as they are like the first.
+    def _take_run(self, data: bytes, position: int, now: float, *, waits: bool) -> int:
+        """Take packets for which nothing has to be done one by one.
 
-        It reads what `read_publish_head` does, itself: of a busy stream each packet costs a
+        Like `read_publish_head`, it reads the packets, itself: of a busy stream each packet costs a
         comparison of its first bytes, where the way of each takes some microseconds. What is out of
         the ordinary, or wrong, goes that way.
 
@@ -392,16 +431,79 @@ class ClientSide:
             data: received bytes.
             position: where the first packet begins.
             now: monotonic seconds.
+            waits: QoS 0 is to wait; everything else that is taken is to be passed on.
 
         Returns:
             Where the last of them ends; 0, and nothing has changed, where the first is not for this
             way.
         """
+        if self.connack is None:
+            return 0
+        if data[position] in _ANSWERS:
+            head = data[position : position + 2]
+            stop = position + PACKET_BYTES
+            if head[1:] != b"\2" or stop > len(data):
+                return 0
+            return end_of_equal_heads(data, head, stop, PACKET_BYTES, len(data))
+        if self.outbox.n_messages:
+            return 0
+        if data[position] in _QOS_0:
+            return self._take_qos_0(data, position, waits=waits)
+        return 0 if waits else self._pass_run(data, position, now)
+
+    def _take_qos_0(self, data: bytes, position: int, *, waits: bool) -> int:
+        """Take packets of QoS 0, of any topics and sizes; see `_take_run`."""
+        limits = self._limits
+        if waits and self._shared.outbox_rules.is_first is not None:
+            return 0  # what comes later may be first
+        topics = self._shared.topics.known
+        offset = 1 if self._version == MQTT_5 else 0
+        end = len(data)
+        n_messages = 0
+        while end - position >= _LEAST_RUN_BYTES and data[position] in _QOS_0:
+            start, length = position + 2, data[position + 1]
+            if length > 0x7F:
+                start, length = read_remaining_length(data, position)
+            stop = start + length
+            size = stop - position
+            if not start or stop > end or length < 2 or size > limits.maximum_packet_size:
+                break
+            topic_end = start + 2 + (data[start] << 8 | data[start + 1])
+            payload_at = topic_end + offset
+            if payload_at > stop:
+                break
+            if offset and data[topic_end]:
+                payload_at += data[topic_end]
+                if waits or data[topic_end:payload_at] != self._known_properties:
+                    break  # what waits may expire
+            topic = topics.get(data[start + 2 : topic_end])
+            payload_bytes = stop - payload_at
+            if topic is None or not 0 <= payload_bytes <= topic.threshold_s:
+                break
+            run_end = end
+            if waits:
+                if payload_bytes > STORED_ABOVE_BYTES:
+                    break  # it waits in the store
+                room = min(self._room_for_qos_0(payload_bytes), limits.write_high_bytes // size)
+                if not room:
+                    break
+                run_end = min(end, position + room * size)
+            run_end = end_of_equal_heads(data, data[position:payload_at], stop, size, run_end)
+            n_found = (run_end - position) // size
+            if waits:
+                self.runs.add(data[position:run_end], n_found, n_found * payload_bytes)
+            n_messages += n_found
+            position = run_end
+        self.ledger.matched += n_messages
+        if not waits:
+            self.ledger.delivered += n_messages
+        return position if n_messages else 0
+
+    def _pass_run(self, data: bytes, position: int, now: float) -> int:
+        """Book packets of QoS 1 or 2 that are like the first; see `_take_run`."""
         first_byte = data[position]
         end = len(data)
         if first_byte not in _RUN_BYTES or end - position < _LEAST_RUN_BYTES:
-            return 0
-        if self.outbox.n_messages or self.is_paused or self.connack is None:
             return 0
         start, length = position + 2, data[position + 1]
         if length > 0x7F:
@@ -411,7 +513,7 @@ class ClientSide:
         if not start or stop > end or length < 2 or size > self._limits.maximum_packet_size:
             return 0
         topic_end = start + 2 + (data[start] << 8 | data[start + 1])
-        properties_at = payload_at = topic_end + 2 if first_byte & 0x06 else topic_end
+        properties_at = payload_at = topic_end + 2
         if self._version == MQTT_5:
             payload_at += 1
             if payload_at > stop:
@@ -421,29 +523,20 @@ class ClientSide:
                 payload_at += properties_bytes
                 if data[properties_at:payload_at] != self._known_properties:
                     return 0
-        topic = self._shared.topics.known(data[start + 2 : topic_end])
+        topic = self._shared.topics.known.get(data[start + 2 : topic_end])
         if topic is None or not 0 <= stop - payload_at <= topic.threshold_s:
             return 0
-        if not first_byte & 0x06:
-            head = data[position:payload_at]
-            run_end = stop
-            while run_end + size <= end and data.startswith(head, run_end):
-                run_end += size
-            n_messages = (run_end - position) // size
-            self.ledger.delivered += n_messages
-        else:
-            n_messages = min(self.receive_maximum - self.acks.n_inflight, (end - position) // size)
-            if n_messages <= 0:
-                return 0
-            properties = data[properties_at:payload_at]
-            last = position + (n_messages - 1) * size
-            run_end = end_of_like(data, position, stop, topic_end, properties, last)
-            packet_ids = packet_ids_at(data, topic_end, run_end, size)
-            if not self.acks.pass_run_on(packet_ids, first_byte >> 1 & 3):
-                return 0
-            n_messages = len(packet_ids) // 2
-            self.samplers.sent_run(packet_ids, stop - payload_at, now)
-        self.ledger.matched += n_messages
+        n_messages = min(self.receive_maximum - self.acks.n_inflight, (end - position) // size)
+        if n_messages <= 0:
+            return 0
+        properties = data[properties_at:payload_at]
+        last = position + (n_messages - 1) * size
+        run_end = end_of_like(data, position, stop, topic_end, properties, last)
+        packet_ids = packet_ids_at(data, topic_end, run_end, size)
+        if not self.acks.pass_run_on(packet_ids, first_byte >> 1 & 3):
+            return 0
+        self.samplers.sent_run(packet_ids, stop - payload_at, now)
+        self.ledger.matched += len(packet_ids) // 2
         return run_end
 
     def _drop(self, reason: str) -> bool:
@@ -513,17 +606,20 @@ class ClientSide:
         self.outbox.link_changed()
         self.wants_pump = True
 
-    def pump(self, unsent_bytes: int, now: float) -> None:
+    @property
+    def has_more(self) -> bool:
+        """Whether `pump` or `data_to_send` has more once what there was is written."""
+        return self.is_unreadable or (not self.is_paused and (self.wants_pump or self._has_reader))
+
+    def pump(self, now: float) -> None:
         """Move messages that may be sent now from the outbox into `out`.
 
         Args:
-            unsent_bytes: what the client's connection has taken and not sent.
             now: monotonic seconds.
 
         Raises:
             PeerError: in bytes from the broker that were not parsed before for want of room.
         """
-        self._link.unsent_bytes = unsent_bytes
         while self.wants_pump and not self.is_paused:
             self.wants_pump = False
             self._fill_out(now)
@@ -535,6 +631,11 @@ class ClientSide:
         """Move messages into `out`; `wants_pump` where more can follow once these are written."""
         outbox, acks = self.outbox, self.acks
         while self._out_bytes < self._limits.write_high_bytes:
+            if self.runs.n_messages:  # everything in the outbox came later
+                run, n_messages = self.runs.take()
+                self._put(run)
+                self.ledger.delivered += n_messages
+                continue
             delivery = outbox.take(now, has_quota=acks.n_inflight < self.receive_maximum)
             if delivery is None:
                 break
@@ -555,10 +656,12 @@ class ClientSide:
 
     def next_deadline(self) -> float | None:
         """Return when `handle_timeout` has work, in monotonic seconds, or None for never."""
-        deadlines = [self.samplers.next_deadline()]
+        first = self.samplers.next_at
         if not self.is_paused and not self.wants_pump:  # otherwise something else comes first
-            deadlines += self._look_again_at, self._retry_at
-        return min((at for at in deadlines if at is not None), default=None)
+            for at in (self._look_again_at, self._retry_at):
+                if at is not None and (first is None or at < first):
+                    first = at
+        return first
 
     def handle_timeout(self, fileno: int, now: float) -> None:
         """Sample the client's path, and ask for a pump where the gate or the store is to be asked.
@@ -577,11 +680,12 @@ class ClientSide:
     def _may_go_on_reading(self, now: float) -> bool:
         if self._retry_at is not None:
             return now >= self._retry_at
-        outbox, acks, limits = self.outbox, self.acks, self._limits
+        limits = self._limits
+        n_messages, n_bytes = self._waiting_at_qos_0()
         return (
-            acks.n_waiting <= limits.upstream_receive_maximum // 2
-            and outbox.n_messages - acks.n_waiting <= limits.queued_messages // 2
-            and outbox.n_bytes - acks.waiting_bytes <= limits.queued_bytes // 2
+            self.acks.n_waiting <= limits.upstream_receive_maximum // 2
+            and n_messages <= limits.queued_messages // 2
+            and n_bytes <= limits.queued_bytes // 2
         )
 
     def _go_on_reading(self, now: float) -> None:
@@ -756,6 +860,7 @@ class ClientSide:
     def close(self) -> None:
         """Drop waiting messages of QoS 0; the broker still has those of QoS 1 and 2."""
         self.outbox.drop_qos0("connection_lost")
+        self.ledger.drop("connection_lost", self.runs.clear())
         self.samplers.forget()
         gate = self._shared.gate
         self._shared.guard.call(gate, gate.forget, self._link, otherwise=None)
@@ -763,7 +868,7 @@ class ClientSide:
     def check_invariants(self) -> None:
         """Raise AssertionError where the class's invariants do not hold."""
         self.outbox.check_invariants()
-        held = self.outbox.n_messages + self.acks.n_inflight
+        held = self.n_waiting + self.acks.n_inflight
         assert self.ledger.outstanding() == held, "ledger"  # noqa: S101 (this is the check)
         n_waiting = sum(1 for delivery in self.outbox.waiting() if delivery.qos)
         assert self.acks.n_waiting <= n_waiting, "acks"  # noqa: S101

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from penstock.broker.errors import MalformedPacketError, ProtocolError
 from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
 from penstock.broker.mqtt.receive_buffer import packet_too_large, read_remaining_length
+from penstock.broker.mqtt.short_packets import end_of_equal_heads
 from penstock.edge_proxy.sidecar.direction import Direction, check_first_byte
 
 OnAcknowledgement: TypeAlias = Callable[[int, int, int], bool]
@@ -26,7 +27,9 @@ on, and returns where the last of them ends; the position where the first is to 
 OnPing: TypeAlias = Callable[[], None]
 """Called for each PINGREQ that is passed on."""
 
-_PUBLISH: Final = 0x30
+_PUBLISH: Final = frozenset((0x30, 0x31, 0x32, 0x33, 0x34, 0x35))
+"""First bytes of PUBLISH packets without DUP."""
+
 _PUBACK: Final = 0x40
 _PINGREQ: Final = 0xC0
 _ACKNOWLEDGEMENTS: Final = frozenset({PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP})
@@ -144,22 +147,24 @@ class ClientStream:
                 out.append(data[begin:position])
 
     def _pass_run(self, data: bytes, position: int) -> int:
-        """Pass on whole packets of one kind; return where the last of them ends."""
-        first_byte = data[position]
-        if first_byte == _PUBACK:
+        """Pass on whole packets of one kind; return where the last of them ends.
+
+        What is out of the ordinary, or wrong, is left to `_read_header`.
+        """
+        if data[position] == _PUBACK:
             return self._on_acknowledgements(data, position)
-        if first_byte & 0xF0 != _PUBLISH:
-            return position
-        start, length = self._read_header(data, position)
-        stop = start + length
-        if not start or stop > len(data):
-            return position
-        head = data[position:start]
-        size = stop - position
-        last = len(data) - size
-        while stop <= last and data.startswith(head, stop):
-            stop += size
-        return stop
+        end = len(data)
+        maximum = self._maximum_packet_size
+        while end - position >= 2 and data[position] in _PUBLISH:
+            start, length = position + 2, data[position + 1]
+            if length > 0x7F:
+                start, length = read_remaining_length(data, position)
+            stop = start + length
+            if not start or stop > end or stop - position > maximum:
+                break
+            head = data[position:start]
+            position = end_of_equal_heads(data, head, stop, stop - position, end)
+        return position
 
     def _skip(self, position: int, end: int) -> int:
         """Return the position after the frame's available bytes."""

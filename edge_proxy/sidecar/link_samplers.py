@@ -11,9 +11,13 @@ from penstock.broker.sending.shared import times_packets
 
 
 class LinkSamplers:
-    """Passes the events of one link to each sampler, and calls it once in each of its periods."""
+    """Passes the events of one link to each sampler, and calls it once in each of its periods.
 
-    __slots__ = ("_guard", "_link", "_next_at", "_samplers", "_spares", "_timing")
+    Attributes:
+        next_at: monotonic seconds at which `sample` is due, or None for never.
+    """
+
+    __slots__ = ("_due_at", "_guard", "_link", "_samplers", "_spares", "_timing", "next_at")
 
     def __init__(
         self,
@@ -33,18 +37,16 @@ class LinkSamplers:
         self._spares = len(self._timing) == 1 and self._timing[0].is_sparing
         self._link = link
         self._guard = guard
-        self._next_at: dict[LinkSampler, float] = {}
+        self._due_at: dict[LinkSampler, float] = {}
+        self.next_at: float | None = None
 
     def connected(self, now: float) -> None:
         """The client was accepted: sample it from now on."""
         for sampler in self._samplers:
             self._guard.call(sampler, sampler.connected, self._link, now, otherwise=None)
             if sampler.period is not None:
-                self._next_at[sampler] = now + sampler.period
-
-    def next_deadline(self) -> float | None:
-        """Return when `sample` is due, in monotonic seconds, or None for never."""
-        return min(self._next_at.values(), default=None)
+                self._due_at[sampler] = now + sampler.period
+        self.next_at = min(self._due_at.values(), default=None)
 
     def sample(self, fileno: int, now: float) -> bool:
         """Ask the samplers whose period has passed.
@@ -57,12 +59,13 @@ class LinkSamplers:
             Whether the link has a new estimate.
         """
         is_news = False
-        for sampler, at in self._next_at.items():
+        for sampler, at in self._due_at.items():
             if now < at or sampler.period is None:
                 continue
-            self._next_at[sampler] = max(now, at + sampler.period)
+            self._due_at[sampler] = max(now, at + sampler.period)
             if self._guard.call(sampler, sampler.sample, self._link, fileno, now, otherwise=False):
                 is_news = True
+        self.next_at = min(self._due_at.values(), default=None)
         return is_news
 
     def sent(self, packet_id: int, payload_bytes: int, now: float) -> None:
@@ -81,7 +84,7 @@ class LinkSamplers:
             payload_bytes: of each.
             now: monotonic seconds.
         """
-        if self._timing:
+        if self._timing and not (self._spares and now < self._link.quiet_until):
             for high, low in zip(packet_ids[::2], packet_ids[1::2], strict=True):
                 self.sent(high << 8 | low, payload_bytes, now)
                 if self._spares and now < self._link.quiet_until:
@@ -107,5 +110,6 @@ class LinkSamplers:
 
     def forget(self) -> None:
         """The client has left."""
-        self._next_at.clear()
+        self._due_at.clear()
+        self.next_at = None
         self._guard.tell_each(self._samplers, lambda sampler: sampler.forget(self._link))

@@ -168,7 +168,7 @@ class Pair:
         """Whether the client has been sent everything, and has acknowledged it."""
         if self.is_closing or not self._is_accepted:
             return True
-        return not self.client.outbox.n_messages and not len(self.client.acks)
+        return not self.client.n_waiting and not len(self.client.acks)
 
     def close(
         self, reason_code: ReasonCode, now: float, *, server_reference: str | None = None
@@ -235,14 +235,22 @@ class Pair:
             return
         self._now = now
         client = self.client
+        self.link.unsent_bytes = unsent_bytes
+        if not client.wants_pump and not client.refusals:
+            return
         try:
-            client.pump(unsent_bytes, now)
+            client.pump(now)
         except PeerError as error:
             self._peer_failed(Direction.DOWNSTREAM, error)
         if client.is_unreadable:
             self._payload_lost()
         refusals, client.refusals = client.refusals, []
         self._to_broker += filter(None, map(self._stream.insert, refusals))
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something can be sent to the client once the rest is written."""
+        return self.wants_broker and not self.is_closing and self.client.has_more
 
     def next_deadline(self) -> float | None:
         """Return when `handle_timeout` has work, in monotonic seconds, or None for never."""

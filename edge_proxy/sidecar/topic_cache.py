@@ -30,7 +30,11 @@ class KnownTopic(NamedTuple):
 
 
 class TopicCache:
-    """Topics by their encoded names, for all clients."""
+    """Topics by their encoded names, for all clients.
+
+    Attributes:
+        known: entries of topics that were looked up before, by their encoded names.
+    """
 
     def __init__(self, threshold_s: Callable[[str], int | None]) -> None:
         """Begin with an empty cache.
@@ -39,11 +43,7 @@ class TopicCache:
             threshold_s: the gate's method of that name.
         """
         self._threshold_s = threshold_s
-        self._known: dict[bytes, KnownTopic] = {}
-
-    def known(self, topic_bytes: bytes) -> KnownTopic | None:
-        """Return the entry of a topic that was looked up before; None where none is cached."""
-        return self._known.get(topic_bytes)
+        self.known: dict[bytes, KnownTopic] = {}
 
     def look_up(self, topic_bytes: bytes) -> KnownTopic:
         """Return the entry of a topic.
@@ -52,13 +52,13 @@ class TopicCache:
             MalformedPacketError: it is not a valid Topic Name.
             ProtocolError: it is empty, as with a Topic Alias.
         """
-        known = self._known.get(topic_bytes)
+        known = self.known.get(topic_bytes)
         if known is None:
             known = self._new(topic_bytes)
             if len(topic_bytes) <= LONGEST_KNOWN:
-                if len(self._known) >= MAX_TOPICS:
-                    self._known.clear()
-                self._known[topic_bytes] = known
+                if len(self.known) >= MAX_TOPICS:
+                    self.known.clear()
+                self.known[topic_bytes] = known
         return known
 
     def _new(self, topic_bytes: bytes) -> KnownTopic:

@@ -165,8 +165,10 @@ class PairTransport:
         self.pair: Pair | None = None
         self.upstream: Upstream | None = None
         self._early = b""
-        self._transports: dict[Direction, asyncio.Transport] = {}
-        self._is_reading = {Direction.UPSTREAM: True, Direction.DOWNSTREAM: True}
+        self._client: asyncio.Transport | None = None
+        self._broker: asyncio.Transport | None = None
+        self._is_client_read = True
+        self._is_broker_read = True
         self._dialling: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -185,7 +187,7 @@ class PairTransport:
             transport.abort()
             return
         pair.broker_connected()
-        self._transports[direction] = transport
+        self._broker = transport
         self.serve()
 
     def _client_connected(self, transport: asyncio.Transport) -> None:
@@ -195,7 +197,7 @@ class PairTransport:
         arrival.leave_layers()
         limits = self._pairs.shared.limits
         transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
-        self._transports[Direction.UPSTREAM] = transport
+        self._client = transport
         self._pairs.running.add(self)
         place = arrival.place
         if place is not None and place.is_waiting:
@@ -203,6 +205,10 @@ class PairTransport:
             self.logger.info("%s waits for a place", arrival.peer())
         else:
             self._begin(arrival.accepted_at)
+
+    def _transport(self, direction: Direction) -> asyncio.Transport | None:
+        """Return the transport of bytes in a direction, as long as there is one."""
+        return self._client if direction is Direction.UPSTREAM else self._broker
 
     def _begin(self, since: float | None = None) -> None:
         """Take part: there is a place for this client.
@@ -224,7 +230,7 @@ class PairTransport:
             connack_timeout_seconds=pairs.connack_timeout_seconds,
         )
         arrival.connection = self
-        client = self._transports[Direction.UPSTREAM]
+        client = arrival.transport
         sock = client.get_extra_info("socket")
         pair.fileno = -1 if sock is None else sock.fileno()
         if self._early:
@@ -260,12 +266,15 @@ class PairTransport:
         if pair is None:
             # Not paused earlier: uvloop begins to read after `connection_made` in any case.
             self._early += chunk
-            client = self._transports.get(direction)
-            if client is not None:
-                client.pause_reading()
+            if self._client is not None:
+                self._client.pause_reading()
             return
         now = self._pairs.clock()
-        self._call(lambda: pair.receive_data(direction, chunk, now))
+        try:
+            pair.receive_data(direction, chunk, now)
+        except Exception as error:  # noqa: BLE001 (see `_failed`)
+            self._failed(pair, error, now)
+        self.serve(now)
 
     def half_closed(self, direction: Direction) -> None:
         """A peer has closed its direction: its transport closes, and must not take long.
@@ -273,7 +282,7 @@ class PairTransport:
         A transport closes when everything written was sent. A peer that has closed its own
         direction and reads nothing would keep it open without end.
         """
-        if direction in self._transports and self._close_timer is None:
+        if self._transport(direction) is not None and self._close_timer is None:
             self._close_timer = self._loop.call_later(
                 CLOSE_TIMEOUT_SECONDS, self._drop_half_closed, direction
             )
@@ -301,9 +310,12 @@ class PairTransport:
 
     def lost(self, direction: Direction, error: Exception | None) -> None:
         """The transport of bytes in a direction has ended."""
-        was_there = self._transports.pop(direction, None) is not None
+        was_there = self._transport(direction) is not None
         pair = self.pair
-        if direction is Direction.UPSTREAM:
+        if direction is Direction.DOWNSTREAM:
+            self._broker = None
+        else:
+            self._client = None
             self.arrival.leave_to_kernel()
             if pair is None:  # cut off, or left while it waited for a place
                 self._end()
@@ -338,24 +350,31 @@ class PairTransport:
         """Drop both connections without sending the rest."""
         if self.pair is not None:
             self.pair.close(ReasonCode.UNSPECIFIED_ERROR, self._pairs.clock())
-        for transport in list(self._transports.values()):
-            transport.abort()
+        for transport in (self._client, self._broker):
+            if transport is not None:
+                transport.abort()
 
     # -- what the pair wants ----------------------------------------------------------------
 
-    def serve(self) -> None:
-        """Do what the pair wants."""
+    def serve(self, now: float | None = None) -> None:
+        """Do what the pair wants.
+
+        Args:
+            now: monotonic seconds; None to look at the clock.
+        """
         pair = self.pair
         if pair is None:
             return
-        now = self._pairs.clock()
-        client = self._transports.get(Direction.UPSTREAM)
+        if now is None:
+            now = self._pairs.clock()
+        client = self._client
         for _turn in range(MAX_TURNS):
             pair.pump(0 if client is None else client.get_write_buffer_size(), now)
             # Upstream bytes stay in the pair until there is a connection to the broker.
-            wrote_up = self._write(pair, Direction.DOWNSTREAM, Direction.UPSTREAM)
-            wrote_down = self._write(pair, Direction.UPSTREAM, Direction.DOWNSTREAM)
-            if not wrote_up and not wrote_down:
+            broker = self._broker
+            wrote_up = broker is not None and _write(broker, pair, Direction.UPSTREAM)
+            wrote_down = client is not None and _write(client, pair, Direction.DOWNSTREAM)
+            if not pair.has_more or not (wrote_up or wrote_down):
                 break
         else:
             self._loop.call_soon(self.serve)
@@ -367,33 +386,17 @@ class PairTransport:
             return
         if pair.wants_broker and self._dialling is None:
             self._dialling = self._pairs.dial(self)
-        for direction, transport in self._transports.items():
-            self._read_or_not(pair, direction, transport)
+        self._read_or_not(pair)
         self._set_timer(pair, now)
 
-    def _write(self, pair: Pair, side: Direction, direction: Direction) -> bool:
-        """Write the bytes of a direction to a side's transport; return whether there were any."""
-        transport = self._transports.get(side)
-        if transport is None:
-            return False
-        out = pair.data_to_send(direction)
-        if not out or transport.is_closing():
-            return False
-        if len(out) == 1:
-            transport.write(out[0])
-        else:
-            transport.writelines(out)
-        return True
-
-    def _read_or_not(self, pair: Pair, direction: Direction, transport: asyncio.Transport) -> None:
-        wants_reading = pair.wants_reading(direction)
-        if wants_reading == self._is_reading[direction] or transport.is_closing():
-            return
-        self._is_reading[direction] = wants_reading
-        if wants_reading:
-            transport.resume_reading()
-        else:
-            transport.pause_reading()
+    def _read_or_not(self, pair: Pair) -> None:
+        """Read what the pair wants to be read, of both sides."""
+        wanted = pair.wants_reading(Direction.UPSTREAM)
+        if wanted != self._is_client_read and _read(self._client, is_wanted=wanted):
+            self._is_client_read = wanted
+        wanted = pair.wants_reading(Direction.DOWNSTREAM)
+        if wanted != self._is_broker_read and _read(self._broker, is_wanted=wanted):
+            self._is_broker_read = wanted
 
     def _set_timer(self, pair: Pair, now: float) -> None:
         at = pair.next_deadline()
@@ -412,22 +415,21 @@ class PairTransport:
         pair = self.pair
         if pair is None:
             return
-        self._call(lambda: pair.handle_timeout(now))
+        try:
+            pair.handle_timeout(now)
+        except Exception as error:  # noqa: BLE001 (see `_failed`)
+            self._failed(pair, error, now)
+        self.serve(now)
         if pair.is_unanswered and self.upstream is not None:
             seconds = self._pairs.connack_timeout_seconds
             self._pairs.upstreams.failed(
                 self.upstream, f"no CONNACK in {seconds:g} s", is_silent=True
             )
 
-    def _call(self, call: Callable[[], None]) -> None:
-        """Call the pair, then do what it wants; a fault of the proxy ends one pair, not all."""
-        try:
-            call()
-        except Exception:
-            self.logger.exception("%s: closed after a fault of the proxy", self.pair)
-            if self.pair is not None:
-                self.pair.close(ReasonCode.UNSPECIFIED_ERROR, self._pairs.clock())
-        self.serve()
+    def _failed(self, pair: Pair, error: Exception, now: float) -> None:
+        """End a pair that the proxy itself has failed: one, and not all."""
+        self.logger.error("%s: closed after a fault of the proxy", pair, exc_info=error)
+        pair.close(ReasonCode.UNSPECIFIED_ERROR, now)
 
     def _close(self) -> None:
         """Close open transports after they have sent the rest, within a time limit."""
@@ -438,11 +440,12 @@ class PairTransport:
             self._timer = None
         if self._dialling is not None:
             self._dialling.cancel()
-        if not self._transports:
+        transports = [one for one in (self._client, self._broker) if one is not None]
+        if not transports:
             self._end()
         elif not self._is_ending:
             self._is_ending = True
-            for transport in self._transports.values():
+            for transport in transports:
                 transport.close()
             if self._close_timer is not None:
                 self._close_timer.cancel()
@@ -455,6 +458,29 @@ class PairTransport:
         self.arrival.end()
         self.arrival.connection = None
         self._pairs.ended(self)
+
+
+def _write(transport: asyncio.Transport, pair: Pair, direction: Direction) -> bool:
+    """Write the bytes of a direction; return whether there were any."""
+    out = pair.data_to_send(direction)
+    if not out or transport.is_closing():
+        return False
+    if len(out) == 1:
+        transport.write(out[0])
+    else:
+        transport.writelines(out)
+    return True
+
+
+def _read(transport: asyncio.Transport | None, *, is_wanted: bool) -> bool:
+    """Start or stop reading; return whether there is a connection to read from."""
+    if transport is None or transport.is_closing():
+        return False
+    if is_wanted:
+        transport.resume_reading()
+    else:
+        transport.pause_reading()
+    return True
 
 
 class _Side(asyncio.Protocol):

@@ -11,6 +11,7 @@ from penstock.broker.mqtt.short_packets import (
     ALL_PUBREC,
     ALL_PUBREL,
     answers,
+    end_of_equal_heads,
     n_equal_packets,
     number_packets,
     packets_from,
@@ -62,3 +63,24 @@ def test_packets_are_numbered_across_a_change_of_the_first_byte() -> None:
     packets = bytearray(b"..ab--ab--ab--")
     number_packets(packets, 4, 14, 4, 255)
     assert packets == b"..ab\x00\xffab\x01\x00ab\x01\x01"
+
+
+@given(
+    head=st.binary(min_size=1, max_size=3),
+    payload_bytes=st.integers(0, 3),
+    n_like=st.integers(1, 200),
+    tail=st.binary(max_size=8),
+    before=st.binary(max_size=2),
+    end=st.integers(0, 1400),
+)
+def test_packets_with_equal_heads_are_those_that_a_look_at_each_finds(
+    head: bytes, payload_bytes: int, n_like: int, tail: bytes, before: bytes, end: int
+) -> None:
+    """However many they are, and whatever follows them."""
+    size = len(head) + payload_bytes
+    data = before + (head + b"p" * payload_bytes) * n_like + tail
+    end = max(len(before) + size, min(end, len(data)))
+    stop = expected = len(before) + size
+    while expected + size <= end and data[expected : expected + len(head)] == head:
+        expected += size
+    assert end_of_equal_heads(data, head, stop, size, end) == expected

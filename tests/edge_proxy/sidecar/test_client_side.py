@@ -367,6 +367,64 @@ def test_a_slow_client_stops_the_broker_and_loses_nothing() -> None:
     assert pair.pair.client.ledger.delivered == 10
 
 
+@VERSIONS
+def test_what_a_slow_client_has_to_wait_for_is_the_brokers_very_bytes(version: int) -> None:
+    """Small messages of QoS 0 wait as they came, and before all that came after them."""
+    gate = SwitchGate(200, is_open=True)
+    pair = VirtualPair.connected(
+        version, gate=gate, queued_messages=50, write_high_bytes=64, write_low_bytes=16
+    )
+    pair.broker_sends(publish("a"), publish("b"))
+    assert pair.topics() == ["a", "b"]
+    packets = [publish("ab"[n // 10 % 2], 10 + n % 20 // 15) for n in range(40)]
+    data = b"".join(write_packet(packet, version) for packet in packets)
+    client = pair.pair.client
+    pair.pair.pause_sending(DOWN)
+    for begin in range(0, len(data), 50):
+        pair.broker_sends_bytes(data[begin : begin + 50])
+        client.check_invariants()
+    assert not pair.client_got
+    assert client.runs.n_messages == client.n_waiting == 40
+    assert client.runs.n_bytes == sum(len(packet.payload) for packet in packets)
+    pair.broker_sends(publish("a", 300), publish("a"), PingResp())
+    assert pair.to_client() == [PingResp()]
+    pair.pair.resume_sending(DOWN)
+    pair.settle()
+    assert pair.client_got.startswith(data)
+    assert pair.topics() == [packet.topic for packet in packets] + ["a", "a"]
+    client.check_invariants()
+    assert client.ledger.delivered == 44
+
+
+def test_what_waits_as_bytes_is_bounded_and_dropped_when_the_client_goes() -> None:
+    """By messages and by payload bytes, then the broker is not read from."""
+    for limit, size, n_waiting in (("queued_messages", 5, 5), ("queued_bytes", 35, 4)):
+        limits: dict[str, Any] = {limit: size}
+        pair = VirtualPair.connected(**limits)
+        pair.broker_sends(publish("a", 10))
+        pair.pair.pause_sending(DOWN)
+        pair.broker_sends(*(publish("a", 10) for _ in range(9)))
+        client = pair.pair.client
+        assert client.runs.n_messages == client.n_waiting == n_waiting
+        assert not pair.pair.wants_reading(DOWN)
+        assert not pair.pair.is_drained
+        pair.pair.connection_lost(UP, pair.now)
+        assert client.ledger.dropped == {"connection_lost": n_waiting}
+        client.check_invariants()
+
+
+def test_a_priority_message_does_not_wait_behind_a_slow_clients_others() -> None:
+    """Where there are priority topics, nothing waits as bytes."""
+    pair = VirtualPair.connected(gate=OrderedGate())
+    pair.broker_sends(publish("first"), publish("a"))
+    assert pair.topics() == ["first", "a"]
+    pair.pair.pause_sending(DOWN)
+    pair.broker_sends(publish("a"), publish("a"), publish("first"))
+    pair.pair.resume_sending(DOWN)
+    pair.settle()
+    assert pair.topics() == ["first", "a", "a"]
+
+
 def test_a_client_that_reads_no_acknowledgements_stops_the_broker() -> None:
     """Urgent packets go past a full connection, but not without end."""
     pair = VirtualPair.connected()

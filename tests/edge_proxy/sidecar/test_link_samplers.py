@@ -10,10 +10,11 @@ def test_each_sampler_is_asked_in_its_own_period() -> None:
     """From the connection on, every period; one without a period never."""
     fast, slow, none = NotingSampler(1.0), NotingSampler(2.5), NotingSampler(None)
     samplers = LinkSamplers((fast, slow, none), Link("c"), NoFaults())
-    assert samplers.next_deadline() is None
+    before = samplers.next_at
+    assert before is None
     samplers.connected(10.0)
-    asked = []
-    while (now := samplers.next_deadline()) is not None and now < 16.0:
+    asked: list[float] = []
+    while (now := samplers.next_at) is not None and now < 16.0:
         samplers.sample(4, now)
         asked.append(now)
     assert asked == [11.0, 12.0, 12.5, 13.0, 14.0, 15.0]
@@ -29,9 +30,9 @@ def test_a_late_round_is_not_made_up_for() -> None:
     samplers = LinkSamplers((sampler,), Link("c"), NoFaults())
     samplers.connected(10.0)
     samplers.sample(4, 20.0)
-    assert samplers.next_deadline() == 20.0
+    assert samplers.next_at == 20.0
     samplers.sample(4, 20.0)
-    assert samplers.next_deadline() == 21.0
+    assert samplers.next_at == 21.0
 
 
 def test_news_of_any_sampler_is_news() -> None:
@@ -93,4 +94,4 @@ def test_a_sampler_that_raises_is_told_and_the_others_go_on() -> None:
         "forget",
     ]
     assert whole.told == broken.told
-    assert samplers.next_deadline() is None
+    assert samplers.next_at is None

@@ -62,7 +62,7 @@ def test_the_number_of_known_topics_is_bounded() -> None:
     cache.look_up(b"%d" % MAX_TOPICS)
     cache.look_up(b"0")
     assert len(question.asked) == MAX_TOPICS + 2
-    assert len(cache._known) == 2
+    assert len(cache.known) == 2
 
 
 def test_long_topics_are_not_kept() -> None:
@@ -71,4 +71,4 @@ def test_long_topics_are_not_kept() -> None:
     cache = TopicCache(question)
     topic = (LONGEST_KNOWN + 1) * b"t"
     assert cache.look_up(topic) == cache.look_up(topic)
-    assert not cache._known
+    assert not cache.known
