@@ -152,13 +152,24 @@ class Roster:
             case _:
                 return [LanePlan(client_id, filters)]
 
-    def subscriber_of(self) -> dict[str, str]:
-        """Return the name of the subscriber by the Client Identifier of each connection."""
-        return {
-            lane.client_id: member.client_id
-            for member in self.subscribers
-            for lane in self.lanes(member)
-        }
+    def known_as(self, member: SubscriberMember) -> list[str]:
+        """Return the Client Identifiers of a subscriber's connections to the broker.
+
+        They are those of its edge broker, where it has one.
+        """
+        host = self.scenario.serving_host(self.broker, member.subscriber.host)
+        edges = self.scenario.brokers[self.broker].edges
+        if edges is None or host == self.scenario.broker_host:
+            return [lane.client_id for lane in self.lanes(member)]
+        return edges.client_ids(host)
+
+    def subscribers_of(self) -> dict[str, list[str]]:
+        """Return the names of the subscribers by the Client Identifier of each connection."""
+        found: dict[str, list[str]] = {}
+        for member in self.subscribers:
+            for client_id in self.known_as(member):
+                found.setdefault(client_id, []).append(member.client_id)
+        return found
 
     def crews(self, address: Callable[[str, str], str], directory: Path) -> dict[str, CrewPlan]:
         """Return the clients of each host.

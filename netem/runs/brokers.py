@@ -21,7 +21,7 @@ from penstock.netem.runs.broker_process import (
     proxy_command,
     version_of,
 )
-from penstock.netem.runs.scenario import Broker, Edges
+from penstock.netem.runs.scenario import UPLINK, Broker, Edges
 
 CONSOLE: Final = "127.0.0.1:8081"
 """Address of Penstock's plugin `console` unless a scenario gives another."""
@@ -89,7 +89,7 @@ def edge_policy(settings: Mapping[str, Any], host: str, broker_address: str) -> 
         "up": [{"filter": "#"}],
         "down": [{"filter": "#"}],
     }
-    policy = penstock_policy({"plugins": {"uplink": {"site": host, "uplinks": {"cloud": uplink}}}})
+    policy = penstock_policy({"plugins": {"uplink": {"site": host, "uplinks": {UPLINK: uplink}}}})
     filled: dict[str, Any] = _fill(settings, host, broker_address)
     return laid_over(policy, filled)
 
@@ -220,7 +220,7 @@ def prepare_edge(edges: Edges, host: str, broker_address: str, directory: Path) 
         return proxy_command(directory, policy, "--mode", "edge")
     lines = [
         *_mosquitto_lines(FOR_CLIENTS),
-        "connection cloud",
+        f"connection {UPLINK}",
         f"address {broker_address}:{PORT}",
         f"remote_clientid {host}",
         "cleansession false",

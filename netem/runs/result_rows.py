@@ -87,17 +87,18 @@ def delivery_rows(roster: Roster, files: Path, begin_at: float) -> list[Delivery
 
 def withheld_rows(roster: Roster, watch_file: Path, begin_at: float) -> list[WithheldRow]:
     """Return when messages were withheld from which subscriber, in the order of their ends."""
-    subscriber_of = roster.subscriber_of()
+    subscribers_of = roster.subscribers_of()
     return [
         WithheldRow(
             roster.broker,
             roster.seed,
-            subscriber_of[each.client_id],
+            subscriber,
             each.begin - begin_at,
             each.end - begin_at,
             each.most_messages,
         )
         for each in intervals(read_looks_file(watch_file))
+        for subscriber in subscribers_of[each.client_id]
     ]
 
 
@@ -174,8 +175,8 @@ def bad_phase_rows(roster: Roster, tables: Tables, looks: Sequence[Look]) -> lis
         if not subscriber.is_focus:
             continue
         way = scenario.topology.way(scenario.broker_host, subscriber.subscriber.host) or []
-        lanes = {lane.client_id for lane in roster.lanes(subscriber)}
-        held = [each for each in looks if each.client_id in lanes]
+        connections = roster.known_as(subscriber)
+        held = [each for each in looks if each.client_id in connections]
         spans = _large_spans(tables, subscriber.client_id)
         causes = [(link.name, _delay_from(scenario, way, n)) for n, link in enumerate(way)]
         # Of a flow, it is not known which link's queue it fills.

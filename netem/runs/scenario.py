@@ -20,6 +20,9 @@ from penstock.netem.links.profiles import Direction, Profile
 from penstock.netem.runs.bulk_flows import BulkFlow
 from penstock.netem.runs.impairments import Impairment
 
+UPLINK: Final = "cloud"
+"""Name of the uplink, or the connection, of an edge broker."""
+
 LEAST_PAYLOAD_BYTES: Final = 24
 """For the head that tells messages apart."""
 
@@ -233,6 +236,15 @@ class Edges:
     kind: Literal["penstock", "mosquitto"] = "penstock"
     settings: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
+
+    def client_ids(self, host: str) -> list[str]:
+        """Return the Client Identifiers of the one on a host, unless the scenario sets others.
+
+        An uplink with two lanes has the second one.
+        """
+        if self.kind == "mosquitto":
+            return [host]
+        return [f"{host}-{UPLINK}", f"{host}-{UPLINK}-large"]
 
 
 @dataclass(frozen=True, slots=True)

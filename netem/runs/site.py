@@ -229,21 +229,20 @@ class Site:
         )
 
     def start_watch(self) -> None:
-        """Look at what the broker withholds from its own clients, where it can be asked."""
+        """Look at what the broker withholds from now on, where it can be asked."""
         scenario = self.roster.scenario
         address = console_address(self._plan)
-        focus = [
-            lane.client_id
+        focus = {
+            client_id
             for each in self.roster.subscribers
             if each.is_focus
-            and scenario.serving_host(self.name, each.subscriber.host) == scenario.broker_host
-            for lane in self.roster.lanes(each)
-        ]
+            for client_id in self.roster.known_as(each)
+        }
         if address is None or not focus:
             return
         period = scenario.measurements.withheld_period_seconds
         command = [sys.executable, "-m", "penstock.netem.runs.withheld_watch"]
-        command += [address, str(period), str(self.watch_file), *focus]
+        command += [address, str(period), str(self.watch_file), *sorted(focus)]
         with self._watch_log.open("wb") as log:
             self._watch = self._hosts[scenario.broker_host].popen(
                 command, cwd=self.directory, env=ENVIRONMENT, stderr=log

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
+
+import pytest
 
 from penstock.netem.clients.client_plan import CrewPlan, LanePlan
 from penstock.netem.clients.roster import WITNESS, Roster, focus_of
@@ -182,7 +185,7 @@ def test_lanes_give_each_filter_or_each_size_class_a_connection(tmp_path: Path) 
         (subscriber,) = roster.crews(address, tmp_path)["edge"].subscribers
         assert (subscriber.protocol, subscriber.lanes) == found
         assert subscriber.client_id == "dashboard"
-        assert set(roster.subscriber_of().values()) == {"dashboard"}
+        assert list(roster.subscribers_of().values()) == [["dashboard"]] * len(found[1])
         assert len(subscriber.awaited) == 2
 
 
@@ -201,6 +204,25 @@ def test_clients_of_a_site_connect_to_its_edge_broker(tmp_path: Path) -> None:
         }
         publishers = [each for crew in crews.values() for each in crew.publishers]
         assert {each.sounds for each in publishers} == {broker == "edge"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "client_ids"),
+    [("penstock", ["site-cloud", "site-cloud-large"]), ("mosquitto", ["site"])],
+)
+def test_the_broker_knows_the_subscribers_of_a_site_by_its_edge_broker(
+    kind: Literal["penstock", "mosquitto"], client_ids: list[str]
+) -> None:
+    """By an uplink's client ids, or by a bridge's."""
+    subscribers = {
+        "display": Subscriber("floor", ["alarms/#"], count=2),
+        "archive": Subscriber("cloud", ["pictures/#"]),
+    }
+    plan = site_scenario(Edges(["site"], kind), subscribers=subscribers)
+    assert Roster(plan, "edge", 1).subscribers_of() == {
+        **{client_id: ["display-1", "display-2"] for client_id in client_ids},
+        "archive": ["archive"],
+    }
 
 
 def test_a_subscriber_may_be_there_for_one_broker_alone() -> None:

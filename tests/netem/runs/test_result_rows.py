@@ -26,9 +26,9 @@ from penstock.netem.runs.result_rows import (
     packets_rows,
     withheld_rows,
 )
-from penstock.netem.runs.scenario import Broker
+from penstock.netem.runs.scenario import Broker, Edges, Subscriber
 from penstock.netem.runs.withheld_watch import Look
-from tests.helpers.experiments import scenario
+from tests.helpers.experiments import scenario, site_scenario
 
 BEGIN_AT = 1_000.0
 
@@ -74,6 +74,16 @@ def test_what_was_withheld_from_any_connection_is_the_subscribers(tmp_path: Path
     plan = scenario(brokers={"penstock": Broker("penstock", lanes="sizes")})
     rows = withheld_rows(Roster(plan, "penstock", 3), file, BEGIN_AT)
     assert rows == [WithheldRow("penstock", 3, "dashboard", 2.0, 4.0, 2)]
+
+
+def test_what_was_withheld_from_an_edge_broker_is_its_subscribers(tmp_path: Path) -> None:
+    """Each of them waits for it."""
+    file = tmp_path / "withheld"
+    file.write_text("site-cloud 1002.0 1001.8 2 2\nsite-cloud 1004.0 1003.8 0 2\n")
+    displays = Subscriber("floor", ["alarms/#"], count=2)
+    plan = site_scenario(Edges(["site"]), subscribers={"display": displays})
+    rows = withheld_rows(Roster(plan, "edge", 3), file, BEGIN_AT)
+    assert rows == [WithheldRow("edge", 3, f"display-{n}", 2.0, 4.0, 2) for n in (1, 2)]
 
 
 def test_a_link_has_a_row_for_each_time_with_one_profile() -> None:
