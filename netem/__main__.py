@@ -95,10 +95,16 @@ def run(
     check: Annotated[
         bool, typer.Option("--check", help="End with status 1 where a target is missed.")
     ] = False,
+    no_plots: Annotated[
+        bool, typer.Option("--no-plots", help="Tables and report alone, some seconds sooner.")
+    ] = False,
 ) -> None:
     """Run an experiment: brokers side by side, tables, plots and a report."""
     try:
         from penstock.netem.runs import run_command  # noqa: PLC0415 - links need none of what it brings
+
+        if not no_plots:  # a package that is missing is named before the run
+            import penstock.netem.figures.plots  # noqa: F401, PLC0415 - matplotlib is slow to load
     except ModuleNotFoundError as error:
         raise _needs_extra(error) from error
     is_well = run_command.run(
@@ -112,6 +118,7 @@ def run(
         engine=engine,
         congestion_control=congestion_control,
         figures=figures,
+        with_plots=not no_plots,
     )
     raise typer.Exit(0 if is_well else 1)
 
@@ -134,7 +141,8 @@ def report(
 ) -> None:
     """Write the report and the plots of a run again, from its tables."""
     try:
-        from penstock.netem.figures.report import check_figures, write_report  # noqa: PLC0415 - matplotlib is slow to load
+        import penstock.netem.figures.plots  # noqa: F401, PLC0415 - matplotlib is slow to load
+        from penstock.netem.figures.report import check_figures, write_report  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise _needs_extra(error) from error
     check_figures(figures)

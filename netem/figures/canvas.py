@@ -1,8 +1,4 @@
-"""What all plots of a run have in common: a slide with a finding, and a colour for each broker.
-
-A broker has the same colour in all plots, from a palette that colour-blind people can tell apart:
-the one that the scenario is about is blue and thick, the one it is compared with vermilion.
-"""
+"""What all plots of a run have in common: a slide with a finding, its key and its axes."""
 
 from __future__ import annotations
 
@@ -17,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from penstock.netem.figures.colours import find_focus, find_over
 from penstock.netem.figures.intervals import union
 from penstock.netem.figures.measures import Measures, show
 from penstock.netem.runs.run_file import RunInfo
-from penstock.netem.runs.scenario import Scenario
 
 INCHES: Final = 12.8
 """Width, of 1,536 pixels: a slide's."""
@@ -28,11 +24,6 @@ INCHES: Final = 12.8
 DOTS_PER_INCH: Final = 120
 TITLE_LETTERS: Final = 74
 """Of a title in a line."""
-
-FOCUS_COLOUR: Final = "#0072B2"
-OVER_COLOUR: Final = "#D55E00"
-OTHER_COLOURS: Final = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F")
-"""Okabe and Ito's, and two more."""
 
 INK: Final = "#222222"
 FAINT: Final = "#666666"
@@ -58,34 +49,6 @@ class Plot:
     about: str
 
 
-def find_focus(scenario: Scenario) -> str:
-    """Return the broker that the scenario is about: its first target's, or the first Penstock."""
-    if scenario.targets:
-        return scenario.targets[0].broker
-    ours = [name for name, plan in scenario.brokers.items() if plan.kind == "penstock"]
-    return [*ours, *scenario.brokers][0]
-
-
-def find_over(scenario: Scenario) -> str | None:
-    """Return the broker that it is compared with: mosquitto, or the first other one, if any."""
-    others = [name for name in scenario.brokers if name != find_focus(scenario)]
-    peers = [name for name in others if scenario.brokers[name].kind == "mosquitto"]
-    strangers = [name for name in others if scenario.brokers[name].kind != "penstock"]
-    return next(iter([*peers, *strangers, *others]), None)
-
-
-def paint(scenario: Scenario) -> dict[str, str]:
-    """Return a colour for each broker: of the one in focus, what it is compared with, others."""
-    focus, over = find_focus(scenario), find_over(scenario)
-    colours = {focus: FOCUS_COLOUR}
-    if over is not None:
-        colours[over] = OVER_COLOUR
-    others = [name for name in scenario.brokers if name not in colours]
-    for place, name in enumerate(others):
-        colours[name] = OTHER_COLOURS[place % len(OTHER_COLOURS)]
-    return colours
-
-
 def spread(places: Sequence[float], least: float, low: float) -> list[float]:
     """Return places for labels near those given, so far from each other that none touch.
 
@@ -103,14 +66,6 @@ def spread(places: Sequence[float], least: float, low: float) -> list[float]:
         found[each] = max(places[each], free)
         free = found[each] + least
     return found
-
-
-def show_bytes(size: float) -> str:
-    """Return a payload's size in words: ``100 B``, ``10 kB``, ``1 MB``."""
-    for unit, least in (("MB", 1e6), ("kB", 1e3)):
-        if size >= least:
-            return f"{size / least:g} {unit}"
-    return f"{size:g} B"
 
 
 class Canvas:

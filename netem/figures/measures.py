@@ -530,6 +530,14 @@ def percent(share: float) -> float:
     return math.floor(1000 * share + 1e-9) / 10
 
 
+def show_bytes(size: float) -> str:
+    """Return a payload's size in words: ``100 B``, ``10 kB``, ``1 MB``."""
+    for unit, least in (("MB", 1e6), ("kB", 1e3)):
+        if size >= least:
+            return f"{size / least:g} {unit}"
+    return f"{size:g} B"
+
+
 def show(figure: str, value: float) -> str:
     """Return a figure in words, with its unit; a dash for what is not known."""
     kind = figure.rpartition(" ")[2]

@@ -25,17 +25,14 @@ from penstock.netem.figures.canvas import (
     Plot,
     begin,
     compare,
-    find_focus,
-    find_over,
     label_latencies,
-    paint,
     shade,
     shaded,
-    show_bytes,
     spread,
     tidy,
 )
-from penstock.netem.figures.measures import Measures, percent, show
+from penstock.netem.figures.colours import find_focus, find_over, paint
+from penstock.netem.figures.measures import Measures, percent, show, show_bytes
 from penstock.netem.figures.outcomes import Outcome
 from penstock.netem.figures.size_plots import draw_memory_by_latency, draw_sizes
 from penstock.netem.runs.run_file import RunInfo

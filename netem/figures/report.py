@@ -6,20 +6,22 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.netem.errors import NetemError, RunError
-from penstock.netem.figures.canvas import Plot, paint
+from penstock.netem.figures.colours import paint
 from penstock.netem.figures.estimates import LEAST_UNITS, Standing
 from penstock.netem.figures.figure_file import Origin, Table, check_writable, write_figure_file
 from penstock.netem.figures.measures import TOLERANCE_SECONDS, Measures, Verdict
-from penstock.netem.figures.plots import draw
 from penstock.netem.figures.records import Tables
 from penstock.netem.figures.sections import Section, sections
 from penstock.netem.figures.tables import NAMES, read_table
 from penstock.netem.figures.withheld_times import GRACE_SECONDS
 from penstock.netem.runs.run_file import RunInfo, read_run_info
 from penstock.netem.runs.scenario import Publisher, Scenario, Subscriber
+
+if TYPE_CHECKING:
+    from penstock.netem.figures.canvas import Plot
 
 NAME: Final = "report.md"
 """Of the report, in the folder of the run."""
@@ -71,12 +73,15 @@ def read_tables(folder: Path) -> Tables:
     return tables
 
 
-def write_report(folder: Path, figures: Path | None = None) -> list[Verdict]:
+def write_report(
+    folder: Path, figures: Path | None = None, *, with_plots: bool = True
+) -> list[Verdict]:
     """Write ``report.md`` and its plots into the folder of a run; earlier ones are replaced.
 
     Args:
         folder: of the run.
         figures: file for the tables of the report, for pages; None for none.
+        with_plots: whether plots are drawn; without, matplotlib is not loaded.
 
     Returns:
         What came out for each of the scenario's targets, in their order.
@@ -91,7 +96,7 @@ def write_report(folder: Path, figures: Path | None = None) -> list[Verdict]:
     tables = sections(info, measures)
     path = folder / NAME
     try:
-        plots = draw(info, measures, folder)
+        plots = _draw(info, measures, folder) if with_plots else []
         path.write_text(to_markdown(info, verdicts, plots, tables), encoding="utf-8")
         if figures is not None:
             path = figures
@@ -99,6 +104,12 @@ def write_report(folder: Path, figures: Path | None = None) -> list[Verdict]:
     except OSError as error:
         raise RunError(f"{path}: {error}") from error
     return verdicts
+
+
+def _draw(info: RunInfo, measures: Measures, folder: Path) -> list[Plot]:
+    from penstock.netem.figures.plots import draw  # noqa: PLC0415 - matplotlib is slow to load
+
+    return draw(info, measures, folder)
 
 
 def check_figures(figures: Path | None) -> None:

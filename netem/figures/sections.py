@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.netem.figures.canvas import find_over, paint, show_bytes
+from penstock.netem.figures.colours import find_over, paint
 from penstock.netem.figures.estimates import bootstrap, mean_of, pooled_mean, ratio, sum_of
 from penstock.netem.figures.measures import (
     HALF_SENT_SHARE,
@@ -18,6 +18,7 @@ from penstock.netem.figures.measures import (
     latency_statistic,
     percent,
     show,
+    show_bytes,
     show_estimate,
     show_ratio,
 )

@@ -17,16 +17,13 @@ from penstock.netem.figures.canvas import (
     Canvas,
     Plot,
     compare,
-    find_focus,
-    find_over,
     label_latencies,
-    paint,
     shade,
     shaded,
-    show_bytes,
     tidy,
 )
-from penstock.netem.figures.measures import Measures, Seconds, quantile, show
+from penstock.netem.figures.colours import find_focus, find_over, paint
+from penstock.netem.figures.measures import Measures, Seconds, quantile, show, show_bytes
 from penstock.netem.runs.run_file import RunInfo
 
 MANY_SIZES: Final = 4

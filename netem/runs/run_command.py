@@ -47,6 +47,7 @@ def run(
     engine: Engine = Engine.AUTO,
     congestion_control: str | None = None,
     figures: Path | None = None,
+    with_plots: bool = True,
 ) -> bool:
     """Run an experiment and write its tables, plots and report.
 
@@ -61,6 +62,7 @@ def run(
         engine: what makes links.
         congestion_control: of hosts that name none; None for the scenario's.
         figures: file for the tables of the report, for pages; None for none.
+        with_plots: whether plots are drawn.
 
     Returns:
         Whether no judged target was missed; always true without `check`.
@@ -112,7 +114,7 @@ def run(
             display.stage("report")
             info = replace(info, processor=outcome.processor, remarks=outcome.remarks)
             write_result(folder, outcome.rows, info, Format(form))
-            verdicts = write_report(folder, figures)
+            verdicts = write_report(folder, figures, with_plots=with_plots)
     except BaseException:
         with contextlib.suppress(OSError):
             folder.rmdir()  # of a run without a result; one that is not empty stays

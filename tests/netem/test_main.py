@@ -200,6 +200,14 @@ def test_experiments_without_the_extra_name_it(package: str, tmp_path: Path) -> 
     assert not folder.exists()
 
 
+def test_tables_alone_need_no_matplotlib(tmp_path: Path) -> None:
+    """A run without plots gets past what is missing, to the next mistake."""
+    arguments = ("run", "transient-congestion", "--no-plots", "--brokers", "none-such")
+    run = without(("matplotlib",), *arguments, "--out", str(tmp_path / "run"))
+    assert run.returncode == 2
+    assert "read 'none-such'" in " ".join(run.stderr.split())
+
+
 def test_links_reports_and_lists_without_the_extra(tmp_path: Path, file: Path) -> None:
     """A report needs it, and says so; scenarios are listed, and links want root and no more."""
     assert without(EXTRA, "report", str(tmp_path)).stderr.endswith("'penstock[netem]'\n")

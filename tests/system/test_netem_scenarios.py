@@ -13,6 +13,7 @@ import pytest
 
 from penstock.netem.figures.measures import Measures
 from penstock.netem.figures.report import read_tables
+from penstock.netem.runs.run_command import choose
 from penstock.netem.runs.run_file import read_run_info
 from penstock.netem.runs.scenario_file import names, read_scenario
 from tests.helpers.networks import NEEDS_ROOT
@@ -21,8 +22,15 @@ pytestmark = NEEDS_ROOT
 
 ROOT = Path(__file__).resolve().parents[2]
 
-AT_A_TIME = 3
+AT_A_TIME = 4
 """Runs: they wait most of the time, and other tests run beside them."""
+
+WITH_PLOTS = "micro-benchmark"
+"""The run that is drawn: of many sizes, it has all the plots there are."""
+
+WITH_PEERS = "transient-congestion"
+"""The run of all its brokers; of others, Penstock and who has targets. What a peer does differs
+little from scenario to scenario; its copy of clients and links takes as long as Penstock's."""
 
 MOST_SECONDS = 300.0
 """Of a run, on a machine that has other things to do as well."""
@@ -36,12 +44,25 @@ EARLY_SECONDS = 2.0
 Run = subprocess.CompletedProcess[str]
 
 
+def chosen_brokers(name: str) -> list[str]:
+    """Return which of a scenario's brokers run."""
+    scenario = read_scenario(name, short=True)
+    judged = {target.broker for target in scenario.targets}
+    return [
+        each
+        for each, plan in scenario.brokers.items()
+        if name == WITH_PEERS or plan.kind == "penstock" or each in judged
+    ]
+
+
 def run_short(name: str, folder: Path) -> Run:
     """Run a scenario in its short length into a folder; its targets that are no timings count."""
     return subprocess.run(
         [
             *(sys.executable, "-m", "penstock", "netem", "run", name),
             *("--short", "--check", "--out", str(folder)),
+            *("--brokers", ",".join(chosen_brokers(name))),
+            *(() if name == WITH_PLOTS else ("--no-plots",)),
         ],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -78,7 +99,7 @@ def test_what_is_no_timing_comes_out_as_it_is_to(
     assert run.returncode == 0, run.stdout + run.stderr
     info = read_run_info(folder)
     scenario = info.scenario
-    assert scenario == read_scenario(name, short=True)
+    assert scenario == choose(read_scenario(name, short=True), ",".join(chosen_brokers(name)), None)
     measures = Measures(scenario, read_tables(folder))
     # A run of few links shows nothing of what depends on chance; here, its own figures are to hold.
     for target in scenario.targets:

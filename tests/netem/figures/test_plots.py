@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from matplotlib import colors, image
 
-from penstock.netem.figures.canvas import FOCUS_COLOUR, IMPAIRED_COLOUR, OVER_COLOUR, Plot
+from penstock.netem.figures.canvas import IMPAIRED_COLOUR, Plot
+from penstock.netem.figures.colours import FOCUS_COLOUR, OVER_COLOUR
 from penstock.netem.figures.measures import Measures
 from penstock.netem.figures.plots import draw, draw_distributions, draw_latencies, draw_memory
 from penstock.netem.figures.records import Tables

@@ -69,6 +69,20 @@ def test_the_report_holds_what_was_found(tmp_path: Path, form: Format) -> None:
     assert "| router-edge | good: 40 ms round trip, 2,500 kB/s | 2 | 20.0 s | 0.00 s |" in text
 
 
+def test_without_plots_the_report_has_the_same_words(tmp_path: Path) -> None:
+    """No picture is drawn and none is named."""
+    write_run(tmp_path, INFO, whole_run())
+    write_report(tmp_path)
+    lines = (tmp_path / "report.md").read_text().splitlines()
+    for picture in tmp_path.glob("*.png"):
+        picture.unlink()
+    write_report(tmp_path, with_plots=False)
+    assert not list(tmp_path.glob("*.png"))
+    fewer = (tmp_path / "report.md").read_text().splitlines()
+    assert "![" not in "".join(fewer)
+    assert set(fewer) < set(lines)
+
+
 def test_a_report_without_targets_says_what_makes_it_doubtful(tmp_path: Path) -> None:
     """Before any figure."""
     info = with_scenario(dataclasses.replace(INFO, remarks=["seed 1: busy"]), targets=[])
