@@ -183,7 +183,18 @@ def test_any_failing_check_fails_the_whole(
     assert ended.returncode == 1
     assert f"test: failed: {failing}" in ended.stderr
     called = [call.split()[0] for call in checkout.calls("")]
-    assert called[-5:] == ["ruff", "ruff", "mypy", "pytest", "pytest"]
+    assert sorted(called[-5:]) == ["mypy", "pytest", "pytest", "ruff", "ruff"]
+
+
+def test_what_the_type_checker_finds_is_shown(
+    checkout: Checkout, tested: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """It runs beside the tests; its words come in one piece, and no temporary file stays."""
+    tested("nothing")
+    checkout.add_program(".venv/bin/mypy", "echo 'a.py:1: error: wrong type'; exit 1")
+    ended = checkout.run("sh", "script/test", "-x")
+    assert (ended.returncode, ended.stdout) == (1, "a.py:1: error: wrong type\n")
+    assert not list(checkout.root.glob("tmp.*"))
 
 
 def test_arguments_go_to_pytest(
