@@ -576,6 +576,26 @@ class LocalClients(Protocol):
             drops_oldest: what has waited longest is dropped, and not what comes.
         """
 
+    def keep_order(self, one: str, other: str) -> None:
+        """Have two clients get the messages of each topic in one order, until the broker ends.
+
+        A message does not leave for one of them while an earlier one of its topic waits for the
+        other, or is unacknowledged by it; without an order of topics (`DeliveryGate.keeps_topics`)
+        it does.
+
+        Args:
+            one: Client Identifier of a client that has a session.
+            other: another one, which no message comes to by the same subscription.
+        """
+
+    def take_over(self, client_id: str, *, is_away: bool) -> None:
+        """Let one of two clients of `keep_order` have what waits for the other, or comes for it.
+
+        Args:
+            client_id: of the other, which has no connection.
+            is_away: False: from now on it gets again what comes for it.
+        """
+
     def drop_older(self, client_id: str, seconds: float) -> None:
         """Drop what has waited for a client for longer, as ``too_old``."""
 

@@ -16,6 +16,9 @@ Properties = Mapping[str, Any]
 SizeClass: TypeAlias = Literal["small", "large"]
 """The messages that a subscription takes, where it does not take both classes."""
 
+SIZE_PROPERTY: Final = "penstock-size"
+"""User Property of SUBSCRIBE that names the size class of the messages to subscribe to."""
+
 DEFAULT_THRESHOLD_S: Final = 10_000
 """Payload bytes above which a message is large where nothing else says so; paper 002: above most
 sensor readings, below most pictures."""

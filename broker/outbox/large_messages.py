@@ -4,6 +4,9 @@ Theory of operation. For each topic with a large message, its messages form a *c
 large one first; with `ordering: none` the chain has only the large ones. The first messages of all
 chains, sorted by arrival, may be offered to the gate.
 
+A chain may be *parked*: its first message, large or small, waits for the other lane
+(`penstock.broker.outbox.lane_order`), and the gate is not asked about it.
+
 Each large message has a sojourn of its own, from the first time that the gate refused it or another
 one before it. So the bound of a policy applies to each, however many wait. The sojourn stops while
 the subscriber is away.
@@ -24,21 +27,23 @@ from penstock.broker.outbox.delivery import NO_QUEUE, NOTHING_BEFORE, Delivery, 
 class LargeMessages:
     """The large messages of one outbox.
 
-    Invariants, tested by `check_invariants`: `firsts` are the first messages of all chains, in
-    order of arrival; so is each chain, and it has messages of its topic alone.
+    Invariants, tested by `check_invariants`: `firsts` and `parked` are the first messages of all
+    chains, each in order of arrival; so is each chain, and it has messages of its topic alone.
 
     Attributes:
-        firsts: the oldest large message of each topic, in order of arrival.
-        chains: topic to its waiting messages: the large one that is in `firsts`, and those after
-            it.
+        firsts: the oldest large message of each topic that is not parked, in order of arrival.
+        parked: the first message of each chain that is.
+        chains: topic to its waiting messages: the one that is in `firsts` or `parked`, and those
+            after it.
         away_since: monotonic seconds since which the subscriber is away; None while it is
             connected.
     """
 
-    __slots__ = ("_unmarked", "away_since", "chains", "firsts")
+    __slots__ = ("_unmarked", "away_since", "chains", "firsts", "parked")
 
     def __init__(self) -> None:
         self.firsts: list[Delivery] = []
+        self.parked: list[Delivery] = []
         self.chains: dict[str, deque[Delivery]] = {}
         self.away_since: float | None = None
         self._unmarked: deque[Delivery] = NO_QUEUE
@@ -70,8 +75,48 @@ class LargeMessages:
         """
         chain = self.chains.get(large.message.topic, ())
         if chain:
-            del self.firsts[bisect_left(self.firsts, chain[0].sequence, key=by_sequence)]
+            self._forget_first(chain[0])
         self.put_first(large, deque((large, *behind, *chain)))
+
+    def park(self, chain: deque[Delivery]) -> None:
+        """Add a chain whose first message waits for the other lane."""
+        self.chains[chain[0].message.topic] = chain
+        insort(self.parked, chain[0], key=by_sequence)
+
+    def parked_of(self, topic: str) -> Delivery | None:
+        """Return the first message of a topic, if its chain is parked."""
+        chain = self.chains.get(topic)
+        if not chain or not self.parked:
+            return None
+        at = bisect_left(self.parked, chain[0].sequence, key=by_sequence)
+        is_parked = at < len(self.parked) and self.parked[at] is chain[0]
+        return chain[0] if is_parked else None
+
+    def unpark(self, first: Delivery) -> deque[Delivery]:
+        """Remove and return a parked chain by its first message."""
+        self._forget_first(first)
+        return self.chains.pop(first.message.topic)
+
+    def insert(self, delivery: Delivery) -> None:
+        """Put a message into the chain of its topic, by its number.
+
+        Where it becomes the first, the chain is parked.
+        """
+        chain = self.chains[delivery.message.topic]
+        first = chain[0]
+        insort(chain, delivery, key=by_sequence)
+        if chain[0] is delivery:
+            self._forget_first(first)
+            insort(self.parked, delivery, key=by_sequence)
+        if delivery.after is not None:
+            self.await_mark(delivery)
+
+    def _forget_first(self, first: Delivery) -> None:
+        for heads in (self.firsts, self.parked):
+            at = bisect_left(heads, first.sequence, key=by_sequence)
+            if at < len(heads) and heads[at] is first:
+                del heads[at]
+                return
 
     def await_mark(self, large: Delivery) -> None:
         """Note a large message that has just come: its sojourn has not begun."""
@@ -110,12 +155,13 @@ class LargeMessages:
         self.away_since = None
 
     def release(self, large: Delivery) -> deque[Delivery]:
-        """Remove one of `firsts`; return the messages behind it."""
-        del self.firsts[bisect_left(self.firsts, large.sequence, key=by_sequence)]
+        """Remove one of `firsts` or `parked`; return the messages behind it."""
+        self._forget_first(large)
         unmarked = self._unmarked  # in order of arrival, which is also the order of leaving
         while unmarked and not unmarked[0].is_waiting:
             unmarked.popleft()
-        large.after = NOTHING_BEFORE
+        if large.after is not None:
+            large.after = NOTHING_BEFORE
         chain = self.chains.pop(large.message.topic)
         chain.popleft()
         return chain
@@ -137,7 +183,8 @@ class LargeMessages:
         """
         may_all_go = n_messages >= sum(map(len, self.chains.values()))
         # A client with thousands of chains that reconnects must not cost 30 ms each time.
-        oldest_first = (self.chains[large.message.topic] for large in self.firsts)
+        heads = itertools.chain(self.firsts, self.parked)
+        oldest_first = (self.chains[first.message.topic] for first in heads)
         held = itertools.chain.from_iterable(oldest_first) if may_all_go else self.waiting()
         taken = list(itertools.islice(filter(is_wanted, held), n_messages))
         gone = set(taken)
@@ -159,6 +206,7 @@ class LargeMessages:
                 rests.append(chain)
         if rests:
             self.firsts = [large for large in self.firsts if large not in gone]
+            self.parked = [first for first in self.parked if first not in gone]
         if taken and self._unmarked:
             self._unmarked = deque(large for large in self._unmarked if large not in gone)
         return taken, rests
@@ -166,7 +214,8 @@ class LargeMessages:
     def check_invariants(self) -> None:
         """Raise AssertionError where the class's invariants do not hold."""
         firsts = sorted((chain[0] for chain in self.chains.values()), key=by_sequence)
-        assert firsts == self.firsts, "oldest first, one of a topic"  # noqa: S101 (the check)
+        heads = list(heapq.merge(self.firsts, self.parked, key=by_sequence))
+        assert firsts == heads, "oldest first, one of a topic"  # noqa: S101 (the check)
         for topic, chain in self.chains.items():
             assert {d.message.topic for d in chain} == {topic}, "chains"  # noqa: S101
             sequences = [d.sequence for d in chain]
@@ -174,7 +223,8 @@ class LargeMessages:
 
     def check_order(self, ready: Iterable[Delivery]) -> None:
         """Raise AssertionError where a ready message came after a held one of its topic."""
-        since = {large.message.topic: large.sequence for large in self.firsts}
+        heads = itertools.chain(self.firsts, self.parked)
+        since = {first.message.topic: first.sequence for first in heads}
         for delivery in ready:
             first = since.get(delivery.message.topic)
             assert first is None or delivery.sequence < first, "order"  # noqa: S101

@@ -7,7 +7,8 @@ different topics may. An outbox therefore has three places:
   arrival. They are separate because a full inflight window holds only the second.
 * `_held`: large messages, oldest first, with later messages on their topics. Only the oldest is
   ever offered to the gate, so that withheld messages leave one at a time, with a new decision after
-  each. It is created with the first large message.
+  each. It is created with the first large message. Messages that wait for another lane
+  (`penstock.broker.outbox.lane_order`) are parked there.
 
 Small messages pass a waiting large one. But a large message that could leave is passed by at most
 as many bytes as its payload has; then the gate is asked about it first. So a busy stream of small
@@ -25,7 +26,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.broker.extensions import Decision, Verdict
 from penstock.broker.link import Link
@@ -42,6 +43,9 @@ from penstock.broker.outbox.delivery import (
 from penstock.broker.outbox.large_messages import LargeMessages
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.rules import SWEEP_SECONDS, OutboxRules
+
+if TYPE_CHECKING:
+    from penstock.broker.outbox.lane_order import LaneOrder
 
 _GATE_FAILED: Final = Verdict(deliver=True, reason="the gate failed", cause="gate_failed")
 
@@ -72,6 +76,8 @@ class Outbox:
             first; `KEPT_DECISIONS` at most.
         journal: notified of each QoS 1 and 2 delivery that comes or leaves; None where nothing of
             the session is stored. Every path in and out passes `_enter` and `_remove`.
+        order: keeps the order of each topic across this and another outbox; None where there is no
+            other one.
     """
 
     __slots__ = (
@@ -92,6 +98,7 @@ class Outbox:
         "look_again_at",
         "n_bytes",
         "n_messages",
+        "order",
         "recent",
     )
 
@@ -121,6 +128,7 @@ class Outbox:
         self.last_decision: Decision | None = None
         self.recent: tuple[Decision, ...] = ()
         self.journal: DeliveryWatcher | None = None
+        self.order: LaneOrder | None = None
 
     @property
     def rules(self) -> OutboxRules:
@@ -149,6 +157,10 @@ class Outbox:
         held = self._held
         return held.firsts[0] if held is not None and held.firsts else None
 
+    def _next_parked(self) -> Delivery | None:
+        held = self._held
+        return held.parked[0] if held is not None and held.parked else None
+
     def why_nothing(self) -> str:
         """Say why `take` yields nothing: a few words for reports."""
         if not self.n_messages:
@@ -157,6 +169,8 @@ class Outbox:
             return "inflight window full"
         if self.is_withholding:
             return f"withheld: {self.last_decision.verdict.reason if self.last_decision else ''}"
+        if self._next_parked() is not None:
+            return "an earlier message of the topic is on the other lane"
         return "waiting for room"
 
     def waiting(self) -> Iterator[Delivery]:
@@ -198,16 +212,66 @@ class Outbox:
         behind = held.chains.get(message.topic) if held is not None else None
         ready = self._ready if delivery.qos else self._ready0
         is_of_run = ready and ready[-1].sequence == self._sequence
-        if behind is not None or is_large or not is_of_run:
+        order = self.order
+        if order is not None:
+            self._sequence = order.next_sequence()
+        elif behind is not None or is_large or not is_of_run:
             self._sequence += 1
         delivery.sequence = self._sequence
         self._enter(delivery)
+        if order is not None:
+            order.enter(delivery)
         if behind is None or not (is_large or self._rules.keeps_topics):
-            self._place(delivery)
+            if order is not None and order.holds(delivery):
+                self._park(delivery)
+            else:
+                self._place(delivery)
             return True
         behind.append(delivery)
         if held is not None and is_large:
             held.await_mark(delivery)
+        return True
+
+    def take_up(self, delivery: Delivery, sequence: int) -> None:
+        """Let a message wait in its place among those of its topic, which may not be the last one.
+
+        There is no limit: it has waited in this or the other lane before. It is parked until
+        `unpark`, to be called when all that move at a time are here.
+
+        Args:
+            delivery: in no outbox.
+            sequence: its number among those of both lanes.
+        """
+        order = self.order
+        assert order is not None  # noqa: S101 (there are lanes)
+        message = delivery.message
+        is_large = message.is_large and self.is_large(message)
+        delivery.after = NOTHING_BEFORE if is_large else None
+        delivery.sequence = sequence
+        self._enter(delivery)
+        order.enter(delivery)
+        if not (is_large or self._rules.keeps_topics):
+            self._place(delivery)
+            return
+        if self._held is None or message.topic not in self._held.chains:
+            self._park(delivery)
+        else:
+            self._held.insert(delivery)
+
+    def _park(self, delivery: Delivery) -> None:
+        """Let a message wait until the other lane has none of its topic that is earlier."""
+        self._held = self._held or LargeMessages()
+        self._held.park(deque((delivery,)))
+        if delivery.after is not None:
+            self._held.await_mark(delivery)
+
+    def unpark(self, topic: str) -> bool:
+        """Release what need not wait for the other lane any more; return whether there was any."""
+        held, order = self._held, self.order
+        first = None if held is None else held.parked_of(topic)
+        if held is None or first is None or (order is not None and order.holds(first)):
+            return False
+        self._free(held, (held.unpark(first),))
         return True
 
     def _why_full(self, message: Message) -> str:
@@ -257,7 +321,11 @@ class Outbox:
         """Return the message to evict for a delivery, with its ready place; None without one."""
         source: deque[Delivery] | None = self._ready0 or self._ready or None
         oldest = source[0] if source is not None else None
-        large = self._next_large()
+        large = min(
+            (one for one in (self._next_large(), self._next_parked()) if one is not None),
+            key=by_sequence,
+            default=None,
+        )
         if (
             large is not None
             and not self._ready0
@@ -508,6 +576,9 @@ class Outbox:
         for behind in rests:
             while behind:
                 delivery = behind[0]
+                if self.order is not None and self.order.holds(delivery):
+                    held.park(behind)
+                    break
                 if delivery.after is not None:
                     self._hold(held, delivery, behind)
                     break
@@ -539,6 +610,8 @@ class Outbox:
             rules.backlog.leave(delivery.message)
         if self.journal is not None and delivery.qos:
             self.journal.changed(delivery)
+        if self.order is not None:
+            self.order.left(delivery)
 
     def _has_expired(self, delivery: Delivery, now: float) -> bool:
         has_expired = delivery.message.is_expired(now)
@@ -601,6 +674,10 @@ class Outbox:
                 # No work for each of 100,000 messages. No remaining `Delivery.after` refers to one
                 # of these: large messages of QoS 0 are dropped, too.
                 self._leave_backlog(ready)
+                if self.order is not None:
+                    for delivery in ready:
+                        delivery.is_waiting = False
+                        self.order.left(delivery)
                 self.n_messages -= len(ready)
                 if self.n_messages:
                     self.n_bytes -= sum(delivery.message.size_bytes for delivery in ready)
@@ -634,9 +711,7 @@ class Outbox:
             arrived_before: monotonic seconds.
         """
         heads = [lane[0] for lane in self._lanes() if lane]
-        large = self._next_large()
-        if large is not None:
-            heads.append(large)
+        heads += [one for one in (self._next_large(), self._next_parked()) if one is not None]
         if any(head.message.arrived_at < arrived_before for head in heads):
             old = self.take_where(lambda d: d.message.arrived_at < arrived_before)
             self._ledger.drop("too_old", len(old))

@@ -10,7 +10,7 @@ from penstock.broker.config.capabilities import check_subscribe, refusal_of_filt
 from penstock.broker.counters import count
 from penstock.broker.errors import ProtocolError
 from penstock.broker.events import ClientSubscribed
-from penstock.broker.message import SizeClass
+from penstock.broker.message import SIZE_PROPERTY, SizeClass
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
 from penstock.broker.mqtt.packets import (
@@ -41,9 +41,6 @@ MIN_FILTERS: Final = 1_000
 
 FILTERS_IN_TURN: Final = 256
 """Of one SUBSCRIBE or UNSUBSCRIBE before others have their turn: at some 4 us each, 1 ms."""
-
-SIZE_PROPERTY: Final = "penstock-size"
-"""User Property of SUBSCRIBE that names the size class of the messages to subscribe to."""
 
 MAX_SHOWN: Final = 40
 """Characters of a size class that is unknown, in the Reason String."""

@@ -106,7 +106,7 @@ def _after_pump(client: Client, session: Session, now: float) -> None:
             client.throttle.let_go()
     elif session.outbox.n_messages <= client.sender.send_quota:
         if not (session.outbox.n_messages or session.resend or session.retained_due):
-            session.is_direct = True
+            session.is_direct = session.outbox.order is None
             client.throttle.is_slow = False
         client.throttle.let_go()
     _set_look_timer(session, outgoing, now)

@@ -293,6 +293,7 @@ def _give(due: RetainedDue, message: Message, now: float) -> None:
         and not sender.outgoing.is_paused
         and not sender.holds_connack
         and not session.outbox.n_messages
+        and session.outbox.order is None
         and not session.resend
         and not message.is_large
         and not (breaking is not None and sender.outgoing.has_unread)  # see `pump`

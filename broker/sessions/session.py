@@ -215,7 +215,11 @@ class Session:
             if self.retained_due:
                 send_before(self, message.topic, now)
             breaking = self.core.breaking
-            if qos or (breaking is not None and breaking.awaits(self)):
+            order = self.outbox.order
+            is_sent_soon = (breaking is not None and breaking.awaits(self)) or (
+                order is not None and order.is_taken_over
+            )
+            if qos or is_sent_soon:
                 delivery = Delivery(
                     message, qos, retain=retain, subscription_ids=subscription_ids, share=share
                 )

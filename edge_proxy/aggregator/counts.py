@@ -29,6 +29,8 @@ class UplinkCounts:
     Attributes:
         connected: the cloud's broker has accepted the connection, which stands: 1; else 0.
         connections: times that it was accepted.
+        taken_over: it is a lane that the other one has taken over: 1; else 0.
+        takeovers: times that this has begun.
         failures: attempts that failed and connections that ended, by reason.
         up_messages: PUBLISH packets sent to the cloud, repeats included.
         up_bytes: of these packets.
@@ -43,6 +45,8 @@ class UplinkCounts:
 
     connected: int = 0
     connections: int = 0
+    taken_over: int = 0
+    takeovers: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     up_messages: int = 0
     up_bytes: int = 0

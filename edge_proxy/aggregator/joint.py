@@ -36,6 +36,7 @@ from penstock.broker.counters import count
 from penstock.broker.errors import PeerError, PenstockError, ProtocolError
 from penstock.broker.extensions import PUBLISHER_PROPERTY
 from penstock.broker.faults import is_logged
+from penstock.broker.message import SIZE_PROPERTY, SizeClass
 from penstock.broker.mqtt.enums import MAX_PACKET_ID, MAX_REMAINING_LENGTH, MQTT_5, PacketType
 from penstock.broker.mqtt.packets import (
     ConnAck,
@@ -103,6 +104,7 @@ class JointSettings:
         down_id: the same of what publishes.
         own_prefix: what the Client Identifiers begin with of all that publish what this uplink
             brings down, by any address or lane.
+        sizes: size class of what goes up; None for both.
         client_id: Client Identifier at the cloud's broker.
         version: protocol version towards the cloud, 4 or 5.
         is_bridge: with MQTT 3.1.1: the bridge bit is set in CONNECT.
@@ -120,6 +122,7 @@ class JointSettings:
     up_id: str
     down_id: str
     own_prefix: str
+    sizes: SizeClass | None
     client_id: str
     version: int
     is_bridge: bool
@@ -371,7 +374,8 @@ class Joint:
         self.up.send(connect_up(self.settings.up_id, window))
         # What is retained goes up once, and again where the cloud has forgotten the session.
         again = frozenset[str]() if not self.session_present else self._old_filters
-        self.up.send(subscribe_up(self.remapping.up_filters(), without_retained=again))
+        filters = self.remapping.up_filters()
+        self.up.send(subscribe_up(filters, self.settings.sizes, without_retained=again))
 
     def _connect_down(self) -> None:
         """Let the client that publishes connect, in the version of the cloud's connection.
@@ -488,11 +492,14 @@ def connect_up(up_id: str, receive_maximum: int) -> bytes:
     return write_packet(Connect(up_id, clean_start=False, keep_alive=0, properties=properties), 5)
 
 
-def subscribe_up(filters: Mapping[str, int], *, without_retained: Container[str]) -> bytes:
+def subscribe_up(
+    filters: Mapping[str, int], sizes: SizeClass | None, *, without_retained: Container[str]
+) -> bytes:
     """Return the SUBSCRIBE for what goes up; b"" for nothing.
 
     Args:
         filters: topic filter to QoS.
+        sizes: size class of the messages; None for both.
         without_retained: those of them whose retained messages are not sent.
     """
     if not filters:
@@ -501,7 +508,8 @@ def subscribe_up(filters: Mapping[str, int], *, without_retained: Container[str]
         SubscriptionRequest(name, qos, False, True, 2 if name in without_retained else 0)
         for name, qos in filters.items()
     )
-    return write_packet(Subscribe(1, requests), MQTT_5)
+    properties = {"user_property": [(SIZE_PROPERTY, sizes)]} if sizes else {}
+    return write_packet(Subscribe(1, requests, properties), MQTT_5)
 
 
 def _read(first_byte: int, frame: bytes, body_at: int, version: int) -> Packet:

@@ -4,6 +4,12 @@ Theory of operation. One connection delivers its bytes in order, so a picture on
 every alarm behind it. An uplink with lanes has two connections, each with a Client Identifier, a
 session, an inflight window and a TCP path of its own. Each is a whole uplink as one without lanes
 is. With ``by: topic``, each rule belongs to one of them, so that the lanes have no topic in common.
+With ``by: size``, what goes up is divided by its size; the site's broker keeps the order of each
+topic across both (`penstock.broker.outbox.lane_order`), and what comes down comes on the lane of
+small messages.
+
+A lane that cannot connect while the other one stands is taken over: what waits to go up on it goes
+by the other lane. What is unacknowledged waits for its session.
 """
 
 from __future__ import annotations
@@ -15,8 +21,9 @@ from typing import Final, Literal, TypeVar
 from pydantic import field_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from penstock.broker.config.key_types import STRICT
+from penstock.broker.config.key_types import STRICT, Seconds
 from penstock.broker.errors import MalformedPacketError
+from penstock.broker.message import SizeClass
 from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
 from penstock.edge_proxy.aggregator.filters import canonical, covers, intersection
 from penstock.edge_proxy.aggregator.remapping import DownRule, Rule
@@ -32,13 +39,17 @@ class LanesKeys:
     """Two connections in place of one; the keys under `lanes`.
 
     Attributes:
-        by: what tells the lanes apart: ``topic``.
+        by: what tells the lanes apart: ``size`` or ``topic``.
         large: with ``by: topic``: topic filters of the site. A rule belongs to the lane of large
             messages if one of them holds all of its topics.
+        takeover_seconds: what waits to go up on a lane goes by the other one after the lane could
+            not connect for so long while the other stood. Shorter outages cost less than the
+            change: what is unacknowledged has to wait for the session anyway.
     """
 
-    by: Literal["topic"] = "topic"
+    by: Literal["size", "topic"] = "size"
     large: list[str] = field(default_factory=list)
+    takeover_seconds: Seconds = 10.0
 
     @field_validator("large")
     @classmethod
@@ -54,8 +65,10 @@ class LanesKeys:
 
     def __post_init__(self) -> None:
         """Check the values against each other."""
-        if not self.large:
+        if self.by == "topic" and not self.large:
             raise ValueError("topic filters of the site under large, beside by: topic")
+        if self.by == "size" and self.large:
+            raise ValueError("filters under large only beside by: topic, not by: size")
 
     def check(self, rules: Sequence[Rule]) -> None:
         """Check that each rule belongs to one lane, and that both lanes have one.
@@ -66,6 +79,8 @@ class LanesKeys:
         Raises:
             ValueError: says what is allowed.
         """
+        if self.by == "size":
+            return
         for rule in rules:
             for name in self.large:
                 if not self._is_large(rule) and intersection(name, rule.local_filter):
@@ -96,11 +111,13 @@ class Lane:
         name: ``large``, or "" for that of small messages and where there are no lanes.
         up: rules of what goes up on it.
         down: rules of what comes down on it.
+        sizes: size class of what goes up on it; None for both.
     """
 
     name: str
     up: Sequence[Rule]
     down: Sequence[DownRule]
+    sizes: SizeClass | None = None
 
     def of(self, text: str, separator: str) -> str:
         """Return a name for this lane alone; that of the uplink where it has none of its own."""
@@ -117,6 +134,8 @@ def lanes_of(keys: LanesKeys | None, up: Sequence[Rule], down: Sequence[DownRule
     """
     if keys is None:
         return [Lane("", up, down)]
+    if keys.by == "size":
+        return [Lane("", up, down, "small"), Lane(LARGE, up, (), "large")]
     return [
         Lane(
             LARGE if is_large else "",

@@ -115,6 +115,10 @@ class UplinkPlugin(Plugin):
             )
         for uplink in self.uplinks:
             await uplink.prepare()
+        for lanes in self._lanes.values():
+            if len(lanes) > 1:
+                small, large = lanes
+                self._local_clients.keep_order(small.up_id, large.up_id)
         for uplink in self.uplinks:
             uplink.start()
 

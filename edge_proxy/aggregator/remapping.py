@@ -96,11 +96,25 @@ class Remapping:
 
     Attributes:
         up_rules: of what goes up, in their order.
+        own_up_rules: those of them by which the site's broker is asked.
         down_rules: of what comes down, in their order.
     """
 
-    def __init__(self, up_rules: Sequence[Rule], down_rules: Sequence[DownRule]) -> None:
+    def __init__(
+        self,
+        up_rules: Sequence[Rule],
+        down_rules: Sequence[DownRule],
+        own_up_rules: Sequence[Rule] | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            up_rules: as the attribute.
+            down_rules: as the attribute.
+            own_up_rules: as the attribute; None for all.
+        """
         self.up_rules = tuple(up_rules)
+        self.own_up_rules = self.up_rules if own_up_rules is None else tuple(own_up_rules)
         self.down_rules = tuple(down_rules)
         self._up = [
             _Renaming(rule.local_prefix, rule.local_filter, rule.remote_prefix, rule.remote_filter)
@@ -113,7 +127,7 @@ class Remapping:
 
     def up_filters(self) -> dict[str, int]:
         """Return what the site's broker is asked for: topic filter to QoS."""
-        return _highest((rule.local_filter, rule.qos) for rule in self.up_rules)
+        return _highest((rule.local_filter, rule.qos) for rule in self.own_up_rules)
 
     def up(self, topic: str) -> str | None:
         """Return the name in the cloud of a topic of the site; None where it does not go up.

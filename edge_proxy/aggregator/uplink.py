@@ -131,7 +131,7 @@ class Uplink:
             clock=clock,
         )
         self._without_session: set[Upstream] = set()
-        self.remapping = Remapping(lane.up, lane.down)
+        self.remapping = Remapping(keys.up, lane.down, lane.up)
         self.loops = Loops(site, keys.max_hops)
         self.asking = Asking(
             self.remapping,
@@ -159,6 +159,7 @@ class Uplink:
         self._short = 0
         self._is_stopping = False
         self._sweeping: asyncio.TimerHandle | None = None
+        self._taking: asyncio.TimerHandle | None = None
 
     @property
     def local_ids(self) -> tuple[str, ...]:
@@ -204,8 +205,7 @@ class Uplink:
         self.password()
         known = self.local_clients.subscriptions(self.up_id)
         self._old_filters = known or ()
-        if known is None or set(known) != set(self.remapping.up_filters()):
-            await self._subscribe(known or ())
+        await self._subscribe(known or ())
         backlog = self.keys.backlog
         self.local_clients.limit(
             self.up_id,
@@ -229,7 +229,7 @@ class Uplink:
         client = Preparing(asyncio.get_running_loop())
         transport = self.local_clients.connect(client)
         transport.write(connect_up(self.up_id, 1))
-        transport.write(subscribe_up(filters, without_retained=filters))
+        transport.write(subscribe_up(filters, self.lane.sizes, without_retained=filters))
         if gone:
             transport.write(write_packet(Unsubscribe(2, gone), MQTT_5))
         # Its answer says that all of the above is done.
@@ -334,8 +334,9 @@ class Uplink:
     async def stop(self) -> None:
         """Say goodbye to the cloud, and end."""
         self._is_stopping = True
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        for timer in (self._sweeping, self._taking):
+            if timer is not None:
+                timer.cancel()
         if self._link is not None:
             await self._link.say_goodbye()
         if self._task is not None:
@@ -351,7 +352,7 @@ class Uplink:
             reason, told = await self._connect_once()
             if self._is_stopping:
                 return
-            self.counts.connected = 0
+            self._connected_is(0)
             if reason == WISHED:
                 self.logger.info("uplink %s: disconnected: %s", self.name, told)
                 self._failures = 0
@@ -515,6 +516,7 @@ class Uplink:
             up_id=self.up_id,
             down_id=self.down_id_of(upstream),
             own_prefix=self._own_prefix,
+            sizes=self.lane.sizes,
             client_id=self.client_id,
             version=MQTT_5 if is_5 else ProtocolVersion.MQTT_3_1_1,
             is_bridge=keys.bridge_bit and not is_5,
@@ -548,6 +550,42 @@ class Uplink:
             return self.lane.of(keys.marker_topic, "/")
         return MARKER_TOPIC.format(client_id=self.client_id)
 
+    # -- the other lane ------------------------------------------------------------------------
+
+    def _connected_is(self, connected: int) -> None:
+        """Note whether this lane stands, and see which lane may take over which."""
+        self.counts.connected = connected
+        for lane in self.lanes:
+            lane.look_at_takeover()
+
+    def look_at_takeover(self) -> None:
+        """Begin to wait for a takeover of this lane, or end that or the takeover."""
+        keys = self.keys.lanes
+        if keys is None:
+            return
+        other = next(lane for lane in self.lanes if lane is not self)
+        is_due = not self.counts.connected and bool(other.counts.connected)
+        if is_due and not self.counts.taken_over and self._taking is None:
+            loop = asyncio.get_running_loop()
+            self._taking = loop.call_later(keys.takeover_seconds, self._let_take_over, other.name)
+        elif not is_due:
+            if self._taking is not None:
+                self._taking.cancel()
+                self._taking = None
+            if self.counts.taken_over:
+                self.counts.taken_over = 0
+                self.local_clients.take_over(self.up_id, is_away=False)
+                self.logger.warning("uplink %s: what comes from now on waits for it", self.name)
+
+    def _let_take_over(self, other: str) -> None:
+        self._taking = None
+        self.counts.taken_over = 1
+        self.counts.takeovers += 1
+        self.local_clients.take_over(self.up_id, is_away=True)
+        self.logger.warning(
+            "uplink %s: not connected: what waits to go up goes by %s", self.name, other
+        )
+
     @property
     def _refreshes(self) -> bool:
         """Whether changes of retained messages may have been lost; a restart is an outage."""
@@ -569,7 +607,7 @@ class Uplink:
             self.local_clients.end_sessions(lambda client_id: client_id in others)
         self._old_filters = tuple(self.remapping.up_filters())
         self.asking.accepted(session_present=joint.session_present, refreshes=self._refreshes)
-        self.counts.connected = 1
+        self._connected_is(1)
         self.counts.connections += 1
         self.logger.info(
             "uplink %s: connected to %s as %s%s",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from penstock.broker.config.policy import parse_policy
 from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.broker.server import Server
 from penstock.edge_proxy.aggregator.plugin import UplinkPlugin
 from penstock.edge_proxy.aggregator.uplink import Uplink
+from penstock.edge_proxy.upstream import UpstreamError
 from tests.broker.serving import until
 from tests.helpers.mosquitto import running_mosquitto
 from tests.helpers.process import anonymous_policy
@@ -42,16 +45,18 @@ def cut_all(lanes: Sequence[Uplink]) -> None:
     """End the connections of lanes, as a network would."""
     for lane in lanes:
         link = lane._link
-        assert link is not None
-        assert link.cloud.transport is not None
-        link.cloud.transport.abort()
+        if link is not None and link.cloud.transport is not None:
+            link.cloud.transport.abort()
 
 
-async def publish_all(client: WireClient, topics: list[str]) -> None:
-    """Publish numbered messages of QoS 2 on each topic."""
-    for number in range(N_MESSAGES):
+async def publish_all(
+    client: WireClient, topics: list[str], numbers: Iterable[int] = range(N_MESSAGES)
+) -> None:
+    """Publish numbered messages of QoS 2 on each topic; every third on a mixed topic is large."""
+    for number in numbers:
         for topic in topics:
-            payload = b"%d " % number + (LARGE if "large" in topic else SMALL)
+            is_large = "large" in topic or ("mixed" in topic and number % 3 == 1)
+            payload = b"%d " % number + (LARGE if is_large else SMALL)
             await client.send(Publish(topic, payload, qos=2, packet_id=1))
             await client.take(PubRec)
             await client.send(PubRel(1))
@@ -113,5 +118,54 @@ async def test_by_topic_a_lane_that_is_cut_loses_and_repeats_nothing(tmp_path: P
                 )
                 assert got == {topic: list(range(N_MESSAGES)) for topic in topics}
             assert [lane.counts.failures.get("closed") for lane in lanes] == [2, 2]
+        finally:
+            await edge.stop()
+
+
+async def test_by_size_each_topic_keeps_its_order_over_cuts_and_a_takeover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With mosquitto, which knows no sizes; each message of QoS 2 comes once.
+
+    Both lanes are cut; then the large one cannot connect, is taken over, and comes back.
+    """
+    keys = {"up": [{"filter": "up/#"}], "lanes": {"by": "size", "takeover_seconds": 0.01}}
+    with running_mosquitto(tmp_path, "max_queued_messages 0") as mosquitto:
+        edge = edge_of(mosquitto.port, **keys)
+        await edge.start()
+        try:
+            lanes = lanes_of(edge)
+            large = lanes[1]
+            await until(lambda: all(lane.counts.connected for lane in lanes))
+            near = await connected(edge.addresses["default"][1], "near")
+            taker = await connected(mosquitto.port, "taker")
+            await taker.subscribe("up/#", 2)
+            topics = ["up/mixed/a", "up/mixed/b"]
+
+            async def publish() -> None:
+                await publish_all(near, topics, range(10))
+                await until(lambda: all(lane.counts.connected for lane in lanes))
+                is_reachable = False
+                dial = large.upstreams.dial
+
+                async def dial_later(*args: Any) -> Any:
+                    if not is_reachable:
+                        raise UpstreamError("unreachable, as the test has it")
+                    return await dial(*args)
+
+                monkeypatch.setattr(large.upstreams, "dial", dial_later)
+                cut_all([large])
+                await publish_all(near, topics, range(10, 20))
+                await until(lambda: large.counts.taken_over)
+                await publish_all(near, topics, range(20, 25))
+                is_reachable = True
+                await until(lambda: large.counts.connected)
+                await publish_all(near, topics, range(25, N_MESSAGES))
+
+            got, _ = await asyncio.gather(take_all(taker, 2, lambda: cut_all(lanes)), publish())
+            assert got == {topic: list(range(N_MESSAGES)) for topic in topics}
+            assert large.counts.takeovers
+            assert not large.counts.taken_over
+            assert all(lane.counts.up_messages for lane in lanes)
         finally:
             await edge.stop()

@@ -53,6 +53,7 @@ def test_an_address_and_a_rule_are_enough() -> None:
         ({"speed": 1}, "speed"),
         ({"lanes": {"by": "colour"}}, "lanes.by"),
         ({"lanes": {"by": "topic"}}, "topic filters of the site under large"),
+        ({"lanes": {"by": "size", "large": ["#"]}}, "filters under large only beside by: topic"),
         ({"lanes": {"by": "topic", "large": ["a/#/b"]}}, "topic filters, not 'a/#/b'"),
         ({"lanes": {"by": "topic", "large": ["$share/a/b"]}}, "not below"),
         ({"lanes": {"by": "topic", "large": ["a/#"]}}, "'a/#' holds a part of the rule '#'"),

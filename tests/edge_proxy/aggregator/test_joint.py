@@ -49,6 +49,7 @@ SETTINGS: dict[str, Any] = {
     "up_id": "$uplink/cloud/up",
     "down_id": "$uplink/cloud/down",
     "own_prefix": "$uplink/cloud/down",
+    "sizes": None,
     "client_id": "berlin-cloud",
     "version": 5,
     "is_bridge": False,

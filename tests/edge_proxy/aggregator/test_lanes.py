@@ -21,3 +21,10 @@ def test_by_topic_each_rule_is_of_one_lane() -> None:
     assert (small.name, small.up, small.down) == ("", [up[0]], [down[1]])
     assert (large.name, large.up, large.down) == ("large", [up[1]], [down[0]])
     assert large.of("cloud", "-") == "cloud-large"
+
+
+def test_by_size_both_lanes_have_all_that_goes_up() -> None:
+    """What comes down comes on the small one."""
+    small, large = lanes_of(LanesKeys("size"), [Rule("a/#")], [DownRule("b/#")])
+    assert (small.up, small.down, small.sizes) == ([Rule("a/#")], [DownRule("b/#")], "small")
+    assert (large.up, list(large.down), large.sizes) == ([Rule("a/#")], [], "large")

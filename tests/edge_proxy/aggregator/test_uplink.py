@@ -475,6 +475,38 @@ async def test_by_topic_each_lane_has_a_connection_with_its_rules() -> None:
                 assert lane.counts.down_messages == n_before + 1
 
 
+async def test_by_size_a_small_message_passes_a_large_one_of_another_topic_alone() -> None:
+    """One of the same topic comes after it, by the other lane, when the cloud has it."""
+    async with serving() as cloud, site(port_of(cloud), lanes={"by": "size"}) as edge:
+        small, large = (uplink_of(edge, name) for name in ("cloud", "cloud/large"))
+        await until(lambda: small.counts.connected and large.counts.connected)
+        async with (
+            await connected(port_of(cloud), "far") as far,
+            await connected(port_of(edge), "near") as near,
+        ):
+            await far.subscribe("up/#", 1)
+            n_before = [lane.counts.up_messages for lane in (small, large)]
+            link = large._link
+            assert link is not None
+            link.cloud.read(unless="test", wants=False)  # acknowledgements do not come
+            await near.send(
+                Publish("up/cam", b"x" * 20_000, qos=1, packet_id=1),
+                Publish("up/cam", b"after", qos=1, packet_id=2),
+                Publish("up/alarm", b"1", qos=1, packet_id=3),
+                Publish("up/cam", b"last", qos=0),
+            )
+            got = [await take_message(far) for _ in range(2)]
+            assert {packet.topic for packet in got} == {"up/cam", "up/alarm"}
+            session = edge.core.sessions.get("$uplink/cloud/up")
+            assert session is not None
+            assert session.outbox.why_nothing().endswith("is on the other lane")
+            link.cloud.read(unless="test", wants=True)
+            assert (await take_message(far)).payload == b"after"
+            assert (await take_message(far)).payload == b"last"
+            n_after = [lane.counts.up_messages for lane in (small, large)]
+            assert [b - a for a, b in zip(n_before, n_after, strict=True)] == [3, 1]
+
+
 def _retained(server: Server) -> dict[str, Any]:
     """Return the payloads of what is retained at a site, by topic, but the broker's own."""
     return {

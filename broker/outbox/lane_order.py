@@ -1,0 +1,241 @@
+"""Two sessions as lanes of one subscriber: the order of a topic holds across both.
+
+Theory of operation. A subscriber with two connections gets a topic's small messages on one and its
+large ones on the other. Each connection keeps its own order, so a message that was published later
+could come earlier on the other one. With a `LaneOrder` at each of the two outboxes, a message does
+not leave while an earlier one of its topic waits in the other lane, or is unacknowledged there. A
+message of QoS 0 counts until it has left.
+
+Deliveries of both lanes are numbered in one sequence. `pending` has those of each topic, oldest
+first, and what has left its front is removed when it is looked at. So a message has to wait if the
+first pending one of its topic in the other lane has a smaller number. The outbox *parks* it then,
+with what comes after it on its topic, as it does behind a large message; other topics pass. When a
+delivery has left or is acknowledged, the outbox of the other lane is asked to unpark its topic.
+
+A lane that is away may be taken over: what waits in it moves to the other lane, in its place among
+the messages of its topic. What is unacknowledged stays with its session, and later messages of its
+topics wait for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import insort
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.outbox.delivery import Delivery, DeliveryWatcher, by_sequence
+
+if TYPE_CHECKING:
+    from penstock.broker.outbox.inflight import Inflight
+    from penstock.broker.outbox.ledger import Ledger
+    from penstock.broker.outbox.outbox import Outbox
+
+SLICE_MESSAGES: Final = 1000
+"""Messages that move to another lane in one turn."""
+
+_LEAST_CLEANED: Final = 64
+"""A shorter queue of pending messages is not searched for those that have left its middle."""
+
+
+class LaneOrder(DeliveryWatcher):
+    """One of two lanes; it watches the inflight window in place of the session's journal.
+
+    Attributes:
+        outbox: of the lane.
+        inflight: of the same.
+        ledger: of the same.
+        pending: topic to its messages in this lane, oldest first; some may have left.
+        other: the other lane.
+        is_taken_over: what waits here, or comes, moves to the other lane.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        inflight: Inflight,
+        ledger: Ledger,
+        *,
+        wake: Callable[[], None],
+        later: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """Prepare; `join` sets it to work.
+
+        Args:
+            outbox: of the lane.
+            inflight: of the same.
+            ledger: of the same.
+            wake: has the lane send what may leave.
+            later: calls a function after what is being done.
+        """
+        self.outbox = outbox
+        self.inflight = inflight
+        self.ledger = ledger
+        self.pending: dict[str, deque[Delivery]] = {}
+        self.other: LaneOrder
+        self.is_taken_over = False
+        self._wake = wake
+        self._later = later
+        self._journal: DeliveryWatcher | None = None
+        self._numbers = itertools.count(1)
+        self._left: dict[str, None] = {}
+        self._is_moving = False
+
+    # -- asked by the outbox -------------------------------------------------------------------
+
+    def next_sequence(self) -> int:
+        """Return the number of the next delivery of both lanes."""
+        return next(self._numbers)
+
+    def enter(self, delivery: Delivery) -> None:
+        """Take note of a delivery that waits in the outbox now; its `sequence` is set."""
+        topic = delivery.message.topic
+        queue = self.pending.get(topic)
+        if queue is None:
+            queue = self.pending[topic] = deque()
+        elif len(queue) >= _LEAST_CLEANED and not len(queue) & (len(queue) - 1):
+            queue = self.pending[topic] = deque(filter(self._is_pending, queue))
+        if queue and queue[-1].sequence > delivery.sequence:
+            insort(queue, delivery, key=by_sequence)
+        else:
+            queue.append(delivery)
+        if self.is_taken_over:
+            self._move_soon()
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Say whether a delivery has to wait for an earlier one of its topic in the other lane."""
+        if not self.outbox.rules.keeps_topics:
+            return False
+        first = self.other.first_pending(delivery.message.topic)
+        return first is not None and first.sequence < delivery.sequence
+
+    def left(self, delivery: Delivery) -> None:
+        """Take note of a delivery that has left the outbox: it is sent next, or was dropped."""
+        if not self._left:
+            self._later(self._settle)
+        self._left[delivery.message.topic] = None
+
+    # -- told by the inflight window -----------------------------------------------------------
+
+    def changed(self, delivery: Delivery) -> None:
+        """Note that a delivery was sent, received or taken back."""
+        if self._journal is not None:
+            self._journal.changed(delivery)
+
+    def finished(self, delivery: Delivery) -> None:
+        """Note that a delivery was acknowledged."""
+        if self._journal is not None:
+            self._journal.finished(delivery)
+        self._look(delivery.message.topic)
+
+    def ended(self, *, has_expired: bool) -> None:
+        """Note that the session ends."""
+        if self._journal is not None:
+            self._journal.ended(has_expired=has_expired)
+
+    # -- within --------------------------------------------------------------------------------
+
+    def first_pending(self, topic: str) -> Delivery | None:
+        """Return the oldest message of a topic that is in this lane; None for none."""
+        queue = self.pending.get(topic)
+        if queue is None:
+            return None
+        while queue:
+            if self._is_pending(queue[0]):
+                return queue[0]
+            queue.popleft()
+        del self.pending[topic]
+        return None
+
+    def _is_pending(self, delivery: Delivery) -> bool:
+        return delivery.is_waiting or (delivery.qos > 0 and self.inflight.holds(delivery))
+
+    def _settle(self) -> None:
+        """Look at the topics of what has left the outbox."""
+        left, self._left = self._left, {}
+        for topic in left:
+            self._look(topic)
+
+    def _look(self, topic: str) -> None:
+        """Let go what has waited for messages of a topic that are in this lane no more."""
+        self.first_pending(topic)
+        if self.other.outbox.unpark(topic):
+            self.other._wake()  # noqa: SLF001 (of its kind)
+
+    def join(self, other: LaneOrder, numbers: itertools.count[int]) -> None:
+        """Set one of two lanes to work; to be called for both, then `place_all`."""
+        self.other = other
+        self._numbers = numbers
+        self._journal, self.inflight.journal = self.inflight.journal, self
+
+    # -- takeover ------------------------------------------------------------------------------
+
+    def take_over(self, *, is_away: bool) -> None:
+        """Let the other lane have what waits here and what comes; or let this lane have it again.
+
+        Args:
+            is_away: whether this lane has no connection. What has moved does not come back.
+        """
+        self.is_taken_over = is_away
+        if is_away and self.outbox.n_messages:
+            self._move_soon()
+
+    def _move_soon(self) -> None:
+        if not self._is_moving:
+            self._is_moving = True
+            self._later(self._move)
+
+    def _move(self) -> None:
+        """Move some messages, the oldest first."""
+        self._is_moving = False
+        if not self.is_taken_over:
+            return
+        taken = self.outbox.take_where(lambda _: True, SLICE_MESSAGES)
+        for delivery in taken:
+            self.ledger.moved += 1
+            self.other.ledger.matched += 1
+            moved = type(delivery)(
+                delivery.message,
+                delivery.qos,
+                retain=delivery.retain,
+                subscription_ids=delivery.subscription_ids,
+            )
+            self.other.outbox.take_up(moved, delivery.sequence)
+        for topic in dict.fromkeys(delivery.message.topic for delivery in taken):
+            self.other.outbox.unpark(topic)
+        self.other._wake()  # noqa: SLF001 (of its kind)
+        if self.outbox.n_messages:
+            self._move_soon()
+
+
+def join_lanes(one: LaneOrder, other: LaneOrder) -> None:
+    """Keep the order of each topic across two lanes, from what is in them on.
+
+    What is in them was restored from the disk, in the order of its rows.
+    """
+    numbers = itertools.count(1)
+    one.join(other, numbers)
+    other.join(one, numbers)
+    found: list[tuple[tuple[int, int], LaneOrder, Delivery]] = []
+    topics: list[set[str]] = []
+    for lane in (one, other):
+        mine = [*lane.inflight, *lane.outbox.waiting()]
+        topics.append({delivery.message.topic for delivery in mine})
+        found += [((delivery.row, delivery.sequence), lane, delivery) for delivery in mine]
+    common = topics[0] & topics[1]
+    waiting = set[Delivery]()
+    for lane in (one, other):
+        waiting.update(lane.outbox.take_where(lambda delivery: delivery.message.topic in common))
+        lane.outbox.order = lane
+    found.sort(key=lambda each: each[0])
+    for _, lane, delivery in found:
+        number = lane.next_sequence()
+        if delivery in waiting:
+            lane.outbox.take_up(delivery, number)
+        else:
+            delivery.sequence = number
+            lane.enter(delivery)
+    for topic in common:
+        one.outbox.unpark(topic)
+        other.outbox.unpark(topic)
