@@ -32,7 +32,9 @@ IDLE_SECONDS: Final = 30.0
 """Silence after which what has not come counts as lost."""
 
 STALL_SECONDS: Final = 0.5
-"""Silence after which a side looks at less than it wanted to be woken for."""
+"""Silence after which a side looks at less than it wanted to be woken for, once: a machine that is
+busy elsewhere is silent for as long, and a load that woke for every packet from then on would be
+its own bottleneck."""
 
 ANSWER_BYTES: Final = 4
 """Of a PUBACK, PUBREC, PUBREL or PUBCOMP that reports success, in both versions."""
@@ -86,7 +88,11 @@ class Side(Protocol):
         ...
 
     def near_the_end(self) -> None:
-        """Be woken by a single byte."""
+        """Be woken by a single byte from here on."""
+        ...
+
+    def look(self, *, at_anything: bool) -> None:
+        """Be woken by a single byte, or again by as many as before."""
         ...
 
 
@@ -132,10 +138,15 @@ class _Connection:
         _set_wake_up(self.sock, wake_up_bytes)
 
     def near_the_end(self) -> None:
-        """Be woken by a single byte."""
+        """Be woken by a single byte from here on."""
         if self.wake_up_bytes > 1:
             self.wake_up_bytes = 1
             _set_wake_up(self.sock, 1)
+
+    def look(self, *, at_anything: bool) -> None:
+        """Be woken by a single byte, or again by as many as before."""
+        if self.wake_up_bytes > 1:
+            _set_wake_up(self.sock, 1 if at_anything else self.wake_up_bytes)
 
     def receive(self) -> bytes:
         """Return what has come, behind the rest of the last chunk.
@@ -481,13 +492,16 @@ def serve(sides: Sequence[Side]) -> float:
                 if is_last_look:
                     break
                 for side in sides:
-                    side.near_the_end()
-            is_last_look = not ready
+                    side.look(at_anything=True)
             for descriptor, _ in ready:
                 side = by_descriptor[descriptor]
                 side.read()
                 if not side.remaining:
                     poller.unregister(descriptor)
                     busy -= 1
+            if ready and is_last_look:
+                for side in sides:
+                    side.look(at_anything=False)
+            is_last_look = not ready
             finished = time.monotonic()
     return finished

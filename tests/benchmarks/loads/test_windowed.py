@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks.loads import wire
+from benchmarks.loads import windowed, wire
 from benchmarks.loads.windowed import Plan, Subscriber
 
 PLAN = Plan(pairs=1, window=4, payload_bytes=10, qos=1)
@@ -103,3 +103,31 @@ def test_properties_may_come_in_another_order_and_not_with_other_values() -> Non
         assert subscriber.learn(turned[1], turned[0], plan, PAYLOADS) == 1
         with pytest.raises(wire.WireError, match="published"):
             subscriber.learn(turned[2], turned[0], plan, PAYLOADS)
+
+
+def test_after_a_stall_a_side_is_woken_as_seldom_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is less than its low-water mark is read once nothing more comes, and the mark stays."""
+    monkeypatch.setattr(windowed, "STALL_SECONDS", 0.001)
+    marks = []
+    read = Subscriber.read
+
+    def noting_read(subscriber: Subscriber) -> None:
+        marks.append(subscriber.sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT))
+        read(subscriber)
+
+    monkeypatch.setattr(Subscriber, "read", noting_read)
+
+    def serve(sock: socket.socket) -> None:
+        sock.sendall(published(0, 1))
+        wire.receive_exactly(sock, 4)
+        sock.sendall(b"".join(published(i, i + 1) for i in range(1, 10)))
+        wire.receive_exactly(sock, 36)
+
+    with subscribed_to(serve) as subscriber:
+        mark = 4 * subscriber.packet_bytes
+        subscriber.begin(10, mark)
+        windowed.serve([subscriber])
+        assert subscriber.received == 10
+    assert marks[:2] == [1, mark]
