@@ -3,25 +3,29 @@
 Rerun: ``python -m benchmarks.sidecar_overhead``; a look in seconds with ``--quick``.
 
 One broker runs, and one sidecar before it, with the plugins of docs/edge-proxy.md. The same load
-goes to the broker itself and through the sidecar, publishers and subscribers alike, in turns in the
-order A B B A; each four give one figure, and the median of these counts. Latency is that of one
-message at a time, from its PUBLISH to its arrival at the client that has sent it, so of two ways
-through the sidecar. Throughput is that of rows of ``penstock bench``. Load, broker and sidecar need
-a processor each: where they share one, throughput tells how it is shared.
+goes to the broker itself, through a forwarder of connections that looks at nothing, and through the
+sidecar, publishers and subscribers alike, in turns in the order A B C C B A; each two of a way give
+one figure, and the median of these counts. Latency is that of one message at a time, from its
+PUBLISH to its arrival at the client that has sent it, so of two ways through the sidecar.
+Throughput is that of rows of ``penstock bench``. Load, broker and sidecar need a processor each:
+where they share one, throughput tells how it is shared. The forwarder says what a process in the
+way costs there whatever it does, and the processor time of each, a message, what the sidecar adds.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import psutil
 import typer
@@ -66,6 +70,16 @@ WARM_UP_MESSAGES: Final = 2_000
 
 
 @contextmanager
+def forwarder_before(broker: RunningPeer) -> Iterator[RunningPeer]:
+    """Start a forwarder of connections and end it afterwards."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, reserved_port() as port:
+        file = Path(__file__).parent / "loads" / "forwarder.py"
+        command = [sys.executable, str(file), str(port), str(broker.port)]
+        with _started("forwarder", command, Path(name), port) as forwarder:
+            yield forwarder
+
+
+@contextmanager
 def sidecar_before(broker: RunningPeer) -> Iterator[RunningPeer]:
     """Start a sidecar and end it afterwards."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, reserved_port() as port:
@@ -78,12 +92,18 @@ def sidecar_before(broker: RunningPeer) -> Iterator[RunningPeer]:
         }
         file.write_text(yaml.safe_dump(config))
         command = [sys.executable, "-m", "penstock", "proxy", "-c", str(file)]
-        process = RunningBroker("sidecar", command, folder)
-        try:
-            process.wait_until_listening(port)
-            yield RunningPeer("sidecar", port, psutil.Process(process.process.pid))
-        finally:
-            process.stop()
+        with _started("sidecar", command, folder, port) as sidecar:
+            yield sidecar
+
+
+@contextmanager
+def _started(name: str, command: list[str], folder: Path, port: int) -> Iterator[RunningPeer]:
+    process = RunningBroker(name, command, folder)
+    try:
+        process.wait_until_listening(port)
+        yield RunningPeer(name, port, psutil.Process(process.process.pid))
+    finally:
+        process.stop()
 
 
 def median_trip(effort: Effort, qos: int, peer: RunningPeer) -> float:
@@ -111,83 +131,112 @@ def median_trip(effort: Effort, qos: int, peer: RunningPeer) -> float:
     return statistics.median(trips)
 
 
-def rate_at_qos_0(effort: Effort, peer: RunningPeer) -> float:
+def rate_at_qos_0(effort: Effort, peer: RunningPeer) -> Turn:
     """Return messages of the row `qos0_1to1` delivered in a second."""
     with Load(peer, shape=throughput.UNIFORM) as load:
-        return _rate(load.run, effort)
+        return _rate(load.run, effort, peer)
 
 
-def rate_at_qos_1(effort: Effort, peer: RunningPeer) -> float:
+def rate_at_qos_1(effort: Effort, peer: RunningPeer) -> Turn:
     """Return messages of the row `qos1_1to1` delivered in a second."""
     with WindowedLoad(peer.port, ONE_TO_ONE(qos=1)) as load:
-        return _rate(load.run, effort)
+        return _rate(load.run, effort, peer)
 
 
-def _rate(run: Callable[[int], Run], effort: Effort) -> float:
+def _rate(run: Callable[[int], Run], effort: Effort, peer: RunningPeer) -> Turn:
     rate = run(WARM_UP_MESSAGES).published_per_second
+    cpu_seconds = peer.cpu_seconds()
     found = run(max(WARM_UP_MESSAGES, int(rate * effort.seconds)))
     if found.lost:
         raise BenchmarkError(f"{found.lost} messages were lost")
-    return found.delivered_per_second
+    cpu_seconds = peer.cpu_seconds() - cpu_seconds
+    return Turn(found.delivered_per_second, cpu_seconds / found.delivered)
+
+
+class Turn(NamedTuple):
+    """What one turn came to.
+
+    Attributes:
+        value: seconds, or messages in a second.
+        cpu_seconds: of the process that the load is connected to, a message; 0 where it does not
+            count.
+    """
+
+    value: float
+    cpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a row came to.
+    """What a row came to, by the way: `broker`, `forwarder` and `sidecar`.
 
     Attributes:
-        broker: medians of turns at the broker itself, one a round.
-        sidecar: the same through the sidecar.
+        values: means of the two turns of a round.
+        cpu_seconds: the same of the processor time of the process in the way, or of the broker, a
+            message.
     """
 
-    broker: list[float]
-    sidecar: list[float]
+    values: dict[str, list[float]]
+    cpu_seconds: dict[str, list[float]]
 
 
-ROWS: Final[dict[str, Callable[[Effort, RunningPeer], float]]] = {
-    "latency_qos0": lambda effort, peer: median_trip(effort, 0, peer),
-    "latency_qos1": lambda effort, peer: median_trip(effort, 1, peer),
+ROWS: Final[dict[str, Callable[[Effort, RunningPeer], Turn]]] = {
+    "latency_qos0": lambda effort, peer: Turn(median_trip(effort, 0, peer)),
+    "latency_qos1": lambda effort, peer: Turn(median_trip(effort, 1, peer)),
     "qos0_1to1": rate_at_qos_0,
     "qos1_1to1": rate_at_qos_1,
 }
 
 
-def measure(row: str, effort: Effort, broker: RunningPeer, sidecar: RunningPeer) -> Figures:
-    """Measure a row, by turns."""
-    figures = Figures([], [])
+def measure(row: str, effort: Effort, ways: dict[str, RunningPeer]) -> Figures:
+    """Measure a row, by turns.
+
+    Args:
+        row: one of `ROWS`.
+        effort: how long to look.
+        ways: what the load is connected to.
+    """
+    figures = Figures({way: [] for way in ways}, {way: [] for way in ways})
     call = partial(ROWS[row], effort)
     for number in range(effort.rounds):
-        first, second, third, fourth = (call(peer) for peer in (broker, sidecar, sidecar, broker))
-        figures.broker.append((first + fourth) / 2)
-        figures.sidecar.append((second + third) / 2)
+        turns: dict[str, list[Turn]] = {way: [] for way in ways}
+        for way in itertools.chain(ways, reversed(ways)):
+            turns[way].append(call(ways[way]))
+        for way, (one, other) in turns.items():
+            figures.values[way].append((one.value + other.value) / 2)
+            figures.cpu_seconds[way].append((one.cpu_seconds + other.cpu_seconds) / 2)
         typer.echo(f"{row} {number + 1}/{effort.rounds}", err=True)
     return figures
 
 
 def to_markdown(found: dict[str, Figures]) -> list[str]:
     """Return the table."""
-    lines = [
-        "| row | the broker itself | through the sidecar | cost | target |",
-        "| --- | ---: | ---: | ---: | --- |",
-    ]
+    titles = "row|the broker itself|forwarder|sidecar|cost|to the forwarder|us a message|target"
+    lines = [f"| {titles.replace('|', ' | ')} |", "| --- |" + " ---: |" * 6 + " --- |"]
     for row, figures in found.items():
-        alone, through = map(statistics.median, (figures.broker, figures.sidecar))
-        each = zip(figures.broker, figures.sidecar, strict=True)
+        values = figures.values
+        medians = [statistics.median(values[way]) for way in ("broker", "forwarder", "sidecar")]
         if row.startswith("latency"):
-            added = 1000 * statistics.median(b - a for a, b in each)
-            verdict = "Met" if added < TARGET_MILLISECONDS else "Missed"
-            lines.append(
-                f"| {row} | {1000 * alone:.3f} ms | {1000 * through:.3f} ms | {added:+.3f} ms | "
-                f"{verdict}: < {TARGET_MILLISECONDS} ms |"
-            )
+            cells = [f"{1000 * each:.3f} ms" for each in medians]
+            costs = [1000 * _compared(values, way, operator.sub) for way in ("broker", "forwarder")]
+            cells += [f"{cost:+.3f} ms" for cost in costs] + [""]
+            is_met, target = costs[0] < TARGET_MILLISECONDS, f"< {TARGET_MILLISECONDS} ms"
         else:
-            ratio = statistics.median(b / a for a, b in each)
-            verdict = "Met" if ratio >= TARGET_RATIO else "Missed"
-            lines.append(
-                f"| {row} | {alone:,.0f}/s | {through:,.0f}/s | {ratio:.0%} | "
-                f"{verdict}: ≥ {TARGET_RATIO:.0%} |"
-            )
+            cells = [f"{each:,.0f}/s" for each in medians]
+            costs = [_compared(values, way, operator.truediv) for way in ("broker", "forwarder")]
+            cpu = [1e6 * statistics.median(each) for each in figures.cpu_seconds.values()]
+            cells += [f"{cost:.0%}" for cost in costs] + [", ".join(f"{each:.2f}" for each in cpu)]
+            is_met, target = costs[0] >= TARGET_RATIO, f"≥ {TARGET_RATIO:.0%}"
+        verdict = "Met" if is_met else "Missed"
+        lines.append(f"| {row} | {' | '.join(cells)} | {verdict}: {target} |")
     return lines
+
+
+def _compared(
+    values: dict[str, list[float]], way: str, compare: Callable[[float, float], float]
+) -> float:
+    """Return the median of the sidecar's values, each compared with that of a way."""
+    return statistics.median(map(compare, values["sidecar"], values[way]))
 
 
 def bench(
@@ -203,15 +252,16 @@ def bench(
     effort = QUICK_EFFORT if quick else FULL_EFFORT
     with (
         running(peer, inflight_messages=INFLIGHT_MESSAGES) as itself,
+        forwarder_before(itself) as forwarder,
         sidecar_before(itself) as sidecar,
     ):
+        ways = {"broker": itself, "forwarder": forwarder, "sidecar": sidecar}
         try:
-            found = {row: measure(row, effort, itself, sidecar) for row in chosen}
+            found = {row: measure(row, effort, ways) for row in chosen}
         except RunError as error:
             raise BenchmarkError(str(error)) from error
     run = describe_run([peer], rounds=str(effort.rounds))
-    figures = {row: {"broker": each.broker, "sidecar": each.sidecar} for row, each in found.items()}
-    write_json(json_file, {"run": run, "rows": figures})
+    write_json(json_file, {"run": run, "rows": {row: asdict(each) for row, each in found.items()}})
     tell(to_markdown(found), run)
 
 

@@ -116,14 +116,17 @@ def end_of_like(
         between: what stands between its Packet Identifier and its payload.
         last: where the last of them may begin.
     """
-    head = data[position:topic_end]
     packet_bytes = stop - position
-    between_at = topic_end + 2 - position
-    while (
-        stop <= last and data.startswith(head, stop) and data.startswith(between, stop + between_at)
-    ):
-        stop += packet_bytes
-    return stop
+    end = end_of_equal_heads(
+        data, data[position:topic_end], stop, packet_bytes, last + packet_bytes
+    )
+    if between and end > stop:
+        between_at = stop + topic_end + 2 - position
+        n_like = _n_equal_heads(
+            data, between, between_at, packet_bytes, (end - stop) // packet_bytes
+        )
+        end = stop + n_like * packet_bytes
+    return end
 
 
 def end_of_equal_heads(data: bytes, head: bytes, stop: int, packet_bytes: int, end: int) -> int:

@@ -8,8 +8,8 @@ the client can send it only for a message that was sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import Enum
+from itertools import repeat
 from struct import unpack
 from typing import Final
 
@@ -109,7 +109,7 @@ class AckMap:
             0 in new
             or len(new) != len(packet_ids) // 2
             or not self._sent.keys().isdisjoint(new)
-            or not self._waiting.keys().isdisjoint(new)
+            or (self._waiting and not self._waiting.keys().isdisjoint(new))
         ):
             return False
         self._sent.update(new)
@@ -168,12 +168,13 @@ class AckMap:
             How many of the first have finished a message; the next one has not.
         """
         sent = self._sent
-        n_finished = 0
-        for packet_id in _numbers(packet_ids):
-            if sent.get(packet_id) != 1:
-                break
-            del sent[packet_id]
-            n_finished += 1
+        numbers = _numbers(packet_ids)
+        found = list(map(sent.pop, numbers, repeat(0)))
+        n_finished = found.count(1)
+        if n_finished < len(found):
+            n_finished = next(i for i, qos in enumerate(found) if qos != 1)
+            behind = zip(numbers[n_finished:], found[n_finished:], strict=True)
+            sent.update((packet_id, qos) for packet_id, qos in behind if qos)
         return n_finished
 
     def take_expired(self, now: float) -> list[Delivery]:
@@ -185,6 +186,6 @@ class AckMap:
         return expired
 
 
-def _numbers(packet_ids: bytes | bytearray) -> Iterable[int]:
+def _numbers(packet_ids: bytes | bytearray) -> tuple[int, ...]:
     """Return Packet Identifiers of two bytes each as numbers."""
     return unpack(f">{len(packet_ids) // 2}H", packet_ids)

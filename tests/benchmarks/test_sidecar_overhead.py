@@ -9,7 +9,7 @@ from benchmarks.sidecar_overhead import Figures, main, to_markdown
 
 
 def test_rows_are_measured_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Latency and throughput, of the broker itself and through the sidecar, in one run."""
+    """Latency and throughput of the broker, through a forwarder and the sidecar, in one run."""
     file = tmp_path / "results.json"
     rows = "latency_qos1,qos1_1to1"
     assert main(["--quick", "--broker", "mosquitto", "--rows", rows, "--json", str(file)]) == 0
@@ -18,19 +18,36 @@ def test_rows_are_measured_and_shown(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "commit: " in table
     document = json.loads(file.read_text())
     assert list(document["rows"]) == rows.split(",")
-    assert all(each["broker"] and each["sidecar"] for each in document["rows"].values())
+    for row in document["rows"].values():
+        assert list(row["values"]) == ["broker", "forwarder", "sidecar"]
+        assert all(row["values"].values())
 
 
 def test_the_table_judges_by_the_median_of_the_rounds() -> None:
     """Added milliseconds for latency, the ratio for throughput."""
     found = {
-        "latency_qos0": Figures([0.001, 0.001, 0.001], [0.0011, 0.0015, 0.0011]),
-        "qos1_1to1": Figures([100.0, 200.0, 100.0], [70.0, 140.0, 90.0]),
+        "latency_qos0": Figures(
+            {
+                "broker": [0.001, 0.001, 0.001],
+                "forwarder": [0.001, 0.00105, 0.00105],
+                "sidecar": [0.0011, 0.0015, 0.0011],
+            },
+            {},
+        ),
+        "qos1_1to1": Figures(
+            {
+                "broker": [100.0, 200.0, 100.0],
+                "forwarder": [80.0, 160.0, 100.0],
+                "sidecar": [70.0, 140.0, 90.0],
+            },
+            {"broker": [4e-6], "forwarder": [2e-6], "sidecar": [5e-6]},
+        ),
     }
-    assert to_markdown(found)[2:] == [
-        "| latency_qos0 | 1.000 ms | 1.100 ms | +0.100 ms | Met: < 0.2 ms |",
-        "| qos1_1to1 | 100/s | 90/s | 70% | Missed: ≥ 80% |",
-    ]
+    latency, rate = to_markdown(found)[2:]
+    assert latency.startswith("| latency_qos0 | 1.000 ms | 1.050 ms | 1.100 ms | +0.100 ms | +0.1")
+    assert latency.endswith(" |  | Met: < 0.2 ms |")
+    assert rate.startswith("| qos1_1to1 | 100/s | 100/s | 90/s | 70% | 88% | 4.00, 2.00, 5.00 |")
+    assert rate.endswith(" | Missed: ≥ 80% |")
 
 
 def test_a_row_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
