@@ -17,6 +17,7 @@ end, again the one that it would have had. (Linux 6.18, net/ipv4/tcp_timer.c: `t
 from __future__ import annotations
 
 import socket
+import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,3 +162,34 @@ def _names(which: str) -> str:
         return (_SYSCTLS / f"tcp_{which}_congestion_control").read_text().strip()
     except OSError as error:
         return str(error)
+
+
+_SO_MAX_PACING_RATE: Final = 47
+_NO_PACING: Final = 0xFFFFFFFF
+"""From asm-generic/socket.h and net/sock.h; Python has no names for them."""
+
+
+def set_pacing_rate(fileno: int, bytes_per_second: float | None) -> bool:
+    """Have the kernel send on a connection at some rate at most; what it has taken included.
+
+    Args:
+        fileno: file descriptor of a TCP socket.
+        bytes_per_second: None for no limit.
+
+    Returns:
+        False where the system cannot.
+    """
+    if sys.platform != "linux":
+        return False
+    rate = _NO_PACING if bytes_per_second is None else min(int(bytes_per_second), _NO_PACING - 1)
+    try:
+        borrowed = socket.SocketType(socket.AF_INET, socket.SOCK_STREAM, 0, fileno)
+    except OSError:
+        return False
+    try:
+        borrowed.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=I", rate))
+    except OSError:
+        return False
+    finally:
+        borrowed.detach()
+    return True

@@ -152,6 +152,8 @@ class Joint:
         retained: topics at the site of retained messages that have come, not taken yet, while
             `watches_retained`.
         watches_retained: they are wanted.
+        timed_id: packet identifier of a message on its way up whose acknowledgement is timed; 0 for
+            none, or once that has come.
         answers: of the cloud's broker, not taken yet: (topic filter, reason code), and None as the
             code of a subscription that has ended.
     """
@@ -189,6 +191,7 @@ class Joint:
         self.markers: list[bytes | None] = []
         self.retained: list[str] = []
         self.watches_retained = False
+        self.timed_id = 0
         self.version = settings.version
         self.maximum_packet_size = MAX_REMAINING_LENGTH + 5
         self.maximum_qos = 2
@@ -233,6 +236,20 @@ class Joint:
         self._from_down.receive_data(data)
 
     # -- what is asked of it ---------------------------------------------------------------------
+
+    def time_newest(self, last_id: int) -> int:
+        """Time the newest message on its way up, where there is a newer one than the last timed.
+
+        Args:
+            last_id: packet identifier of that.
+
+        Returns:
+            Packet identifier of the one that is timed from now on; 0 for none.
+        """
+        newest = self._up.last_packet_id
+        if newest != last_id and newest in self._up.topics:
+            self.timed_id = newest
+        return self.timed_id
 
     def ping(self) -> None:
         """Send PINGREQ to the cloud."""
@@ -791,6 +808,8 @@ class _Cloud:
             if code >= 0x80:
                 joint.markers.append(None)
             return
+        if packet_id == joint.timed_id:
+            joint.timed_id = 0
         topic = up.topics.get(packet_id, "")
         if first_byte != _PUBREC or code >= 0x80:
             up.topics.pop(packet_id, None)

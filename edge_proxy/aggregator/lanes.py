@@ -45,11 +45,14 @@ class LanesKeys:
         takeover_seconds: what waits to go up on a lane goes by the other one after the lane could
             not connect for so long while the other stood. Shorter outages cost less than the
             change: what is unacknowledged has to wait for the session anyway.
+        yields: the lane of large messages sends below the delivery rate of its path while small
+            ones are delayed (`penstock.edge_proxy.aggregator.pacing`).
     """
 
     by: Literal["size", "topic"] = "size"
     large: list[str] = field(default_factory=list)
     takeover_seconds: Seconds = 10.0
+    yields: bool = True
 
     @field_validator("large")
     @classmethod

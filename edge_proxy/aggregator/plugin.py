@@ -22,6 +22,7 @@ from penstock.broker.extensions import (
 from penstock.edge_proxy.aggregator.conditions import Budget
 from penstock.edge_proxy.aggregator.config import UplinkConfig
 from penstock.edge_proxy.aggregator.lanes import Lane, lanes_of
+from penstock.edge_proxy.aggregator.pacing import Pacing
 from penstock.edge_proxy.aggregator.uplink import Uplink
 
 
@@ -64,7 +65,7 @@ class UplinkPlugin(Plugin):
         self, name: str, lanes: Sequence[Lane], local_clients: LocalClients
     ) -> Sequence[Uplink]:
         """Return all lanes of an uplink."""
-        budget = Budget()
+        budget, pacing = Budget(), Pacing()
         uplinks = [
             Uplink(
                 name,
@@ -74,6 +75,7 @@ class UplinkPlugin(Plugin):
                 local_clients,
                 self.context.logger,
                 budget=budget,
+                pacing=pacing,
                 rng=random.Random(),  # noqa: S311 (no secret)
                 clock=self.context.clock,
                 wall=time.time,

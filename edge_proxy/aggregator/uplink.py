@@ -39,6 +39,7 @@ from penstock.edge_proxy.aggregator.joint import (
 )
 from penstock.edge_proxy.aggregator.lanes import Lane
 from penstock.edge_proxy.aggregator.link import GOODBYE_SECONDS, WISHED, WRITE_LOW_BYTES, Link
+from penstock.edge_proxy.aggregator.pacing import Pacing
 from penstock.edge_proxy.aggregator.preparation import Forgetting, Preparing
 from penstock.edge_proxy.aggregator.remapping import Loops, Remapping
 from penstock.edge_proxy.upstream import Upstream, UpstreamError, Upstreams
@@ -81,6 +82,7 @@ class Uplink:
         upstreams: addresses of the cloud's broker.
         subscriptions: what the cloud is asked for.
         budget: of the bytes that go up.
+        pacing: by which the large lane yields to the small one.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Uplink:
         logger: Logger,
         *,
         budget: Budget,
+        pacing: Pacing,
         rng: random.Random,
         clock: Callable[[], float],
         wall: Callable[[], float],
@@ -107,6 +110,7 @@ class Uplink:
             local_clients: of the site's broker.
             logger: of the plugin.
             budget: of the bytes that go up, common to its lanes.
+            pacing: of the large lane, common to its lanes.
             rng: for the time between attempts.
             clock: monotonic seconds.
             wall: seconds of the wall clock since 1970.
@@ -148,6 +152,7 @@ class Uplink:
         self.subscriptions = self.asking.subscriptions
         self._lost_at: float | None = None
         self.budget = budget
+        self.pacing = pacing
         self._schedule = keys.times.schedule()
         self._demand = Demand(keys.start)
         self._wall = wall

@@ -226,6 +226,7 @@ EDGE_PROXY_PURE: Final = frozenset(
         "edge_proxy.aggregator.filters",
         "edge_proxy.aggregator.joint",
         "edge_proxy.aggregator.lanes",
+        "edge_proxy.aggregator.pacing",
         "edge_proxy.aggregator.outlet",
         "edge_proxy.aggregator.packet_stream",
         "edge_proxy.aggregator.remapping",
@@ -254,6 +255,7 @@ ABOVE_THE_CONTRACT: Final = {
     "edge_proxy.__main__": ("broker.process.program", "broker.server"),
     # TLS exists once.
     "edge_proxy.upstream": ("broker.network.tls",),
+    "edge_proxy.aggregator.link": ("broker.network.tcp_options",),
     "plugins.access.passwd": ("broker.process.program",),
     "plugins.console.why": ("broker.process.program",),
     "plugins.queue.__main__": ("broker.process.program",),

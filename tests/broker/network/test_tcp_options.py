@@ -17,6 +17,7 @@ from penstock.broker.network.tcp_options import (
     plan_retransmissions,
     set_congestion_control,
     set_give_up,
+    set_pacing_rate,
     set_retransmissions,
 )
 
@@ -159,3 +160,17 @@ def test_congestion_control_that_only_root_may_choose_says_so(sock: socket.socke
     assert "tcp_allowed_congestion_control" in str(error.value)
     with without_privileges():
         set_congestion_control(sock, names("allowed")[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an option of Linux")
+def test_kernel_sends_at_the_rate_that_was_set_until_there_is_none(sock: socket.socket) -> None:
+    """It says of a descriptor that is no TCP socket's that it cannot."""
+    pacing_rate = 47
+    assert set_pacing_rate(sock.fileno(), 100_000.5)
+    assert sock.getsockopt(socket.SOL_SOCKET, pacing_rate) == 100_000
+    assert set_pacing_rate(sock.fileno(), None)
+    assert sock.getsockopt(socket.SOL_SOCKET, pacing_rate) == -1
+    read, write = os.pipe()
+    assert not set_pacing_rate(read, None)
+    os.close(read)
+    os.close(write)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import sys
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +23,7 @@ from tests.helpers.certificates import Authority
 from tests.helpers.process import anonymous_policy
 from tests.helpers.wire import WireClient, connected
 
+SO_MAX_PACING_RATE = 47
 UP = {"filter": "up/#"}
 DOWN = {"filter": "down/#", "when": "always"}
 
@@ -505,6 +508,43 @@ async def test_by_size_a_small_message_passes_a_large_one_of_another_topic_alone
             assert (await take_message(far)).payload == b"last"
             n_after = [lane.counts.up_messages for lane in (small, large)]
             assert [b - a for a, b in zip(n_before, n_after, strict=True)] == [3, 1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel paces")
+@pytest.mark.parametrize("yields", [True, False])
+async def test_the_large_lane_is_sent_at_the_pace_that_the_small_one_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+    yields: bool,  # noqa: FBT001 (a parameter)
+) -> None:
+    """A small message is timed; the kernel paces the connection of the large ones."""
+    lanes = {"by": "size", "yields": yields}
+    async with (
+        serving() as cloud,
+        site(port_of(cloud), lanes=lanes) as edge,
+        await connected(port_of(edge), "near") as near,
+    ):
+        small, large = (uplink_of(edge, name) for name in ("cloud", "cloud/large"))
+        await until(lambda: small.counts.connected and large.counts.connected)
+        session = edge.core.sessions.get("$uplink/cloud/up")
+        assert session is not None
+        timed: list[float] = []
+        pace: float | None = 50_000.0
+        monkeypatch.setattr(small.pacing, "acknowledged", timed.append)
+        monkeypatch.setattr(large.pacing, "rate", lambda *_: pace)
+        await deliver(near, Publish("up/a", b"x", qos=1, packet_id=1))
+        await until(lambda: session.ledger.delivered == 1)
+        assert bool(timed) == yields
+        await deliver(near, Publish("up/a", b"x" * 20_000, qos=1, packet_id=1))
+        if not yields:
+            return
+        link = large._link
+        assert link is not None
+        assert link.cloud.transport is not None
+        sock = link.cloud.transport.get_extra_info("socket")
+        await until(lambda: large.counts.paced == 1)
+        assert sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == 50_000
+        pace = None
+        await until(lambda: sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == -1)
 
 
 def _retained(server: Server) -> dict[str, Any]:
