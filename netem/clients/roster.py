@@ -97,7 +97,7 @@ class Roster:
 
     def topic(self, member: PublisherMember, stream: str) -> str:
         """Return the Topic Name of a stream of a publisher."""
-        return self.scenario.traffic[stream].topic.replace("{n}", str(member.topic_number))
+        return member.publisher.topic_of(self.scenario.traffic[stream], member.topic_number)
 
     def times(self, member: PublisherMember, stream: str) -> Times:
         """Return when the messages of a publisher's stream are due: the same for each broker."""

@@ -141,7 +141,8 @@ class Stream:
     """Messages of one kind.
 
     Attributes:
-        topic: Topic Name; ``{n}`` in it stands for the publisher's number, from 1.
+        topic: Topic Name; ``{n}`` in it stands for the publisher's number, from 1, and ``{host}``
+            for the name of its host.
         payload_bytes: length of each, at least 24 (the head that tells them apart).
         period_seconds: between two; the mean of it where they come at random.
         qos: at which they are published: 0, 1 or 2.
@@ -179,6 +180,15 @@ class Publisher:
     count: int = 1
     protocol: Literal["3.1.1", "5"] = "3.1.1"
     brokers: list[str] | None = None
+
+    def topic_of(self, stream: Stream, number: int) -> str:
+        """Return the Topic Name of a stream of one of these.
+
+        Args:
+            stream: one of `streams`.
+            number: of the publisher, from 1.
+        """
+        return stream.topic.replace("{n}", str(number)).replace("{host}", self.host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,7 +445,7 @@ class Scenario:
     def topics_of(self, publisher: Publisher) -> set[str]:
         """Return the Topic Names that the publishers of an entry have in all."""
         return {
-            self.traffic[stream].topic.replace("{n}", str(number))
+            publisher.topic_of(self.traffic[stream], number)
             for stream in publisher.streams
             for number in range(1, publisher.count + 1)
         }

@@ -288,7 +288,7 @@ def _check_its_brokers(
 
 def _topics(scenario: Scenario) -> set[str]:
     return {
-        stream.topic.replace("{n}", str(number))
+        publisher.topic_of(stream, number)
         for publisher in scenario.publishers.values()
         for stream in (scenario.traffic.get(each) for each in publisher.streams)
         if stream is not None and stream.topic

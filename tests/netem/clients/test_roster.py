@@ -20,6 +20,8 @@ from penstock.netem.runs.scenario import (
     Subscriber,
     Topology,
 )
+from penstock.netem.runs.scenario_checks import find_mistakes
+from penstock.netem.runs.units import units
 from tests.helpers.experiments import scenario, site_scenario
 
 
@@ -46,6 +48,25 @@ def test_clients_of_a_number_have_ids_of_their_own(tmp_path: Path) -> None:
     assert crew.subscribers[0].address == "cloud seen from edge"
     files = [each.file for each in crew.clients()]
     assert len(set(files)) == 5
+
+
+def test_a_topic_may_name_the_host_of_its_publisher() -> None:
+    """One stream of several sites has a topic for each."""
+    plan = site_scenario(
+        Edges(["site"]),
+        traffic={"small": Stream("{host}/alarms/{n}", 100, 0.25)},
+        publishers={
+            "at-site": Publisher("site", ["small"]),
+            "at-floor": Publisher("floor", ["small"]),
+        },
+        subscribers={"archive": Subscriber("cloud", ["floor/#"])},
+    )
+    assert list(find_mistakes(plan)) == []
+    roster = Roster(plan, "edge", 1)
+    topics = [roster.topic(each, "small") for each in roster.publishers]
+    assert topics == ["site/alarms/1", "floor/alarms/1"]
+    assert [row.publisher for row in roster.expected()] == ["at-floor"]
+    assert units(plan) == {"archive": "cloud-site"}
 
 
 def test_a_subscriber_awaits_what_its_filters_match_at_the_lesser_qos() -> None:
