@@ -27,16 +27,14 @@ would take the next message with that identifier for it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from logging import Logger
-from typing import Any, Final
+from typing import Final
 
 from penstock.broker.counters import count
-from penstock.broker.errors import PeerError, PenstockError, ProtocolError
+from penstock.broker.errors import PeerError, ProtocolError
 from penstock.broker.extensions import PUBLISHER_PROPERTY
 from penstock.broker.faults import is_logged
-from penstock.broker.message import SIZE_PROPERTY, SizeClass
 from penstock.broker.mqtt.enums import MAX_PACKET_ID, MAX_REMAINING_LENGTH, MQTT_5, PacketType
 from penstock.broker.mqtt.packets import (
     ConnAck,
@@ -50,19 +48,27 @@ from penstock.broker.mqtt.packets import (
     SubscriptionRequest,
     UnsubAck,
     Unsubscribe,
-    Will,
 )
 from penstock.broker.mqtt.properties import read_publish_properties, write_properties
-from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.mqtt.writer import publish_header, write_packet
+from penstock.edge_proxy.aggregator.connecting import (
+    SESSION_NEVER_EXPIRES,
+    JointSettings,
+    UplinkRefusedError,
+    check_accepted,
+    connect_cloud,
+    connect_up,
+    read_connack,
+    read_frame,
+    subscribe_up,
+    will_of,
+)
 from penstock.edge_proxy.aggregator.counts import UplinkCounts
 from penstock.edge_proxy.aggregator.outlet import Outlet
 from penstock.edge_proxy.aggregator.packet_stream import Buffer, PacketStream
 from penstock.edge_proxy.aggregator.remapping import SITE_PROPERTY, Loops, Remapping
 from penstock.edge_proxy.aggregator.subscriptions import Request
-
-SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
 
 MOST_INFLIGHT: Final = 32_000
 """QoS 1 and 2 messages on their way up. The packet identifiers of SUBSCRIBE are taken as far from
@@ -81,60 +87,6 @@ _PUBCOMP: Final = 0x70
 _NO_PROPERTIES: Final = b"\0"
 _OWN_MARK: Final = SITE_PROPERTY.encode()[:9]
 """What the names of all User Properties of uplinks begin with."""
-
-
-class UplinkRefusedError(PenstockError):
-    """The cloud's broker or the site's has refused the uplink, or has ended it.
-
-    Attributes:
-        reason: one word to count it by.
-    """
-
-    def __init__(self, reason: str, told: str) -> None:
-        super().__init__(told)
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class JointSettings:
-    """What the three connections say of themselves.
-
-    Attributes:
-        up_id: Client Identifier at the site's broker of what subscribes.
-        down_id: the same of what publishes.
-        own_prefix: what the Client Identifiers begin with of all that publish what this uplink
-            brings down, by any address or lane.
-        sizes: size class of what goes up; None for both.
-        client_id: Client Identifier at the cloud's broker.
-        version: protocol version towards the cloud, 4 or 5.
-        is_bridge: with MQTT 3.1.1: the bridge bit is set in CONNECT.
-        username: at the cloud's broker, or None.
-        password: the same.
-        keep_alive: seconds.
-        marker_topic: of its markers in the cloud; None for none.
-        state_topic: retained "1" or "0" on both sides; None for none.
-        tells_cloud_state: it is on both sides, not at the site alone.
-        tells_publisher: a message that goes up carries its publisher's Client Identifier.
-        receive_maximum: QoS 1 and 2 messages from the cloud that the site's broker takes at a time.
-        maximum_packet_size: bytes of the largest packet that the site's broker takes.
-    """
-
-    up_id: str
-    down_id: str
-    own_prefix: str
-    sizes: SizeClass | None
-    client_id: str
-    version: int
-    is_bridge: bool
-    username: str | None
-    password: bytes | None
-    keep_alive: int
-    marker_topic: str | None
-    state_topic: str | None
-    tells_cloud_state: bool
-    tells_publisher: bool
-    receive_maximum: int
-    maximum_packet_size: int
 
 
 class Joint:
@@ -406,7 +358,7 @@ class Joint:
             protocol_version=self.version,
             clean_start=not self.session_present,
             keep_alive=0,
-            will=_will(self.settings),
+            will=will_of(self.settings),
             properties={"session_expiry_interval": SESSION_NEVER_EXPIRES} if is_5 else {},
         )
         self.down.send(write_packet(connect, self.version))
@@ -451,100 +403,6 @@ class Joint:
             self.logger.warning("%d messages: %s", self.counts.changed[reason], reason)
 
 
-def connect_cloud(settings: JointSettings, *, forgets: bool = False) -> bytes:
-    """Return the CONNECT to the cloud's broker.
-
-    Args:
-        settings: of the uplink.
-        forgets: the session there ends, and none begins.
-    """
-    properties: dict[str, Any] = {}
-    if settings.version == MQTT_5 and not forgets:
-        properties = {
-            "session_expiry_interval": SESSION_NEVER_EXPIRES,
-            "receive_maximum": settings.receive_maximum,
-            "maximum_packet_size": settings.maximum_packet_size,
-        }
-    connect = Connect(
-        settings.client_id,
-        protocol_version=settings.version,
-        clean_start=forgets,
-        keep_alive=settings.keep_alive,
-        username=settings.username,
-        password=settings.password,
-        will=None if forgets or not settings.tells_cloud_state else _will(settings),
-        properties=properties,
-        is_bridge=settings.is_bridge,
-    )
-    return write_packet(connect, settings.version)
-
-
-def check_accepted(packet: ConnAck) -> None:
-    """Check that the cloud's broker accepts the connection.
-
-    Raises:
-        UplinkRefusedError: it refuses.
-    """
-    if packet.reason_code:
-        told = describe_reason_code(packet.reason_code)
-        reason = packet.properties.get("reason_string")
-        more = f" ({reason})" if reason else ""
-        elsewhere = packet.properties.get("server_reference")
-        if elsewhere:
-            more += f"; it names another server: {elsewhere}"
-        raise UplinkRefusedError("refused", f"refused: {told}{more}")
-
-
-def _will(settings: JointSettings) -> Will | None:
-    topic = settings.state_topic
-    return None if topic is None else Will(topic, b"0", 1, retain=True)
-
-
-def connect_up(up_id: str, receive_maximum: int) -> bytes:
-    """Return the CONNECT of the client that subscribes; MQTT 5, whatever the cloud speaks."""
-    properties = {
-        "session_expiry_interval": SESSION_NEVER_EXPIRES,
-        "receive_maximum": receive_maximum,
-    }
-    return write_packet(Connect(up_id, clean_start=False, keep_alive=0, properties=properties), 5)
-
-
-def subscribe_up(
-    filters: Mapping[str, int], sizes: SizeClass | None, *, without_retained: Container[str]
-) -> bytes:
-    """Return the SUBSCRIBE for what goes up; b"" for nothing.
-
-    Args:
-        filters: topic filter to QoS.
-        sizes: size class of the messages; None for both.
-        without_retained: those of them whose retained messages are not sent.
-    """
-    if not filters:
-        return b""
-    requests = tuple(
-        SubscriptionRequest(name, qos, False, True, 2 if name in without_retained else 0)
-        for name, qos in filters.items()
-    )
-    properties = {"user_property": [(SIZE_PROPERTY, sizes)]} if sizes else {}
-    return write_packet(Subscribe(1, requests, properties), MQTT_5)
-
-
-def _read(first_byte: int, frame: bytes, body_at: int, version: int) -> Packet:
-    return read_packet(first_byte, frame[body_at:], version)
-
-
-def read_connack(first_byte: int, frame: bytes, body_at: int, version: int) -> ConnAck:
-    """Return the first packet of the cloud's broker.
-
-    Raises:
-        ProtocolError: it is another than CONNACK.
-    """
-    packet = _read(first_byte, frame, body_at, version)
-    if not isinstance(packet, ConnAck):
-        raise ProtocolError(f"{packet.packet_type.name} before CONNACK")
-    return packet
-
-
 def _short(first_byte: int, packet_id: int) -> bytes:
     return bytes((first_byte, 2)) + packet_id.to_bytes(2)
 
@@ -573,7 +431,7 @@ class _Local:
         Raises:
             UplinkRefusedError: the site's broker refuses the client, or has ended its connection.
         """
-        packet = _read(first_byte, frame, body_at, version)
+        packet = read_frame(first_byte, frame, body_at, version)
         if isinstance(packet, ConnAck | Disconnect) and packet.reason_code:
             told = describe_reason_code(packet.reason_code)
             reason = packet.properties.get("reason_string")
@@ -797,7 +655,7 @@ class _Cloud:
         elif first_byte == _PUBREL:
             joint.down.send(frame)
         else:
-            self._other(_read(first_byte, frame, body_at, joint.version))
+            self._other(read_frame(first_byte, frame, body_at, joint.version))
 
     def _acknowledgement(self, first_byte: int, frame: bytes, body_at: int) -> None:
         joint = self.joint

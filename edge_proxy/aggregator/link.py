@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final, cast
 
 from penstock.broker.errors import PeerError
 from penstock.broker.network.tcp_options import set_pacing_rate
-from penstock.edge_proxy.aggregator.joint import Joint, UplinkRefusedError
+from penstock.edge_proxy.aggregator.connecting import UplinkRefusedError
+from penstock.edge_proxy.aggregator.joint import Joint
 from penstock.edge_proxy.aggregator.pacing import LOOK_SECONDS
 from penstock.edge_proxy.aggregator.packet_stream import Buffer
 from penstock.edge_proxy.upstream import Upstream

@@ -13,7 +13,7 @@ from penstock.broker.errors import PeerError
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
 from penstock.broker.mqtt.packets import Disconnect
 from penstock.broker.mqtt.writer import write_packet
-from penstock.edge_proxy.aggregator.joint import (
+from penstock.edge_proxy.aggregator.connecting import (
     JointSettings,
     UplinkRefusedError,
     check_accepted,

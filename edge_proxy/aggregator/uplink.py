@@ -29,14 +29,14 @@ from penstock.broker.mqtt.writer import write_packet
 from penstock.edge_proxy.aggregator.asking import Asking
 from penstock.edge_proxy.aggregator.conditions import Budget, Demand
 from penstock.edge_proxy.aggregator.config import MARKER_TOPIC, STATE_TOPIC, UplinkKeys
-from penstock.edge_proxy.aggregator.counts import UplinkCounts
-from penstock.edge_proxy.aggregator.joint import (
-    Joint,
+from penstock.edge_proxy.aggregator.connecting import (
     JointSettings,
     UplinkRefusedError,
     connect_up,
     subscribe_up,
 )
+from penstock.edge_proxy.aggregator.counts import UplinkCounts
+from penstock.edge_proxy.aggregator.joint import Joint
 from penstock.edge_proxy.aggregator.lanes import Lane
 from penstock.edge_proxy.aggregator.link import GOODBYE_SECONDS, WISHED, WRITE_LOW_BYTES, Link
 from penstock.edge_proxy.aggregator.pacing import Pacing

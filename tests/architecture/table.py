@@ -222,6 +222,7 @@ EDGE_PROXY_PURE: Final = frozenset(
     {
         "edge_proxy.aggregator.asking",
         "edge_proxy.aggregator.conditions",
+        "edge_proxy.aggregator.connecting",
         "edge_proxy.aggregator.counts",
         "edge_proxy.aggregator.filters",
         "edge_proxy.aggregator.joint",

@@ -44,6 +44,10 @@ COVERED_ELSEWHERE: Final = {
         "tests/broker/test_plugin_loader.py",
         "the contract's types; whoever brings and whoever calls an extension shows them",
     ),
+    "edge_proxy/aggregator/connecting.py": (
+        "tests/edge_proxy/aggregator/test_joint.py",
+        "what the connections of a joint say first",
+    ),
     "edge_proxy/aggregator/counts.py": (
         "tests/edge_proxy/aggregator/test_joint.py",
         "counters without behaviour; the joint shows what each counts",

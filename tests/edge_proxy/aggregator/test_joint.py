@@ -29,13 +29,13 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
-from penstock.edge_proxy.aggregator.counts import UplinkCounts
-from penstock.edge_proxy.aggregator.joint import (
-    Joint,
+from penstock.edge_proxy.aggregator.connecting import (
     JointSettings,
     UplinkRefusedError,
     connect_cloud,
 )
+from penstock.edge_proxy.aggregator.counts import UplinkCounts
+from penstock.edge_proxy.aggregator.joint import Joint
 from penstock.edge_proxy.aggregator.outlet import Outlet
 from penstock.edge_proxy.aggregator.remapping import DownRule, Loops, Remapping, Rule
 from penstock.edge_proxy.aggregator.subscriptions import Request
