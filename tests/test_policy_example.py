@@ -12,6 +12,7 @@ from penstock.broker.config.listener_config import ListenerKeys
 from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.config.policy import Persistence, load_policy
 from penstock.broker.config.policy import _PolicyKeys as PolicyKeys
+from penstock.edge_proxy.parts.config import PartsConfig
 from penstock.plugins.access.config import AccessConfig
 from penstock.plugins.console.config import ConsoleConfig
 from penstock.plugins.memory.config import MemoryConfig
@@ -39,6 +40,7 @@ SECTIONS: dict[tuple[str, ...], type[Any]] = {
     ("plugins", "probing"): ProbingConfig,
     ("plugins", "withholding"): WithholdingConfig,
     ("plugins", "console"): ConsoleConfig,
+    ("plugins", "parts"): PartsConfig,
     ("plugins", "queue"): QueueConfig,
     ("plugins", "console", "http_limits"): HttpLimits,
     ("plugins", "queue", "http_limits"): QueueHttpLimits,

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from penstock.broker.config.key_types import STRICT, Positive, PositiveSize, Seconds
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.topics import validate_topic
 from penstock.edge_proxy.aggregator.conditions import StartKeys, TimesKeys
+from penstock.edge_proxy.aggregator.filters import intersection
 from penstock.edge_proxy.aggregator.lanes import LanesKeys
 from penstock.edge_proxy.aggregator.remapping import DownRule, Rule
+from penstock.edge_proxy.parts.config import DEFAULT_PREFIX, check_prefix
 from penstock.edge_proxy.upstream_config import UpstreamKeys
 
 MARKER_TOPIC: Final = "penstock/uplink/{client_id}"
@@ -110,6 +114,8 @@ class UplinkKeys:
             0 while it does not, at the site and in the cloud.
         notifications_local_only: at the site alone.
         notification_topic: None for mosquitto's, ``$SYS/broker/connection/CLIENT_ID/state``.
+        parts_prefix: precedes the topics of what passes in parts; that of the plugin ``parts`` at
+            both ends.
     """
 
     upstream: UpstreamKeys
@@ -137,6 +143,7 @@ class UplinkKeys:
     notifications: bool = True
     notifications_local_only: bool = False
     notification_topic: str | None = None
+    parts_prefix: Annotated[str, AfterValidator(check_prefix)] = DEFAULT_PREFIX
 
     @field_validator("version", mode="before")
     @classmethod
@@ -171,11 +178,27 @@ class UplinkKeys:
             raise ValueError("topics under up, down or both")
         if self.lanes is not None:
             self.lanes.check([*self.up, *self.down])
+        for rules in (self.up, self.down):
+            _check_apart(rules)
         if self.password is not None and self.password_file is not None:
             raise ValueError("one of password and password_file")
         has_password = self.password is not None or self.password_file is not None
         if has_password and self.username is None and self.version != "5":
             raise ValueError("a username beside the password, in MQTT 3.1.1")
+
+
+def _check_apart(rules: Sequence[Rule]) -> None:
+    """Check that no message can pass whole and in parts.
+
+    Raises:
+        ValueError: a rule with `parts` and one without match the same topics.
+    """
+    for one, other in itertools.product(rules, rules):
+        if one.parts and not other.parts and intersection(one.local_filter, other.local_filter):
+            raise ValueError(
+                "rules with parts that match no topics of rules without: "
+                f"{one.local_filter} and {other.local_filter} have some in common"
+            )
 
 
 @checked_dataclass(frozen=True, slots=True, config=STRICT)

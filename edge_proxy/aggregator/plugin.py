@@ -24,6 +24,7 @@ from penstock.edge_proxy.aggregator.config import UplinkConfig
 from penstock.edge_proxy.aggregator.lanes import Lane, lanes_of
 from penstock.edge_proxy.aggregator.pacing import Pacing
 from penstock.edge_proxy.aggregator.uplink import Uplink
+from penstock.edge_proxy.parts.config import PARTS_CLIENTS
 
 
 class UplinkPlugin(Plugin):
@@ -109,7 +110,9 @@ class UplinkPlugin(Plugin):
         if self._local_clients is None:
             return
         keeps = {client_id for uplink in self.uplinks for client_id in uplink.local_ids}
-        for client_id in self._local_clients.end_sessions(lambda one: one not in keeps):
+        for client_id in self._local_clients.end_sessions(
+            lambda one: one not in keeps and not one.startswith(PARTS_CLIENTS)
+        ):
             self.context.logger.warning(
                 "client %s: its uplink is not configured any more; its session ends, with what "
                 "waits in it",

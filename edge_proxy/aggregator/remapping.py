@@ -14,15 +14,15 @@ that number exceeds a limit. MQTT 3.1.1 has no such properties.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeVar
 
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from penstock.broker.config.key_types import STRICT
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.enums import MAX_STRING_BYTES
-from penstock.broker.mqtt.topics import SHARE_PREFIX, matches, validate_topic_filter
+from penstock.broker.mqtt.topics import SHARE_PREFIX, matches, parse_share, validate_topic_filter
 
 SITE_PROPERTY: Final = "penstock-site"
 """User Property: name of the site where the message went up first."""
@@ -44,12 +44,15 @@ class Rule:
         local_prefix: of the topics at the site; before the filter as it stands, so mostly with a
             ``/`` at its end.
         remote_prefix: of the same topics in the cloud.
+        parts: messages pass in the parts that the plugin ``parts`` has made of them at the end that
+            sends, and the same plugin puts together at the other; they do not pass whole.
     """
 
     filter: str = "#"
     qos: Literal[0, 1, 2] = 2
     local_prefix: str = ""
     remote_prefix: str = ""
+    parts: bool = False
 
     def __post_init__(self) -> None:
         """Check that the filters of both sides are topic filters."""
@@ -89,6 +92,38 @@ class DownRule(Rule):
     """
 
     when: Literal["subscribed", "always"] = "subscribed"
+
+
+AnyRule = TypeVar("AnyRule", bound=Rule)
+
+
+def of_parts(rules: Iterable[AnyRule], prefix: str) -> list[AnyRule]:
+    """Return rules in whose place those with `parts` name the topics of parts.
+
+    A part is lost at QoS 0, and the QoS of its message stands in it.
+
+    Args:
+        rules: of one direction.
+        prefix: of the topics of parts, without a ``/`` at its end.
+    """
+    return [
+        replace(
+            rule,
+            qos=max(rule.qos, 1),
+            local_prefix=f"{prefix}/{rule.local_prefix}",
+            remote_prefix=f"{prefix}/{rule.remote_prefix}",
+        )
+        if rule.parts
+        else rule
+        for rule in rules
+    ]
+
+
+def in_parts(topic_filter: str, prefix: str) -> str:
+    """Return the topic filter of the parts of what a client has subscribed to."""
+    share_name, plain = parse_share(topic_filter)
+    name = f"{prefix}/{plain}"
+    return f"{SHARE_PREFIX}{share_name}/{name}" if share_name else name
 
 
 class Remapping:

@@ -41,7 +41,7 @@ from penstock.edge_proxy.aggregator.lanes import Lane
 from penstock.edge_proxy.aggregator.link import GOODBYE_SECONDS, WISHED, WRITE_LOW_BYTES, Link
 from penstock.edge_proxy.aggregator.pacing import Pacing
 from penstock.edge_proxy.aggregator.preparation import Forgetting, Preparing
-from penstock.edge_proxy.aggregator.remapping import Loops, Remapping
+from penstock.edge_proxy.aggregator.remapping import Loops, Remapping, in_parts, of_parts
 from penstock.edge_proxy.upstream import Upstream, UpstreamError, Upstreams
 
 SHORT_SECONDS: Final = 10.0
@@ -135,7 +135,11 @@ class Uplink:
             clock=clock,
         )
         self._without_session: set[Upstream] = set()
-        self.remapping = Remapping(keys.up, lane.down, lane.up)
+        prefix = keys.parts_prefix
+        self.remapping = Remapping(
+            of_parts(keys.up, prefix), of_parts(lane.down, prefix), of_parts(lane.up, prefix)
+        )
+        self._has_parts_down = any(rule.parts for rule in lane.down)
         self.loops = Loops(site, keys.max_hops)
         self.asking = Asking(
             self.remapping,
@@ -258,7 +262,7 @@ class Uplink:
         )
         now = self.clock()
         for client_id, topic_filter, qos in self.local_clients.subscriptions_of_others():
-            self.subscriptions.client_subscribed(client_id, topic_filter, qos, now)
+            self._client_subscribed(client_id, topic_filter, qos, now)
 
     @property
     def _record_prefix(self) -> str:
@@ -267,12 +271,22 @@ class Uplink:
 
     def client_subscribed(self, client_id: str, topic_filter: str, qos: int) -> None:
         """Note what a client of the site was granted."""
-        self.subscriptions.client_subscribed(client_id, topic_filter, qos, self.clock())
+        self._client_subscribed(client_id, topic_filter, qos, self.clock())
         self._wants_changed()
+
+    def _client_subscribed(self, client_id: str, topic_filter: str, qos: int, now: float) -> None:
+        """Note that a client wants messages, and their parts; these are lost at QoS 0."""
+        self.subscriptions.client_subscribed(client_id, topic_filter, qos, now)
+        if self._has_parts_down:
+            name = in_parts(topic_filter, self.keys.parts_prefix)
+            self.subscriptions.client_subscribed(client_id, name, max(qos, 1), now)
 
     def client_unsubscribed(self, client_id: str, topic_filter: str) -> None:
         """Note that a client of the site has given up a filter."""
         self.subscriptions.client_unsubscribed(client_id, topic_filter, self.clock())
+        if self._has_parts_down:
+            name = in_parts(topic_filter, self.keys.parts_prefix)
+            self.subscriptions.client_unsubscribed(client_id, name, self.clock())
         self._wants_changed()
 
     def session_ended(self, client_id: str) -> None:

@@ -233,6 +233,10 @@ EDGE_PROXY_PURE: Final = frozenset(
         "edge_proxy.aggregator.remapping",
         "edge_proxy.aggregator.retained_cache",
         "edge_proxy.aggregator.subscriptions",
+        "edge_proxy.parts.assembly",
+        "edge_proxy.parts.counts",
+        "edge_proxy.parts.cutting",
+        "edge_proxy.parts.part",
         "edge_proxy.sidecar.ack_map",
         "edge_proxy.sidecar.client_side",
         "edge_proxy.sidecar.client_stream",
@@ -254,6 +258,8 @@ ABOVE_THE_CONTRACT: Final = {
     # Programs of their own, which begin and end as the broker's does.
     # A site's broker is the broker.
     "edge_proxy.__main__": ("broker.process.program", "broker.server"),
+    # A file of SQLite is opened, locked and watched in one way.
+    "edge_proxy.parts.spool": ("broker.durable.database_file",),
     # TLS exists once.
     "edge_proxy.upstream": ("broker.network.tls",),
     "edge_proxy.aggregator.link": ("broker.network.tcp_options",),

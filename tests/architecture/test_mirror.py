@@ -64,6 +64,14 @@ COVERED_ELSEWHERE: Final = {
         "tests/edge_proxy/aggregator/test_uplink.py",
         "what comes before an uplink stands shows in those that do",
     ),
+    "edge_proxy/parts/counts.py": (
+        "tests/edge_proxy/parts/test_assembler.py",
+        "counters without behaviour; both ends show what each counts",
+    ),
+    "edge_proxy/parts/local_client.py": (
+        "tests/edge_proxy/parts/test_assembler.py",
+        "what the clients of both ends publish and acknowledge shows it",
+    ),
     "edge_proxy/aggregator/outlet.py": (
         "tests/edge_proxy/aggregator/test_joint.py",
         "what the joint writes shows it",

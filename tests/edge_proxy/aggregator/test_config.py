@@ -50,6 +50,11 @@ def test_an_address_and_a_rule_are_enough() -> None:
         ({"notification_topic": "a/#"}, "a topic name"),
         ({"reconnect": {"min_seconds": 9.0, "max_seconds": 1.0}}, "min_seconds of at most"),
         ({"keep_alive_seconds": 1}, "greater than or equal to 5"),
+        ({"parts_prefix": "a/"}, "without a / at its end"),
+        (
+            {"up": [{"filter": "a/#", "parts": True}, {"filter": "+/b"}]},
+            r"a/# and \+/b have some in common",
+        ),
         ({"speed": 1}, "speed"),
         ({"lanes": {"by": "colour"}}, "lanes.by"),
         ({"lanes": {"by": "topic"}}, "topic filters of the site under large"),

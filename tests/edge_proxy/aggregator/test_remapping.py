@@ -6,7 +6,14 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.broker.mqtt.enums import MAX_STRING_BYTES
-from penstock.edge_proxy.aggregator.remapping import DownRule, Loops, Remapping, Rule
+from penstock.edge_proxy.aggregator.remapping import (
+    DownRule,
+    Loops,
+    Remapping,
+    Rule,
+    in_parts,
+    of_parts,
+)
 
 SITE, HOPS = "penstock-site", "penstock-hops"
 
@@ -144,3 +151,19 @@ def test_a_message_ends_after_too_many_hops() -> None:
 def test_hops_that_are_no_number_count_as_too_many(hops: str) -> None:
     """A message that nobody can count on is not passed on and on."""
     assert Loops("paris", 8).is_loop([(HOPS, hops)])
+
+
+def test_a_rule_with_parts_stands_for_the_topics_of_parts() -> None:
+    """On both sides, behind the prefix, at QoS 1 at least; other rules stay as they are."""
+    whole = DownRule("b", 0, "x/", "y/")
+    changed = of_parts([DownRule("a/#", 0, "x/", "y/", parts=True, when="always"), whole], "p")
+    assert changed == [DownRule("a/#", 1, "p/x/", "p/y/", parts=True, when="always"), whole]
+    remapping = Remapping([], changed)
+    assert remapping.down("p/y/a/b") == "p/x/a/b"
+    assert remapping.down("y/a/b") is None
+
+
+def test_who_wants_a_message_wants_its_parts() -> None:
+    """A member of a shared subscription does, too."""
+    assert in_parts("a/+", "p") == "p/a/+"
+    assert in_parts("$share/g/a/#", "p") == "$share/g/p/a/#"

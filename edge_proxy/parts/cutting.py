@@ -1,0 +1,110 @@
+"""Cuts one message into parts while its payload comes."""
+
+from __future__ import annotations
+
+from collections import deque
+from hashlib import sha256
+
+from penstock.edge_proxy.parts.part import Part, Trailer
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Cutter:
+    """One message.
+
+    The payload is kept by reference until it has been cut: a part is a slice of the piece that it
+    came in, and is copied once, when it is written.
+
+    Attributes:
+        message_id: what all parts have in common.
+        total_bytes: length of the payload.
+        sent_bytes: from the payload's begin, of the parts that were taken or skipped.
+    """
+
+    def __init__(
+        self,
+        message_id: bytes,
+        total_bytes: int,
+        *,
+        qos: int,
+        retain: bool,
+        properties: bytes,
+        part_bytes: int,
+        skip_bytes: int = 0,
+    ) -> None:
+        """Begin a message; `feed` follows.
+
+        Args:
+            message_id: 16 bytes that no other message has.
+            total_bytes: length of the payload.
+            qos: of the message.
+            retain: the same.
+            properties: of its PUBLISH in the form of MQTT 5, with their length.
+            part_bytes: payload bytes of each part but the last.
+            skip_bytes: from the payload's begin, which the other end has: parts that lie before
+                are not made.
+        """
+        self.message_id = message_id
+        self.total_bytes = total_bytes
+        self.sent_bytes = 0
+        self._qos = qos
+        self._retain = retain
+        self._properties = properties
+        self._part_bytes = part_bytes
+        self._skip_bytes = skip_bytes
+        self._hash = sha256()
+        self._pieces: deque[memoryview] = deque()
+        self._fed_bytes = 0
+        self._is_done = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last part was taken."""
+        return self._is_done
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Payload bytes that were fed and not cut yet."""
+        return self._fed_bytes - self.sent_bytes
+
+    def feed(self, piece: Buffer) -> None:
+        """Take the next piece of the payload; it must not change any more."""
+        if piece:
+            self._pieces.append(memoryview(piece))
+            self._fed_bytes += len(piece)
+
+    def take(self) -> Part | None:
+        """Return the next part; None until more of the payload was fed, and after the last."""
+        while not self._is_done:
+            left = self.total_bytes - self.sent_bytes
+            n_bytes = min(self._part_bytes, left)
+            if self.waiting_bytes < n_bytes:
+                return None
+            data = self._cut(n_bytes)
+            self._hash.update(data)
+            offset = self.sent_bytes
+            self.sent_bytes += n_bytes
+            trailer = None
+            if n_bytes == left:
+                self._is_done = True
+                trailer = Trailer(self._hash.digest(), self._properties)
+            elif self.sent_bytes <= self._skip_bytes:
+                continue
+            return Part(
+                self.message_id, offset, self.total_bytes, self._qos, self._retain, trailer, data
+            )
+        return None
+
+    def _cut(self, n_bytes: int) -> memoryview:
+        """Take bytes from the begin of what was fed, by reference where one piece has them."""
+        taken: list[memoryview] = []
+        missing = n_bytes
+        while missing:
+            piece = self._pieces.popleft()
+            if len(piece) > missing:
+                self._pieces.appendleft(piece[missing:])
+                piece = piece[:missing]
+            taken.append(piece)
+            missing -= len(piece)
+        return taken[0] if len(taken) == 1 else memoryview(b"".join(taken))

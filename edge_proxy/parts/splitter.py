@@ -1,0 +1,438 @@
+"""Publishes messages a second time, in parts.
+
+Theory of operation. The session of the client `SPLIT_ID` has a subscription for each filter whose
+messages are to be cut, so that they wait there, with the broker's persistence, until they are. One
+message after another is cut. It is acknowledged to the session when the broker has acknowledged all
+of its parts: a message that was interrupted, also by ``kill -9``, comes again. Its identifier is in
+the spool by then, under its packet identifier, so that the parts of the second attempt are those of
+the first. The packet identifier is free for another message only after the entry was deleted: at
+QoS 2 between PUBREL and PUBCOMP; at QoS 1 before the PUBACK, so that a kill in between sends the
+message once more [MQTT-4.3.2-5].
+
+As one message is cut after the other, parts of the later ones of a topic stand behind all of the
+earlier ones, in every session that they wait in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from logging import Logger
+from typing import Any, Final, TypeVar
+
+from penstock.broker.counters import count
+from penstock.broker.extensions import PUBLISHER_PROPERTY, LocalClients
+from penstock.broker.faults import is_logged
+from penstock.broker.mqtt.enums import MQTT_5, PacketType
+from penstock.broker.mqtt.packets import Subscribe, SubscriptionRequest, Unsubscribe
+from penstock.broker.mqtt.properties import read_publish_properties, write_properties
+from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
+from penstock.broker.mqtt.writer import write_packet
+from penstock.edge_proxy.aggregator.packet_stream import Buffer
+from penstock.edge_proxy.aggregator.remapping import HOPS_PROPERTY, SITE_PROPERTY
+from penstock.edge_proxy.parts.config import PARTS_CLIENTS, PartsConfig
+from penstock.edge_proxy.parts.counts import PartsCounts
+from penstock.edge_proxy.parts.cutting import Cutter
+from penstock.edge_proxy.parts.local_client import (
+    AGAIN_SECONDS,
+    PUBACK,
+    PUBCOMP,
+    PUBREC,
+    Courier,
+    LocalClient,
+    LostError,
+)
+from penstock.edge_proxy.parts.part import ID_BYTES, Part, write_part
+from penstock.edge_proxy.parts.spool import Spool, SpoolError
+
+T = TypeVar("T")
+
+SPLIT_ID: Final = f"{PARTS_CLIENTS}split"
+"""Client Identifier of what subscribes to the messages that are cut."""
+
+PART_ID: Final = f"{PARTS_CLIENTS}part"
+"""Client Identifier of what publishes their parts."""
+
+AT_ONCE: Final = 8
+"""Parts that are published without waiting for their PUBACKs."""
+
+NOTED_PARTS: Final = 128
+"""After so many parts, the spool notes how far a message was cut: after a kill, no more than these
+are published again."""
+
+WAITING_BYTES: Final = 1_048_576
+"""Payload bytes that were received and not cut, above which nothing is read from the session."""
+
+WAITING_MESSAGES: Final = 8
+"""Messages of QoS 1 and 2 that the session has on their way at a time."""
+
+MARKS: Final = frozenset({SITE_PROPERTY, HOPS_PROPERTY})
+"""User Properties that stay with the PUBLISH of each part: uplinks read and write them."""
+
+
+class Incoming:
+    """A message that comes, piece by piece.
+
+    Attributes:
+        first_byte: of the PUBLISH.
+        topic: Topic Name.
+        packet_id: of the PUBLISH; 0 with QoS 0.
+        properties: encoded, with their length.
+        total_bytes: length of the payload.
+        arrived_at: monotonic seconds.
+        pieces: of the payload, not taken yet.
+        is_fed: all of the payload has come.
+        is_lost: the connection has ended before.
+        news: set when something comes.
+    """
+
+    def __init__(
+        self,
+        first_byte: int,
+        topic: bytes,
+        packet_id: int,
+        properties: bytes,
+        total_bytes: int,
+        arrived_at: float,
+    ) -> None:
+        self.first_byte = first_byte
+        self.topic = topic
+        self.packet_id = packet_id
+        self.properties = properties
+        self.total_bytes = total_bytes
+        self.arrived_at = arrived_at
+        self.pieces: deque[Buffer] = deque()
+        self.is_fed = False
+        self.is_lost = False
+        self.news = asyncio.Event()
+
+    @property
+    def qos(self) -> int:
+        """QoS of the message."""
+        return self.first_byte >> 1 & 3
+
+    async def take(self) -> Buffer:
+        """Return the next piece; b"" behind the last.
+
+        Raises:
+            LostError: the rest does not come.
+        """
+        while not self.pieces:
+            if self.is_fed:
+                return b""
+            if self.is_lost:
+                raise LostError("the connection has ended")
+            self.news.clear()
+            await self.news.wait()
+        return self.pieces.popleft()
+
+
+class Intake(LocalClient):
+    """The client that subscribes to the messages that are cut.
+
+    Attributes:
+        messages: that came and were not taken: each an `Incoming`, or the packet identifier of a
+            PUBREL.
+        news: set when there are some.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(SPLIT_ID, WAITING_MESSAGES)
+        self.messages: deque[Incoming | int] = deque()
+        self.news = asyncio.Event()
+        self._clock = clock
+        self._last: Incoming | None = None
+        self._waiting_bytes = 0
+        self._is_paused = False
+
+    def publish(
+        self, first_byte: int, topic: bytes, packet_id: int, properties: bytes, payload_bytes: int
+    ) -> None:
+        """Begin a message."""
+        self._last = Incoming(
+            first_byte, topic, packet_id, properties, payload_bytes, self._clock()
+        )
+        self.messages.append(self._last)
+        self.news.set()
+
+    def payload(self, piece: Buffer, bytes_left: int) -> None:
+        """Add to it."""
+        last = self._last
+        if last is not None:
+            if piece:
+                last.pieces.append(piece)
+                self._waiting_bytes += len(piece)
+            last.is_fed = not bytes_left
+            last.news.set()
+        if self._waiting_bytes > WAITING_BYTES and not self._is_paused:
+            self._is_paused = True
+            self.transport.pause_reading()
+
+    def taken(self, n_bytes: int) -> None:
+        """Note that payload bytes were taken, and read on."""
+        self._waiting_bytes -= n_bytes
+        if self._is_paused and self._waiting_bytes <= WAITING_BYTES:
+            self._is_paused = False
+            self.transport.resume_reading()
+
+    def released(self, packet_id: int) -> None:
+        """Take a PUBREL, behind the messages before it."""
+        self.messages.append(packet_id)
+        self.news.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let the message fail that was on its way."""
+        super().connection_lost(exc)
+        if self._last is not None:
+            self._last.is_lost = True
+            self._last.news.set()
+        self.news.set()
+
+
+class Splitter:
+    """Cuts the messages of some topic filters.
+
+    Args:
+        config: of the plugin.
+        clients: of the broker.
+        spool: open while `run` does.
+        in_thread: calls a function of the spool in its thread.
+        counts: of the plugin.
+        logger: of the plugin.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        config: PartsConfig,
+        clients: LocalClients,
+        spool: Spool,
+        in_thread: Callable[..., Any],
+        counts: PartsCounts,
+        logger: Logger,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._clients = clients
+        self._spool = spool
+        self._in_thread = in_thread
+        self._counts = counts
+        self._logger = logger
+        self._clock = clock
+        self._prefix = f"{config.prefix}/".encode()
+        self._courier = Courier(clients, PART_ID)
+        self._intake: Intake | None = None
+        self._cutting: dict[int, tuple[bytes, int]] = {}
+        self._n_faults = 0
+
+    async def prepare(self) -> None:
+        """Subscribe, so that messages wait for `run` from now on.
+
+        Raises:
+            PenstockError: the broker does not let it, or the spool cannot be used.
+        """
+        known = self._clients.subscriptions(SPLIT_ID)
+        if known is None:  # packet identifiers of its messages begin anew
+            await self._in_thread(self._spool.end_cutting, None)
+        self._cutting = await self._in_thread(self._spool.cutting)
+        intake = await self._connect()
+        gone = tuple(name for name in known or () if name not in self._config.split)
+        requests = tuple(
+            SubscriptionRequest(
+                name, 2, no_local=False, retain_as_published=True, retain_handling=1
+            )
+            for name in self._config.split
+        )
+        intake.transport.write(write_packet(Subscribe(1, requests), MQTT_5))
+        if gone:
+            intake.transport.write(write_packet(Unsubscribe(2, gone), MQTT_5))
+        await intake.ping()
+
+    async def _connect(self) -> Intake:
+        intake = Intake(self._clock)
+        await intake.connect(self._clients, tells_publisher=True)
+        self._intake = intake
+        return intake
+
+    async def run(self) -> None:
+        """Cut one message after another until cancelled."""
+        while True:
+            try:
+                await self._serve(self._intake or await self._connect())
+            except (LostError, SpoolError) as error:
+                self._n_faults += 1
+                if is_logged(self._n_faults):
+                    self._logger.error(  # noqa: TRY400 (the line names the cause)
+                        "no message is cut into parts at the moment (%d times): %s",
+                        self._n_faults,
+                        error,
+                    )
+            if self._intake is not None:
+                self._intake.disconnect()
+            self._intake = None
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _serve(self, intake: Intake) -> None:
+        while not intake.is_lost:
+            while intake.messages:
+                message = intake.messages.popleft()
+                if isinstance(message, int):
+                    await self._forget(message)
+                    intake.acknowledge(PUBCOMP, message)
+                else:
+                    await self._take(intake, message)
+            intake.news.clear()
+            await intake.news.wait()
+        raise LostError("the connection has ended")
+
+    async def _forget(self, packet_id: int) -> None:
+        if self._cutting.pop(packet_id, None) is not None:
+            await self._in_thread(self._spool.end_cutting, packet_id)
+
+    async def _take(self, intake: Intake, message: Incoming) -> None:
+        reason, code = await self._cut(intake, message)
+        while piece := await message.take():  # of a message that was not cut, or not to its end
+            intake.taken(len(piece))
+        if reason:
+            count(self._counts.split_dropped, reason)
+            if is_logged(n_dropped := self._counts.split_dropped[reason]):
+                self._logger.warning(
+                    "%d messages were not cut to their end (%s), the last of topic %r, %d bytes%s",
+                    n_dropped,
+                    reason,
+                    message.topic.decode(),
+                    message.total_bytes,
+                    f": {describe_reason_code(code)}" if code else "",
+                )
+        if message.qos == 1:
+            await self._forget(message.packet_id)
+            intake.acknowledge(PUBACK, message.packet_id, code)
+        elif message.qos:
+            if code:  # there is no PUBREL
+                await self._forget(message.packet_id)
+            intake.acknowledge(PUBREC, message.packet_id, code)
+
+    async def _cut(self, intake: Intake, message: Incoming) -> tuple[str, int]:
+        """Publish the parts of a message.
+
+        Returns:
+            (why it was not cut to its end, or ""; a reason code that refuses it, or 0).
+        """
+        properties, marks, publisher, expiry = self._properties(message.properties)
+        if publisher.startswith(PARTS_CLIENTS):
+            return "", 0  # its parts are here
+        known = self._cutting.get(message.packet_id) if message.first_byte & 8 else None
+        message_id, skip_bytes = known or (secrets.token_bytes(ID_BYTES), 0)
+        if message.qos and known is None:
+            await self._note(message, message_id, 0)
+        cutter = Cutter(
+            message_id,
+            message.total_bytes,
+            qos=message.qos,
+            retain=bool(message.first_byte & 1),
+            properties=properties,
+            part_bytes=self._config.part_bytes,
+            skip_bytes=skip_bytes,
+        )
+        topic = self._prefix + message.topic
+        n_parts = 0
+        while not cutter.is_done:
+            parts = await self._next(intake, message, cutter)
+            if expiry is not None:
+                seconds = expiry - int(self._clock() - message.arrived_at)
+                if seconds <= 0:
+                    return "expired", 0
+                marks["message_expiry_interval"] = seconds
+            code = await self._publish(topic, parts, write_properties(marks, PacketType.PUBLISH))
+            if code:
+                return "refused", code
+            n_parts += len(parts)
+            self._counts.split_parts += len(parts)
+            if message.qos and n_parts % NOTED_PARTS < AT_ONCE:
+                await self._note(message, message_id, cutter.sent_bytes)
+        self._counts.split_messages += 1
+        return "", 0
+
+    async def _next(self, intake: Intake, message: Incoming, cutter: Cutter) -> list[Part]:
+        """Return the next parts of a message, one at least."""
+        parts: list[Part] = []
+        while len(parts) < AT_ONCE:
+            part = cutter.take()
+            if part is not None:
+                parts.append(part)
+            elif cutter.is_done or (parts and not message.pieces):
+                break
+            else:
+                piece = await message.take()
+                cutter.feed(piece)
+                intake.taken(len(piece))
+        return parts
+
+    async def _note(self, message: Incoming, message_id: bytes, sent_bytes: int) -> None:
+        self._cutting[message.packet_id] = message_id, sent_bytes
+        await self._in_thread(self._spool.cut, message.packet_id, message_id, sent_bytes)
+
+    async def _publish(self, topic: bytes, parts: Sequence[Part], properties: bytes) -> int:
+        """Publish parts, and those again that the broker has no room for yet.
+
+        Returns:
+            Reason code of a refusal for another reason; 0 where all are published.
+        """
+        payloads = [write_part(part) for part in parts]
+        while payloads:
+            try:
+                codes = await self._courier.publish_all(topic, payloads, properties)
+            except LostError:
+                codes = [int(ReasonCode.QUOTA_EXCEEDED)] * len(payloads)
+            left = []
+            for payload, code in zip(payloads, codes, strict=True):
+                if code == ReasonCode.QUOTA_EXCEEDED:
+                    left.append(payload)
+                elif code >= 0x80:
+                    return code
+            payloads = left
+            if payloads:
+                await asyncio.sleep(AGAIN_SECONDS)
+        return 0
+
+    def _properties(self, encoded: bytes) -> tuple[bytes, dict[str, Any], str, int | None]:
+        """Take the properties of a message apart.
+
+        Returns:
+            (encoded properties of the whole; properties of each part; Client Identifier of the
+            publisher; Message Expiry Interval).
+        """
+        properties, _ = read_publish_properties(encoded, 0)
+        expiry = properties.pop("message_expiry_interval", None)
+        properties.pop("subscription_identifier", None)
+        pairs: list[tuple[str, str]] = list(properties.pop("user_property", ()))
+        publisher = ""
+        if pairs and pairs[-1][0] == PUBLISHER_PROPERTY:  # what the broker says
+            _, publisher = pairs.pop()
+        marks = [pair for pair in pairs if pair[0] in MARKS]
+        pairs = [pair for pair in pairs if pair[0] not in MARKS]
+        if not marks:  # of another site's message, who published it there stays
+            pairs = [pair for pair in pairs if pair[0] != PUBLISHER_PROPERTY]
+            if self._config.tells_publisher:
+                pairs.append((PUBLISHER_PROPERTY, publisher))
+        if pairs:
+            properties["user_property"] = pairs
+        with_marks: dict[str, Any] = {"user_property": marks} if marks else {}
+        return write_properties(properties, PacketType.PUBLISH), with_marks, publisher, expiry
+
+    def close(self) -> None:
+        """End the connections; the sessions stay."""
+        if self._intake is not None:
+            self._intake.disconnect()
+        self._courier.close()
+
+
+def end_session(clients: LocalClients) -> bool:
+    """End the session of what is cut, where nothing is cut any more.
+
+    Returns:
+        Whether there was one.
+    """
+    return bool(clients.end_sessions(lambda client_id: client_id == SPLIT_ID))

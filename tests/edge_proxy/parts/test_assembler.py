@@ -1,0 +1,275 @@
+"""A broker puts messages together from parts that a client publishes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.broker.mqtt.packets import PubAck, Publish
+from penstock.broker.server import Server
+from penstock.edge_proxy.parts.cutting import Cutter
+from penstock.edge_proxy.parts.part import Part, Trailer, write_part
+from tests.broker.serving import port_of, serving, until
+from tests.edge_proxy.aggregator.test_uplink import take_message
+from tests.edge_proxy.parts.test_plugin import parts, plugin_of
+from tests.helpers.wire import WireClient, connected
+
+TOPIC = "penstock-parts/a/b"
+ID = bytes(range(16))
+PAYLOAD = b"0123456789"
+OTHER = b"abcdefghij"
+
+
+def parts_of(payload: bytes, message_id: bytes = ID, *, qos: int = 1) -> list[Part]:
+    """Return the parts of a message, of four bytes each."""
+    cutter = Cutter(message_id, len(payload), qos=qos, retain=False, properties=b"\0", part_bytes=4)
+    cutter.feed(payload)
+    return list(iter(cutter.take, None))
+
+
+async def publish(
+    client: WireClient, *some: Part, topic: str = TOPIC, **properties: Any
+) -> list[int]:
+    """Publish parts one after another and return the reason codes of their PUBACKs."""
+    codes = []
+    for part in some:
+        packet = Publish(topic, write_part(part), qos=1, packet_id=1, properties=properties)
+        await client.send(packet)
+        codes.append((await client.take(PubAck)).reason_code)
+    return codes
+
+
+def dropped(server: Server) -> dict[str, int]:
+    """Return what the server has dropped."""
+    return plugin_of(server).counts.dropped
+
+
+def plugin(path: Path, **keys: Any) -> dict[str, Any]:
+    """Return the plugins of a server."""
+    return {"parts": parts(path, "spool", **keys)}
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_parts_in_any_order_and_twice_are_one_message(tmp_path: Path, qos: int) -> None:
+    """Also those that come after it was published; each is acknowledged."""
+    some = parts_of(PAYLOAD, qos=qos) * 2
+    random.Random(5).shuffle(some)  # noqa: S311 (no secret)
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "near") as near,
+        await connected(port_of(server), "far") as far,
+    ):
+        await near.subscribe("a/#", 2)
+        others = parts_of(OTHER, bytes(16), qos=qos)
+        for sent, payload in ((some, PAYLOAD), ([*some, *others], OTHER)):
+            assert await publish(far, *sent) == [0] * len(sent)
+            message = await take_message(near)
+            assert (message.topic, message.payload, message.qos) == ("a/b", payload, qos)
+        counts = plugin_of(server).counts
+        assert (counts.received_parts, counts.repeated_parts) == (6, 9)
+        assert counts.assembled_messages == 2
+
+
+async def test_an_empty_message_comes(tmp_path: Path) -> None:
+    """Such as a clear of what is retained."""
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "near") as near,
+    ):
+        await near.subscribe("a/#", 2)
+        await near.send(Publish(TOPIC, write_part(parts_of(b"")[0])))
+        assert not (await take_message(near)).payload
+
+
+async def test_a_restart_in_the_middle_loses_nothing(tmp_path: Path) -> None:
+    """What was acknowledged need not come again, before and after a message was published."""
+    first, second, third = parts_of(PAYLOAD, qos=2)
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "far") as far,
+    ):
+        assert await publish(far, third, first) == [0, 0]
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "far") as far,
+        await connected(port_of(server), "near") as near,
+    ):
+        await near.subscribe("a/#", 2)
+        assert await publish(far, second) == [0]
+        assert (await take_message(near)).payload == PAYLOAD
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "far") as far,
+        await connected(port_of(server), "near") as near,
+    ):
+        await near.subscribe("a/#", 2)
+        assert await publish(far, first, second, third) == [0] * 3
+        assert await publish(far, *parts_of(OTHER, bytes(16))) == [0] * 3
+        assert (await take_message(near)).payload == OTHER
+
+
+async def test_a_whole_message_is_published_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the broker was killed before: its parts were acknowledged by then."""
+    keys = {"persistence": {"path": str(tmp_path / "sessions.db")}}
+    async with (
+        serving(plugins=plugin(tmp_path), **keys) as server,
+        await connected(
+            port_of(server),
+            "near",
+            clean_start=False,
+            properties={"session_expiry_interval": 100},
+        ) as near,
+        await connected(port_of(server), "far") as far,
+    ):
+        await near.subscribe("a/#", 2)
+        assembler = plugin_of(server)._assembler
+        assert assembler is not None
+        monkeypatch.setattr(assembler, "_publish", lambda *_: asyncio.Event().wait())
+        first, second, third = parts_of(PAYLOAD, qos=2)
+        assert await publish(far, first, second) == [0, 0]
+        await far.send(Publish(TOPIC, write_part(third), qos=1, packet_id=9))
+        await until(lambda: plugin_of(server).counts.received_parts == 3)
+    async with (
+        serving(plugins=plugin(tmp_path), **keys) as server,
+        await connected(port_of(server), "near", clean_start=False) as near,
+    ):
+        assert (await take_message(near)).payload == PAYLOAD
+
+
+async def test_a_wrong_hash_publishes_nothing(tmp_path: Path) -> None:
+    """The last part is refused, and so is the message when it comes again."""
+    *some, last = parts_of(PAYLOAD)
+    last = last._replace(trailer=Trailer(bytes(32), b"\0"))
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "near") as near,
+        await connected(port_of(server), "far") as far,
+    ):
+        await near.subscribe("a/#", 2)
+        assert await publish(far, *some, last) == [0, 0, 0x99]
+        assert await publish(far, *some, last) == [0x99] * 3
+        assert dropped(server) == {"hash": 1}
+        assert await publish(far, *parts_of(OTHER, bytes(16))) == [0] * 3
+        assert (await take_message(near)).payload == OTHER
+
+
+async def test_what_is_no_part_is_refused(tmp_path: Path) -> None:
+    """And what contradicts the parts before; the message is put together all the same."""
+    first, second, third = parts_of(PAYLOAD)
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "near") as near,
+        await connected(port_of(server), "far") as far,
+    ):
+        await near.subscribe("a/#", 2)
+        await far.send(Publish(TOPIC, b"PART but none", qos=1, packet_id=1))
+        assert (await far.take(PubAck)).reason_code == 0x99
+        assert await publish(far, first) == [0]
+        assert await publish(far, second._replace(total_bytes=11)) == [0x99]
+        assert await publish(far, second, topic="penstock-parts/other") == [0x99]
+        assert await publish(far, second, third) == [0, 0]
+        assert (await take_message(near)).payload == PAYLOAD
+        assert dropped(server) == {"not_a_part": 1, "mismatch": 2}
+
+
+@pytest.mark.parametrize("topic", ["$SYS/broker/x", "penstock-parts/a"])
+async def test_a_message_may_not_have_any_topic(tmp_path: Path, topic: str) -> None:
+    """Not the broker's own, and not that of a part."""
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "far") as far,
+    ):
+        topic = f"penstock-parts/{topic}"
+        assert await publish(far, *parts_of(PAYLOAD), topic=topic) == [0x90] * 3
+        assert dropped(server) == {"topic": 1}
+
+
+async def test_limits_drop_a_message_as_a_whole(tmp_path: Path) -> None:
+    """One that is too large with its first part; one that does not fit gives its space back."""
+    keys = {"max_message_bytes": 14, "spool_bytes": 15}
+    async with (
+        serving(plugins=plugin(tmp_path, **keys)) as server,
+        await connected(port_of(server), "near") as near,
+        await connected(port_of(server), "far") as far,
+    ):
+        await near.subscribe("a/#", 2)
+        assert await publish(far, *parts_of(bytes(15), b"large" + bytes(11))) == [0x97] * 4
+        one, two = parts_of(PAYLOAD), parts_of(OTHER, bytes(16))
+        assert await publish(far, *one[:2], *two) == [0, 0, 0, 0x97, 0x97]
+        assert dropped(server) == {"too_large": 1, "spool_full": 1}
+        assert await publish(far, *one) == [0, 0, 0]
+        assert (await take_message(near)).payload == PAYLOAD
+
+
+async def test_a_message_that_never_gets_whole_is_dropped(tmp_path: Path) -> None:
+    """After max_age_seconds; parts that come later are refused, as the others are gone."""
+    first, second, _ = parts_of(PAYLOAD)
+    async with (
+        serving(plugins=plugin(tmp_path, max_age_seconds=0.05)) as server,
+        await connected(port_of(server), "far") as far,
+    ):
+        assert await publish(far, first) == [0]
+        await until(lambda: dropped(server) == {"too_old": 1})
+        assert await publish(far, second) == [0x83]
+
+
+async def test_a_message_expires_on_the_disk(tmp_path: Path) -> None:
+    """Its interval is that of its parts, which other brokers count down."""
+    first, second, third = parts_of(PAYLOAD)
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "near") as near,
+        await connected(port_of(server), "far") as far,
+    ):
+        await near.subscribe("a/#", 2)
+        assembler = plugin_of(server)._assembler
+        assert assembler is not None
+        assert await publish(far, first, second, message_expiry_interval=100) == [0, 0]
+        wall = assembler._wall
+        assembler._wall = lambda: wall() + 50
+        spooled = assembler._messages[ID]
+        assembler._messages[ID] = spooled._replace(expires_at=assembler._wall() + 40)
+        assert await publish(far, third) == [0]
+        message = await take_message(near)
+        assert 30 <= message.properties["message_expiry_interval"] <= 40
+        some = parts_of(OTHER, bytes(16))
+        assert await publish(far, *some[:2], message_expiry_interval=10) == [0, 0]
+        assembler._wall = lambda: wall() + 100
+        assert await publish(far, some[2]) == [0]
+        assert dropped(server) == {"expired": 1}
+
+
+async def test_a_disk_that_does_not_take_a_part_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The part is refused, as it is not on the disk."""
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "far") as far,
+    ):
+        first, second, _ = parts_of(PAYLOAD)
+        assert await publish(far, first) == [0]
+        (tmp_path / "spool.db").unlink()
+        assert await publish(far, second) == [0x97]
+        assert dropped(server) == {"disk": 1}
+        assert "spool.db was deleted or replaced" in caplog.text
+
+
+async def test_marks_of_uplinks_are_those_of_the_whole(tmp_path: Path) -> None:
+    """They stay with the PUBLISH of a part, where uplinks read and write them."""
+    marks = [("penstock-site", "berlin"), ("other", "x"), ("penstock-hops", "2")]
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "near") as near,
+        await connected(port_of(server), "far") as far,
+    ):
+        await near.subscribe("a/#", 2)
+        assert await publish(far, *parts_of(PAYLOAD), user_property=marks) == [0] * 3
+        message = await take_message(near)
+        assert message.properties["user_property"] == [marks[0], marks[2]]
