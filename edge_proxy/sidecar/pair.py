@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 _ANY_SIZE: Final = 2**32
 
+_CLIENT_CLOSED: Final = "the client's connection was closed"
+
 
 class Pair:
     """One client and its connection to the broker.
@@ -57,6 +59,7 @@ class Pair:
         is_unanswered: it is closing because the broker has not answered the CONNECT.
         is_cut_off: it is closing because the broker has answered the CONNECT by an end, or by
             something else than a CONNACK.
+        has_left: the client's connection has ended, before that to the broker.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class Pair:
         self.is_closing = False
         self.is_unanswered = False
         self.is_cut_off = False
+        self.has_left = False
 
     # -- what `PairTransport` calls ------------------------------------------------------------
 
@@ -131,6 +135,8 @@ class Pair:
     def broker_connected(self) -> None:
         """The connection to the broker is established."""
         self._has_broker = True
+        if self.has_left:
+            self._end(_CLIENT_CLOSED)
 
     def broker_unreachable(self, reason: str) -> None:
         """There will be no connection to the broker: refuse the client [MQTT-3.2.2-7].
@@ -145,6 +151,10 @@ class Pair:
     def connection_lost(self, direction: Direction, now: float, reason: str = "") -> None:
         """The connection whose bytes have a direction has ended.
 
+        A client may send everything at once and go. TLS and WebSocket tell of its end in the same
+        breath, while the connection to the broker is still being established: the pair ends when
+        what has come was passed on.
+
         Args:
             direction: UPSTREAM for that of the client, DOWNSTREAM for that of the broker.
             now: monotonic seconds.
@@ -152,6 +162,10 @@ class Pair:
         """
         self._now = now
         self._note_cut_off(direction)
+        if direction is Direction.UPSTREAM:
+            self.has_left = not self.is_closing
+            if self.wants_broker and not self._has_broker and not reason:
+                return
         self._end(f"the {direction.sender}'s connection {reason or 'was closed'}")
 
     def _note_cut_off(self, direction: Direction) -> None:

@@ -16,6 +16,7 @@ from typing import Final, cast
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.network.accepted import CLOSE_TIMEOUT_SECONDS, AcceptedConnection, Reception
+from penstock.broker.network.lingering_close import LingeringClose
 from penstock.edge_proxy.sidecar.config import Identity
 from penstock.edge_proxy.sidecar.direction import Direction
 from penstock.edge_proxy.sidecar.identity import ClientIdentity
@@ -42,6 +43,7 @@ class Pairs:
         clock: returns monotonic seconds.
         identity: how the broker is told who a client is.
         connack_timeout_seconds: time from a CONNECT to the broker's CONNACK.
+        lingering: sockets of brokers whose clients have left.
         is_draining: a client is disconnected as soon as nothing waits for it.
         server_reference: what clients are told then; None for nothing.
     """
@@ -75,6 +77,7 @@ class Pairs:
         self.running: set[PairTransport] = set()
         self.clock: Callable[[], float] = time.monotonic
         self.is_draining = False
+        self.lingering = LingeringClose(asyncio.get_running_loop())
         self._tasks: set[asyncio.Task[None]] = set()
         self._none_left: asyncio.Future[None] | None = None
 
@@ -135,6 +138,7 @@ class Pairs:
         """Drop all remaining pairs at once."""
         for pair_transport in list(self.running):
             pair_transport.abort()
+        self.lingering.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -446,10 +450,33 @@ class PairTransport:
         elif not self._is_ending:
             self._is_ending = True
             for transport in transports:
-                transport.close()
+                self._end_transport(transport)
             if self._close_timer is not None:
                 self._close_timer.cancel()
             self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_SECONDS, self.abort)
+
+    def _end_transport(self, transport: asyncio.Transport) -> None:
+        """Close a transport once what was written to it is sent.
+
+        The kernel discards what it still has to send where it gets bytes for a closed socket. So
+        the socket of a broker that may still be sending to a client that has left is shut down in
+        its one direction, and what comes is read and discarded until the broker closes it, too.
+        """
+        pair = self.pair
+        is_left = transport is self._broker and pair is not None and pair.has_left
+        if not is_left or transport.get_extra_info("sslcontext") is not None:
+            transport.close()
+        elif not transport.get_write_buffer_size():
+            self._pairs.lingering.break_off(transport)
+        else:
+            try:
+                transport.write_eof()
+            except OSError:  # the broker has reset it, as asyncio's own loop tells
+                transport.abort()
+                return
+            if not self._is_broker_read:
+                self._is_broker_read = True
+                transport.resume_reading()
 
     def _end(self) -> None:
         """Both connections are gone."""

@@ -150,6 +150,27 @@ def test_the_client_is_not_read_until_the_broker_is_connected() -> None:
     assert pair.pair.wants_reading(UP)
 
 
+def test_a_client_that_has_left_before_the_broker_was_connected_is_still_heard() -> None:
+    """What came with its CONNECT is passed on, then the pair ends; without a broker at once."""
+    for is_reached in (True, False):
+        pair = VirtualPair(5)
+        pair.client_sends(Connect(client_id="c", protocol_version=5), publish("up"), Disconnect())
+        pair.pair.connection_lost(UP, pair.now)
+        assert not pair.pair.is_closing
+        assert pair.pair.next_deadline() == pair.now + CONNACK_SECONDS
+        if is_reached:
+            pair.pair.broker_connected()
+            pair.settle()
+            assert pair.to_broker()[1:] == [publish("up"), Disconnect()]
+        else:
+            pair.pair.broker_unreachable("no connection")
+        assert pair.pair.is_closing
+    pair = VirtualPair(5)
+    pair.client_sends(Connect(client_id="c", protocol_version=5))
+    pair.pair.connection_lost(UP, pair.now, "broke: reset")
+    assert pair.pair.is_closing
+
+
 def test_a_broker_that_does_not_keep_up_stops_the_client() -> None:
     """Backpressure goes upstream as TCP would pass it."""
     pair = VirtualPair.connected()

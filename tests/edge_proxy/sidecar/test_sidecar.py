@@ -318,6 +318,33 @@ async def test_every_kind_of_listener(tmp_path: Path) -> None:
             assert await broker.receive_end() == b""
 
 
+async def test_what_a_client_sends_at_once_reaches_the_broker_through_every_layer(
+    tmp_path: Path,
+) -> None:
+    """CONNECT, a message, DISCONNECT and the end of the layer, in one go: nothing is lost."""
+    authority = Authority(tmp_path)
+    listeners = {
+        "tls": authority.listener_keys(),
+        "ws": {"bind": "127.0.0.1:0", "type": "ws"},
+    }
+    async with running(f"listeners: {json.dumps(listeners)}") as (proxy, upstream):
+        ports = {name: port for name, (_, port) in proxy.addresses.items()}
+        over_tls = await StreamClient.dial_tls(ports["tls"], authority.client_context())
+        over_websocket = await WebSocketClient.dial_websocket(ports["ws"])
+        for client in (over_tls, over_websocket):
+            everything = Connect(client_id="c", protocol_version=5), publish("up", 3), Disconnect()
+            await client.send(*everything)
+            if client is over_websocket:
+                await over_websocket.stream.close()
+            client.close()
+            broker = await upstream.connected()
+            assert isinstance(await broker.receive(), Connect)
+            assert await broker.receive() == publish("up", 3)
+            assert await broker.receive() == Disconnect()
+            assert await broker.receive_end() == b""
+            await broker.close()
+
+
 async def test_a_clients_certificate_ends_here(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
