@@ -25,7 +25,7 @@ def taken_port() -> Iterator[int]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_runs_until_a_signal(number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C and a service manager's signal end it with status 0."""
-    with running_broker(anonymous_policy(), tmp_path) as broker:
+    with running_broker(anonymous_policy(), tmp_path, is_forked=False) as broker:
         assert broker.stop(number) == 0
         assert "stopping" in broker.log
         assert "Traceback" not in broker.log
@@ -112,7 +112,7 @@ def test_log_level_decides_what_is_logged(tmp_path: Path, monkeypatch: pytest.Mo
     """With debug the log says more than where it listens."""
     monkeypatch.setenv("PENSTOCK_LOG_LEVEL", "debug")
     with (
-        running_broker(anonymous_policy(), tmp_path) as broker,
+        running_broker(anonymous_policy(), tmp_path, is_forked=False) as broker,
         socket.create_connection(("127.0.0.1", broker.port)) as client,
     ):
         assert " DEBUG " in broker.log
@@ -125,7 +125,7 @@ def test_a_client_that_is_refused_writes_no_line_of_its_own(tmp_path: Path) -> N
     policy = {"listeners": {"default": {"bind": "127.0.0.1:0"}}, "plugins": {"access": {}}}
     connect = write_packet(Connect(client_id="a\nINFO penstock: all is well"), 5)
     with (
-        running_broker(policy, tmp_path) as broker,
+        running_broker(policy, tmp_path, is_forked=False) as broker,
         socket.create_connection(("127.0.0.1", broker.port)) as client,
     ):
         client.sendall(connect)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +10,12 @@ from pathlib import Path
 import yaml
 
 from penstock.plugins.queue.client import QueueClient
-from tests.helpers.process import SECONDS
+from tests.helpers.process import Program
 
 GROUP = "spark"
 """The only group of the queue, of kind `offsets`."""
 
-_LISTENS = re.compile(r"queue API listens on (?P<url>http://\S+)")
+_LISTENS = r"queue API listens on (http://\S+)"
 
 
 @contextlib.contextmanager
@@ -55,21 +53,12 @@ def gateway_of(policy: Path) -> Iterator[QueueClient]:
     Yields:
         A client of the gateway.
     """
-    program = [sys.executable, "-m", "penstock.plugins.queue", "-c", str(policy)]
-    with subprocess.Popen(program, cwd=policy.parent, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            said = ""
-            for line in process.stderr:
-                said += line
-                found = _LISTENS.search(line)
-                if found:
-                    yield QueueClient(found["url"])
-                    return
-            raise AssertionError(f"the gateway did not start: {said}")
-        finally:
-            process.terminate()
-            process.wait(SECONDS)
+    command = [sys.executable, "-m", "penstock.plugins.queue", "-c", str(policy)]
+    gateway = Program(command, cwd=policy.parent, is_forked=True)
+    try:
+        yield QueueClient(gateway.wait_for_match(_LISTENS)[1])
+    finally:
+        gateway.stop()
 
 
 def ranges(client: QueueClient, queue: str = "telemetry") -> dict[int, tuple[int, int]]:

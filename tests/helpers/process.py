@@ -17,6 +17,8 @@ from typing import Any, Final
 import psutil
 import yaml
 
+from tests.helpers import forks
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 SECONDS: Final = 120.0
@@ -54,17 +56,36 @@ class Program:
         process: the running program.
     """
 
-    def __init__(self, command: Sequence[str], **options: Any) -> None:
+    process: subprocess.Popen[str] | forks.Fork
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        cwd: Path | None = None,
+        is_forked: bool = False,
+        **options: Any,
+    ) -> None:
         """Start it.
 
         Args:
             command: program and arguments.
-            options: of `subprocess.Popen`, such as `cwd`.
+            cwd: its working directory; None for the present one.
+            is_forked: whether a program of Penstock is forked, where there are no options; see
+                `tests.helpers.forks`.
+            options: of `subprocess.Popen`.
         """
         self._lines: list[str] = []
         self._changed = threading.Condition()
         self._has_ended = False
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options)
+        if is_forked and not options:
+            python, option, module, *arguments = command
+            assert (python, option) == (sys.executable, "-m")
+            self.process = forks.start(module, arguments, cwd)
+        else:
+            self.process = subprocess.Popen(
+                command, cwd=cwd, stderr=subprocess.PIPE, text=True, **options
+            )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -129,6 +150,8 @@ class BrokerProcess(Program):
         policy: Mapping[str, Any] | str,
         folder: Path,
         wrapper: Sequence[str] = (),
+        *,
+        is_forked: bool = True,
         **options: Any,
     ) -> None:
         """Start a broker and wait until it listens, or has ended.
@@ -137,6 +160,7 @@ class BrokerProcess(Program):
             policy: a mapping, or the text of the file.
             folder: where ``policy.yaml`` is written and the program runs.
             wrapper: a command that is to run the program in its own place.
+            is_forked: see `Program`; not with a wrapper.
             options: of `subprocess.Popen`.
         """
         text = policy if isinstance(policy, str) else yaml.safe_dump(dict(policy))
@@ -144,6 +168,7 @@ class BrokerProcess(Program):
         super().__init__(
             [*wrapper, sys.executable, "-m", "penstock.broker", "-c", "policy.yaml"],
             cwd=folder,
+            is_forked=is_forked and not wrapper,
             **options,
         )
         awaited = _awaited_listener(text)

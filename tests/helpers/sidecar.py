@@ -30,7 +30,9 @@ class SidecarProcess(Program):
         """
         file = folder / "proxy.yaml"
         file.write_text(yaml.safe_dump(dict(config)))
-        super().__init__([sys.executable, "-m", "penstock", "proxy", "-c", str(file)])
+        super().__init__(
+            [sys.executable, "-m", "penstock", "proxy", "-c", str(file)], is_forked=True
+        )
         try:
             self.wait_for_log("serving the clients of the broker at ")
         except AssertionError:

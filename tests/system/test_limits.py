@@ -30,7 +30,7 @@ QUOTA = ReasonCode.QUOTA_EXCEEDED
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """Return a broker with small limits, one for all tests."""
     policy = anonymous_policy(limits=LIMITS, sys_interval=0.2)
-    with running_broker(policy, tmp_path_factory.mktemp("b")) as running:
+    with running_broker(policy, tmp_path_factory.mktemp("b"), is_forked=False) as running:
         yield running
         assert running.stop() == 0
         assert "Traceback" not in running.log

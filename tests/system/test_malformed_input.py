@@ -30,7 +30,9 @@ PROTOCOL = ReasonCode.PROTOCOL_ERROR
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """Return a broker with small limits, one for all tests."""
-    with running_broker(anonymous_policy(limits=LIMITS), tmp_path_factory.mktemp("b")) as running:
+    with running_broker(
+        anonymous_policy(limits=LIMITS), tmp_path_factory.mktemp("b"), is_forked=False
+    ) as running:
         yield running
         assert running.stop() == 0
         assert "ERROR" not in running.log

@@ -119,7 +119,7 @@ async def test_memory_stays_within_its_limit_and_everything_arrives(tmp_path: Pa
     """Stalled subscribers that stand at different messages cost no more than `memory_limit`."""
     folder = tmp_path / "spill"
     folder.mkdir()
-    with running_broker(spilling(folder), tmp_path) as broker:
+    with running_broker(spilling(folder), tmp_path, is_forked=False) as broker:
         async with contextlib.AsyncExitStack() as clients:
             stalled = [
                 await clients.enter_async_context(await stalled_subscriber(broker.port, number))
@@ -156,7 +156,7 @@ async def test_memory_is_back_at_its_start_after_the_backlog(
     keys: dict[str, Any], n_messages: int, least: float, most: float, tmp_path: Path
 ) -> None:
     """Within 10 %, with the same clients connected, whatever the store; it was much more before."""
-    with running_broker(anonymous_policy({"memory": keys}), tmp_path) as broker:
+    with running_broker(anonymous_policy({"memory": keys}), tmp_path, is_forked=False) as broker:
         async with contextlib.AsyncExitStack() as clients:
             stalled = [
                 await clients.enter_async_context(await stalled_subscriber(broker.port, number, 0))
@@ -238,14 +238,14 @@ async def test_a_full_disk_refuses_and_loses_nothing(tmp_path: Path) -> None:
 async def test_persistence_and_spill_go_together(tmp_path: Path) -> None:
     """Stored messages come back after kill -9, one by one to files where memory has no room."""
     policy = spilling(tmp_path) | {"persistence": {"path": str(tmp_path / "sessions.db")}}
-    with running_broker(policy, tmp_path) as broker:
+    with running_broker(policy, tmp_path, is_forked=False) as broker:
         empty = most_resident_bytes(broker)
         await away(broker.port)
         async with await connected(broker.port) as publisher:
             for number in range(N_MESSAGES):
                 assert (await publisher.publish("large/1", payload_of(number))).reason_code < 0x80
         broker.kill()
-    with running_broker(policy, tmp_path) as broker:
+    with running_broker(policy, tmp_path, is_forked=False) as broker:
         assert most_resident_bytes(broker) - empty <= MEMORY_LIMIT + 4 * PAYLOAD_BYTES
         assert "those that wait longest go to files" in broker.log
         async with await connected(broker.port, "away", **KEPT) as client:

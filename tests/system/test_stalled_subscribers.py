@@ -37,7 +37,7 @@ async def read_all(client: WireClient) -> list[int]:
 @pytest.mark.memory
 async def test_a_payload_is_kept_once_however_many_wait_for_it(tmp_path: Path) -> None:
     """Twenty stalled subscribers cost the payloads once; other clients notice nothing."""
-    with running_broker(anonymous_policy(), tmp_path) as broker:
+    with running_broker(anonymous_policy(), tmp_path, is_forked=False) as broker:
         async with contextlib.AsyncExitStack() as clients:
             stalled = [
                 await clients.enter_async_context(await stalled_subscriber(broker.port, number))

@@ -54,7 +54,7 @@ def broker(
         "wss": authority.listener_keys(type="ws"),
     }
     policy = anonymous_policy(listeners=listeners, limits={"queued_bytes": 10**9})
-    with running_broker(policy, folder) as running:
+    with running_broker(policy, folder, is_forked=False) as running:
         running.wait_for_log("listener wss: listening")
         yield running
         assert running.stop() == 0
@@ -250,7 +250,7 @@ async def test_thousands_of_half_open_connections(tmp_path: Path) -> None:
     listeners = {"default": {"bind": "127.0.0.1:0"}, "tls": authority.listener_keys()}
     limits = {"connections": 2100, "connect_timeout_seconds": 600}
     policy = anonymous_policy(listeners=listeners, limits=limits, sys_interval=0.2)
-    with running_broker(policy, tmp_path) as broker:
+    with running_broker(policy, tmp_path, is_forked=False) as broker:
         broker.wait_for_log("listener tls: listening")
         process = psutil.Process(broker.process.pid)
         async with await connected(broker.port) as client:
