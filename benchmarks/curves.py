@@ -34,7 +34,8 @@ from benchmarks.rows.matching import CLIENTS
 from benchmarks.rows.row import FULL, QUICK, Measurement, Row, Scale, Target
 from benchmarks.rows.throughput import measure_qos0
 
-PEER_NAMES: Final = ("penstock", "mosquitto")
+PEER_COLOURS: Final = {"penstock": "tab:blue", "mosquitto": "tab:orange"}
+"""Which brokers are measured, and the colour of each."""
 DATA_FILE: Final = ROOT / "docs/images/curves.json"
 PICTURE_INCHES: Final = (10.0, 6.0)
 MICROSECOND: Final = 1e-6
@@ -207,7 +208,7 @@ def draw(data: dict[str, Any], file: Path) -> None:
         axes.grid(visible=True, which="major", alpha=0.3)
         if kept is None:
             continue
-        for name, colour in zip(PEER_NAMES, ("tab:blue", "tab:orange"), strict=True):
+        for name, colour in PEER_COLOURS.items():
             told = kept["series"].get(name, {"value": [], "tail": []})
             points = kept["points"]
             if told["value"]:
@@ -233,7 +234,7 @@ def curves(
 ) -> None:
     """Measure how cost grows, write the numbers and draw them."""
     chosen = choose("curve", names, CURVES)
-    peers = [PEERS[name] for name in PEER_NAMES]
+    peers = [PEERS[name] for name in PEER_COLOURS]
     scale = replace(QUICK if quick else FULL, seconds=0.1 if quick else CURVE_SECONDS)
     scale = replace(scale, latency_seconds=1.0 if quick else 3.0, warm_up_messages=100)
     data: dict[str, Any] = json.loads(data_file.read_text()) if data_file.exists() else {}

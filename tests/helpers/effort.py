@@ -6,7 +6,7 @@ from typing import Final
 
 from hypothesis import settings
 
-SUITE_PERCENT: Final = 40
+SUITE_PERCENT: Final = 25
 """What each run of the suite tries of the full number. The examples are the same in each run: more
 of them find more only once, when the test or the code is new."""
 

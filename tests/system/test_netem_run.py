@@ -218,7 +218,7 @@ def test_a_broker_that_does_not_start_ends_it_with_status_1(tmp_path: Path) -> N
     """The failure names it; no folder and no network are left."""
     broken = SCENARIO.replace("{kind: mosquitto}", "{kind: mosquitto, lines: [no_such_key 1]}")
     (tmp_path / "broken.yaml").write_text(broken)
-    run = start(["broken.yaml"], tmp_path)
+    run = start(["broken.yaml", "--brokers", "mosquitto", "--no-plots"], tmp_path)
     _, err = run.communicate(timeout=SECONDS)
     assert run.returncode == 1
     assert "penstock netem: broker mosquitto has ended with status 3: " in err
@@ -232,7 +232,7 @@ def test_a_broker_that_does_not_start_ends_it_with_status_1(tmp_path: Path) -> N
 def test_a_signal_takes_everything_down(number: signal.Signals, tmp_path: Path) -> None:
     """At any moment, here with clients at work; the status is that of a program so ended."""
     (tmp_path / "bad-phase.yaml").write_text(SCENARIO)
-    run = start(["bad-phase.yaml"], tmp_path)
+    run = start(["bad-phase.yaml", "--brokers", "penstock", "--no-plots"], tmp_path)
     assert run.stderr is not None
     for line in run.stderr:
         if "calm" in line:
