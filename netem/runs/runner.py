@@ -187,6 +187,8 @@ class _Round:
         teller.stage("brokers start")
         for site in sites:
             site.start_helpers()
+        for site in sites:
+            site.wait_for_helpers()
         self._families = Families({site.name: site.pids for site in sites})
         self._start_clients(teller)
         begin_at = time.monotonic() + scenario.calm_seconds

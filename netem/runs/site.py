@@ -162,12 +162,13 @@ class Site:
         return [each.process.pid for each in (self.broker, *self.helpers)]
 
     def start_helpers(self) -> None:
-        """Wait until the broker listens; start its sidecar and edge brokers, and wait for these.
+        """Wait until the broker listens, and start its sidecar and edge brokers.
 
-        A bridge that does not find its broker may try again only after half a minute.
+        A bridge that does not find its broker may try again only after half a minute. The helpers
+        may not serve yet.
 
         Raises:
-            RunError: one of them has ended, or does not listen in time.
+            RunError: the broker has ended, or does not listen in time.
             NetemError: one is not installed.
         """
         plan, broker_host = self._plan, self.roster.scenario.broker_host
@@ -182,6 +183,13 @@ class Site:
                 address = self._address(host, broker_host)
                 command = prepare_edge(plan.edges, host, address, directory)
                 self._start_helper(f"edge-{host}", host, command)
+
+    def wait_for_helpers(self) -> None:
+        """Wait until the sidecar and the edge brokers listen.
+
+        Raises:
+            RunError: one of them has ended, or does not listen in time.
+        """
         for helper in self.helpers:
             helper.wait_until_listening(PORT)
 
