@@ -488,6 +488,9 @@ class ClientReports(Protocol):
     def withholding(self) -> Sequence[Metric]:
         """Return what became of all clients' large messages."""
 
+    def proxy(self) -> Mapping[str, Any] | None:
+        """Return the state of a proxy as JSON has it; None in a broker."""
+
 
 class SinkRoutes(Protocol):
     """The broker's sinks while it runs, on the loop's thread."""

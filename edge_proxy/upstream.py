@@ -31,6 +31,7 @@ from penstock.broker.config.listener_config import Tls
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
 from penstock.broker.mqtt.packets import Connect
+from penstock.broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network.tls import TlsFilesError, make_client_context
 from penstock.edge_proxy.upstream_config import UpstreamAddress, UpstreamKeys, UpstreamTlsKeys
@@ -40,6 +41,10 @@ P = TypeVar("P", bound=asyncio.Protocol)
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 """A firewall between proxy and broker that forgets an idle connection does so after some minutes at
 the earliest; a broker whose machine has gone is noticed after two minutes."""
+
+_CONNACK_BYTES: Final = 4
+_UNAVAILABLE: Final = CONNACK_RETURN_CODES[ReasonCode.SERVER_UNAVAILABLE]
+"""CONNACK of MQTT 3.1.1: its length, and the return code of a broker that serves no clients."""
 
 _NO_TLS: Final = ("wrong version number", "packet length too long", "record layer failure")
 """What OpenSSL says of an answer that is no TLS, by its first bytes."""
@@ -60,6 +65,7 @@ class Upstream:
         heard_at: monotonic seconds of the last connection that was established.
         is_silent: it accepts connections and answers no CONNECT; `is_up` only after a CONNACK.
         is_doubted: the next check finds out whether it answers a CONNECT.
+        n_connections: of clients, as long as their owner counts them.
     """
 
     def __init__(self, address: UpstreamAddress, now: float) -> None:
@@ -76,6 +82,7 @@ class Upstream:
         self.heard_at = -math.inf
         self.is_silent = False
         self.is_doubted = False
+        self.n_connections = 0
 
     def __str__(self) -> str:
         """Return the address for the log."""
@@ -155,7 +162,14 @@ class Upstreams:
 
     def choose(self) -> list[Upstream]:
         """Return the addresses to try for a new connection, in order."""
+        if not self._is_checking:
+            return list(self.each)  # nothing else would find out that one is up again
         return [one for one in self.each if one.is_up] or list(self.each)
+
+    @property
+    def _is_checking(self) -> bool:
+        """Whether checks find out that an address is up again."""
+        return self._keys.health_check_seconds is not None and len(self.each) > 1
 
     def failed(self, upstream: Upstream, why: str, *, is_silent: bool = False) -> None:
         """Note that an address is down.
@@ -163,14 +177,14 @@ class Upstreams:
         Args:
             upstream: one of `each`.
             why: for the log.
-            is_silent: it has accepted a connection and not answered a CONNECT.
+            is_silent: it has accepted a connection and not answered a CONNECT, or said that it
+                serves none.
         """
-        if self._keys.health_check_seconds is None or len(self.each) == 1:
-            return  # nothing would find out that it is up again
         upstream.is_silent = upstream.is_silent or is_silent
         upstream.heard_at = -math.inf
         if upstream.is_up:
-            self._logger.warning("%s: %s is down: %s", self._path, upstream, why)
+            if self._is_checking:  # else each client's line in the log says so
+                self._logger.warning("%s: %s is down: %s", self._path, upstream, why)
             upstream.is_up = False
             upstream.since = self._clock()
         upstream.why = why
@@ -184,7 +198,8 @@ class Upstreams:
         upstream.heard_at = self._clock()
         upstream.is_silent = False
         if not upstream.is_up:
-            self._logger.warning("%s: %s is up again", self._path, upstream)
+            if self._is_checking:
+                self._logger.warning("%s: %s is up again", self._path, upstream)
             upstream.is_up = True
             upstream.since = self._clock()
             upstream.why = ""
@@ -286,7 +301,7 @@ class Upstreams:
 
     def start(self) -> None:
         """Start the checks, where there are several addresses."""
-        if self._keys.health_check_seconds is not None and len(self.each) > 1:
+        if self._keys.health_check_seconds is not None and self._is_checking:
             loop = asyncio.get_running_loop()
             self._checks = loop.create_task(
                 self._check_always(self._keys.health_check_seconds), name="health checks"
@@ -393,6 +408,7 @@ class _Check(asyncio.Protocol):
             is_asking: send a CONNECT and wait for its CONNACK.
         """
         self._is_asking = is_asking
+        self._received = b""
         self._transport: asyncio.Transport
         self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -410,13 +426,18 @@ class _Check(asyncio.Protocol):
             self.answered.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        """Any CONNACK says that the broker is there."""
-        if not self.answered.done():
-            if data[0] == PacketType.CONNACK << 4:
-                self.answered.set_result(None)
+        """A CONNACK says that the broker is there, also one that refuses, but for unavailable."""
+        if self.answered.done():
+            return
+        self._received += data
+        if self._received[0] != PacketType.CONNACK << 4:
+            problem = f"read 0x{self._received[0]:02X} in place of a CONNACK"
+            self.answered.set_exception(ConnectionError(problem))
+        elif len(self._received) >= _CONNACK_BYTES:
+            if self._received[3] == _UNAVAILABLE:
+                self.answered.set_exception(ConnectionError("CONNACK: server unavailable"))
             else:
-                problem = f"read 0x{data[0]:02X} in place of a CONNACK"
-                self.answered.set_exception(ConnectionError(problem))
+                self.answered.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""

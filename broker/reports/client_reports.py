@@ -66,6 +66,10 @@ class Reports:
         """Return what became of all clients' large messages."""
         return () if self._core is None else self._core.outbox_rules.record.metrics()
 
+    def proxy(self) -> None:
+        """Return nothing: this is a broker."""
+        return
+
 
 class Subject(NamedTuple):
     """What the report of one client is made of.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from penstock.broker.client_report import ClientReport
 from penstock.broker.counters import Metric
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from penstock.broker.link import Link
     from penstock.edge_proxy.sidecar.pair import Pair
     from penstock.edge_proxy.sidecar.shared import Shared
+    from penstock.edge_proxy.upstream import Upstreams
 
 
 class ProxyReports:
@@ -26,10 +27,12 @@ class ProxyReports:
         """
         self._clock = clock
         self._shared: Shared | None = None
+        self._upstreams: Upstreams | None = None
 
-    def attach(self, shared: Shared) -> None:
-        """Report on this proxy's clients from now on."""
+    def attach(self, shared: Shared, upstreams: Upstreams | None = None) -> None:
+        """Report on this proxy's clients and on the addresses of its broker from now on."""
         self._shared = shared
+        self._upstreams = upstreams
 
     def client_ids(self) -> list[str]:
         """Return the Client Identifier of every connected client."""
@@ -51,6 +54,40 @@ class ProxyReports:
     def withholding(self) -> Sequence[Metric]:
         """Return what became of all clients' large messages."""
         return () if self._shared is None else self._shared.outbox_rules.record.metrics()
+
+    def proxy(self) -> Mapping[str, Any] | None:
+        """Return the state of the proxy: `upstreams`, `clients` and `payload_store`.
+
+        Of each address: `address`, `is_up`, `since_seconds` (it is up or down), `why` (it is down,
+        or ""), `connections`. Of clients: `connected`, `gone`, `refused` by reason. Of the store:
+        `payloads`, which wait, and its own figures.
+        """
+        shared, upstreams = self._shared, self._upstreams
+        if shared is None or upstreams is None:
+            return None
+        now = self._clock()
+        store = shared.payloads.store
+        return {
+            "upstreams": [
+                {
+                    "address": str(one),
+                    "is_up": one.is_up,
+                    "since_seconds": max(0.0, now - one.since),
+                    "why": one.why,
+                    "connections": one.n_connections,
+                }
+                for one in upstreams.each
+            ],
+            "clients": {
+                "connected": len(shared.pairs),
+                "gone": shared.n_ended,
+                "refused": dict(sorted(shared.counters.connections_refused.items())),
+            },
+            "payload_store": {
+                "payloads": len(shared.payloads),
+                **shared.guard.call(store, store.figures, otherwise={}),
+            },
+        }
 
 
 def _subject_of(pair: Pair, threshold_l: Callable[[Link], float | None]) -> Subject:

@@ -173,6 +173,12 @@ class Pair:
             self.is_cut_off = self.client.connack is None
 
     @property
+    def answer(self) -> int | None:
+        """Reason code of the broker's CONNACK; None as long as there is none."""
+        connack = self.client.connack if self.wants_broker else None
+        return None if connack is None else connack.reason_code
+
+    @property
     def is_accepted(self) -> bool:
         """Whether the broker has accepted the client."""
         return self._is_accepted

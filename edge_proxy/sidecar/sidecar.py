@@ -84,12 +84,12 @@ class Sidecar:
             samplers=plugins.samplers,
             payload_store=choose_store(plugins, self._logger),
         )
-        reports.attach(self.shared)
         self.upstreams = Upstreams(
             config.upstream,
             self._logger,
             check_header=LOCAL_HEADER if config.identity == "proxy_v2" else b"",
         )
+        reports.attach(self.shared, self.upstreams)
         self._reception = Reception(
             Admission(
                 self.shared.counters,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from penstock.broker.errors import PenstockError
-from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.network.accepted import CLOSE_TIMEOUT_SECONDS, AcceptedConnection, Reception
 from penstock.broker.network.lingering_close import LingeringClose
 from penstock.edge_proxy.sidecar.config import Identity
@@ -26,6 +26,9 @@ from penstock.edge_proxy.upstream import Upstream, Upstreams
 
 MAX_TURNS: Final = 16
 """Times that one pair may pump and write before other pairs are served."""
+
+_OUT_OF_SERVICE: Final = frozenset({ReasonCode.SERVER_UNAVAILABLE, ReasonCode.SERVER_BUSY})
+"""Reason codes of CONNACK that another client will get, too."""
 
 _ELSEWHERE: Final = ReasonCode.USE_ANOTHER_SERVER
 
@@ -95,11 +98,10 @@ class Pairs:
     async def _dial(self, pair_transport: PairTransport) -> None:
         try:
             header = pair_transport.identity().header() if self.identity == "proxy_v2" else b""
-            pair_transport.upstream = (
-                await self.upstreams.dial(
-                    lambda: _Side(pair_transport, Direction.DOWNSTREAM), header=header
-                )
-            ).upstream
+            dialled = await self.upstreams.dial(
+                lambda: _Side(pair_transport, Direction.DOWNSTREAM), header=header
+            )
+            pair_transport.reached(dialled.upstream)
         except PenstockError as error:
             pair_transport.broker_unreachable(f"no connection to {error}")
         except Exception as error:  # noqa: BLE001 (whatever it is, the client waits for an answer)
@@ -178,6 +180,7 @@ class PairTransport:
         self._timer_at = 0.0
         self._close_timer: asyncio.TimerHandle | None = None
         self._is_ending = False
+        self._is_answered = False
 
     # -- told by the two sides ------------------------------------------------------------
 
@@ -261,6 +264,24 @@ class PairTransport:
         """Whether the broker has accepted the client."""
         return self.pair is not None and self.pair.is_accepted
 
+    def reached(self, upstream: Upstream) -> None:
+        """Note the address that the connection to the broker goes to."""
+        self.upstream = upstream
+        if self._broker is not None:
+            upstream.n_connections += 1
+
+    def _note_answer(self, pair: Pair) -> None:
+        """Judge the address by the broker's CONNACK, which has come if it has one."""
+        answer = pair.answer
+        if answer is None or self.upstream is None:
+            return
+        self._is_answered = True
+        if answer in _OUT_OF_SERVICE:
+            told = f"CONNACK: {describe_reason_code(answer)}"
+            self._pairs.upstreams.failed(self.upstream, told, is_silent=True)
+        else:
+            self._pairs.upstreams.succeeded(self.upstream)
+
     def held_in_layer(self, n_bytes: int) -> None:
         """Do nothing: a layer holds a packet at most, as the pair does."""
 
@@ -279,6 +300,8 @@ class PairTransport:
         except Exception as error:  # noqa: BLE001 (see `_failed`)
             self._failed(pair, error, now)
         self.serve(now)
+        if not self._is_answered and direction is Direction.DOWNSTREAM:
+            self._note_answer(pair)
 
     def half_closed(self, direction: Direction) -> None:
         """A peer has closed its direction: its transport closes, and must not take long.
@@ -318,6 +341,8 @@ class PairTransport:
         pair = self.pair
         if direction is Direction.DOWNSTREAM:
             self._broker = None
+            if was_there and self.upstream is not None:
+                self.upstream.n_connections -= 1
         else:
             self._client = None
             self.arrival.leave_to_kernel()

@@ -4,6 +4,7 @@
   client ids, beginning after the id ``after`` where it is given; ``next`` is the ``after`` for the
   rest.
 * ``GET /withholding``: counters and histograms of all clients' large messages.
+* ``GET /proxy``: the state of a proxy, of the broker's addresses behind it and of its payloads.
 * ``GET /clients/{client_id}``: the report of one client; in the path, its id is percent-encoded.
 
 Answers are JSON; `penstock.broker.client_report` describes a report. An error is ``{"error":
@@ -66,6 +67,7 @@ class ConsoleApi:
                 web.get("/clients", self._list),
                 web.get("/clients/{client_id}", self._show),
                 web.get("/withholding", self._withholding),
+                web.get("/proxy", self._proxy),
             ]
         )
         return application
@@ -109,6 +111,14 @@ class ConsoleApi:
     async def _withholding(self, _request: web.Request) -> web.Response:
         metrics = [metric.as_json() for metric in self._clients.withholding()]
         return web.json_response({"metrics": metrics})
+
+    async def _proxy(self, _request: web.Request) -> web.Response:
+        state = self._clients.proxy()
+        if state is None:
+            raise RequestError(
+                "proxy: this is a broker; allowed: the console of an edge proxy", 404
+            )
+        return web.json_response(dict(state))
 
 
 class ConsolePlugin(Plugin):

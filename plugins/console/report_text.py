@@ -30,6 +30,28 @@ def describe(client: Report) -> list[str]:
     ]
 
 
+def describe_proxy(state: Report) -> list[str]:
+    """Return the lines about a proxy.
+
+    Raises:
+        KeyError: a part of its state is missing.
+        TypeError: a part has another type.
+    """
+    lines = []
+    for one in state["upstreams"]:
+        words = f"{'up' if one['is_up'] else 'down'} for {_seconds(one['since_seconds'])}"
+        if one["why"]:
+            words += f" ({printable(one['why'])})"
+        lines.append(f"upstream {one['address']}: {words}, connections: {one['connections']:,}")
+    clients = state["clients"]
+    line = f"clients: {clients['connected']:,} connected, {clients['gone']:,} gone"
+    refused = [f"{n:,} refused ({printable(why)})" for why, n in clients["refused"].items()]
+    lines.append(", ".join([line, *refused]))
+    figures = [f"{name} {n:,}" for name, n in state["payload_store"].items()]
+    lines.append(f"payload store: {', '.join(figures)}")
+    return lines
+
+
 def _who(client: Report) -> str:
     words = "connected" if client["is_connected"] else "not connected"
     if client["gone_seconds"] is not None:

@@ -1,5 +1,8 @@
 """``penstock why CLIENT_ID``: a client's link, and why its last large message was held or sent.
 
+Without a client it is the state of an edge proxy: which of the broker's addresses are up, and what
+waits.
+
 It asks the HTTP API of the plugin `console` in a running broker.
 """
 
@@ -16,7 +19,7 @@ import typer
 from penstock.broker.config.command_line import CommandLine
 from penstock.broker.errors import PenstockError
 from penstock.broker.process.program import exit_status
-from penstock.plugins.console.report_text import describe
+from penstock.plugins.console.report_text import describe, describe_proxy
 from penstock.plugins.web.printable import printable
 
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
@@ -40,30 +43,32 @@ class UnknownClientError(PenstockError):
 
 @app.command()
 def why(
-    client_id: Annotated[str, typer.Argument(help="Client Identifier.")],
+    client_id: Annotated[
+        str | None, typer.Argument(help="Client Identifier; of a proxy, none for its own state.")
+    ] = None,
     url: Annotated[
         str, typer.Option(help="Of the broker's plugin console; its key http says where.")
     ] = DEFAULT_URL,
 ) -> None:
-    """Say what a client's link looks like, and why its last large message was held or sent."""
+    """Say why a client's last large message was held or sent; without a client, how a proxy is."""
     try:
-        client = fetch(url, client_id)
+        found = fetch(url, client_id)
     except UnknownClientError as error:
         typer.echo(f"penstock why: {error}", err=True)
         raise typer.Exit(1) from error
     try:
-        lines = describe(client)
+        lines = describe_proxy(found) if client_id is None else describe(found)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise _other(url) from error
     typer.echo("\n".join(lines))
 
 
-def fetch(url: str, client_id: str) -> Any:
-    """Ask for a client's report.
+def fetch(url: str, client_id: str | None) -> Any:
+    """Ask for a client's report or a proxy's state.
 
     Args:
         url: of the console's HTTP API.
-        client_id: Client Identifier.
+        client_id: Client Identifier; None for the proxy.
 
     Returns:
         The JSON of the answer.
@@ -74,7 +79,8 @@ def fetch(url: str, client_id: str) -> Any:
     """
     connection, path = _connect(url)
     try:
-        connection.request("GET", f"{path}/clients/{quote(client_id, safe='')}")
+        resource = "proxy" if client_id is None else f"clients/{quote(client_id, safe='')}"
+        connection.request("GET", f"{path}/{resource}")
         response = connection.getresponse()
         body = response.read(MAX_ANSWER_BYTES)
     except (OSError, http.client.HTTPException) as error:

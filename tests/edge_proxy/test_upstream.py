@@ -331,6 +331,37 @@ async def test_a_broker_that_answers_no_connect() -> None:
         assert first.is_up
 
 
+async def test_the_state_of_a_single_address_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    """For reports: each connection tries it in any case, and the log of each client has it."""
+    port = free_port()
+    upstreams = make_upstreams(f"127.0.0.1:{port}")
+    (only,) = upstreams.each
+    with pytest.raises(UpstreamError):
+        await upstreams.dial(Taker)
+    assert (only.is_up, only.why) == (False, "connection refused")
+    assert upstreams.choose() == [only]
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", port)
+    (await upstreams.dial(Taker)).transport.abort()
+    assert (only.is_up, only.why) == (True, "")
+    server.close()
+    assert not caplog.text
+
+
+async def test_a_broker_that_serves_no_clients_stays_down() -> None:
+    """A check reads its CONNACK, in pieces if need be."""
+    async with ScriptedBroker() as broker, echoing() as (other, _):
+        upstreams = make_upstreams(f"127.0.0.1:{broker.port}", other)
+        first = upstreams.each[0]
+        upstreams.failed(first, "test", is_silent=True)
+        checks = asyncio.create_task(upstreams.check())
+        peer = await broker.connected()
+        for piece in (b"\x20", b"\x02\0\x03"):
+            peer.writer.write(piece)
+            await peer.writer.drain()
+        await checks
+        assert (first.is_up, first.why) == (False, "CONNACK: server unavailable")
+
+
 async def test_a_broker_that_speaks_nonsense() -> None:
     """A check that gets no CONNACK fails."""
     async with ScriptedBroker() as broker, echoing() as (other, _):

@@ -188,10 +188,15 @@ async def test_why_a_message_is_held_is_told_by_the_console(
             broker.send(publish("cam", 200, packet_id=1))
             await until(lambda: proxy.ledger().withheld_total == 1)
             assert await asyncio.to_thread(why.main, ["c", "--url", url]) == 0
+            assert await asyncio.to_thread(why.main, ["--url", url]) == 0
             await client.close()
             await until(lambda: not proxy.shared.pairs)
             assert await asyncio.to_thread(why.main, ["c", "--url", url]) == 0
     here, gone = capsys.readouterr().out.split("c: gone for ")
+    here, _, state = here.partition("upstream 127.0.0.1:")
+    assert ": up for " in state
+    assert ", connections: 1\nclients: 1 connected, 0 gone\n" in state
+    assert "\npayload store: payloads 0, memory_bytes 0, disk_bytes 0, " in state
     assert here.startswith("c: connected, listener default\n")
     assert "held now" in here
     assert "because conservative: L_now" in here
@@ -468,6 +473,40 @@ async def test_a_broker_without_an_answer_is_passed_over(caplog: pytest.LogCaptu
         last = await open_client(proxy.addresses["default"])
         await other.connected()
         await last.close()
+        await proxy.stop()
+
+
+@pytest.mark.parametrize("code", [ReasonCode.SERVER_UNAVAILABLE, ReasonCode.SERVER_BUSY])
+async def test_a_broker_that_serves_no_clients_is_passed_over(
+    code: ReasonCode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its refusal passes; the next client is another broker's."""
+    async with ScriptedBroker() as full, ScriptedBroker() as other:
+        text = (
+            f"upstream: {{addresses: ['127.0.0.1:{full.port}', '127.0.0.1:{other.port}'],"
+            " health_check_seconds: 3600}\n"
+            "listener: {bind: '127.0.0.1:0'}\ndrain_seconds: 0"
+        )
+        proxy = Sidecar(parse_proxy_config(text, "proxy.yaml"))
+        await proxy.start()
+        refused = await open_client(proxy.addresses["default"])
+        is_refused = False
+        while not is_refused:
+            with contextlib.suppress(asyncio.IncompleteReadError):  # a check
+                peer = await full.connected()
+                assert isinstance(await peer.receive(), Connect)
+                peer.send(ConnAck(reason_code=code))
+                is_refused = True
+        assert await refused.receive() == ConnAck(reason_code=code)
+        await until(lambda: f"127.0.0.1:{full.port} is down: CONNACK: server " in caplog.text)
+        last = await open_client(proxy.addresses["default"])
+        while not proxy.shared.pairs:
+            with contextlib.suppress(asyncio.IncompleteReadError):  # a check
+                await other.accepted()
+                await until(lambda: bool(proxy.shared.pairs))
+        assert await last.receive() == ConnAck()
+        await last.close()
+        await refused.close()
         await proxy.stop()
 
 

@@ -112,6 +112,14 @@ async def test_a_client_that_is_not_there_is_told() -> None:
     assert len(of_long["error"]) < 200
 
 
+async def test_a_broker_has_no_state_of_a_proxy() -> None:
+    """The answer says where there is one."""
+    async with console(VirtualBroker()) as plugin:
+        status, answer = await get(plugin, "/proxy")
+    assert status == 404
+    assert answer == {"error": "proxy: this is a broker; allowed: the console of an edge proxy"}
+
+
 async def test_all_clients_come_page_by_page() -> None:
     """Each once and in order, whatever connects or ends in between."""
     client_ids = [f"client-{n:04}" for n in range(2_500)]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.plugins.console.report_text import describe
+from penstock.plugins.console.report_text import describe, describe_proxy
 
 DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
 
@@ -164,6 +164,23 @@ def test_the_documentation_shows_what_is_printed() -> None:
     """The example of docs/operations.md is this one."""
     text = DOCUMENTATION.read_text()
     assert "$ penstock why dev7\n" + "\n".join(describe(client())) + "\n```" in text
+
+
+def test_the_state_of_a_proxy() -> None:
+    """Each address of its broker with the reason why it is down, its clients and its payloads."""
+    up = {"address": "a:1883", "is_up": True, "since_seconds": 7.0, "why": "", "connections": 1200}
+    down = {**up, "address": "b:1883", "is_up": False, "why": "no\x1b answer", "connections": 0}
+    state = {
+        "upstreams": [up, down],
+        "clients": {"connected": 1200, "gone": 3, "refused": {"connections": 2}},
+        "payload_store": {"payloads": 2, "memory_bytes": 20_000},
+    }
+    assert describe_proxy(state) == [
+        "upstream a:1883: up for 7.0 s, connections: 1,200",
+        "upstream b:1883: down for 7.0 s (no\\x1b answer), connections: 0",
+        "clients: 1,200 connected, 3 gone, 2 refused (connections)",
+        "payload store: payloads 2, memory_bytes 20,000",
+    ]
 
 
 def test_a_client_of_which_nothing_is_known() -> None:
