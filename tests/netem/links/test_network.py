@@ -167,6 +167,8 @@ def test_tcp_goes_as_fast_as_the_link_of_either_engine(either_network: Network) 
     for counts in link.counts():
         assert counts.taken >= 300_000 / 1_460
         assert (counts.lost, counts.duplicated) == (0, 0)
+        # With IP headers, and without those of Ethernet.
+        assert 300_000 < counts.carried_bytes <= 1_500 * counts.delivered
 
 
 def test_each_direction_loses_its_own_share(network: Network) -> None:

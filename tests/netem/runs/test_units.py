@@ -110,6 +110,11 @@ def test_a_whole_run_is_one_unit_where_the_scenario_says_so() -> None:
         ("no-small", 80),
         ("bystanders", 8),
         ("field-run", 6),
+        ("site-transient", 32),
+        ("site-uplink", 32),
+        ("site-cliff", 32),
+        ("site-field", 6),
+        ("site-firmware", 6),
     ],
 )
 def test_scenarios_of_penstock_have_enough_units(name: str, n_units: int) -> None:
