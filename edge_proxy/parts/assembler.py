@@ -56,6 +56,12 @@ WHOLE_ID: Final = f"{PARTS_CLIENTS}whole"
 BATCH_BYTES: Final = 4 * 1024**2
 """Payload bytes that are written in one transaction."""
 
+MESSAGE_BYTES: Final = 1_024
+"""What a message takes besides its payload, on the disk and in memory."""
+
+REMEMBERED: Final = 100_000
+"""Messages that are remembered at most, some 30 MB of memory."""
+
 READ_BYTES: Final = 1_048_576
 """Payload bytes that are read from the spool at a time."""
 
@@ -176,7 +182,7 @@ class Assembler(MessageSink):
         for spooled in await self._in_thread(self._spool.messages):
             assembly = spooled.assembly
             self._messages[assembly.message_id] = spooled
-            self._held_bytes += assembly.received_bytes
+            self._held_bytes += MESSAGE_BYTES + assembly.received_bytes
             self._last_number = spooled.number
             if assembly.is_whole:
                 self._whole.append((assembly.message_id, None))
@@ -231,11 +237,12 @@ class Assembler(MessageSink):
                 if message_id not in whole and now - one.last_at > self._config.max_age_seconds:
                     await self._drop(message_id, one.assembly.topic, "too_old")
             oldest = now - self._config.remember_seconds
-            for message_id, ended in list(self._ended.items()):
-                if ended.at < oldest and ended.packet_id is None:
+            n_too_many = len(self._ended) - REMEMBERED
+            for n, (message_id, ended) in enumerate(list(self._ended.items())):
+                if (ended.at < oldest or n < n_too_many) and ended.packet_id is None:
                     del self._ended[message_id]
             try:
-                await self._in_thread(self._spool.forget, oldest)
+                await self._in_thread(self._spool.forget, oldest, REMEMBERED)
             except SpoolError as error:
                 self._tell_fault("unused space of the spool is kept", error)
 
@@ -277,6 +284,8 @@ class Assembler(MessageSink):
             ):
                 self._answer(receipt)
             else:
+                if receipt is None:  # at QoS 0, nothing waits for the answer
+                    self._answer(None)
                 self._whole.append((message_id, receipt))
                 self._is_whole.set()
 
@@ -304,6 +313,7 @@ class Assembler(MessageSink):
                 return
             self._last_number += 1
             known = Spooled(self._last_number, Assembly(part, topic), b"\0", None, 0.0, None)
+            self._held_bytes += MESSAGE_BYTES
         await self._add(part, taken, known, writes)
 
     async def _add(self, part: Part, taken: Taken, known: Spooled, writes: _Writes) -> None:
@@ -359,7 +369,7 @@ class Assembler(MessageSink):
         """Drop a message with all of its parts."""
         known = self._messages.pop(message_id, None)
         if known is not None:
-            self._held_bytes -= known.assembly.received_bytes
+            self._held_bytes -= MESSAGE_BYTES + known.assembly.received_bytes
         ended = self._ended[message_id] = Ended(message_id, reason, self._wall(), None)
         self._tell_drop(reason, topic, told)
         try:
@@ -413,8 +423,9 @@ class Assembler(MessageSink):
         packet_id = spooled.packet_id
         if packet_id is None:
             packet_id = self._new_packet_id()
-            self._messages[message_id] = spooled._replace(packet_id=packet_id)
-            await self._in_thread(self._spool.publishing, spooled.number, packet_id)
+            if assembly.qos != 1:  # which may be published twice
+                self._messages[message_id] = spooled._replace(packet_id=packet_id)
+                await self._in_thread(self._spool.publishing, spooled.number, packet_id)
         elif not assembly.qos:  # it may have been published
             await self._end(spooled, None)
             return
@@ -506,7 +517,7 @@ class Assembler(MessageSink):
         await self._in_thread(self._spool.end, spooled.number, ended)
         self._ended[message_id] = ended
         del self._messages[message_id]
-        self._held_bytes -= spooled.assembly.received_bytes
+        self._held_bytes -= MESSAGE_BYTES + spooled.assembly.received_bytes
         self._done.assembled_messages += 1
 
     async def _release(self, client: LocalClient, message_id: bytes, packet_id: int) -> None:

@@ -46,12 +46,12 @@ class PartsConfig:
         assemble: filters of the topics whose messages are put together and published, without the
             prefix; [] for none.
         max_message_bytes: a longer message is refused with its first part.
-        spool_bytes: payload bytes of all messages that are not whole. A message that does not fit
-            is dropped.
+        spool_bytes: payload bytes of all messages that are not published yet, and 1 KiB for each
+            of them. A message that does not fit is dropped.
         max_age_seconds: a message of which no part has come for so long is dropped. An outage is
             shorter.
-        remember_seconds: for how long a message that was delivered or dropped is known: parts of it
-            that come again start nothing.
+        remember_seconds: for how long a message that was delivered or dropped is known, among the
+            last 100,000: parts of it that come again start nothing.
     """
 
     spool: Annotated[str, Field(min_length=1)] = "penstock-parts.db"

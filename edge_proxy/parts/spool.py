@@ -197,7 +197,9 @@ class Spool:
     def ended(self) -> list[Ended]:
         """Return what is known of messages that were delivered or dropped."""
         with self._writing() as connection:
-            rows = connection.execute("SELECT id, reason, at, packet_id FROM ended").fetchall()
+            rows = connection.execute(
+                "SELECT id, reason, at, packet_id FROM ended ORDER BY rowid"
+            ).fetchall()
         return [Ended(*row) for row in rows]
 
     def store(self, messages: Sequence[Spooled], pieces: Sequence[Piece]) -> None:
@@ -292,10 +294,19 @@ class Spool:
         with self._writing() as connection:
             connection.execute("UPDATE ended SET packet_id = NULL WHERE id = ?", (message_id,))
 
-    def forget(self, before: float) -> None:
-        """Forget what was delivered or dropped before a time; give unused space back."""
+    def forget(self, before: float, n_kept: int) -> None:
+        """Forget messages that were delivered or dropped, and give unused space back.
+
+        Args:
+            before: seconds since 1970; older ones are forgotten.
+            n_kept: of the newest; older ones are forgotten.
+        """
         with self._writing() as connection:
-            connection.execute("DELETE FROM ended WHERE at < ? AND packet_id IS NULL", (before,))
+            connection.execute(
+                "DELETE FROM ended WHERE packet_id IS NULL"
+                " AND (at < ? OR rowid <= (SELECT max(rowid) FROM ended) - ?)",
+                (before, n_kept),
+            )
         try:
             (n_free,) = connection.execute("PRAGMA freelist_count").fetchone()
             if n_free > SPARE_PAGES:

@@ -83,6 +83,10 @@ async def test_an_empty_message_comes(tmp_path: Path) -> None:
         await near.subscribe("a/#", 2)
         await near.send(Publish(TOPIC, write_part(parts_of(b"")[0])))
         assert not (await take_message(near)).payload
+        assembler = plugin_of(server)._assembler
+        assert assembler is not None
+        assert assembler.counts.queued == 0
+        assert assembler.counts.stored == assembler.counts.matched == 1
 
 
 async def test_a_restart_in_the_middle_loses_nothing(tmp_path: Path) -> None:
@@ -112,34 +116,42 @@ async def test_a_restart_in_the_middle_loses_nothing(tmp_path: Path) -> None:
         assert (await take_message(near)).payload == OTHER
 
 
-async def test_a_whole_message_is_published_at_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", ["_publish", "_end"])
+async def test_a_kill_beside_the_publishing_leaves_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Where the broker was killed before: its parts were acknowledged by then."""
-    keys = {"persistence": {"path": str(tmp_path / "sessions.db")}}
+    """Whole and not published, or published and not noted: it comes once at QoS 2."""
+    keys: dict[str, Any] = {"persistence": {"path": str(tmp_path / "sessions.db")}}
+    kept: dict[str, Any] = {
+        "clean_start": False,
+        "properties": {"session_expiry_interval": 100},
+    }
     async with (
         serving(plugins=plugin(tmp_path), **keys) as server,
-        await connected(
-            port_of(server),
-            "near",
-            clean_start=False,
-            properties={"session_expiry_interval": 100},
-        ) as near,
+        await connected(port_of(server), "near", **kept) as near,
         await connected(port_of(server), "far") as far,
     ):
         await near.subscribe("a/#", 2)
         assembler = plugin_of(server)._assembler
         assert assembler is not None
-        monkeypatch.setattr(assembler, "_publish", lambda *_: asyncio.Event().wait())
+        monkeypatch.setattr(assembler, step, lambda *_: asyncio.Event().wait())
         first, second, third = parts_of(PAYLOAD, qos=2)
         assert await publish(far, first, second) == [0, 0]
         await far.send(Publish(TOPIC, write_part(third), qos=1, packet_id=9))
-        await until(lambda: plugin_of(server).counts.received_parts == 3)
+        if step == "_end":
+            assert (await take_message(near)).payload == PAYLOAD
+        else:
+            await until(lambda: plugin_of(server).counts.received_parts == 3)
     async with (
         serving(plugins=plugin(tmp_path), **keys) as server,
-        await connected(port_of(server), "near", clean_start=False) as near,
+        await connected(port_of(server), "near", **kept) as near,
+        await connected(port_of(server), "far") as far,
     ):
-        assert (await take_message(near)).payload == PAYLOAD
+        if step == "_publish":
+            assert (await take_message(near)).payload == PAYLOAD
+        await until(lambda: plugin_of(server).counts.assembled_messages == 1)
+        assert await publish(far, third, *parts_of(OTHER, bytes(16))) == [0] * 4
+        assert (await take_message(near)).payload == OTHER
 
 
 async def test_a_wrong_hash_publishes_nothing(tmp_path: Path) -> None:
@@ -192,7 +204,7 @@ async def test_a_message_may_not_have_any_topic(tmp_path: Path, topic: str) -> N
 
 async def test_limits_drop_a_message_as_a_whole(tmp_path: Path) -> None:
     """One that is too large with its first part; one that does not fit gives its space back."""
-    keys = {"max_message_bytes": 14, "spool_bytes": 15}
+    keys = {"max_message_bytes": 14, "spool_bytes": 2 * 1_024 + 15}
     async with (
         serving(plugins=plugin(tmp_path, **keys)) as server,
         await connected(port_of(server), "near") as near,

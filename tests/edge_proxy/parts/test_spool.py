@@ -66,11 +66,21 @@ def test_what_has_ended_is_remembered_for_a_while(tmp_path: Path) -> None:
     assert not spool.messages()
     assert not spool.pieces(1)
     spool.end(None, Ended(bytes(16), "hash", 11.0, None))
-    spool.forget(20.0)
+    spool.forget(20.0, 9)
     assert spool.ended() == [ended]
     spool.released(ID)
-    spool.forget(20.0)
+    spool.forget(20.0, 9)
     assert not spool.ended()
+    spool.close()
+
+
+def test_no_more_than_the_newest_are_remembered(tmp_path: Path) -> None:
+    """However young the others are."""
+    spool = opened(tmp_path)
+    for number in range(5):
+        spool.end(None, Ended(number.to_bytes(16), "", 10.0, None))
+    spool.forget(0.0, 2)
+    assert [one.message_id[-1] for one in spool.ended()] == [3, 4]
     spool.close()
 
 
@@ -83,7 +93,7 @@ def test_space_is_given_back(tmp_path: Path) -> None:
         )
     for number in range(1, 21):
         spool.end(number, Ended(number.to_bytes(16), "", 0.0, None))
-    spool.forget(1.0)
+    spool.forget(1.0, 9)
     spool.close()
     assert (tmp_path / "spool.db").stat().st_size < 10 << 20
 
