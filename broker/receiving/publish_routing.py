@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.broker.events import MessageRouted
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MQTT_5
-from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.reason_codes import SUCCESS, ReasonCode
 from penstock.broker.receiving.receipts import book_receipt
 from penstock.broker.routing.shared_subscriptions import choose_members
 from penstock.broker.routing.topic_tree import Plan
@@ -112,7 +112,7 @@ def reserve(
     """
     core = receipt.client.core
     is_5 = receipt.client.version == MQTT_5
-    if core.room.rejects and not receipt.was_routed:
+    if (targets or chosen) and core.room.rejects and not receipt.was_routed:
         full = core.room.lacks(message, targets, chosen, now, can_tell=is_5)
         if full:
             return full
@@ -167,18 +167,18 @@ def settle_when_safe(receipt: PublishReceipt, n_changes: int, plan: Plan, messag
     client = receipt.client
     journal = client.core.journal
     if journal is None:
-        return receipt.settle(ReasonCode.SUCCESS)
+        return receipt.settle(SUCCESS)
     of_session = client.session.journal
     if receipt.qos == 2 and not plan.sinks and of_session is not None:
         receipt.is_stored = True
         of_session.incoming_changed(receipt.packet_id)
     if journal.n_changes == n_changes:
-        return receipt.settle(ReasonCode.SUCCESS)
+        return receipt.settle(SUCCESS)
     return journal.settle_after(receipt, message.payload_bytes, client)
 
 
 def taken(client: Client, plan: Plan) -> int:
     """Return the reason code of a message that is accepted (MQTT 5.0, 3.4.2.1)."""
     if plan.targets or plan.shares or plan.sinks or client.version != MQTT_5:
-        return ReasonCode.SUCCESS
+        return SUCCESS
     return ReasonCode.NO_MATCHING_SUBSCRIBERS

@@ -425,10 +425,13 @@ def _take_booked(
     receipt.reason_code = taken(client, plan)
     if not receipt.was_routed:
         receipt.was_routed = True
-        core.router.route(message, plan.targets, chosen, now)
+        if plan.targets or chosen:
+            core.router.route(message, plan.targets, chosen, now)
     core.router.store(message, plan.sinks, receipt)
     settle_when_safe(receipt, n_changes, plan, message)
-    return client.throttle.wait_for_congested(now)
+    if core.turn.congested:
+        client.throttle.wait_for_congested(now)
+    return None
 
 
 async def _take_checked(

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import Receipt, SinkCounts
 from penstock.broker.message import Message
-from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.reason_codes import SUCCESS, ReasonCode
 from penstock.plugins.queue.engines.contract import (
     DROP_REASONS as ENGINE_DROP_REASONS,
 )
@@ -356,9 +356,16 @@ class Intake:
     def _settle_receipts(self, dealt: Sequence[Entry], result: AppendResult) -> None:
         refused = result.refused
         for index, (_, receipt) in enumerate(dealt):
-            if receipt is not None:
-                code = _REASON_CODES[refused[index]] if index in refused else ReasonCode.SUCCESS
-                self._settle(receipt, code)
+            if receipt is None:
+                continue
+            code = SUCCESS
+            if refused and index in refused:
+                code = _REASON_CODES[refused[index]]
+            try:
+                receipt.settle(code)
+            except Exception:
+                # An error in one publisher's receipt must not stop the others.
+                self._logger.exception("queue %s: a receipt failed", self._name)
 
     @staticmethod
     def _note(
@@ -371,13 +378,6 @@ class Intake:
         for place in result.duplicates:
             index = dealt[place][1]
             outcomes[index] = outcomes[index]._replace(reason="duplicate")
-
-    def _settle(self, receipt: Receipt, reason_code: int) -> None:
-        try:
-            receipt.settle(reason_code)
-        except Exception:
-            # An error in one publisher's receipt must not stop the others.
-            self._logger.exception("queue %s: a receipt failed", self._name)
 
     def _drop(self, counts: SinkCounts, reason: str) -> None:
         """Count a message that is not stored; log the 1st, 10th, 100th and so on."""

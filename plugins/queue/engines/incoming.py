@@ -49,7 +49,9 @@ class Incoming:
             ValueError: the same, or a text is no Unicode.
         """
         message: Message = new.message
-        payload = message.read_payload()
+        payload = message.payload
+        if type(payload) is not bytes:
+            payload = message.read_payload()
         properties = stored_properties(new)
         topic, publisher = message.topic, message.publisher
         if not (topic.isascii() and publisher.isascii() and properties.isascii()):
@@ -58,7 +60,9 @@ class Incoming:
             publisher.encode()
             properties.encode()
         enqueued_at = message.arrived_at + epoch
-        return self.add_row(topic, payload, message.qos, publisher, enqueued_at, properties)
+        rows = self._rows  # as `add_row`, without its call
+        rows.append((topic, payload, message.qos, publisher, enqueued_at, properties))
+        return self.base + len(rows) - 1
 
     def add_row(
         self,

@@ -151,8 +151,8 @@ class LocalEngine:
 
     def reserve(self, queue: str, n_messages: int, n_bytes: int) -> bool:
         """Hold room for messages."""
-        found = self._state.find(queue)
-        if not found.has_room(n_messages, n_bytes):
+        found = self._state.queues.get(queue) or self._state.find(queue)
+        if found.is_limited and not found.has_room(n_messages, n_bytes):
             return False
         found.reserved_messages += n_messages
         found.reserved_bytes += n_bytes

@@ -66,6 +66,7 @@ class LogicalQueue:
         stored: messages with deduplication identifiers, in the order in which they were stored.
         newest: newest message of each key, for `keeps_last`; None while it is not known.
         arrivals: how often messages were stored.
+        is_limited: whether its settings limit what it holds.
         is_deleted: whether it exists no longer.
     """
 
@@ -88,6 +89,7 @@ class LogicalQueue:
     def change(self, spec: QueueSpec) -> None:
         """Take other settings."""
         self.spec = spec
+        self.is_limited = spec.max_messages is not None or spec.max_bytes is not None
         self.key_of = key_reader(spec.key)
         self.newest = None
         for group in self.groups.values():
