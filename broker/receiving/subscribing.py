@@ -10,6 +10,7 @@ from penstock.broker.config.capabilities import check_subscribe, refusal_of_filt
 from penstock.broker.counters import count
 from penstock.broker.errors import ProtocolError
 from penstock.broker.events import ClientSubscribed
+from penstock.broker.faults import is_logged
 from penstock.broker.message import SIZE_PROPERTY, SizeClass
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
@@ -23,6 +24,7 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reason_codes import SUBACK_FAILURE_3_1_1, ReasonCode, describe_reason_code
 from penstock.broker.mqtt.size_limit import explained
 from penstock.broker.mqtt.topics import parse_share
+from penstock.broker.receiving.publishing import MAX_LOGGED_TOPIC
 from penstock.broker.routing.topic_tree import Subscription
 from penstock.broker.sending import run_now
 from penstock.broker.sessions import redelivery, retained_delivery
@@ -309,9 +311,19 @@ def _refuse(
     reason: str,
     reasons: list[str],
 ) -> int:
-    """Count a refused subscription; return its code in SUBACK, and add to the reasons there."""
+    """Count and log a refused subscription; return its code in SUBACK, and add to the reasons."""
     core = client.core
     count(core.counters.subscribe_refused, describe_reason_code(code))
+    client.n_filters_refused += 1
+    if is_logged(client.n_filters_refused):
+        core.logger.info(
+            "client %s: subscription to %.*s refused: %s; %d so far",
+            client.session.client_id,
+            MAX_LOGGED_TOPIC,
+            request.topic_filter,
+            reason,
+            client.n_filters_refused,
+        )
     if client.version == ProtocolVersion.MQTT_3_1_1:
         return SUBACK_FAILURE_3_1_1  # [MQTT-3.9.3-2] of MQTT 3.1.1
     if client.version == ProtocolVersion.MQTT_3_1:

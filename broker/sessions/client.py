@@ -221,6 +221,7 @@ class Client:
             `penstock.broker.receiving.runs`.
         maximum_packet_size: bytes of the largest packet that is taken from an accepted client.
         most_lone_bytes: of a chunk that may be taken by `penstock.broker.receiving.lone_packets`.
+        n_filters_refused: how many of its subscriptions were refused.
         is_closing: to be closed once `out` is written; nothing more is received.
         is_broken_off: ended in the middle of a packet, of which nothing more is to be sent.
         is_heard_out: to be closed when the peer has read why: what it sends to a closed socket
@@ -260,6 +261,7 @@ class Client:
         "listener",
         "maximum_packet_size",
         "most_lone_bytes",
+        "n_filters_refused",
         "outgoing",
         "receipts",
         "receive_maximum",
@@ -323,6 +325,7 @@ class Client:
         self.incoming_aliases = IncomingAliases(core.options.topic_alias_maximum)
         self.inherited = _NONE_INHERITED
         self.known_properties = b""
+        self.n_filters_refused = 0
         self.is_answered = False
         self._keep_alive = 0.0
         self.last_received = now

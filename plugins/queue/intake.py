@@ -154,7 +154,7 @@ class Intake:
         self._flush_handle: asyncio.Handle | None = None
         self._commits: set[asyncio.Future[AppendResult]] = set()
         self._is_closing = False
-        self._has_refused = False
+        self._least_refused: int | None = None
         self.set_up(spec)
 
     def set_up(self, spec: QueueSpec) -> None:
@@ -168,7 +168,8 @@ class Intake:
         n_bytes = len(message.payload)
         reason = self._reserve(n_bytes)
         if reason:
-            self._has_refused = True
+            least = self._least_refused
+            self._least_refused = n_bytes if least is None else min(least, n_bytes)
         return reason
 
     def release(self, message: Message) -> None:
@@ -256,14 +257,18 @@ class Intake:
 
     def has_room_again(self) -> None:
         """Tell publishers that wait, if any was refused: messages have left the queue."""
-        if self._has_refused:
-            self._has_refused = False
+        if self._least_refused is not None:
+            self._least_refused = None
             self.on_room()
 
     def look_for_room(self) -> None:
-        """Tell publishers that wait if there is room, whatever has made it, such as retention."""
-        if self._has_refused and self._engine.reserve(self._name, 1, 0):
-            self._engine.release(self._name, 1, 0)
+        """Tell publishers that wait if there is room for one of the messages that were refused.
+
+        Whatever has made it, such as retention.
+        """
+        n_bytes = self._least_refused
+        if n_bytes is not None and self._engine.reserve(self._name, 1, n_bytes):
+            self._engine.release(self._name, 1, n_bytes)
             self.has_room_again()
 
     def _call_later(self, call: Callable[[], None]) -> asyncio.Handle:

@@ -115,7 +115,10 @@ def stored_properties(new: NewMessage) -> str:
     if not properties and new.delay_seconds is None and message.expires_at is None:
         return ""
     if new.delay_seconds is not None:
-        pairs = [*(properties.get("user_property") or ()), (DELAY_PROPERTY, f"{new.delay_seconds}")]
+        pairs = [
+            pair for pair in properties.get("user_property") or () if pair[0] != DELAY_PROPERTY
+        ]
+        pairs.append((DELAY_PROPERTY, f"{new.delay_seconds}"))
         properties = {**properties, "user_property": pairs}
     if message.expires_at is not None and EXPIRY not in properties:
         interval = math.ceil(message.expires_at - message.arrived_at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 from weakref import WeakKeyDictionary
 
 from penstock.plugins.queue.client import ReceivedMessage
@@ -24,6 +24,7 @@ from penstock.plugins.queue.engines.receipts import Received
 from penstock.plugins.queue.engines.requests import (
     Bury,
     Change,
+    DeadLetter,
     Marks,
     Settle,
 )
@@ -158,7 +159,7 @@ class Receiving:
         queue: LogicalQueue,
         group: Group,
         marks: Sequence[Marks],
-        letters: Sequence[tuple[int, tuple[Any, ...]]],
+        letters: Sequence[DeadLetter],
         future: asyncio.Future[None] | None,
     ) -> None:
         name = group.spec.dead_letter_queue
@@ -181,9 +182,9 @@ class Receiving:
     @staticmethod
     def _letter(
         queue: LogicalQueue, group: Group, place: Place, decoded: Decoded, index: int, reason: str
-    ) -> tuple[int, tuple[Any, ...]]:
+    ) -> DeadLetter:
         counts = place.counts.get(decoded.first_offset)
-        return place.physical.number, letter_row(
+        row = letter_row(
             decoded,
             index,
             queue=queue.name,
@@ -192,6 +193,7 @@ class Receiving:
             reason=reason,
             receives=0 if counts is None else counts[index],
         )
+        return DeadLetter(place, decoded.first_offset, index, row)
 
     def give_back(self, queue: str, group: str, deliveries: Sequence[ReceivedMessage]) -> None:
         """Make messages visible whose receiver has left."""
@@ -290,7 +292,7 @@ class Receiving:
 
     async def _letters(
         self, queue: LogicalQueue, group: Group, place: Place, bits: Mapping[int, int]
-    ) -> list[tuple[int, tuple[Any, ...]]]:
+    ) -> list[DeadLetter]:
         letters = []
         decoded = await self._reader.decoded(place.physical, sorted(bits))
         for first, wanted in bits.items():

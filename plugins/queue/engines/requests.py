@@ -183,22 +183,22 @@ class Settle(Request):
         self.reason = reason
         self.marks = marks
         self.future = future
-        self._n_settled = 0
+        self._settled: dict[tuple[Place, int], int] = {}
 
     def build(self, transaction: Transaction) -> None:
         """Settle them."""
-        self._n_settled = 0
+        self._settled = {}
         if self.queue.is_deleted or self.queue.groups.get(self.group.name) is not self.group:
             return
         for marks in self.marks:
             for first, bits in marks.bits.items():
-                self._n_settled += transaction.settle(
+                self._settled[marks.place, first] = transaction.settle(
                     self.queue, marks.place, first, bits, marks.sizes.get(first)
                 )
 
     def done(self) -> None:
         """Let the messages go."""
-        self.group.count(self.reason, self._n_settled)
+        self.group.count(self.reason, sum(map(int.bit_count, self._settled.values())))
         for marks in self.marks:
             marks.place.settled_now(marks.offsets)
         if self.group.was_full:
@@ -212,10 +212,27 @@ class Settle(Request):
         self.group.arrived()
 
 
+class DeadLetter(NamedTuple):
+    """A message that dies.
+
+    Attributes:
+        place: where it is.
+        first_offset: of its segment.
+        bit: index in the segment.
+        row: what `Incoming.add_row` takes.
+    """
+
+    place: Place
+    first_offset: int
+    bit: int
+    row: tuple[Any, ...]
+
+
 class Bury(Settle):
     """Settle messages of a group, and store them in its dead letter queue in the same transaction.
 
-    Without a dead letter queue they are settled alone.
+    Without a dead letter queue they are settled alone. What has left the queue before, such as by
+    its retention, is no dead letter.
     """
 
     is_for_readers = False
@@ -225,7 +242,7 @@ class Bury(Settle):
         queue: LogicalQueue,
         group: Group,
         marks: Sequence[Marks],
-        letters: Sequence[tuple[int, tuple[Any, ...]]],
+        letters: Sequence[DeadLetter],
         target: LogicalQueue | None,
         future: asyncio.Future[None] | None = None,
     ) -> None:
@@ -240,11 +257,13 @@ class Bury(Settle):
         if target is not None:
             check_exists(target)
         super().build(transaction)
-        if target is not None and self._n_settled:
-            numbers = list(target.physical)[: target.spec.physical_queues]
-            for number, row in self.letters:
-                incoming = transaction.incoming(target, numbers[number % len(numbers)])
-                incoming.add_row(*row)
+        if target is None:
+            return
+        numbers = list(target.physical)[: target.spec.physical_queues]
+        for place, first, bit, row in self.letters:
+            if self._settled.get((place, first), 0) >> bit & 1:
+                number = numbers[place.physical.number % len(numbers)]
+                transaction.incoming(target, number).add_row(*row)
 
 
 class Letter(NamedTuple):

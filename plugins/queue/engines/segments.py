@@ -16,6 +16,8 @@ from penstock.plugins.queue.engines.store import DELAYED, EXPIRES, BrokenSegment
 
 DELAY_PROPERTY: Final = "penstock-delay"
 """User property that holds the delay of a message in seconds."""
+MAX_DELAY_SECONDS: Final = 366 * 86_400.0
+"""Of a message whose publisher asks for more; as over HTTP."""
 
 _COMPACT_ABOVE: Final = 64
 _ROW_BYTES: Final = 250
@@ -294,6 +296,6 @@ def _number_of(properties: str, name: str) -> float | None:
 def _delay_of(properties: str) -> float | None:
     text = user_property(properties, DELAY_PROPERTY)
     try:
-        return None if text is None else max(0.0, float(text))
+        return None if text is None else min(max(0.0, float(text)), MAX_DELAY_SECONDS)
     except ValueError:
         return None

@@ -267,7 +267,7 @@ class Transaction:
         bits: int,
         sizes: array[int] | None,
     ) -> int:
-        """Settle messages of a segment for a group; return how many were not settled before."""
+        """Settle messages of a segment for a group; return those that were not settled before."""
         physical = place.physical
         segment = self._segment(physical, first_offset)
         if segment is None:
@@ -295,7 +295,7 @@ class Transaction:
         newly = everyone & ~gone
         if newly:
             self._leave(queue, physical, segment, newly, sizes)
-        return new.bit_count()
+        return new
 
     def remove(
         self,

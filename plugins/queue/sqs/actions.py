@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from logging import Logger
 from typing import Any, Final, NamedTuple
@@ -103,6 +104,7 @@ class SqsRequest(NamedTuple):
         region: that the caller is configured with.
         url: of the server, as the caller wrote it, such as ``http://127.0.0.1:9324``.
         path: of the request; older SDKs name the queue by it.
+        undo: is closed where the sender leaves before its answer is written.
     """
 
     action: str
@@ -112,6 +114,7 @@ class SqsRequest(NamedTuple):
     region: str
     url: str
     path: str
+    undo: ExitStack
 
     @property
     def publisher(self) -> str:
@@ -425,6 +428,8 @@ class SqsActions:
                 visibility_timeout=None if visibility is None else float(visibility),
             ),
         )
+        give_back = self._service.engine.give_back
+        request.undo.callback(give_back, name, DEFAULT_GROUP, received)
         source = messages.Source(
             name,
             outline.incarnation,
@@ -433,11 +438,7 @@ class SqsActions:
             request.region,
             self._wall_clock(),
         )
-        try:
-            shown = await self._slicer.run(_shown(received, source, wanted))
-        except BaseException:  # the receiver has left
-            self._service.engine.give_back(name, DEFAULT_GROUP, received)
-            raise
+        shown = await self._slicer.run(_shown(received, source, wanted))
         return {"Messages": shown} if shown else {}
 
     async def _received(self, name: str, request: ReceiveRequest) -> list[ReceivedMessage]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import ExitStack
 from logging import Logger
 from typing import Final, NamedTuple
 
@@ -138,23 +139,29 @@ class SqsApi:
             del body  # frees the text, which may be as large as all payloads, before the commit
         if call.action == "ReceiveMessage":
             request.app[CHECK_ROOM]()
-        result = await self._actions.run(
-            SqsRequest(
-                call.action,
-                call.parameters,
-                sender.caller,
-                sender.access_key_id,
-                sender.region,
-                f"{request.scheme}://{request.host}",
-                request.path,
-            )
-        )
         request_id = str(uuid.uuid4())
-        if _is_json(request):
-            answer = await self._slicer.run(write_json_answer(result))
-            return _answer(200, JSON_CONTENT_TYPE, answer, request_id)
-        answer = await self._slicer.run(write_xml_answer(call.action, result, request_id))
-        return _answer(200, XML_CONTENT_TYPE, answer, request_id)
+        is_json = _is_json(request)
+        with ExitStack() as undo:
+            result = await self._actions.run(
+                SqsRequest(
+                    call.action,
+                    call.parameters,
+                    sender.caller,
+                    sender.access_key_id,
+                    sender.region,
+                    f"{request.scheme}://{request.host}",
+                    request.path,
+                    undo,
+                )
+            )
+            answer = await self._slicer.run(
+                write_json_answer(result)
+                if is_json
+                else write_xml_answer(call.action, result, request_id)
+            )
+            undo.pop_all()
+        content_type = JSON_CONTENT_TYPE if is_json else XML_CONTENT_TYPE
+        return _answer(200, content_type, answer, request_id)
 
     async def _end_tasks(self, _: web.Application) -> None:
         await self._actions.close()

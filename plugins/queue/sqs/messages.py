@@ -55,7 +55,7 @@ TOPIC: Final = "topic"
 TRACE_HEADER: Final = "AWSTraceHeader"
 
 _ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
-_MESSAGE_ID: Final = re.compile(r"[0-9a-f-]{36}")
+_MESSAGE_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ID_ALLOWED: Final = "1 to 128 printable ASCII characters without spaces"
 _QOS: Final = 1
 

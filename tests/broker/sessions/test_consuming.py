@@ -170,8 +170,9 @@ def test_unsubscribing_completes_what_was_sent() -> None:
     client.session.check_invariants()
 
 
-def test_subscriptions_that_cannot_be_are_refused() -> None:
-    """With the reason; a share of a queue is none."""
+def test_subscriptions_that_cannot_be_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """With the reason, for the client and in the log; a share of a queue is none."""
+    caplog.set_level("INFO")
     broker = VirtualBroker(sources=[ListSource()])
     client = broker.connect("c")
     wanted = ("$queue/x", "$share/a/$queue/q", "t", "$queue/q")
@@ -184,6 +185,9 @@ def test_subscriptions_that_cannot_be_are_refused() -> None:
     assert "$queue/x: queue: read x; allowed: q" in reason
     assert "$share/a/$queue/q: its messages are shared by all who subscribe" in reason
     assert broker.connect("d", 4).subscribe("$queue/x", 1) == 0x80
+    for client_id in "cd":
+        told = f"client {client_id}: subscription to $queue/x refused: queue: read x; allowed: q; 1"
+        assert f"{told} so far" in caplog.messages
 
 
 @pytest.mark.parametrize("action", ["subscribe", "receive"])

@@ -26,6 +26,7 @@ from tests.plugins.queue.running import (
     LONG_SECONDS,
     Receipts,
     message,
+    put,
     queue_config,
     running_plugin,
     until,
@@ -123,6 +124,22 @@ async def test_full_queue_refuses_before_anybody_gets_the_message() -> None:
         await until(partial(receipts.have, [ReasonCode.SUCCESS]))
         assert (sink.counts.matched, sink.counts.stored) == (2, 1)
         assert sink.counts.dropped == {"queue_full": 1}
+        assert told == [True]
+
+
+async def test_publishers_are_told_of_room_that_one_of_them_can_use() -> None:
+    """Not of some bytes that are left where each refused message is longer."""
+    async with running_plugin(queues={"q": {"max_bytes": 10}}) as plugin:
+        (sink,) = plugin.sinks
+        told: list[bool] = []
+        sink.on_room = lambda: told.append(True)
+        await put(plugin.service, b"x" * 6)
+        assert sink.reserve(message(b"x" * 9)) == "queue_full"
+        assert sink.reserve(message(b"x" * 5)) == "queue_full"
+        plugin.service.look_for_room()
+        assert told == []
+        await plugin.engine.purge("q")
+        plugin.service.look_for_room()
         assert told == [True]
 
 

@@ -27,7 +27,7 @@ from penstock.plugins.queue.engines.memory import MemoryStore
 from penstock.plugins.queue.engines.physical import PhysicalQueue
 from penstock.plugins.queue.engines.queues import LogicalQueue
 from penstock.plugins.queue.engines.receipts import Receipts
-from penstock.plugins.queue.engines.requests import Append, Cut, Marks, Settle
+from penstock.plugins.queue.engines.requests import Append, Bury, Cut, DeadLetter, Marks, Settle
 from penstock.plugins.queue.engines.segments import SegmentCache
 from penstock.plugins.queue.engines.store import Changes, GroupRow, PhysicalRow, QueueRow
 from penstock.plugins.queue.engines.transaction import Surroundings, Transaction
@@ -330,6 +330,33 @@ async def test_a_long_cut_lets_others_in_between(monkeypatch: pytest.MonkeyPatch
     assert order == ["stored", "cut"]
     assert running.part.messages == 2
     assert (running.part.earliest, running.place.floor, running.place.waiting) == (10, 10, 2)
+    await running.commits.close()
+
+
+async def test_what_leaves_by_retention_beside_its_death_is_no_dead_letter() -> None:
+    """Each message leaves once, whatever one commit holds: it is counted and kept for one."""
+    running = Running()
+    for _ in range(2):
+        await running.append(message(), message())
+    letters = LogicalQueue(QueueRow(2, "letters", "i", ""), QueueSpec())
+    part = letters.physical[0] = PhysicalQueue(PhysicalRow(2, 2, 0, 0, 0, 0, 0, 0))
+    dead = [
+        DeadLetter(running.place, first, bit, ("t", b"%d" % (first + bit), 1, "", 0.0, ""))
+        for first in (0, 2)
+        for bit in (0, 1)
+    ]
+    held = await running.hold()
+    cut = running.cut(1)
+    buried: asyncio.Future[None] = running.loop.create_future()
+    marks = Marks(running.place, {0: 0b11, 2: 0b11})
+    running.commits.submit(Bury(running.queue, running.group, [marks], dead, letters, buried))
+    running.store.may_write.set()
+    await asyncio.gather(held, cut, buried)
+    assert cut.result() == 1
+    assert running.group.settled == {"dead": 3}
+    frames = running.store.read(2, [0])
+    assert read_batch(frames[0]).payload == [b"1", b"2", b"3"]
+    assert (part.messages, running.part.messages) == (3, 1)
     await running.commits.close()
 
 

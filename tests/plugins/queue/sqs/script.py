@@ -17,6 +17,9 @@ from botocore.exceptions import ClientError
 
 REGION: Final = "eu-west-1"
 
+INVISIBLE: Final = {"VisibilityTimeout": "3600"}
+"""Of queues whose messages stay with their receiver however long the script takes."""
+
 COUNTS: Final = [
     "ApproximateNumberOfMessages",
     "ApproximateNumberOfMessagesDelayed",
@@ -192,7 +195,7 @@ def _queues(script: Script) -> None:
 
 def _messages(script: Script) -> None:
     step = script.step
-    url = script.queue("messages")
+    url = script.queue("messages", **INVISIBLE)
     attributes = {
         "text": {"DataType": "String", "StringValue": "grün"},
         "text.label": {"DataType": "String.label", "StringValue": "a"},
@@ -313,7 +316,7 @@ def _messages(script: Script) -> None:
 
 def _batches(script: Script) -> None:
     step = script.step
-    url = script.queue("batches")
+    url = script.queue("batches", **INVISIBLE)
 
     def send(name: str, *entries: dict[str, Any]) -> None:
         step(name, "send_message_batch", QueueUrl=url, Entries=list(entries))
@@ -383,7 +386,7 @@ def _dead_letters(script: Script) -> None:
     dead = script.queue("dead")
     arn = script._client.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])
     arn = arn["Attributes"]["QueueArn"]
-    url = script.queue("work")
+    url = script.queue("work", **INVISIBLE)
 
     def policy(target: str, receives: Any = 2) -> dict[str, str]:
         found = {"deadLetterTargetArn": target, "maxReceiveCount": receives}
@@ -430,7 +433,7 @@ def _dead_letters(script: Script) -> None:
 
 def _fifo(script: Script) -> None:
     step = script.step
-    url = script.queue("f.fifo", FifoQueue="true")
+    url = script.queue("f.fifo", FifoQueue="true", **INVISIBLE)
     step(
         "FIFO attributes",
         "get_queue_attributes",

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Generator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,13 @@ class Caller:
 
     async def __call__(self, action: str, path: str = "/", **parameters: Any) -> dict[str, Any]:
         """Call an action."""
-        request = SqsRequest(action, parameters, ANYBODY, "key", "eu-west-1", "http://h:1", path)
-        return await self._actions.run(request)
+        with ExitStack() as undo:
+            request = SqsRequest(
+                action, parameters, ANYBODY, "key", "eu-west-1", "http://h:1", path, undo
+            )
+            result = await self._actions.run(request)
+            undo.pop_all()
+        return result
 
     async def refusal(self, action: str, **parameters: Any) -> Fault:
         """Return why an action is refused."""

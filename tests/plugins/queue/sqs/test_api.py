@@ -5,7 +5,7 @@ import gzip
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -94,6 +94,34 @@ async def test_the_script_comes_to_what_it_comes_to_with_moto(
         if ours[name] != motos[name]
     }
     assert differing == told_differences()
+
+
+async def test_messages_whose_answer_is_not_written_are_there_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The receive does not count; so it is where the receiver leaves meanwhile."""
+    async with running_sqs({"q": {}}) as server:
+        client = new_client(server.url)
+        url = f"{server.url}/000000000000/q"
+        await in_thread(client.send_message, QueueUrl=url, MessageBody="a")
+        with monkeypatch.context() as patched:
+            patched.setattr(api, "write_json_answer", failing)
+            with pytest.raises(ClientError, match="the server failed"):
+                await in_thread(client.receive_message, QueueUrl=url, WaitTimeSeconds=20)
+        answer = await in_thread(
+            client.receive_message,
+            QueueUrl=url,
+            WaitTimeSeconds=20,
+            AttributeNames=["ApproximateReceiveCount"],
+        )
+        (received,) = answer["Messages"]
+        assert received["Attributes"] == {"ApproximateReceiveCount": "1"}
+
+
+def failing(_: object) -> Generator[None, None, bytes]:
+    """End as a work that has failed."""
+    yield
+    raise RuntimeError("odd")
 
 
 def filled(outcome: Any) -> Any:

@@ -164,9 +164,10 @@ def test_a_message_of_mqtt_has_one_id_for_all_its_receives() -> None:
     assert len(set(ids)) == 4
 
 
-def test_an_id_that_is_none_is_not_shown() -> None:
+@pytest.mark.parametrize("sent", ["<forged>", "-" * 36])
+def test_an_id_that_is_none_is_not_shown(sent: str) -> None:
     """A publisher over MQTT may send a property of that name."""
-    properties = json.dumps({"user_property": [["penstock-message-id", "<forged>"]]})
+    properties = json.dumps({"user_property": [["penstock-message-id", sent]]})
     found = shown(published(properties=properties), source(), EVERYTHING)
     assert uuid.UUID(found["MessageId"])
 

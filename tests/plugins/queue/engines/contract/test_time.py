@@ -74,6 +74,24 @@ async def test_a_publisher_s_own_delay_property_breaks_nothing(running: Running,
     assert await running.engine.purge("q") == 3
 
 
+@pytest.mark.parametrize(
+    ("text", "asked", "delay"),
+    [("15", None, 15), ("1e400", None, 366 * 86_400), ("15", 30.0, 30), ("30", 0.0, 0)],
+)
+async def test_a_publisher_may_delay_a_message(
+    running: Running, text: str, asked: float | None, delay: float
+) -> None:
+    """By a user property, for a year and a day at most; what a request says goes before it."""
+    await running.create()
+    properties = {"user_property": [("penstock-delay", text)]}
+    await running.store(b"a", properties=properties, delay=asked)
+    if delay:
+        running.passes(delay - 1)
+        assert await running.payloads() == []
+        running.passes(1.5)
+    assert await running.payloads() == [b"a"]
+
+
 # -- message expiry ---------------------------------------------------------------------------
 
 
