@@ -9,6 +9,7 @@ the client can send it only for a message that was sent.
 from __future__ import annotations
 
 from enum import Enum
+from heapq import heapify, heappop, heappush
 from itertools import repeat
 from struct import unpack
 from typing import Final
@@ -37,6 +38,9 @@ class Outcome(Enum):
     REFUSED = "refused"
 
 
+_SPARE_EXPIRIES: Final = 64
+"""Times of messages that have left, and are kept beside as many as wait."""
+
 _RECEIVED: Final = 3
 """Stands for the QoS of a QoS 2 message whose PUBREC has come."""
 
@@ -52,12 +56,14 @@ class AckMap:
         waiting_bytes: what the messages in the outbox count towards limits.
     """
 
-    __slots__ = ("_repeats", "_sent", "_waiting", "waiting_bytes")
+    __slots__ = ("_expiring", "_repeats", "_sent", "_waiting", "waiting_bytes")
 
     def __init__(self) -> None:
         self._waiting: dict[int, Delivery] = {}
         self._sent: dict[int, int] = {}  # packet id to QoS, or `_RECEIVED`
         self._repeats: set[int] = set()  # of those that wait: sent with DUP by the broker
+        # (when, packet id), a heap: of those that wait and may expire, and of some that have left.
+        self._expiring: list[tuple[float, int]] = []
         self.waiting_bytes = 0
 
     def __len__(self) -> int:
@@ -121,6 +127,17 @@ class AckMap:
         self.waiting_bytes += delivery.message.size_bytes
         if is_dup:
             self._repeats.add(delivery.packet_id)
+        expires_at = delivery.message.expires_at
+        if expires_at is not None:
+            if len(self._expiring) > 2 * len(self._waiting) + _SPARE_EXPIRIES:
+                self._drop_old_expiries()
+            heappush(self._expiring, (expires_at, delivery.packet_id))
+
+    def _drop_old_expiries(self) -> None:
+        """Forget the times of messages that have left."""
+        waiting = [(d.message.expires_at, d.packet_id) for d in self._waiting.values()]
+        self._expiring = [(at, packet_id) for at, packet_id in waiting if at is not None]
+        heapify(self._expiring)
 
     def sent(self, packet_id: int) -> bool:
         """A message that waited is being sent; return whether the broker has repeated it (DUP)."""
@@ -179,10 +196,14 @@ class AckMap:
 
     def take_expired(self, now: float) -> list[Delivery]:
         """Forget and return the messages that have expired while they wait."""
-        expired = [d for d in self._waiting.values() if d.message.is_expired(now)]
-        for delivery in expired:
-            self._forget(delivery.packet_id)
-            self._repeats.discard(delivery.packet_id)
+        expired = []
+        while self._expiring and self._expiring[0][0] <= now:
+            _, packet_id = heappop(self._expiring)
+            delivery = self._waiting.get(packet_id)
+            if delivery is not None and delivery.message.is_expired(now):  # else it has left
+                self._forget(packet_id)
+                self._repeats.discard(packet_id)
+                expired.append(delivery)
         return expired
 
 

@@ -720,13 +720,10 @@ class ClientSide:
         self._out_bytes -= sum(map(len, ready))
         return ready
 
-    def rest_to_send(self) -> list[Buffer]:
-        """Return all that is still to be written: the connection ends."""
-        rest: list[Buffer] = []
-        while self._out and not self.is_unreadable:
-            self.is_paused = False
-            rest += self.data_to_send()
-        return rest
+    @property
+    def has_rest(self) -> bool:
+        """Whether a packet that was begun is still to be written, and can be."""
+        return bool(self._out) and not self.is_unreadable
 
     def _send(self, delivery: Delivery, now: float) -> bool:
         """Put a message that has left the outbox into `out`; return False if it cannot be read."""

@@ -210,17 +210,20 @@ class Pair:
         if direction is Direction.UPSTREAM:
             to_broker, self._to_broker = self._to_broker, []
             return to_broker
-        client = self.client if self.wants_broker else None
-        if client is not None and not self.is_closing:
+        if self.wants_broker:
+            client = self.client
             out = client.data_to_send()
-            if out or not client.is_unreadable:
-                return out
-            self._payload_lost()
-        rest = [] if client is None else client.rest_to_send()
-        if client is not None and client.is_unreadable:
-            return rest  # a packet has begun and cannot go on: nothing may follow it
+            if client.is_unreadable and not out and not self.is_closing:
+                self._payload_lost()
+            if out or client.has_rest or client.is_unreadable:
+                return out  # a packet that has begun and cannot go on has nothing behind it
         last_words, self._last_words = self._last_words, []
-        return [*rest, *last_words]
+        return last_words
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether the client's connection, which is to be closed, gets something before."""
+        return self.wants_broker and self.client.has_rest
 
     def wants_reading(self, direction: Direction) -> bool:
         """Whether to read bytes of a direction."""
@@ -270,7 +273,7 @@ class Pair:
     @property
     def has_more(self) -> bool:
         """Whether something can be sent to the client once the rest is written."""
-        return self.wants_broker and not self.is_closing and self.client.has_more
+        return bool(self._last_words) or (self.wants_broker and self.client.has_more)
 
     def next_deadline(self) -> float | None:
         """Return when `handle_timeout` has work, in monotonic seconds, or None for never."""

@@ -474,11 +474,17 @@ class PairTransport:
             self._end()
         elif not self._is_ending:
             self._is_ending = True
-            for transport in transports:
-                self._end_transport(transport)
             if self._close_timer is not None:
                 self._close_timer.cancel()
             self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_SECONDS, self.abort)
+        for transport in transports:
+            if transport.is_closing() or (transport is self._client and self._has_rest):
+                continue  # the rest goes as there is room for it, then this is called again
+            self._end_transport(transport)
+
+    @property
+    def _has_rest(self) -> bool:
+        return self.pair is not None and self.pair.has_rest
 
     def _end_transport(self, transport: asyncio.Transport) -> None:
         """Close a transport once what was written to it is sent.

@@ -115,6 +115,19 @@ def test_what_expired_while_it_waited_is_returned_once() -> None:
     assert (acks.n_waiting, acks.n_inflight) == (1, 1)
 
 
+def test_a_packet_id_that_is_used_again_expires_with_its_new_message() -> None:
+    """However often: the times of messages that have left do not pile up."""
+    acks = AckMap()
+    for number in range(500):
+        held(acks, 7, expires_at=5.0 + number)
+        acks.sent(7)
+        acks.acknowledge(PUBACK, 7, 0)
+    assert len(acks._expiring) < 100
+    last = held(acks, 7, expires_at=900.0)
+    assert acks.take_expired(899.0) == []
+    assert acks.take_expired(900.0) == [last]
+
+
 def ids(*packet_ids: int) -> bytes:
     """Return Packet Identifiers as they stand in packets."""
     return b"".join(packet_id.to_bytes(2) for packet_id in packet_ids)

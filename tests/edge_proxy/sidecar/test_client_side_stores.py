@@ -90,6 +90,12 @@ def test_a_payload_that_has_begun_is_sent_to_its_end_when_the_broker_goes() -> N
     pair.client_got = b"".join(pair.pair.data_to_send(DOWN))
     pair.pair.pause_sending(DOWN)
     pair.pair.close(ReasonCode.SERVER_SHUTTING_DOWN, pair.now)
+    begun = pair.client_got
+    pair.settle()
+    assert pair.client_got == begun, "a full connection is given no more of it"
+    pair.pair.resume_sending(DOWN)
+    assert len(b"".join(pair.pair.data_to_send(DOWN))) == PIECE_BYTES
+    pair.client_got += b"x" * PIECE_BYTES
     pair.settle()
     assert pair.to_client() == [
         publish("large", 3 * PIECE_BYTES, packet_id=2),
