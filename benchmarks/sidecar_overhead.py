@@ -1,5 +1,9 @@
 """What does the sidecar cost: how much later is a message, and how many fewer pass in a second?
 
+And memory: with 75 stalled subscribers and 60 different messages of 1 MB, mosquitto grows by 23.5
+times the payload, behind the sidecar by 1.4, and the sidecar itself by 0.4; with MQTT 5, where the
+sidecar takes all 60 for each, both by 1.1 (one run each, a busy machine).
+
 Rerun: ``python -m benchmarks.sidecar_overhead``; a look in seconds with ``--quick``.
 
 One broker runs, and one sidecar before it, with the plugins of docs/edge-proxy.md. The same load
@@ -10,6 +14,8 @@ PUBLISH to its arrival at the client that has sent it, so of two ways through th
 Throughput is that of rows of ``penstock bench``. Load, broker and sidecar need a processor each:
 where they share one, throughput tells how it is shared. The forwarder says what a process in the
 way costs there whatever it does, and the processor time of each, a message, what the sidecar adds.
+Memory is the highest growth of a resident set over the bytes published, of brokers that are started
+anew (`benchmarks.rows.memory`).
 """
 
 from __future__ import annotations
@@ -35,11 +41,13 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.loads import wire
 from benchmarks.loads.load import Load
 from benchmarks.loads.windowed import WindowedLoad
-from benchmarks.peers import PEERS, RunningPeer, running
+from benchmarks.peers import PEERS, Peer, RunningPeer, running
 from benchmarks.program import JsonFile, Program, Quick, choose, describe_run, tell, write_json
 from benchmarks.rows import throughput
 from benchmarks.rows.acknowledged import INFLIGHT_MESSAGES, ONE_TO_ONE
+from benchmarks.rows.memory import PeakSampler, measure_stalled_for_good
 from benchmarks.rows.rates import Run
+from benchmarks.rows.row import Scale
 from penstock.netem.errors import RunError
 from penstock.netem.runs.broker_process import RunningBroker, reserved_port
 
@@ -66,6 +74,9 @@ class Effort:
 
 FULL_EFFORT: Final = Effort(rounds=10, trips=1_000, seconds=2.0)
 QUICK_EFFORT: Final = Effort(rounds=1, trips=100, seconds=0.2)
+QUICK_MEMORY: Final = Scale(
+    stalled_subscribers=5, large_messages=5, large_bytes=500_000, steady_seconds=0.1
+)
 WARM_UP_MESSAGES: Final = 2_000
 
 
@@ -180,6 +191,56 @@ class Figures:
     cpu_seconds: dict[str, list[float]]
 
 
+MEMORY_ROW: Final = "memory_stalled"
+TARGET_GROWTH: Final = 1.2
+"""Of the sidecar, as of the broker. The upstream's is to be no more, or as without one."""
+
+
+class Growth(NamedTuple):
+    """Growth of resident sets, over the bytes published.
+
+    Attributes:
+        broker: without a sidecar.
+        behind: of the broker behind the sidecar.
+        sidecar: of the sidecar.
+    """
+
+    broker: float
+    behind: float
+    sidecar: float
+
+
+def measure_memory(peer: Peer, scale: Scale) -> Growth:
+    """Measure with subscribers that read nothing.
+
+    Raises:
+        BenchmarkError: one that reads on did not get everything.
+    """
+    payload_bytes = scale.large_messages * scale.large_bytes
+    with running(peer) as broker:
+        alone = measure_stalled_for_good(broker, scale)
+    with running(peer) as broker, sidecar_before(broker) as sidecar:
+        before = broker.rss_bytes()
+        sampler = PeakSampler(broker)
+        with sampler.sampling():
+            through = measure_stalled_for_good(sidecar, scale)
+    if alone.lost or through.lost:
+        raise BenchmarkError(f"{alone.lost} and {through.lost} messages were lost")
+    behind = (sampler.peak_bytes - before) / payload_bytes
+    return Growth(alone.value, behind, through.value)
+
+
+def memory_lines(growth: Growth) -> list[str]:
+    """Return the table of the memory row."""
+    is_met = growth.sidecar <= TARGET_GROWTH and growth.behind <= max(growth.broker, TARGET_GROWTH)
+    cells = " | ".join(f"{each:.2f}" for each in growth)
+    return [
+        "| row | the broker itself | behind the sidecar | sidecar | target |",
+        "| --- | ---: | ---: | ---: | --- |",
+        f"| {MEMORY_ROW} | {cells} | {'Met' if is_met else 'Missed'}: ≤ {TARGET_GROWTH} |",
+    ]
+
+
 ROWS: Final[dict[str, Callable[[Effort, RunningPeer], Turn]]] = {
     "latency_qos0": lambda effort, peer: Turn(median_trip(effort, 0, peer)),
     "latency_qos1": lambda effort, peer: Turn(median_trip(effort, 1, peer)),
@@ -207,6 +268,24 @@ def measure(row: str, effort: Effort, ways: dict[str, RunningPeer]) -> Figures:
             figures.cpu_seconds[way].append((one.cpu_seconds + other.cpu_seconds) / 2)
         typer.echo(f"{row} {number + 1}/{effort.rounds}", err=True)
     return figures
+
+
+def measure_ways(peer: Peer, rows: list[str], effort: Effort) -> dict[str, Figures]:
+    """Measure rows at a broker, through a forwarder and through a sidecar.
+
+    Raises:
+        BenchmarkError: one of them failed.
+    """
+    with (
+        running(peer, inflight_messages=INFLIGHT_MESSAGES) as itself,
+        forwarder_before(itself) as forwarder,
+        sidecar_before(itself) as sidecar,
+    ):
+        ways = {"broker": itself, "forwarder": forwarder, "sidecar": sidecar}
+        try:
+            return {row: measure(row, effort, ways) for row in rows}
+        except RunError as error:
+            raise BenchmarkError(str(error)) from error
 
 
 def to_markdown(found: dict[str, Figures]) -> list[str]:
@@ -248,21 +327,21 @@ def bench(
 ) -> None:
     """Measure what the sidecar costs: a Markdown table on standard output."""
     (peer,) = choose("broker", broker, BROKERS)
-    chosen = choose("row", rows, {row: row for row in ROWS})
+    chosen = choose("row", rows, {row: row for row in (*ROWS, MEMORY_ROW)})
     effort = QUICK_EFFORT if quick else FULL_EFFORT
-    with (
-        running(peer, inflight_messages=INFLIGHT_MESSAGES) as itself,
-        forwarder_before(itself) as forwarder,
-        sidecar_before(itself) as sidecar,
-    ):
-        ways = {"broker": itself, "forwarder": forwarder, "sidecar": sidecar}
-        try:
-            found = {row: measure(row, effort, ways) for row in chosen}
-        except RunError as error:
-            raise BenchmarkError(str(error)) from error
+    growth = None
+    if MEMORY_ROW in chosen:
+        chosen.remove(MEMORY_ROW)
+        growth = measure_memory(peer, QUICK_MEMORY if quick else Scale())
+    found = measure_ways(peer, chosen, effort) if chosen else {}
     run = describe_run([peer], rounds=str(effort.rounds))
-    write_json(json_file, {"run": run, "rows": {row: asdict(each) for row, each in found.items()}})
-    tell(to_markdown(found), run)
+    figures = {row: asdict(each) for row, each in found.items()}
+    lines = to_markdown(found) if found else []
+    if growth is not None:
+        figures[MEMORY_ROW] = growth._asdict()
+        lines += ["", *memory_lines(growth)] if found else memory_lines(growth)
+    write_json(json_file, {"run": run, "rows": figures})
+    tell(lines, run)
 
 
 main: Final = Program(bench, "python -m benchmarks.sidecar_overhead")
