@@ -13,9 +13,19 @@ from xdist.scheduler import LoadFileScheduling
 from tests.conformance.plugin import ConformancePlugin
 from tests.helpers.effort import SUITE_PERCENT
 
+TOGETHER = (
+    tuple(
+        f"tests/spark_bridge/test_{name}.py"
+        for name in ("class_archive", "pipeline", "session", "sink_folder", "source", "telemetry")
+    ),
+    ("tests/architecture/",),
+)
+"""What shares something dear in one process: files with the fixture `spark`, which is one Spark,
+and those that read the text of all modules."""
+
 SLOW = (
     "tests/system/test_spark_exactly_once.py",
-    "tests/spark_bridge/",
+    *TOGETHER[0],
     "tests/system/test_netem_scenarios.py",
     "tests/system/test_breaking_off.py",
     "tests/system/test_demo.py",
@@ -32,11 +42,9 @@ SLOW = (
     "tests/system/",
     "tests/netem/clients/",
     "tests/netem/links/",
+    "tests/spark_bridge/test_main.py",
 )
 """What takes long, the longest first: started last, it would run alone at the end."""
-
-TOGETHER = ("tests/spark_bridge/", "tests/architecture/")
-"""Folders whose files share something dear in one process: one Spark, the text of all modules."""
 
 APART = ("tests/system/test_breaking_off.py",)
 """Files whose tests share nothing and take long: any process may run any of them. Two demos at
@@ -75,7 +83,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Shares(LoadFileScheduling):
-    """Gives processes one file at a time, `TOGETHER` as one, and `APART` test by test.
+    """Gives processes one file at a time, each of `TOGETHER` as one, and `APART` test by test.
 
     The tests of `SLOW` mostly wait. If all processes began with them, the processors would be idle,
     and busy later. So one process of at least three begins with the other tests.
@@ -92,7 +100,7 @@ class Shares(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(APART):
             return nodeid
-        together = next((path for path in TOGETHER if nodeid.startswith(path)), None)
+        together = next((paths[0] for paths in TOGETHER if nodeid.startswith(paths)), None)
         return together or super()._split_scope(nodeid)
 
 

@@ -2,9 +2,9 @@
 
 Theory of operation. Half of what a program takes in a test is to import its modules. A server, one
 for each process of pytest, imports them once. For each program it forks a child with the program's
-own arguments, folder, environment and standard error. The child is a process like any other: it has
-a PID of its own, gets signals, and ends as Python ends. The server tells how it has ended. Standard
-output and input are pytest's.
+own arguments, folder, environment and output. The child is a process like any other: it has a PID
+of its own, gets signals, and ends as Python ends. The server tells how it has ended. Standard input
+is pytest's; standard output and error are one pipe.
 
 What a fork does not show: how long a start takes, what a process has of the memory, and that a
 program imports all that it needs. Tests of these start a Python of their own.
@@ -32,11 +32,13 @@ from typing import IO, Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
-MODULES: Final = (
+SERVICES: Final = (
     "amqtt.plugins.authentication",
     "penstock.programs",
     "penstock.broker.__main__",
     "penstock.broker.amqtt_host.host",
+    "penstock.broker.durable.persistence",
+    "penstock.broker.network.websocket",
     "penstock.edge_proxy.__main__",
     "penstock.plugins.queue.__main__",
     "penstock.plugins.access.control",
@@ -47,7 +49,10 @@ MODULES: Final = (
     "penstock.plugins.withholding.gate",
     "uvloop",
 )
-"""What programs import at their start, or for a policy that names a plugin."""
+"""What brokers, proxies and queues import at their start, or for a policy that names a plugin."""
+
+EXPERIMENTS: Final = ("penstock.netem.__main__", "penstock.netem.runs.run_command")
+"""What ``penstock netem`` imports, plots apart."""
 
 MAX_REQUEST_BYTES: Final = 150_000
 
@@ -58,7 +63,7 @@ class Fork:
     Attributes:
         pid: of its process.
         returncode: exit status, negative after a signal; None while it runs.
-        stderr: what it writes to standard error.
+        stderr: what it writes to standard error and output.
     """
 
     def __init__(self, pid: int) -> None:
@@ -104,11 +109,16 @@ class Fork:
 class Server:
     """The process that forks, as the tests see it."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[str]) -> None:
+        """Start it.
+
+        Args:
+            modules: that it imports.
+        """
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.helpers.forks", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.helpers.forks", str(theirs.fileno()), *modules],
                 cwd=ROOT,
                 pass_fds=[theirs.fileno()],
             )
@@ -161,12 +171,13 @@ def start(module: str, arguments: Sequence[str], cwd: Path | None = None) -> For
         arguments: of the program.
         cwd: its working directory; None for the present one.
     """
-    return _server().start(module, arguments, cwd)
+    modules = EXPERIMENTS if module.startswith("penstock.netem") else SERVICES
+    return _server(modules).start(module, arguments, cwd)
 
 
-def _serve(channel: socket.socket) -> int:
+def _serve(channel: socket.socket, modules: Sequence[str]) -> int:
     """Fork a child for each request, until the tests have ended; return an exit status."""
-    for name in MODULES:
+    for name in modules:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
@@ -208,10 +219,11 @@ def _tell_who_has_ended(channel: socket.socket, running: set[int]) -> None:
             channel.send(json.dumps([pid, os.waitstatus_to_exitcode(status)]).encode())
 
 
-def _be(request: Mapping[str, Any], standard_error: int) -> int:
+def _be(request: Mapping[str, Any], output: int) -> int:
     """Run a program in this process; return its exit status."""
-    os.dup2(standard_error, 2)
-    os.close(standard_error)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
@@ -227,4 +239,4 @@ def _be(request: Mapping[str, Any], standard_error: int) -> int:
 if __name__ == "__main__":
     # Ctrl-C reaches every process of the terminal; pytest alone decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.exit(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    sys.exit(_serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]))

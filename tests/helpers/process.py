@@ -50,7 +50,7 @@ def anonymous_policy(plugins: Mapping[str, Any] | None = None, **keys: Any) -> d
 
 
 class Program:
-    """A running program and its log, which is what it writes to standard error.
+    """A running program and its log, which is what it writes to standard error; a fork, to both.
 
     Attributes:
         process: the running program.

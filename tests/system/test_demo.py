@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from penstock.plugins.queue.client import QueueClient
+from script.demo_program.__main__ import main
 from tests.helpers.process import is_there
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,9 +142,12 @@ def test_a_broker_that_dies_is_told_and_nothing_else_stays(tmp_path: Path) -> No
         assert process.wait() == 1
 
 
-def test_a_folder_of_other_things_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_other_things_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is not the demo's is not deleted."""
     (tmp_path / "thesis.txt").touch()
-    with demo(tmp_path) as process:
-        read_until(process, "not the demo's")
-        assert process.wait() == 2
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest's own stay as they are
+    assert main([*SHORT, "--output", str(tmp_path)]) == 2
+    assert "not the demo's" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]

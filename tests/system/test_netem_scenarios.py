@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -17,10 +16,9 @@ from penstock.netem.runs.run_command import choose
 from penstock.netem.runs.run_file import read_run_info
 from penstock.netem.runs.scenario_file import names, read_scenario
 from tests.helpers.networks import NEEDS_ROOT
+from tests.helpers.process import Program
 
 pytestmark = NEEDS_ROOT
-
-ROOT = Path(__file__).resolve().parents[2]
 
 AT_A_TIME = 4
 """Runs: they wait most of the time, and other tests run beside them."""
@@ -41,7 +39,17 @@ ENOUGH_BYTES = 16_000_000
 EARLY_SECONDS = 2.0
 """Of withholding before any link is bad, of all subscribers together: learning is not perfect."""
 
-Run = subprocess.CompletedProcess[str]
+
+class Run(NamedTuple):
+    """A run that has ended.
+
+    Attributes:
+        status: exit status.
+        said: all that it wrote.
+    """
+
+    status: int
+    said: str
 
 
 def chosen_brokers(name: str) -> list[str]:
@@ -57,19 +65,15 @@ def chosen_brokers(name: str) -> list[str]:
 
 def run_short(name: str, folder: Path) -> Run:
     """Run a scenario in its short length into a folder; its targets that are no timings count."""
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "penstock", "netem", "run", name),
-            *("--short", "--check", "--out", str(folder)),
-            *("--brokers", ",".join(chosen_brokers(name))),
-            *(() if name == WITH_PLOTS else ("--no-plots",)),
-        ],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=MOST_SECONDS,
-    )
+    arguments = ["run", name, "--short", "--check", "--out", str(folder)]
+    arguments += ["--brokers", ",".join(chosen_brokers(name))]
+    arguments += [] if name == WITH_PLOTS else ["--no-plots"]
+    run = Program([sys.executable, "-m", "penstock.netem", *arguments], is_forked=True)
+    try:
+        run.process.wait(MOST_SECONDS)
+        return Run(run.wait(), run.log)
+    finally:
+        run.process.terminate()
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +100,7 @@ def test_what_is_no_timing_comes_out_as_it_is_to(
     """Nothing lost, order kept, memory bounded, nothing withheld before links were bad."""
     folder, outcome = runs[name]
     run = outcome.result()
-    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.status == 0, run.said
     info = read_run_info(folder)
     scenario = info.scenario
     assert scenario == choose(read_scenario(name, short=True), ",".join(chosen_brokers(name)), None)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from typing import Final
 
 import pytest
 
-from benchmarks.__main__ import ROWS, measure
+from benchmarks.__main__ import ROWS
 from benchmarks.peers import PEERS, RunningPeer, running
 from benchmarks.rows.row import Measurement, Row, Scale
 
@@ -32,14 +33,21 @@ BROKERS: Final = ("penstock", "penstock-stock", "mosquitto")
 INFLIGHT_MESSAGES: Final = 1000
 
 
+Start = Callable[[str, Row], RunningPeer]
+
+
 @pytest.fixture(scope="module")
-def brokers() -> Iterator[dict[str, RunningPeer]]:
-    """Brokers that answer one row after the other, which saves as many starts."""
+def started() -> Iterator[Start]:
+    """Starts a broker for a row, once: it answers the rows that follow, too."""
     with ExitStack() as stack:
-        yield {
-            name: stack.enter_context(running(PEERS[name], inflight_messages=INFLIGHT_MESSAGES))
-            for name in BROKERS
-        }
+
+        @cache
+        def start(name: str, *, is_tls: bool) -> RunningPeer:
+            return stack.enter_context(
+                running(PEERS[name], is_tls=is_tls, inflight_messages=INFLIGHT_MESSAGES)
+            )
+
+        yield lambda name, row: start(name, is_tls=row.is_tls)
 
 
 CASES: Final = [
@@ -52,18 +60,20 @@ CASES: Final = [
 
 
 @pytest.mark.parametrize(("row", "name"), CASES)
-def test_each_row_measures(row: Row, name: str, brokers: dict[str, RunningPeer]) -> None:
+def test_each_row_measures(row: Row, name: str, started: Start) -> None:
     """Each row runs to its end on a real broker, tells all of its figures and loses nothing."""
-    check(row, row.measure(brokers[name], TINY))
+    check(row, row.measure(started(name, row), TINY))
 
 
 @pytest.mark.parametrize(
     "row", [row for row in ROWS.values() if row.has_stores], ids=lambda row: row.name
 )
 @pytest.mark.parametrize("name", [peer.name for peer in PEERS.values() if peer.is_store])
-def test_each_row_that_tells_payload_stores_apart_measures_them(row: Row, name: str) -> None:
+def test_each_row_that_tells_payload_stores_apart_measures_them(
+    row: Row, name: str, started: Start
+) -> None:
     """With each store everything arrives, and there are targets for one that has a limit."""
-    check(row, measure(row, PEERS[name], TINY))
+    check(row, row.measure(started(name, row), TINY))
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
@@ -77,17 +87,17 @@ def test_a_payload_store_is_measured_where_it_makes_a_difference(row: Row) -> No
 @pytest.mark.parametrize(
     "row", [pytest.param(row, id=row.name) for row in ROWS.values() if row.is_tls]
 )
-def test_each_row_with_tls_measures(row: Row, name: str) -> None:
+def test_each_row_with_tls_measures(row: Row, name: str, started: Start) -> None:
     """Each broker is started with a certificate, and the load trusts who signed it."""
-    check(row, measure(row, PEERS[name], TINY))
+    check(row, row.measure(started(name, row), TINY))
 
 
 @pytest.mark.parametrize(
     "row", [pytest.param(row, id=row.name) for row in ROWS.values() if row.has_ceiling]
 )
-def test_each_ceiling_is_measured(row: Row) -> None:
+def test_each_ceiling_is_measured(row: Row, started: Start) -> None:
     """The load's own limit can be had wherever a row says so."""
-    check(row, measure(row, PEERS["ceiling"], TINY))
+    check(row, row.measure(started("ceiling", row), TINY))
 
 
 def check(row: Row, measurement: Measurement) -> None:

@@ -30,7 +30,7 @@ def rows_of(text: str, heading: str) -> dict[str, list[str]]:
 def test_the_report_holds_what_was_found(tmp_path: Path, form: Format) -> None:
     """Figures by broker and stream, counted by hand."""
     write_run(tmp_path, INFO, whole_run(), form)
-    verdicts = write_report(tmp_path)
+    verdicts = write_report(tmp_path, with_plots=False)
     assert [(each.target, each.standing) for each in verdicts] == [
         (SCENARIO.targets[0], Standing.NOT_SHOWN),
         (SCENARIO.targets[1], Standing.MET),
@@ -87,7 +87,7 @@ def test_a_report_without_targets_says_what_makes_it_doubtful(tmp_path: Path) ->
     """Before any figure."""
     info = with_scenario(dataclasses.replace(INFO, remarks=["seed 1: busy"]), targets=[])
     write_run(tmp_path, info, whole_run())
-    write_report(tmp_path)
+    write_report(tmp_path, with_plots=False)
     text = (tmp_path / "report.md").read_text()
     assert text.index("**Doubtful:** seed 1: busy.\n") < text.index("## ")
 
@@ -163,7 +163,7 @@ def test_the_tables_are_written_for_pages(tmp_path: Path) -> None:
     """With the verdicts, the command of the run, and what makes it doubtful."""
     write_run(tmp_path, dataclasses.replace(INFO, remarks=["seed 1: busy"]), whole_run())
     figures = tmp_path / "figures.json"
-    write_report(tmp_path, figures)
+    write_report(tmp_path, figures, with_plots=False)
     origin, tables = read_figure_file(figures)
     assert str(origin) == (
         "`penstock netem run made-up`; commit abc1234, 2026-01-02, CPython 3.11.9, 2 cores, "
@@ -222,7 +222,7 @@ def test_the_report_says_what_stands_between_a_broker_and_its_clients(tmp_path: 
         "mosquitto": Broker("mosquitto", sidecar={"drain_seconds": 0}),
     }
     write_run(tmp_path, with_scenario(brokers=brokers), whole_run())
-    write_report(tmp_path)
+    write_report(tmp_path, with_plots=False)
     text = (tmp_path / "report.md").read_text()
     assert "- Broker `adaptive`: Penstock 0.1.0, edge brokers on edge, `topic # in 1`." in text
     assert '- Broker `mosquitto`: mosquitto 2.0.11, sidecar `{"drain_seconds": 0}`.' in text
