@@ -155,6 +155,26 @@ def test_java_that_is_too_old_is_passed_over(checkout: Checkout) -> None:
     assert ended.stdout.strip() == str(checkout.root.parent)
 
 
+@pytest.mark.parametrize(("extra", "calls"), [("demo", 0), ("dev", 1)])
+def test_an_archive_of_sparks_classes_is_written_once_for_the_tests(
+    checkout: Checkout, extra: str, calls: int
+) -> None:
+    """The demo starts Spark once, which is no sooner with it."""
+    checkout.add_venv()
+    assert checkout.set_up(extra, "java").returncode == 0
+    assert len(checkout.calls("-m penstock.spark_bridge prepare")) == calls
+    assert checkout.set_up(extra, "java").returncode == 0
+    assert not checkout.calls("prepare")
+
+
+def test_tests_run_without_an_archive_of_sparks_classes(checkout: Checkout) -> None:
+    """A home that cannot be written into is told, and ends nothing."""
+    checkout.add_program(".venv/bin/python", 'case "$*" in *prepare*) exit 1 ;; esac')
+    ended = checkout.set_up("dev", "java")
+    assert ended.returncode == 0
+    assert "setup: it could not be written" in ended.stderr
+
+
 @pytest.fixture
 def tested(checkout: Checkout) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs script/test with stand-ins, one of which fails."""
