@@ -80,13 +80,15 @@ def test_an_amqtt_file_with_a_name_of_before_is_told_the_new_one(tmp_path: Path)
     assert ": import penstock.plugins.queue.client;" in broker.log
 
 
-@pytest.mark.parametrize("program", [name for name in PROGRAMS if name != "bench"])
-def test_programs_import_nothing_by_a_bare_name(program: str, folder: Path) -> None:
+def test_programs_import_nothing_by_a_bare_name(folder: Path) -> None:
     """Whatever stands beside the user's script or on PYTHONPATH changes nothing."""
+    programs = [name for name in PROGRAMS if name != "bench"]
     code = (
         "import sys\nfrom penstock.__main__ import main\n"
-        f"status = main([{program!r}, '--help'])\n"
-        f"print('bare:', [name for name in {BARE!r} if name in sys.modules], status)\n"
+        f"for program in {programs!r}:\n"
+        "    status = main([program, '--help'])\n"
+        f"    bare = [name for name in {BARE!r} if name in sys.modules]\n"
+        "    print('imported:', program, bare, status)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -96,7 +98,8 @@ def test_programs_import_nothing_by_a_bare_name(program: str, folder: Path) -> N
         text=True,
         check=False,
     )
-    assert "bare: [] 0" in done.stdout, done.stderr
+    told = [line for line in done.stdout.splitlines() if line.startswith("imported:")]
+    assert told == [f"imported: {program} [] 0" for program in programs], done.stderr
 
 
 def test_public_names_are_there() -> None:
