@@ -599,6 +599,16 @@ class LocalClients(Protocol):
             is_away: False: from now on it gets again what comes for it.
         """
 
+    def give_up_order(self, client_id: str) -> int:
+        """Let what a client has not acknowledged hold back nothing for the other, until it is back.
+
+        Args:
+            client_id: one of two clients of `keep_order`, which `take_over` has said is away.
+
+        Returns:
+            How many messages it has not acknowledged.
+        """
+
     def drop_older(self, client_id: str, seconds: float) -> None:
         """Drop what has waited for a client for longer, as ``too_old``."""
 

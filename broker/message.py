@@ -19,6 +19,9 @@ SizeClass: TypeAlias = Literal["small", "large"]
 SIZE_PROPERTY: Final = "penstock-size"
 """User Property of SUBSCRIBE that names the size class of the messages to subscribe to."""
 
+LANE_PROPERTY: Final = "penstock-lane-of"
+"""User Property of CONNECT that names the client which is the other lane of the same subscriber."""
+
 DEFAULT_THRESHOLD_S: Final = 10_000
 """Payload bytes above which a message is large where nothing else says so; paper 002: above most
 sensor readings, below most pictures."""

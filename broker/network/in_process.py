@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
 from penstock.broker.network.accepted import AcceptedConnection, Reception
 from penstock.broker.network.transport import MqttProtocol
-from penstock.broker.outbox.lane_order import LaneOrder, join_lanes
+from penstock.broker.outbox.lane_order import join_lanes
 from penstock.broker.quotas.admission import Places
 from penstock.broker.sending.sender import TellingSender
+from penstock.broker.sessions.lanes import lane_of
 
 if TYPE_CHECKING:
     from penstock.broker.network.driver import Driver
-    from penstock.broker.sessions.session import Session
 
 LISTENER: Final = "$local"
 """Listener of these clients; the policy file cannot name one so."""
@@ -293,21 +293,9 @@ class InProcessClients:
         """Keep the order of topics across two clients; see `LocalClients.keep_order`."""
         core = self._driver.core
         sessions = [core.sessions.get(client_id) for client_id in (one, other)]
-        first, second = (None if each is None else self._lane(each) for each in sessions)
+        first, second = (None if each is None else lane_of(each, core.timers) for each in sessions)
         if first is not None and second is not None:
             self._driver.take_turn(lambda: join_lanes(first, second))
-
-    def _lane(self, session: Session) -> LaneOrder:
-        driver = self._driver
-
-        def wake() -> None:
-            if session.client is not None:
-                session.outgoing.want_pump()
-
-        def later(action: Callable[[], None]) -> None:
-            driver.loop.call_soon(driver.take_turn, action)
-
-        return LaneOrder(session.outbox, session.inflight, session.ledger, wake=wake, later=later)
 
     def take_over(self, client_id: str, *, is_away: bool) -> None:
         """Let the other client have what waits for one; see `LocalClients.take_over`."""
@@ -315,6 +303,15 @@ class InProcessClients:
         order = None if session is None else session.outbox.order
         if order is not None:
             order.take_over(is_away=is_away)
+
+    def give_up_order(self, client_id: str) -> int:
+        """Wait no more for what one is still to acknowledge; see `LocalClients.give_up_order`."""
+        session = self._driver.core.sessions.get(client_id)
+        order = None if session is None else session.outbox.order
+        if session is None or order is None:
+            return 0
+        self._driver.take_turn(order.give_up)
+        return len(session.inflight)
 
     def drop_older(self, client_id: str, seconds: float) -> None:
         """Drop what has waited for a client for longer."""

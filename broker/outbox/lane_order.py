@@ -14,7 +14,7 @@ delivery has left or is acknowledged, the outbox of the other lane is asked to u
 
 A lane that is away may be taken over: what waits in it moves to the other lane, in its place among
 the messages of its topic. What is unacknowledged stays with its session, and later messages of its
-topics wait for it.
+topics wait for it, until the order is given up.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class LaneOrder(DeliveryWatcher):
         pending: topic to its messages in this lane, oldest first; some may have left.
         other: the other lane.
         is_taken_over: what waits here, or comes, moves to the other lane.
+        is_given_up: what is unacknowledged here holds back nothing on the other lane.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class LaneOrder(DeliveryWatcher):
         self.pending: dict[str, deque[Delivery]] = {}
         self.other: LaneOrder
         self.is_taken_over = False
+        self.is_given_up = False
         self._wake = wake
         self._later = later
         self._journal: DeliveryWatcher | None = None
@@ -127,7 +129,8 @@ class LaneOrder(DeliveryWatcher):
         """Note that a delivery was acknowledged."""
         if self._journal is not None:
             self._journal.finished(delivery)
-        self._look(delivery.message.topic)
+        if self.outbox.order is self:
+            self._look(delivery.message.topic)
 
     def ended(self, *, has_expired: bool) -> None:
         """Note that the session ends."""
@@ -149,10 +152,14 @@ class LaneOrder(DeliveryWatcher):
         return None
 
     def _is_pending(self, delivery: Delivery) -> bool:
-        return delivery.is_waiting or (delivery.qos > 0 and self.inflight.holds(delivery))
+        return delivery.is_waiting or (
+            delivery.qos > 0 and not self.is_given_up and self.inflight.holds(delivery)
+        )
 
     def _settle(self) -> None:
         """Look at the topics of what has left the outbox."""
+        if self.outbox.order is not self:
+            return
         left, self._left = self._left, {}
         for topic in left:
             self._look(topic)
@@ -169,6 +176,15 @@ class LaneOrder(DeliveryWatcher):
         self._numbers = numbers
         self._journal, self.inflight.journal = self.inflight.journal, self
 
+    def leave(self) -> None:
+        """Keep the order no more: one of the two sessions ends, or is no lane any more."""
+        for lane in (self, self.other):
+            lane.inflight.journal = lane._journal  # noqa: SLF001 (of its kind)
+            lane.outbox.order = None
+            lane.pending.clear()
+            lane.outbox.unpark_all()
+            lane._wake()  # noqa: SLF001 (of its kind)
+
     # -- takeover ------------------------------------------------------------------------------
 
     def take_over(self, *, is_away: bool) -> None:
@@ -178,8 +194,15 @@ class LaneOrder(DeliveryWatcher):
             is_away: whether this lane has no connection. What has moved does not come back.
         """
         self.is_taken_over = is_away
+        self.is_given_up = False
         if is_away and self.outbox.n_messages:
             self._move_soon()
+
+    def give_up(self) -> None:
+        """Let what is unacknowledged here hold back nothing more, until this lane is back."""
+        self.is_given_up = True
+        for topic in list(self.pending):
+            self._look(topic)
 
     def _move_soon(self) -> None:
         if not self._is_moving:
@@ -189,9 +212,11 @@ class LaneOrder(DeliveryWatcher):
     def _move(self) -> None:
         """Move some messages, the oldest first."""
         self._is_moving = False
-        if not self.is_taken_over:
+        if not self.is_taken_over or self.outbox.order is not self:
             return
-        taken = self.outbox.take_where(lambda _: True, SLICE_MESSAGES)
+        taken = self.outbox.take_where(
+            lambda delivery: not (delivery.share or delivery.is_leased), SLICE_MESSAGES
+        )
         for delivery in taken:
             self.ledger.moved += 1
             self.other.ledger.matched += 1
@@ -205,7 +230,7 @@ class LaneOrder(DeliveryWatcher):
         for topic in dict.fromkeys(delivery.message.topic for delivery in taken):
             self.other.outbox.unpark(topic)
         self.other._wake()  # noqa: SLF001 (of its kind)
-        if self.outbox.n_messages:
+        if taken and self.outbox.n_messages:
             self._move_soon()
 
 

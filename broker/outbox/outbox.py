@@ -274,6 +274,12 @@ class Outbox:
         self._free(held, (held.unpark(first),))
         return True
 
+    def unpark_all(self) -> None:
+        """Release all that waits for the other lane: there is none any more."""
+        held = self._held
+        for first in list(held.parked) if held is not None else ():
+            self.unpark(first.message.topic)
+
     def _why_full(self, message: Message) -> str:
         """Return why there is no room for a message; "" where there is room."""
         rules = self._rules

@@ -15,6 +15,7 @@ from penstock.broker.counters import count
 from penstock.broker.errors import ProtocolError
 from penstock.broker.events import ClientConnected
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
+from penstock.broker.message import LANE_PROPERTY
 from penstock.broker.mqtt.enums import MQTT_3_1, MQTT_5, PacketType
 from penstock.broker.mqtt.packets import ConnAck, Connect, Will
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
@@ -199,8 +200,13 @@ async def let_in(
     expiry_interval = None if client.is_local else _expiry_interval(core, packet)
     properties = _connack_properties(core, packet, client_id, keep_alive, expiry_interval)
     properties |= extra_properties
-    _check_connack_fits(client, packet, properties)
     username = packet.username if accepted.username is None else accepted.username
+    told = packet.properties.get("user_property", ())
+    other_lane = core.lanes.asked(client_id, username, told) if told else ""
+    if other_lane:
+        is_there = core.sessions.get(other_lane) is not None
+        properties["user_property"] = [(LANE_PROPERTY, other_lane if is_there else "")]
+    _check_connack_fits(client, packet, properties)
     if not packet.clean_start:
         await hand_over(core, client_id, username, client.listener, now)
         if client.is_closing:
@@ -238,6 +244,8 @@ async def let_in(
         receive_maximum=packet.properties.get("receive_maximum", 65_535),
         topic_alias_maximum=packet.properties.get("topic_alias_maximum", 0),
     )
+    if not client.is_local:
+        core.lanes.connected(session, other_lane, now)
     if core.callbacks.client_connected:
         core.guard.tell(core.callbacks.client_connected, ClientConnected(session))
 

@@ -39,6 +39,7 @@ from penstock.broker.routing.topic_tree import Plan, TopicTree
 from penstock.broker.sending.shared import Shared
 from penstock.broker.sessions.breaking_off import BreakingOff
 from penstock.broker.sessions.consuming import Consuming
+from penstock.broker.sessions.lanes import Lanes
 from penstock.broker.sessions.registry import SessionRegistry
 
 if TYPE_CHECKING:
@@ -184,6 +185,7 @@ class Core(Shared):
         )
         self.tree.on_plans_void = self._void_fast_plans
         self.sessions = SessionRegistry(self)
+        self.lanes = Lanes(self.sessions.get, self.timers, self.counters, logger)
         self.received = ReceivedBytes(limits.total_received_bytes or sys.maxsize)
         self.room = Room(
             self, rejects=limits.queue_full == "reject", seconds=limits.queue_full_seconds

@@ -176,6 +176,7 @@ class SessionRegistry:
             core.guard.tell(core.callbacks.client_disconnected, ClientDisconnected(session))
         if core.journal is not None:
             core.journal.connection_lost(session, since)
+        core.lanes.connection_lost(session, now)
         self.count_absence(session, since, now)
 
     def _part(self, session: Session) -> None:
@@ -242,6 +243,7 @@ class SessionRegistry:
         if core.consuming is not None:
             core.consuming.forget(session)
         redelivery.session_ended(session, now)
+        core.lanes.ended(session)
         if session.outbox.journal is not None:
             session.outbox.journal.ended(has_expired=has_expired)
         session.outbox.drop_all("session_ended")

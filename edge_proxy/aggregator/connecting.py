@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.broker.errors import PenstockError, ProtocolError
-from penstock.broker.message import SIZE_PROPERTY, SizeClass
+from penstock.broker.message import LANE_PROPERTY, SIZE_PROPERTY, SizeClass
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.packets import (
     ConnAck,
@@ -46,6 +46,7 @@ class JointSettings:
         own_prefix: what the Client Identifiers begin with of all that publish what this uplink
             brings down, by any address or lane.
         sizes: size class of what goes up; None for both.
+        other_lane: Client Identifier of the other lane at the cloud's broker; "" for none.
         client_id: Client Identifier at the cloud's broker.
         version: protocol version towards the cloud, 4 or 5.
         is_bridge: with MQTT 3.1.1: the bridge bit is set in CONNECT.
@@ -64,6 +65,7 @@ class JointSettings:
     down_id: str
     own_prefix: str
     sizes: SizeClass | None
+    other_lane: str
     client_id: str
     version: int
     is_bridge: bool
@@ -92,6 +94,8 @@ def connect_cloud(settings: JointSettings, *, forgets: bool = False) -> bytes:
             "receive_maximum": settings.receive_maximum,
             "maximum_packet_size": settings.maximum_packet_size,
         }
+        if settings.other_lane:
+            properties["user_property"] = [(LANE_PROPERTY, settings.other_lane)]
     connect = Connect(
         settings.client_id,
         protocol_version=settings.version,

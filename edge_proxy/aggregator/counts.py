@@ -31,6 +31,8 @@ class UplinkCounts:
         connections: times that it was accepted.
         taken_over: it is a lane that the other one has taken over: 1; else 0.
         takeovers: times that this has begun.
+        order_given_up: messages that are unacknowledged on this lane, and for which later ones of
+            their topics have ceased to wait.
         paced: times that it has begun to yield to the lane of small messages.
         failures: attempts that failed and connections that ended, by reason.
         up_messages: PUBLISH packets sent to the cloud, repeats included.
@@ -48,6 +50,7 @@ class UplinkCounts:
     connections: int = 0
     taken_over: int = 0
     takeovers: int = 0
+    order_given_up: int = 0
     paced: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     up_messages: int = 0

@@ -35,6 +35,7 @@ from penstock.broker.counters import count
 from penstock.broker.errors import PeerError, ProtocolError
 from penstock.broker.extensions import PUBLISHER_PROPERTY
 from penstock.broker.faults import is_logged
+from penstock.broker.message import LANE_PROPERTY, SIZE_PROPERTY, SizeClass
 from penstock.broker.mqtt.enums import MAX_PACKET_ID, MAX_REMAINING_LENGTH, MQTT_5, PacketType
 from penstock.broker.mqtt.packets import (
     ConnAck,
@@ -99,6 +100,8 @@ class Joint:
         is_accepted: the cloud's broker has accepted the connection: the local clients connect.
         keep_alive: seconds; the cloud's broker may have asked for another than the configured one.
         session_present: the cloud's broker has the session, once it is accepted.
+        lanes_are_kept: it keeps the order of topics across both lanes.
+        has_other_lane: it has a session of the other lane.
         markers: payloads that have come for the marker's topic, not taken yet; None where the cloud
             refuses one.
         retained: topics at the site of retained messages that have come, not taken yet, while
@@ -139,6 +142,8 @@ class Joint:
         self.is_accepted = False
         self.keep_alive = settings.keep_alive
         self.session_present = False
+        self.lanes_are_kept = False
+        self.has_other_lane = False
         self.answers: list[tuple[str, int | None]] = []
         self.markers: list[bytes | None] = []
         self.retained: list[str] = []
@@ -207,13 +212,20 @@ class Joint:
         """Send PINGREQ to the cloud."""
         self.cloud.send(write_packet(PingReq(), self.version))
 
-    def subscribe(self, requests: Sequence[Request], marker: bytes | None = None) -> None:
+    def subscribe(
+        self,
+        requests: Sequence[Request],
+        marker: bytes | None = None,
+        sizes: SizeClass | None = None,
+    ) -> None:
         """Ask the cloud for topics.
 
         Args:
             requests: each filter once.
             marker: payload that is retained for the marker's topic before, and comes last.
+            sizes: size class of what is to come; None for both.
         """
+        of_size = {"user_property": [(SIZE_PROPERTY, sizes)]} if sizes else {}
         is_5 = self.version == MQTT_5
         topic = self.settings.marker_topic
         if marker is not None and topic is not None:
@@ -229,7 +241,7 @@ class Joint:
                 else SubscriptionRequest(name, qos, False, False, 0)
                 for name, qos, wants_retained in some
             )
-            self.cloud.send(write_packet(Subscribe(packet_id, asked), self.version))
+            self.cloud.send(write_packet(Subscribe(packet_id, asked, of_size), self.version))
         if marker is not None and topic is not None:
             packet_id = self._packet_id()
             self._asked[packet_id] = (topic,)
@@ -322,6 +334,10 @@ class Joint:
         properties = packet.properties
         self.is_accepted = True
         self.session_present = packet.session_present
+        for name, value in properties.get("user_property", ()):
+            if name == LANE_PROPERTY:
+                self.lanes_are_kept = True
+                self.has_other_lane = bool(value)
         self.keep_alive = properties.get("server_keep_alive", self.keep_alive)
         self.maximum_packet_size = properties.get("maximum_packet_size", self.maximum_packet_size)
         self.maximum_qos = properties.get("maximum_qos", 2)

@@ -5,11 +5,13 @@ every alarm behind it. An uplink with lanes has two connections, each with a Cli
 session, an inflight window and a TCP path of its own. Each is a whole uplink as one without lanes
 is. With ``by: topic``, each rule belongs to one of them, so that the lanes have no topic in common.
 With ``by: size``, what goes up is divided by its size; the site's broker keeps the order of each
-topic across both (`penstock.broker.outbox.lane_order`), and what comes down comes on the lane of
-small messages.
+topic across both (`penstock.broker.outbox.lane_order`). What comes down is divided where the
+cloud's broker is a Penstock, which keeps the order in the same way
+(`penstock.broker.sessions.lanes`). Else it comes on the lane of small messages.
 
 A lane that cannot connect while the other one stands is taken over: what waits to go up on it goes
-by the other lane. What is unacknowledged waits for its session.
+by the other lane. What is unacknowledged waits for its session, and later messages of its topics
+wait for that, for a while.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ class LanesKeys:
         takeover_seconds: what waits to go up on a lane goes by the other one after the lane could
             not connect for so long while the other stood. Shorter outages cost less than the
             change: what is unacknowledged has to wait for the session anyway.
+        give_up_seconds: after a lane was away for so long, its unacknowledged messages hold back
+            later ones of their topics no more: it may not come back. Their order is lost then.
         yields: the lane of large messages sends below the delivery rate of its path while small
             ones are delayed (`penstock.edge_proxy.aggregator.pacing`).
     """
@@ -52,6 +56,7 @@ class LanesKeys:
     by: Literal["size", "topic"] = "size"
     large: list[str] = field(default_factory=list)
     takeover_seconds: Seconds = 10.0
+    give_up_seconds: Seconds = 60.0
     yields: bool = True
 
     @field_validator("large")
@@ -68,6 +73,8 @@ class LanesKeys:
 
     def __post_init__(self) -> None:
         """Check the values against each other."""
+        if self.give_up_seconds < self.takeover_seconds:
+            raise ValueError("give_up_seconds of at least takeover_seconds")
         if self.by == "topic" and not self.large:
             raise ValueError("topic filters of the site under large, beside by: topic")
         if self.by == "size" and self.large:
@@ -114,7 +121,7 @@ class Lane:
         name: ``large``, or "" for that of small messages and where there are no lanes.
         up: rules of what goes up on it.
         down: rules of what comes down on it.
-        sizes: size class of what goes up on it; None for both.
+        sizes: size class of its messages; None for both.
     """
 
     name: str
@@ -138,7 +145,7 @@ def lanes_of(keys: LanesKeys | None, up: Sequence[Rule], down: Sequence[DownRule
     if keys is None:
         return [Lane("", up, down)]
     if keys.by == "size":
-        return [Lane("", up, down, "small"), Lane(LARGE, up, (), "large")]
+        return [Lane("", up, down, "small"), Lane(LARGE, up, down, "large")]
     return [
         Lane(
             LARGE if is_large else "",

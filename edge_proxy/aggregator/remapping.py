@@ -127,11 +127,10 @@ def in_parts(topic_filter: str, prefix: str) -> str:
 
 
 class Remapping:
-    """The rules of both directions of one uplink.
+    """The rules of both directions of one uplink, or of one lane of it.
 
     Attributes:
         up_rules: of what goes up, in their order.
-        own_up_rules: those of them by which the site's broker is asked.
         down_rules: of what comes down, in their order.
     """
 
@@ -139,30 +138,33 @@ class Remapping:
         self,
         up_rules: Sequence[Rule],
         down_rules: Sequence[DownRule],
-        own_up_rules: Sequence[Rule] | None = None,
+        *,
+        all_up: Sequence[Rule] | None = None,
+        all_down: Sequence[DownRule] | None = None,
     ) -> None:
         """Prepare.
 
         Args:
             up_rules: as the attribute.
             down_rules: as the attribute.
-            own_up_rules: as the attribute; None for all.
+            all_up: of all lanes, by which a topic gets its name; None for `up_rules`. A lane that
+                takes over another one has messages of its rules.
+            all_down: the same of what comes down.
         """
         self.up_rules = tuple(up_rules)
-        self.own_up_rules = self.up_rules if own_up_rules is None else tuple(own_up_rules)
         self.down_rules = tuple(down_rules)
         self._up = [
             _Renaming(rule.local_prefix, rule.local_filter, rule.remote_prefix, rule.remote_filter)
-            for rule in up_rules
+            for rule in (up_rules if all_up is None else all_up)
         ]
         self._down = [
             _Renaming(rule.remote_prefix, rule.remote_filter, rule.local_prefix, rule.local_filter)
-            for rule in down_rules
+            for rule in (down_rules if all_down is None else all_down)
         ]
 
     def up_filters(self) -> dict[str, int]:
         """Return what the site's broker is asked for: topic filter to QoS."""
-        return _highest((rule.local_filter, rule.qos) for rule in self.own_up_rules)
+        return _highest((rule.local_filter, rule.qos) for rule in self.up_rules)
 
     def up(self, topic: str) -> str | None:
         """Return the name in the cloud of a topic of the site; None where it does not go up.

@@ -18,11 +18,12 @@ import random
 from collections.abc import Callable, Sequence
 from logging import Logger
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from penstock.broker.counters import count
 from penstock.broker.errors import PeerError, PenstockError
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, LocalClients
+from penstock.broker.message import SizeClass
 from penstock.broker.mqtt.enums import MQTT_5, ProtocolVersion
 from penstock.broker.mqtt.packets import PingReq, Unsubscribe
 from penstock.broker.mqtt.writer import write_packet
@@ -59,6 +60,9 @@ LOOK_SECONDS: Final = 0.5
 
 OF_THE_BROKER: Final = frozenset({"connack", "refused", "disconnected", "silent", "protocol"})
 """Reasons of an end for which another address is tried next, if there is one."""
+
+_NOTHING: Final = "nothing"
+"""In place of a size class: no message is to come."""
 
 MOST_SWEEP_SECONDS: Final = 60.0
 """Between two looks at what has waited for too long."""
@@ -137,7 +141,10 @@ class Uplink:
         self._without_session: set[Upstream] = set()
         prefix = keys.parts_prefix
         self.remapping = Remapping(
-            of_parts(keys.up, prefix), of_parts(lane.down, prefix), of_parts(lane.up, prefix)
+            of_parts(lane.up, prefix),
+            of_parts(lane.down, prefix),
+            all_up=of_parts(keys.up, prefix),
+            all_down=of_parts(keys.down, prefix),
         )
         self._has_parts_down = any(rule.parts for rule in lane.down)
         self.loops = Loops(site, keys.max_hops)
@@ -169,6 +176,9 @@ class Uplink:
         self._is_stopping = False
         self._sweeping: asyncio.TimerHandle | None = None
         self._taking: asyncio.TimerHandle | None = None
+        self._accepted_at = 0.0
+        self._asked_sizes: SizeClass | Literal["nothing"] | None = _NOTHING if keys.lanes else None
+        self._down_sizes = ""
 
     @property
     def local_ids(self) -> tuple[str, ...]:
@@ -320,8 +330,14 @@ class Uplink:
         joint.answers.clear()
         joint.retained.clear()
         joint.markers.clear()
+        sizes, wait = self._sizes_down(joint)
+        if sizes == _NOTHING:
+            return wait
+        if sizes != self._asked_sizes:
+            asking.accepted(session_present=True, refreshes=True)
+            self._asked_sizes = sizes
         asks = asking.take(self.clock())
-        joint.subscribe(asks.subscribe, asks.marker)
+        joint.subscribe(asks.subscribe, asks.marker, sizes)
         if asks.ends_marker:
             joint.end_marker()
         joint.unsubscribe(asks.unsubscribe)
@@ -336,6 +352,56 @@ class Uplink:
         joint.watches_retained = asking.is_waiting
         at = asking.next_deadline()
         return None if at is None else max(0.0, at - self.clock())
+
+    def _sizes_down(
+        self, joint: Joint
+    ) -> tuple[SizeClass | Literal["nothing"] | None, float | None]:
+        """Say of which size class messages are to come down on this lane.
+
+        Where the cloud's broker keeps no order across lanes, all come on that of small messages. So
+        they do where it has no session of the lane of large ones, and that cannot connect.
+
+        Returns:
+            (the class, or None for both; seconds until the answer may be another one, or None).
+        """
+        sizes, other, keys = self.lane.sizes, self._other, self.keys.lanes
+        if sizes is None or other is None or keys is None:
+            return None, None
+        is_told = self._down_sizes
+        if not joint.lanes_are_kept:
+            if is_told != "one lane":
+                self._down_sizes = "one lane"
+                self.logger.warning(
+                    "uplink %s: %s takes no subscriptions of one size class that keep the order of "
+                    "topics, as Penstock does: %s",
+                    self.name,
+                    self.address,
+                    "nothing comes down on this lane"
+                    if self.lane.name
+                    else "all messages come down on this lane",
+                )
+            return (_NOTHING if self.lane.name else None), None
+        self._down_sizes = ""
+        stands = other.stands_at(self.link_address)
+        if self.lane.name or stands or joint.has_other_lane:
+            is_elsewhere = bool(other.counts.connected) and not stands
+            return (_NOTHING if self.lane.name else None) if is_elsewhere else sizes, None
+        left = self._accepted_at + keys.takeover_seconds - self.clock()
+        return (_NOTHING, left) if left > 0 else (None, None)
+
+    @property
+    def link_address(self) -> str:
+        """Address of the cloud's broker to which this lane is connected; "" for none."""
+        return str(self._link.upstream) if self.counts.connected and self._link else ""
+
+    def stands_at(self, address: str) -> bool:
+        """Say whether this lane is connected to the broker at an address."""
+        return bool(self.counts.connected) and self.link_address == address
+
+    @property
+    def _other(self) -> Uplink | None:
+        """The other lane; None where there is one alone."""
+        return next((lane for lane in self.lanes if lane is not self), None)
 
     def start(self) -> None:
         """Connect, and connect again whenever the connection has ended."""
@@ -536,6 +602,7 @@ class Uplink:
             down_id=self.down_id_of(upstream),
             own_prefix=self._own_prefix,
             sizes=self.lane.sizes,
+            other_lane="" if self._other is None else self._other.client_id,
             client_id=self.client_id,
             version=MQTT_5 if is_5 else ProtocolVersion.MQTT_3_1_1,
             is_bridge=keys.bridge_bit and not is_5,
@@ -576,13 +643,16 @@ class Uplink:
         self.counts.connected = connected
         for lane in self.lanes:
             lane.look_at_takeover()
+        if self._other is not None:
+            self._other._wants_changed()  # noqa: SLF001 (of its kind)
 
     def look_at_takeover(self) -> None:
         """Begin to wait for a takeover of this lane, or end that or the takeover."""
         keys = self.keys.lanes
         if keys is None:
             return
-        other = next(lane for lane in self.lanes if lane is not self)
+        other = self._other
+        assert other is not None  # noqa: S101 (there are lanes)
         is_due = not self.counts.connected and bool(other.counts.connected)
         if is_due and not self.counts.taken_over and self._taking is None:
             loop = asyncio.get_running_loop()
@@ -604,6 +674,21 @@ class Uplink:
         self.logger.warning(
             "uplink %s: not connected: what waits to go up goes by %s", self.name, other
         )
+        if self.keys.lanes is not None:
+            wait = self.keys.lanes.give_up_seconds - self.keys.lanes.takeover_seconds
+            self._taking = asyncio.get_running_loop().call_later(wait, self._give_up)
+
+    def _give_up(self) -> None:
+        """Let later messages wait no more for what is unacknowledged on this lane."""
+        n_messages = self.local_clients.give_up_order(self.up_id)
+        if n_messages:
+            self.counts.order_given_up += n_messages
+            self.logger.warning(
+                "uplink %s: still not connected: later messages of the topics of %d that are "
+                "unacknowledged wait for these no more",
+                self.name,
+                n_messages,
+            )
 
     @property
     def _refreshes(self) -> bool:
@@ -625,6 +710,7 @@ class Uplink:
         if others:
             self.local_clients.end_sessions(lambda client_id: client_id in others)
         self._old_filters = tuple(self.remapping.up_filters())
+        self._accepted_at = self.clock()
         self.asking.accepted(session_present=joint.session_present, refreshes=self._refreshes)
         self._connected_is(1)
         self.counts.connections += 1

@@ -50,6 +50,7 @@ SETTINGS: dict[str, Any] = {
     "down_id": "$uplink/cloud/down",
     "own_prefix": "$uplink/cloud/down",
     "sizes": None,
+    "other_lane": "",
     "client_id": "berlin-cloud",
     "version": 5,
     "is_bridge": False,

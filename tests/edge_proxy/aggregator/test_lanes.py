@@ -23,8 +23,8 @@ def test_by_topic_each_rule_is_of_one_lane() -> None:
     assert large.of("cloud", "-") == "cloud-large"
 
 
-def test_by_size_both_lanes_have_all_that_goes_up() -> None:
-    """What comes down comes on the small one."""
+def test_by_size_both_lanes_have_all_rules() -> None:
+    """Each for its size class."""
     small, large = lanes_of(LanesKeys("size"), [Rule("a/#")], [DownRule("b/#")])
     assert (small.up, small.down, small.sizes) == ([Rule("a/#")], [DownRule("b/#")], "small")
-    assert (large.up, list(large.down), large.sizes) == ([Rule("a/#")], [], "large")
+    assert (large.up, large.down, large.sizes) == (small.up, small.down, "large")

@@ -167,3 +167,12 @@ def test_who_wants_a_message_wants_its_parts() -> None:
     """A member of a shared subscription does, too."""
     assert in_parts("a/+", "p") == "p/a/+"
     assert in_parts("$share/g/a/#", "p") == "$share/g/p/a/#"
+
+
+def test_a_lane_has_names_for_the_topics_of_the_other_and_asks_for_its_own() -> None:
+    """It may take the other one over."""
+    own, other = Rule("a/#"), Rule("b/#", remote_prefix="r/")
+    lane = Remapping([own], [], all_up=[own, other], all_down=[DownRule("c")])
+    assert lane.up_filters() == {"a/#": 2}
+    assert lane.up("b/1") == "r/b/1"
+    assert (lane.down("c"), lane.down_rules) == ("c", ())

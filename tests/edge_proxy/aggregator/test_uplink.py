@@ -17,6 +17,7 @@ from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRe
 from penstock.broker.server import Server
 from penstock.edge_proxy.aggregator.plugin import UplinkPlugin
 from penstock.edge_proxy.aggregator.uplink import Uplink, UplinkError
+from penstock.edge_proxy.upstream import UpstreamError, Upstreams
 from penstock.netem.runs.broker_process import reserved_port
 from tests.broker.serving import make_server, port_of, serving, until
 from tests.helpers.certificates import Authority
@@ -545,6 +546,78 @@ async def test_the_large_lane_is_sent_at_the_pace_that_the_small_one_asks_for(
         assert sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == 50_000
         pace = None
         await until(lambda: sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == -1)
+
+
+def _sizes_asked(cloud: Server) -> list[str | None]:
+    """Return the size classes by which both lanes have subscribed; "-" for no subscription."""
+    sizes: list[str | None] = []
+    for client_id in ("berlin-cloud", "berlin-cloud-large"):
+        session = cloud.core.sessions.get(client_id)
+        found = None if session is None else session.subscriptions.get("down/#")
+        sizes.append("-" if found is None else found.sizes)
+    return sizes
+
+
+async def test_by_size_what_comes_down_is_divided_in_the_order_of_each_topic() -> None:
+    """By Penstock, which keeps the order across the lanes."""
+    async with serving() as cloud, site(port_of(cloud), lanes={"by": "size"}) as edge:
+        lanes = [uplink_of(edge, name) for name in ("cloud", "cloud/large")]
+        await until(lambda: _sizes_asked(cloud) == ["small", "large"])
+        async with (
+            await connected(port_of(cloud), "far") as far,
+            await connected(port_of(edge), "near") as near,
+        ):
+            await near.subscribe("down/#", 2)
+            n_before = [lane.counts.down_messages for lane in lanes]
+            payloads = [b"L" * 20_000 if n % 2 else b"%d" % n for n in range(8)]
+            await far.send(
+                *(
+                    Publish(f"down/{'ab'[n % 3 == 0]}", payload, qos=2, packet_id=n + 1)
+                    for n, payload in enumerate(payloads)
+                )
+            )
+            got: dict[str, list[Any]] = {"down/a": [], "down/b": []}
+            for _ in payloads:
+                packet = await near.take(Publish)
+                got[packet.topic].append(packet.payload)
+            assert got["down/a"] == [one for n, one in enumerate(payloads) if n % 3]
+            assert got["down/b"] == payloads[::3]
+            n_after = [lane.counts.down_messages for lane in lanes]
+            assert [b - a for a, b in zip(n_before, n_after, strict=True)] == [4, 4]
+
+
+async def test_by_size_all_comes_down_on_one_lane_where_the_cloud_cannot_divide_it() -> None:
+    """MQTT 3.1.1 has no User Properties, nor have other brokers these."""
+    keys = {"lanes": {"by": "size"}, "version": "3.1.1"}
+    async with serving() as cloud, site(port_of(cloud), **keys) as edge:
+        large = uplink_of(edge, "cloud/large")
+        await until(lambda: large.counts.connected and _sizes_asked(cloud)[0] is None)
+        assert _sizes_asked(cloud) == [None, "-"]
+
+
+async def test_by_size_all_comes_down_on_the_small_lane_until_the_large_one_has_a_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the cloud would keep large messages for no one."""
+    lanes = {"by": "size", "takeover_seconds": 0.01, "give_up_seconds": 0.02}
+    is_reachable = False
+    dial = Upstreams.dial
+
+    async def dial_one(self: Upstreams, *args: Any) -> Any:
+        if not is_reachable and self is uplink_of(server, "cloud/large").upstreams:
+            raise UpstreamError("unreachable, as the test has it")
+        return await dial(self, *args)
+
+    async with serving() as cloud:
+        server = Server(parse_policy(edge_policy(port_of(cloud), lanes=lanes), "edge.yaml"))
+        monkeypatch.setattr(Upstreams, "dial", dial_one)
+        await server.start()
+        try:
+            await until(lambda: _sizes_asked(cloud) == [None, "-"])
+            is_reachable = True
+            await until(lambda: _sizes_asked(cloud) == ["small", "large"])
+        finally:
+            await server.stop()
 
 
 def _retained(server: Server) -> dict[str, Any]:

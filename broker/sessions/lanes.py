@@ -1,0 +1,201 @@
+"""Lanes: two sessions of one subscriber, between which the order of each topic is kept.
+
+Theory of operation. A client that has two connections, most often one for each size class, names
+the other one in the CONNECT of each, by `LANE_PROPERTY`. From then on a message does not leave for
+one of them while an earlier one of its topic waits for the other, or is unacknowledged by it
+(`penstock.broker.outbox.lane_order`). The CONNACK has the property, too: with the name if that
+client has a session, and empty if it has none yet.
+
+A lane that is away for `TAKEOVER_SECONDS` while the other one is connected is taken over: what
+waits for it goes to the other. After `GIVE_UP_SECONDS`, what it has not acknowledged holds back no
+later message any more.
+
+Only sessions of one user can be lanes: otherwise any client could hold back another's messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
+from penstock.broker.message import LANE_PROPERTY
+from penstock.broker.outbox.lane_order import LaneOrder, join_lanes
+from penstock.broker.routing.subscriber import Subscriber
+
+if TYPE_CHECKING:
+    import logging
+
+    from penstock.broker.counters import Counters
+    from penstock.broker.outbox.ledger import Ledger
+    from penstock.broker.timers import Timer, Timers
+
+TAKEOVER_SECONDS: Final = 10.0
+"""A client that only reconnects is back sooner."""
+
+GIVE_UP_SECONDS: Final = 60.0
+"""A client that is away for so long may not come back, and its topics must not stand still."""
+
+
+class LaneSession(Subscriber, Protocol):
+    """A session, as its lane sees it.
+
+    Attributes:
+        ledger: the account of this subscriber.
+    """
+
+    ledger: Ledger
+
+
+def lane_of(session: LaneSession, timers: Timers) -> LaneOrder:
+    """Return what keeps the order of topics for a session; to be joined at once."""
+    session.is_direct = False
+
+    def wake() -> None:
+        if session.client is not None:
+            session.outgoing.want_pump()
+
+    def later(action: Callable[[], None]) -> None:
+        timers.at(0.0, lambda _now: action())
+
+    return LaneOrder(session.outbox, session.inflight, session.ledger, wake=wake, later=later)
+
+
+class Lanes:
+    """The lanes of a broker."""
+
+    def __init__(
+        self,
+        sessions: Callable[[str], LaneSession | None],
+        timers: Timers,
+        counters: Counters,
+        logger: logging.Logger,
+    ) -> None:
+        """Begin without lanes.
+
+        Args:
+            sessions: returns the session of a Client Identifier; None where it has none.
+            timers: of the broker.
+            counters: the same.
+            logger: the same.
+        """
+        self._session_of = sessions
+        self._broker_timers = timers
+        self._counters = counters
+        self._logger = logger
+        self._others: dict[str, str] = {}
+        self._timers: dict[str, Timer] = {}
+
+    def asked(
+        self, client_id: str, username: str | None, user_properties: Sequence[tuple[str, str]]
+    ) -> str:
+        """Return which other lane a CONNECT names; "" for none, or for one that cannot be.
+
+        Args:
+            client_id: of who connects.
+            username: the same.
+            user_properties: of the CONNECT.
+        """
+        names = [value for name, value in user_properties if name == LANE_PROPERTY]
+        if not names:
+            return ""
+        why = ""
+        other = self._session_of(names[0])
+        if len(names) > 1:
+            why = f"read {len(names)} of them; allowed: one"
+        elif not names[0] or names[0] == client_id or names[0].startswith(LOCAL_CLIENT_PREFIX):
+            why = f"read {names[0]!r}; allowed: the Client Identifier of another client"
+        elif other is not None and other.username != username:
+            why = f"read {names[0]!r}; allowed: a client of the same user"
+        elif other is not None and self._others.get(names[0], client_id) != client_id:
+            why = f"read {names[0]!r}; allowed: a client that names no third one"
+        if why:
+            self._counters.user_properties_ignored += 1
+            self._logger.info(
+                "client %s: CONNECT: user property %s: %s; ignored", client_id, LANE_PROPERTY, why
+            )
+            return ""
+        return names[0]
+
+    def connected(self, session: LaneSession, other_id: str, now: float) -> None:
+        """Take note of a client that has connected.
+
+        Args:
+            session: its own.
+            other_id: what `asked` has said.
+            now: monotonic seconds.
+        """
+        client_id = session.client_id
+        if self._others.get(client_id, "") != other_id:
+            if session.outbox.order is not None:
+                session.outbox.order.leave()
+            self._others.pop(client_id, None)
+        if not other_id:
+            return
+        self._others[client_id] = other_id
+        other = self._session_of(other_id)
+        if other is not None and session.outbox.order is None and other.outbox.order is None:
+            join_lanes(lane_of(session, self._broker_timers), lane_of(other, self._broker_timers))
+        self._look(session, now)
+
+    def connection_lost(self, session: LaneSession, now: float) -> None:
+        """Take note of a client that has gone."""
+        if session.outbox.order is not None:
+            self._look(session, now)
+
+    def ended(self, session: LaneSession) -> None:
+        """Take note of a session that ends, with its messages still in their places."""
+        if session.outbox.order is not None:
+            session.outbox.order.leave()
+        self._others.pop(session.client_id, None)
+        self._cancel(session.client_id)
+
+    def _look(self, session: LaneSession, now: float) -> None:
+        """See which of two lanes the other one is to take over."""
+        other = self._session_of(self._others.get(session.client_id, ""))
+        if other is None:
+            return
+        for one, partner in ((session, other), (other, session)):
+            order = one.outbox.order
+            if order is None:
+                continue
+            if one.client is not None or partner.client is None:
+                self._cancel(one.client_id)
+                order.take_over(is_away=False)
+            elif one.client_id not in self._timers and not order.is_taken_over:
+                self._timers[one.client_id] = self._broker_timers.at(
+                    now + TAKEOVER_SECONDS, partial(self._take_over, one)
+                )
+
+    def _take_over(self, session: LaneSession, now: float) -> None:
+        order = session.outbox.order
+        if order is None:
+            return
+        self._logger.info(
+            "client %s: away for %.0f s: what waits goes to its other lane, %s",
+            session.client_id,
+            TAKEOVER_SECONDS,
+            self._others.get(session.client_id, ""),
+        )
+        order.take_over(is_away=True)
+        self._timers[session.client_id] = self._broker_timers.at(
+            now + GIVE_UP_SECONDS - TAKEOVER_SECONDS, lambda _at: self._give_up(session)
+        )
+
+    def _give_up(self, session: LaneSession) -> None:
+        order = session.outbox.order
+        if order is not None and len(session.inflight):
+            self._logger.warning(
+                "client %s: away for %.0f s: later messages of the topics of %d that it has not "
+                "acknowledged wait for these no more",
+                session.client_id,
+                GIVE_UP_SECONDS,
+                len(session.inflight),
+            )
+            order.give_up()
+
+    def _cancel(self, client_id: str) -> None:
+        timer = self._timers.pop(client_id, None)
+        if timer is not None:
+            timer.cancel()
