@@ -15,7 +15,7 @@ from penstock.broker.server import Server
 from penstock.edge_proxy.aggregator.plugin import UplinkPlugin
 from penstock.edge_proxy.aggregator.uplink import Uplink
 from penstock.edge_proxy.upstream import UpstreamError
-from tests.broker.serving import until
+from tests.broker.serving import port_of, serving, until
 from tests.helpers.mosquitto import running_mosquitto
 from tests.helpers.process import anonymous_policy
 from tests.helpers.wire import WireClient, connected
@@ -167,5 +167,41 @@ async def test_by_size_each_topic_keeps_its_order_over_cuts_and_a_takeover(
             assert large.counts.takeovers
             assert not large.counts.taken_over
             assert all(lane.counts.up_messages for lane in lanes)
+        finally:
+            await edge.stop()
+
+
+def _has_subscribed(cloud: Server, lane: Uplink) -> bool:
+    session = cloud.core.sessions.get(lane.client_id)
+    return session is not None and "down/#" in session.subscriptions
+
+
+async def test_by_size_with_penstock_a_lane_that_is_cut_costs_no_order_either_way() -> None:
+    """Each lane is cut in the middle of the messages; each of QoS 2 comes once."""
+    keys = {
+        "up": [{"filter": "up/#"}],
+        "down": [{"filter": "down/#", "when": "always"}],
+        "lanes": {"by": "size"},
+    }
+    async with serving() as cloud:
+        edge = edge_of(port_of(cloud), **keys)
+        await edge.start()
+        try:
+            lanes = lanes_of(edge)
+            ports = {"up": port_of(cloud), "down": port_of(edge)}
+            for way, other in (("up", "down"), ("down", "up")):
+                publisher = await connected(ports[other], f"publisher-{way}")
+                taker = await connected(ports[way], f"taker-{way}")
+                topics = [f"{way}/mixed/a", f"{way}/mixed/b"]
+                await taker.subscribe(f"{way}/#", 2)
+                await until(lambda: all(_has_subscribed(cloud, lane) for lane in lanes))
+                got, _ = await asyncio.gather(
+                    take_all(taker, 2, lambda: cut_all(lanes)), publish_all(publisher, topics)
+                )
+                assert got == {topic: list(range(N_MESSAGES)) for topic in topics}
+            for lane in lanes:
+                assert lane.counts.up_messages
+                assert lane.counts.down_messages
+                assert lane.counts.failures["closed"] == 2
         finally:
             await edge.stop()
