@@ -13,7 +13,7 @@ LARGE = b"L".ljust(20_000, b".")
 
 def connect(broker: VirtualBroker, client_id: str, other: str, **options: Any) -> VirtualClient:
     """Connect one lane, which names the other one."""
-    properties = {"user_property": [("penstock-lane-of", other)] if other else []}
+    properties: dict[str, Any] = {"user_property": [("penstock-lane-of", other)] if other else []}
     properties |= {"session_expiry_interval": 1000}
     return broker.connect(client_id, properties=properties, clean_start=False, **options)
 
