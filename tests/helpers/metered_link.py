@@ -7,8 +7,11 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 
+from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from tests.broker.serving import until
+from tests.helpers.frames import frames_of
 
+PUBACK = 0x40
 BUFFER_BYTES = 8_192
 """Of each socket: what is on its way is little."""
 
@@ -21,6 +24,7 @@ class MeteredLink:
         left_bytes: that it still carries from the broker.
         passed_bytes: that it has carried from the broker.
         n_connections: that it has accepted.
+        n_acknowledged: PUBACK packets that it has carried to the broker.
     """
 
     def __init__(self, target: int) -> None:
@@ -28,6 +32,7 @@ class MeteredLink:
         self.left_bytes = 0
         self.passed_bytes = 0
         self.n_connections = 0
+        self.n_acknowledged = 0
         self._target = target
         self._more = asyncio.Event()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -55,10 +60,13 @@ class MeteredLink:
         writer.transport.abort()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        buffer = ReceiveBuffer(BUFFER_BYTES)
         with contextlib.suppress(OSError):
             while data := await reader.read(BUFFER_BYTES):
                 writer.write(data)
                 await writer.drain()
+                frames = frames_of(buffer, buffer.receive_data(data))
+                self.n_acknowledged += sum(first_byte == PUBACK for first_byte, _ in frames)
 
     async def _carry_metered(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -82,9 +90,9 @@ class MeteredLink:
         self.left_bytes += n_bytes
         self._more.set()
 
-    async def is_used_up(self) -> None:
-        """Wait until it has carried what it may."""
-        await until(lambda: not self.left_bytes)
+    async def is_used_up(self, n_acknowledged: int = 0) -> None:
+        """Wait until it has carried what it may, and so many PUBACK packets in all."""
+        await until(lambda: not self.left_bytes and self.n_acknowledged >= n_acknowledged)
 
     def cut(self) -> None:
         """End all connections; new ones may come."""

@@ -117,7 +117,8 @@ async def test_a_link_that_is_cut_again_and_again_carries_a_message(
         message = asyncio.ensure_future(take_message(near))
         while not message.done():
             link.allow(A_FIFTH)
-            used_up = asyncio.ensure_future(link.is_used_up())
+            n_acknowledged = link.n_acknowledged + 15  # of 17 parts or more
+            used_up = asyncio.ensure_future(link.is_used_up(n_acknowledged))
             await asyncio.wait((message, used_up), return_when=asyncio.FIRST_COMPLETED)
             used_up.cancel()
             if not message.done():
@@ -126,6 +127,7 @@ async def test_a_link_that_is_cut_again_and_again_carries_a_message(
         assert (await message).payload == PAYLOAD
         assert n_cuts >= 4
         assert link.n_connections > n_cuts
+        assert link.passed_bytes < 2 * len(PAYLOAD)
 
 
 async def test_kills_of_both_ends_leave_one_message(tmp_path: Path, ports: tuple[int, int]) -> None:
