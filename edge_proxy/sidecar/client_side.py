@@ -25,16 +25,14 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from penstock.broker.errors import ProtocolError
 from penstock.broker.link import Link
 from penstock.broker.message import Message
-from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
 from penstock.broker.mqtt.expiry import expiry_time
 from penstock.broker.mqtt.packets import ConnAck, PingResp, PubAck, PubRec
-from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -65,6 +63,7 @@ from penstock.broker.sending.outgoing_properties import outgoing_properties
 from penstock.edge_proxy.sidecar.ack_map import AckMap, Outcome
 from penstock.edge_proxy.sidecar.direction import Direction, check_first_byte
 from penstock.edge_proxy.sidecar.link_samplers import LinkSamplers
+from penstock.edge_proxy.sidecar.publish_properties import PublishProperties
 from penstock.edge_proxy.sidecar.shared import Shared
 from penstock.edge_proxy.sidecar.waiting_runs import WaitingRuns
 
@@ -95,9 +94,6 @@ _ANSWERS: Final = frozenset({0x40, 0x50, 0x62, 0x70})
 
 _LEAST_RUN_BYTES: Final = 4
 """Of a PUBLISH: its fixed header and the length of its topic."""
-
-_KNOWN_PROPERTIES_BYTES: Final = 128
-"""Property Length of one byte and properties that are compared with those of the packet before."""
 
 _BEFORE_CONNACK: Final = frozenset({PacketType.CONNACK, PacketType.AUTH})
 
@@ -145,7 +141,7 @@ class ClientSide:
         self._retry_at: float | None = None
         self._look_again_at: float | None = None
         self._is_window_told = False
-        self._known_properties = b""  # with their length: they were read once and found good
+        self._properties = PublishProperties(shared.limits)
         self._urgent_bytes = 0
         self._n_pings = 0  # PINGREQ packets without an answer
         self._n_answered = 0  # of which the broker's answer is still to come, and is discarded
@@ -371,7 +367,7 @@ class ClientSide:
         )
         topic = self._shared.topics.look_up(data[start + 2 : topic_end])
         try:
-            properties = self._read_properties(data, properties_at, payload_at)
+            properties = self._properties.read(data, properties_at, payload_at)
         except ProtocolError as error:
             if error.reason_code != ReasonCode.QUOTA_EXCEEDED:
                 raise
@@ -474,7 +470,7 @@ class ClientSide:
                 break
             if offset and data[topic_end]:
                 payload_at += data[topic_end]
-                if waits or data[topic_end:payload_at] != self._known_properties:
+                if waits or data[topic_end:payload_at] != self._properties.newest:
                     break  # what waits may expire
             topic = topics.get(data[start + 2 : topic_end])
             payload_bytes = stop - payload_at
@@ -521,7 +517,7 @@ class ClientSide:
             properties_bytes = data[properties_at]
             if properties_bytes:
                 payload_at += properties_bytes
-                if data[properties_at:payload_at] != self._known_properties:
+                if data[properties_at:payload_at] != self._properties.newest:
                     return 0
         topic = self._shared.topics.known.get(data[start + 2 : topic_end])
         if topic is None or not 0 <= stop - payload_at <= topic.threshold_s:
@@ -559,35 +555,6 @@ class ClientSide:
         """Tell the broker that a QoS 1 or 2 message is not delivered."""
         kind = PubAck if qos == 1 else PubRec
         self.refusals.append(write_packet(kind(packet_id, reason_code), self._version))
-
-    def _read_properties(self, data: bytes, start: int, stop: int) -> dict[str, Any]:
-        """Return the properties of a PUBLISH.
-
-        Args:
-            data: received bytes.
-            start: where the Property Length stands.
-            stop: where the payload begins.
-
-        Raises:
-            PeerError: they are malformed, not allowed, or too many: quota exceeded.
-        """
-        if stop - start <= 1:
-            return _NO_PROPERTIES
-        limits = self._limits
-        if stop - start > limits.properties_bytes:
-            n_bytes, _ = read_variable_byte_integer(data, start)
-            if n_bytes > limits.properties_bytes:
-                raise ProtocolError("properties of PUBLISH", ReasonCode.QUOTA_EXCEEDED)
-        properties, _ = read_publish_properties(data, start, limits.properties)
-        if "topic_alias" in properties:
-            raise ProtocolError(
-                "PUBLISH with a Topic Alias; allowed: none, as Topic Alias Maximum is 0 "
-                "[MQTT-3.1.2-27]",
-                ReasonCode.TOPIC_ALIAS_INVALID,
-            )
-        if stop - start <= _KNOWN_PROPERTIES_BYTES:
-            self._known_properties = data[start:stop]
-        return properties
 
     # -- to the client ----------------------------------------------------------------------
 
@@ -885,6 +852,3 @@ def _begin_to_read(payload: Payload) -> bytes | PayloadReader:
     if isinstance(payload, bytes):
         return payload
     return payload.read() if len(payload) <= PIECE_BYTES else PayloadReader(payload)
-
-
-_NO_PROPERTIES: Final[dict[str, Any]] = {}

@@ -253,7 +253,8 @@ EDGE_PROXY_PURE: Final = frozenset(
 ABOVE_THE_CONTRACT: Final = {
     # It brings plugins in as the broker does, and has the broker's listeners.
     "edge_proxy.sidecar.sidecar": ("broker.plugin_loader", "broker.network"),
-    "edge_proxy.sidecar.transport": ("broker.network.accepted",),
+    # A socket is kept until its peer has seen the end in one way.
+    "edge_proxy.sidecar.transport": ("broker.network.accepted", "broker.network.lingering_close"),
     "edge_proxy.sidecar.default_store": ("broker.plugin_loader",),
     # Programs of their own, which begin and end as the broker's does.
     # A site's broker is the broker.

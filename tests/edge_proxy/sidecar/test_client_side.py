@@ -221,31 +221,6 @@ def test_what_expires_here_is_refused_to_the_broker(
     assert pair.topics() == ["small"]
 
 
-@pytest.mark.parametrize(("qos", "answers"), [(0, []), (1, [PubAck]), (2, [PubRec])])
-@pytest.mark.parametrize("many", [[("", "")] * 257, [("", "x" * 60_000)] * 3])
-def test_a_message_with_more_properties_than_are_read_is_refused_to_the_broker(
-    many: list[tuple[str, str]], qos: int, answers: list[type[PubAck | PubRec]]
-) -> None:
-    """To read 209,000 of them would hold all clients up; the broker need not send it again."""
-    pair = VirtualPair.connected()
-    message = publish("a", qos=qos, packet_id=1 if qos else 0, properties={"user_property": many})
-    pair.broker_sends(message, publish("b"))
-    assert pair.topics() == ["b"]
-    assert pair.to_broker() == [kind(1, ReasonCode.QUOTA_EXCEEDED) for kind in answers]
-    client = pair.pair.client
-    assert client.ledger.dropped == {"properties": 1}
-    client.check_invariants()
-
-
-def test_subscription_identifiers_are_no_user_properties() -> None:
-    """A broker adds one for each subscription that matches, however many there are."""
-    pair = VirtualPair.connected()
-    many = {"subscription_identifier": list(range(1, 1001))}
-    pair.broker_sends(publish("a", packet_id=1, properties=many))
-    assert pair.topics() == ["a"]
-    assert not pair.pair.client.ledger.dropped
-
-
 def test_what_expires_behind_a_withheld_message_is_refused_to_the_broker() -> None:
     """Nobody takes it out of its place before it is swept up: the broker is told all the same."""
     pair, _ = withholding()
