@@ -127,7 +127,9 @@ class AdaptivePolicy(Policy):
         if n_bytes:
             congested, calm = _transfer(history, situation, level)
             lag = history.lag_seconds + history.until_next_sample()
-            paying_weight = small_weight if history.is_loss_based else max(0.0, small_weight - 1)
+            # Beyond a relay, this connection's congestion control says nothing.
+            is_carried = history.is_seen_by_kernel and not history.is_loss_based
+            paying_weight = max(0.0, small_weight - 1) if is_carried else small_weight
             most_slower = 1 + PRICE_RATIO * paying_weight
             at_once, waiting, wait = best_hold(ends, lag, congested, calm, half_rate, most_slower)
         else:

@@ -29,7 +29,7 @@ def test_brokers_are_compared_on_real_links(
     monkeypatch.setattr(lossy_links, "LONGER_SECONDS", 1.0)
     monkeypatch.setitem(CASES, Case.LOSSY, State("often", LOSSY, 1.0))
     file = tmp_path / "outcomes.json"
-    brokers = ["adaptive", "mosquitto", "historic-learned"]
+    brokers = ["historic", "adaptive", "mosquitto"]
     words = ["--seeds", "2", "--at-once", "3", "--seconds", "10", "--brokers", ",".join(brokers)]
     assert main([*words, "--json", str(file)]) == 0
     shown = capsys.readouterr().out

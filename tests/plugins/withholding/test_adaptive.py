@@ -365,6 +365,18 @@ def test_control_that_is_not_loss_based_carries_a_large_message(
     assert policy.judge(situation).delivers is delivers
 
 
+def test_congestion_beyond_a_relay_is_none_of_this_connections_control() -> None:
+    """The kernel sees a fast path to the relay: what the relay's own connection does is unknown."""
+    history = history_of([30.0] * 20)
+    for second in (1.0, 2.0):
+        history.observe(8.0, second, second, THRESHOLD_L)
+    situation = with_bytes(congested_at(2.5, history), small_per_second=10.0)
+    history.is_loss_based = False
+    assert AdaptivePolicy(1000.0).judge(situation).delivers
+    history.is_seen_by_kernel = False
+    assert not AdaptivePolicy(1000.0).judge(situation).delivers
+
+
 def cost_of_hold(
     ends: list[float], lag: float, transfer: tuple[float, float, float], wait: float
 ) -> float:
