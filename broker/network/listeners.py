@@ -12,7 +12,7 @@ import socket
 import ssl
 import stat
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.config.listener_config import Listener, Tls
 from penstock.broker.errors import PenstockError
@@ -48,6 +48,9 @@ ALPN_WEBSOCKET: Final = ("http/1.1",)
 
 _NOTSENT_LOWAT: Final[int | None] = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 """None on a system without it."""
+
+_PORT_ATTEMPTS: Final = 20
+"""To find a port that is free in each family; one of a thousand or so is not."""
 
 _NO_SUCH_FAMILY: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
@@ -159,28 +162,17 @@ class Listening:
         where = f"{listener.host or '*'}:{listener.port}"
         plan = self._plan_retransmissions()
         loop = asyncio.get_running_loop()
-        port = listener.port
         try:
             found = await loop.getaddrinfo(
                 listener.host,
-                port,
+                listener.port,
                 type=socket.SOCK_STREAM,
                 flags=0 if listener.is_loopback else socket.AI_PASSIVE,
             )
-            for family, *_, address in dict.fromkeys(found):
-                try:
-                    sock = _bound_socket(family, (address[0], port, *address[2:]), listener, plan)
-                except OSError as error:
-                    if listener.host is None and error.errno in _NO_SUCH_FAMILY:
-                        continue  # all addresses are asked for, and the machine has no IPv6
-                    if listener.port or error.errno != errno.EADDRINUSE:
-                        raise
-                    # The port that the kernel chose for one family is taken in the other.
-                    sock = _bound_socket(family, (address[0], 0, *address[2:]), listener, plan)
+            for sock in _bound_sockets(dict.fromkeys(found), listener, plan):
                 self._servers.append(
                     await loop.create_server(self._new_protocol, sock=sock, backlog=BACKLOG)
                 )
-                # The kernel may have chosen the port; the next family gets the same.
                 host, port = sock.getsockname()[:2]
                 shown = f"[{host}]" if ":" in host else host
                 self._log(f"listening on {shown}:{port}", logging.INFO)
@@ -355,6 +347,47 @@ def _bound_socket(
         sock.close()
         raise
     return sock
+
+
+def _bound_sockets(
+    found: Iterable[tuple[Any, ...]], listener: Listener, plan: Retransmissions | None
+) -> list[socket.socket]:
+    """Return a bound socket for each address, all of one port.
+
+    Where the kernel chooses the port, it does so for the first address. If that port is taken for
+    another address, it chooses again.
+
+    Args:
+        found: as `socket.getaddrinfo` returns them.
+        listener: of the policy file.
+        plan: options for retransmissions, or None.
+
+    Raises:
+        CongestionControlError: the listener's congestion control is not available.
+        OSError: an address cannot be bound.
+    """
+    attempts_left = 0 if listener.port else _PORT_ATTEMPTS
+    while True:
+        bound: list[socket.socket] = []
+        port = listener.port
+        try:
+            for family, *_, address in found:
+                try:
+                    sock = _bound_socket(family, (address[0], port, *address[2:]), listener, plan)
+                except OSError as error:
+                    if listener.host is None and error.errno in _NO_SUCH_FAMILY:
+                        continue  # all addresses are asked for, and the machine has no IPv6
+                    raise
+                bound.append(sock)
+                port = sock.getsockname()[1]
+        except (CongestionControlError, OSError) as error:
+            for sock in bound:
+                sock.close()
+            attempts_left -= 1
+            if attempts_left < 0 or getattr(error, "errno", None) != errno.EADDRINUSE:
+                raise
+        else:
+            return bound
 
 
 def _remove_stale_socket(path: str) -> None:

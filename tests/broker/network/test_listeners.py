@@ -3,6 +3,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -108,6 +109,28 @@ async def test_address_of_a_client_is_known(caplog: pytest.LogCaptureFixture, ho
         client.close()
     shown = {"127.0.0.1": "0.0.0.0", "::1": "[::]"}[host]
     assert f"listener default: listening on {shown}:{port_of(server)}" in caplog.text
+
+
+async def test_port_that_the_kernel_chooses_is_one_for_all_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where it is taken for the second address, another one is chosen for both."""
+    asked: list[int] = []
+    bind = socket.socket.bind
+
+    def taken_once(sock: socket.socket, address: tuple[Any, ...]) -> None:
+        asked.append(address[1])
+        if len(asked) == 2:
+            raise OSError(errno.EADDRINUSE, "Address already in use")
+        bind(sock, address)
+
+    monkeypatch.setattr(socket.socket, "bind", taken_once)
+    async with serving(listeners={"default": {"bind": ":0"}}) as server:
+        (listening,) = server._listening
+        ports = {sock.getsockname()[1] for opened in listening._servers for sock in opened.sockets}
+        assert ports == {port_of(server)}
+        if IPV6:
+            assert asked == [0, asked[1], 0, port_of(server)]
 
 
 async def test_name_that_is_no_host() -> None:
