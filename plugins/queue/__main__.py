@@ -27,17 +27,17 @@ PROGRAM = "penstock queue"
 
 @app.callback()
 def queue() -> None:
-    """Serve queues without a broker, and look after queues, with or without a server."""
+    """Inspect and change queues, with or without a server, or serve them without a broker."""
 
 
 @app.command()
 def serve(
-    config: Annotated[str, typer.Option("-c", "--config", help="The policy file.")],
+    config: Annotated[str, typer.Option("-c", "--config", help="The policy file with the queues.")],
     log_level: LogLevel = "info",
     *,
     debug: Debug = False,
 ) -> None:
-    """Serve the queues of a policy file over HTTP and Amazon SQS, without a broker.
+    """Serve queues over HTTP and Amazon SQS, without a broker.
 
     The name of the command may be left out: `penstock queue -c FILE`.
     """

@@ -36,9 +36,10 @@ from penstock.broker.config.key_types import STRICT, PerSecond
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.plugins.web.bind import split_bind
 
-Role: TypeAlias = Literal["read", "write", "admin"]
+Role: TypeAlias = Literal["read", "write", "admin", "publish"]
 """`read` receives, settles, reads ranges and commits; `write` stores messages; `admin` creates,
-changes, deletes, moves and empties queues and groups."""
+changes, deletes, moves and empties queues and groups; `publish` has the broker publish batches, and
+is no matter of a queue."""
 
 ALL_QUEUES: Final = "*"
 """In place of a queue's name, for what concerns the whole storage: only the pattern ``*`` matches
@@ -80,6 +81,12 @@ class TokenConfig:
         if self.token_sha256 is not None and _DIGEST.fullmatch(self.token_sha256) is None:
             # The text may be the token itself, so it is not shown.
             raise ValueError("token_sha256: read something else; allowed: 64 of 0-9 and a-f")
+        for pattern, roles in self.roles.items():
+            if "publish" in roles and pattern != ALL_QUEUES:
+                raise ValueError(
+                    f"roles: read publish under {pattern!r}; allowed: under {ALL_QUEUES!r}, as it "
+                    "is no role in a queue"
+                )
         if self.access_key_id is not None and self.secret_file is None:
             raise ValueError(
                 "access_key_id: read it without secret_file; allowed: with secret_file, as a "
@@ -155,7 +162,7 @@ class Caller(NamedTuple):
         return f"Caller({self.name!r})"
 
 
-ANYBODY: Final = Caller("", "", {"*": ("read", "write", "admin")})
+ANYBODY: Final = Caller("", "", {"*": ("read", "write", "admin", "publish")})
 """Every caller, where there is no file of tokens."""
 
 

@@ -16,13 +16,33 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, pairwise, repeat
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
+
+_T = TypeVar("_T")
 
 BATCH_CONTENT_TYPE: Final = "application/vnd.penstock.batch"
 BATCH_MAGIC: Final = b"PQB1"
-BATCH_HEADER: Final = struct.Struct("<4sB3xIQ")
-"""Magic, kind, number of messages, bytes of the whole frame; little-endian, as every number."""
+BATCH_HEADER: Final = struct.Struct("<4sBB2xIQ")
+"""Magic, kind, bit map of the columns that are left out, number of messages, bytes of the whole
+frame; little-endian, as every number."""
+COLUMNS: Final = (
+    "enqueued_at",
+    "qos",
+    "topic",
+    "publisher",
+    "properties",
+    "payload",
+    "payload_bytes",
+)
+"""Columns of a range that a reader may leave out, in the order of the header's bits from 1 on;
+``payload_bytes`` are the lengths, which come along with payloads. The offset always comes."""
+
+NEXT_OFFSET_HEADER: Final = "Penstock-Next-Offset"
+"""Of the answer to a range: the offset from which it is read on."""
+LOOKED_AT_HEADER: Final = "Penstock-Messages"
+"""Of the same: messages below that offset, those that the topic filter left out included."""
+
 KIND_RECORDS: Final = 0
 KIND_DELIVERIES: Final = 1
 
@@ -79,8 +99,14 @@ class OtherIncarnationError(ConflictError):
     """Status 409: the position is of a queue that was deleted; one of its name was created since.
 
     Attributes:
+        queue: its name.
         incarnation: of the queue that exists.
     """
+
+    @property
+    def queue(self) -> str:
+        """The name of the queue."""
+        return str(self.answer.get("queue", ""))
 
     @property
     def incarnation(self) -> str:
@@ -183,6 +209,34 @@ class Position(NamedTuple):
     offsets: Mapping[int, int]
 
 
+class Plan(NamedTuple):
+    """The next range of one queue for a reader of several.
+
+    Attributes:
+        end: where the range ends.
+        earliest: first offset that the queue holds, by number of physical queue.
+        latest: the offset of the next message to be stored, likewise.
+    """
+
+    end: Position
+    earliest: Mapping[int, int]
+    latest: Mapping[int, int]
+
+
+class RangeAnswer(NamedTuple):
+    """The answer to one request for a range.
+
+    Attributes:
+        frames: of kind `KIND_RECORDS`, with the columns that were asked for; may be empty.
+        next_offset: where to read on; the range's end where all of it was read.
+        looked_at: messages of the range below that, with those that match no topic filter.
+    """
+
+    frames: bytes
+    next_offset: int
+    looked_at: int
+
+
 def is_same_incarnation(one: str, other: str) -> bool:
     """Say whether two incarnations are of one queue.
 
@@ -224,6 +278,13 @@ class Enqueued(NamedTuple):
     stored: int
     duplicates: list[int]
 
+
+RETAIN: Final = "retain"
+"""Beside the properties of a message that was published with the RETAIN flag: true. No publisher
+can set it there."""
+
+PUBLISHED_AT_PROPERTY: Final = "penstock-published-at"
+"""User property in which a publisher may tell when it published: seconds since the Unix epoch."""
 
 DEAD_LETTER: Final = "dead_letter"
 """Beside the properties of a dead letter: an object with ``queue``, ``physical_queue``, ``group``,
@@ -305,13 +366,17 @@ class _FrameReader:
         self.position += sum(lengths)
         return values
 
-    def texts(self) -> list[str]:
-        """Read a dictionary-coded column: the distinct texts, then an index for each message."""
+    def dictionary(self) -> tuple[list[str], tuple[int, ...]]:
+        """Read a dictionary-coded column: the distinct texts, and an index for each message."""
         (distinct,) = self.numbers("I", 1)
         if distinct > self.count:
             raise ValueError(f"{distinct} distinct texts in a frame of {self.count} messages")
-        dictionary = [value.decode() for value in self.slices(distinct)]
-        return [dictionary[index] for index in self.numbers("I")]
+        return [value.decode() for value in self.slices(distinct)], self.numbers("I")
+
+    def texts(self) -> list[str]:
+        """Read a dictionary-coded column as the text of each message."""
+        dictionary, indexes = self.dictionary()
+        return [dictionary[index] for index in indexes]
 
     def batch(self) -> Batch:
         """Read the columns that every frame has."""
@@ -321,9 +386,31 @@ class _FrameReader:
         topic, publisher, properties = self.texts(), self.texts(), self.texts()
         return Batch(offset, topic, self.slices(), qos, publisher, enqueued_at, properties)
 
+    def offsets(self) -> tuple[int, ...]:
+        """Check the columns that every frame has, and return the offsets.
 
-def _frames(body: bytes, kind: int) -> Iterator[tuple[_FrameReader, Batch]]:
+        Accepts what `batch` accepts, without making an object for each message.
+        """
+        offset = self.numbers("q")
+        self.position += 9 * self.count  # times and QoS
+        for _ in range(3):
+            dictionary, indexes = self.dictionary()
+            if max(indexes, default=-1) >= len(dictionary):
+                raise IndexError("a text that the dictionary does not have")
+        payload_bytes = self.numbers("I")
+        self.position += sum(payload_bytes)
+        return offset
+
+
+def _frames(
+    body: bytes, kind: int, read: Callable[[_FrameReader], _T]
+) -> Iterator[tuple[_FrameReader, _T]]:
     """Yield each frame of `body`, its common columns read.
+
+    Args:
+        body: frames.
+        kind: of all of them.
+        read: reads these columns.
 
     Raises:
         ValueError: `body` is not a row of whole frames of this kind.
@@ -331,11 +418,13 @@ def _frames(body: bytes, kind: int) -> Iterator[tuple[_FrameReader, Batch]]:
     position = 0
     while position < len(body):
         try:
-            magic, found, count, frame_bytes = BATCH_HEADER.unpack_from(body, position)
+            magic, found, left_out, count, frame_bytes = BATCH_HEADER.unpack_from(body, position)
             if magic != BATCH_MAGIC or found != kind or position + frame_bytes > len(body):
                 raise ValueError(f"no whole frame of kind {kind} at byte {position}")
+            if left_out:
+                raise ValueError(f"the frame at byte {position} leaves out columns")
             reader = _FrameReader(body, position + BATCH_HEADER.size, count)
-            yield reader, reader.batch()
+            yield reader, read(reader)
         except (struct.error, IndexError, UnicodeDecodeError) as error:
             raise ValueError(f"broken frame at byte {position}: {error}") from error
         if reader.position != position + frame_bytes:
@@ -349,8 +438,18 @@ def read_batch(body: bytes) -> Batch:
     Raises:
         ValueError: `body` is not a row of whole frames.
     """
-    batches = [batch for _, batch in _frames(body, KIND_RECORDS)]
+    batches = [batch for _, batch in _frames(body, KIND_RECORDS, _FrameReader.batch)]
     return batches[0] if len(batches) == 1 else join_batches(batches)
+
+
+def read_offsets(body: bytes) -> list[int]:
+    """Return the offsets of a row of frames of kind `KIND_RECORDS`.
+
+    Raises:
+        ValueError: `read_batch` would not read `body`.
+    """
+    read = _frames(body, KIND_RECORDS, _FrameReader.offsets)
+    return [offset for _, offsets in read for offset in offsets]
 
 
 def join_batches(batches: Sequence[Batch]) -> Batch:
@@ -369,7 +468,7 @@ def read_deliveries(body: bytes) -> list[ReceivedMessage]:
         ValueError: `body` is not a row of whole frames.
     """
     deliveries: list[ReceivedMessage] = []
-    for reader, batch in _frames(body, KIND_DELIVERIES):
+    for reader, batch in _frames(body, KIND_DELIVERIES, _FrameReader.batch):
         physical_queue, receive_count = reader.numbers("I"), reader.numbers("I")
         handles = [handle.decode() for handle in reader.slices()]
         columns = (handles, receive_count, physical_queue, *batch)
@@ -676,6 +775,85 @@ class QueueClient:
         path = _path(queue, "plan")
         return _position(self._ask_json("POST", path, body, more_seconds=wait_seconds), path)
 
+    def plan_queues(
+        self,
+        starts: Mapping[str, Position],
+        *,
+        until: Mapping[str, Mapping[int, int]] | None = None,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        wait_seconds: float = 0,
+    ) -> dict[str, Plan]:
+        """Return the end of the next range of several queues, which share the limits.
+
+        Args:
+            starts: where the range begins, by queue. A physical queue that a start lacks begins at
+                its earliest offset.
+            until: offsets that the range does not exceed, by queue; None for the end of each
+                queue. A physical queue that it lacks is not read.
+            max_messages: messages of all queues; None for all.
+            max_bytes: the same in stored bytes, about.
+            wait_seconds: how long the server may hold the request while no queue has messages.
+
+        Returns:
+            The plan of each queue.
+
+        Raises:
+            OtherIncarnationError: a queue was deleted and created again; the error names it.
+        """
+        queues: dict[str, Any] = {queue: _position_json(at) for queue, at in starts.items()}
+        for queue, ends in (until or {}).items():
+            queues[queue]["until"] = {str(number): end for number, end in ends.items()}
+        body: dict[str, Any] = {"queues": queues, "wait_seconds": wait_seconds}
+        if max_messages is not None:
+            body["max_messages"] = max_messages
+        if max_bytes is not None:
+            body["max_bytes"] = max_bytes
+        answer = self._ask_json("POST", "/plan", body, more_seconds=wait_seconds)
+        try:
+            return {queue: _plan(answer["queues"][queue]) for queue in starts}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise QueueError(200, "answer of /plan has no plans") from error
+
+    def read_columns(
+        self,
+        queue: str,
+        physical_queue: int,
+        start: int,
+        end: int,
+        columns: Sequence[str] = COLUMNS,
+        *,
+        topic_filters: Sequence[str] = (),
+        incarnation: str | None = None,
+    ) -> RangeAnswer:
+        """Read a part of a range, with some of its columns, in one request.
+
+        Args:
+            queue: name of the logical queue.
+            physical_queue: number of the physical queue.
+            start: first offset.
+            end: the offset after the last.
+            columns: of `COLUMNS`.
+            topic_filters: MQTT topic filters; only messages that match one come. Empty for all.
+            incarnation: of the queue that the offsets are of; None where that is not known.
+
+        Raises:
+            RangeGoneError: `start` has left the queue.
+            OtherIncarnationError: the queue was deleted and created again.
+        """
+        query: list[tuple[str, Any]] = [("start", start), ("end", end)]
+        query.append(("columns", ",".join(columns)))
+        query += [("topic_filter", one) for one in topic_filters]
+        if incarnation is not None:
+            query.append(("incarnation", incarnation))
+        path = f"{_path(queue, 'physical', str(physical_queue), 'range')}?{urlencode(query)}"
+        frames, headers = self._send("GET", path, accept=BATCH_CONTENT_TYPE)
+        try:
+            next_offset, looked_at = headers[NEXT_OFFSET_HEADER], headers[LOOKED_AT_HEADER]
+            return RangeAnswer(frames, int(next_offset), int(looked_at))
+        except (TypeError, ValueError) as error:
+            raise QueueError(200, f"answer of {path} lacks {NEXT_OFFSET_HEADER}") from error
+
     def read_range(
         self,
         queue: str,
@@ -816,7 +994,22 @@ class QueueClient:
         more_seconds: float = 0,
         repeat: bool = True,
     ) -> bytes:
-        """Send one request and return the answer's body.
+        """Send one request and return the answer's body; see `_send`."""
+        return self._send(
+            method, path, body, accept=accept, more_seconds=more_seconds, repeat=repeat
+        )[0]
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        accept: str = "application/json",
+        more_seconds: float = 0,
+        repeat: bool = True,
+    ) -> tuple[bytes, http.client.HTTPMessage]:
+        """Send one request and return the answer's body and headers.
 
         Args:
             method: HTTP method.
@@ -847,7 +1040,7 @@ class QueueClient:
                 reason = str(error) or type(error).__name__
                 raise NoAnswerError(0, f"no answer from {self.url}: {reason}") from error
             if response.status == http.HTTPStatus.OK:
-                return answer
+                return answer, response.headers
             raise _refusal(response.status, answer)
 
     def _connection(self, timeout: float) -> tuple[_AtOnce, bool]:
@@ -905,6 +1098,14 @@ def _position(answer: Mapping[str, Any], path: str) -> Position:
         return Position(str(answer["incarnation"]), offsets)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise QueueError(200, f"answer of {path} is no position") from error
+
+
+def _plan(answer: Mapping[str, Any]) -> Plan:
+    earliest, latest = (
+        {int(number): int(offset) for number, offset in answer[key].items()}
+        for key in ("earliest", "latest")
+    )
+    return Plan(_position(answer, "/plan"), earliest, latest)
 
 
 def _refusal(status: int, answer: bytes) -> QueueError:

@@ -53,17 +53,24 @@ class CommandError(PenstockError):
 
 
 Url: TypeAlias = Annotated[
-    str | None, typer.Option(help=f"Of a running broker or gateway; {DEFAULT_URL} by default.")
+    str | None,
+    typer.Option(help=f"Address of a running broker or gateway; {DEFAULT_URL} by default."),
 ]
 TokenFile: TypeAlias = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="With the bearer token, where one is needed.")
+    Path | None,
+    typer.Option(metavar="FILE", help="File with the bearer token, if the server needs one."),
 ]
 CaFile: TypeAlias = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Certificate authority of an https server.")
+    Path | None,
+    typer.Option(metavar="FILE", help="File with the certificate authority of an https server."),
 ]
 ConfigFile: TypeAlias = Annotated[
     str | None,
-    typer.Option("-c", "--config", help="Policy file with the address; without a server, the file"),
+    typer.Option(
+        "-c",
+        "--config",
+        help="Policy file with the server's address; its database is used if no server runs.",
+    ),
 ]
 
 
@@ -169,16 +176,20 @@ def _closing(client: QueueClient, work: Callable[[QueueClient], T]) -> T:
 
 Queue: TypeAlias = Annotated[str, typer.Argument(metavar="QUEUE", help="The logical queue.")]
 GroupName: TypeAlias = Annotated[
-    str | None, typer.Argument(metavar="[GROUP]", help="A group of it.")
+    str | None, typer.Argument(metavar="[GROUP]", help="A group of the queue.")
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the server's answer.")]
-Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 MaxMessages: TypeAlias = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="At most; all without it.")
+    int | None, typer.Option(min=1, metavar="N", help="Most messages to move; all by default.")
 ]
 Settings: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A key as in the policy file, in YAML."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A key of the policy file and its value in YAML; may be repeated.",
+    ),
 ]
 
 
@@ -205,12 +216,12 @@ def at_a_place(command: Callable[..., None]) -> Callable[..., None]:
 def stats(
     place: Place,
     queue: Annotated[
-        str | None, typer.Argument(metavar="[QUEUE]", help="One logical queue.")
+        str | None, typer.Argument(metavar="[QUEUE]", help="One logical queue; all by default.")
     ] = None,
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Show what queues hold, and where their groups are."""
+    """Show the messages of queues, and the positions of their groups."""
 
     def work(client: QueueClient) -> list[dict[str, Any]]:
         return client.queues() if queue is None else [client.queue(queue)]
@@ -225,13 +236,15 @@ def peek(
     place: Place,
     queue: Queue,
     group: Annotated[
-        str | None, typer.Option(help="Messages that wait for this group; else all.")
+        str | None, typer.Option(help="Show messages that wait for this group; otherwise all.")
     ] = None,
-    max_messages: Annotated[int, typer.Option(min=1, metavar="N", help="At most.")] = 10,
+    max_messages: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Most messages to show.")
+    ] = 10,
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Show waiting messages; nothing changes, and nobody misses them."""
+    """Show waiting messages without receiving them."""
     found = place.ask(lambda client: client.peek(queue, group=group, max_messages=max_messages))
     _print(found, lambda: peek_lines(found), as_json=as_json)
 
@@ -256,7 +269,8 @@ def redrive(
     place: Place,
     queue: Queue,
     target: Annotated[
-        str | None, typer.Option(help="Queue for all; else the one in which each died.")
+        str | None,
+        typer.Option(help="Queue for all of them; otherwise the one in which each died."),
     ] = None,
     max_messages: MaxMessages = None,
 ) -> None:
@@ -272,7 +286,7 @@ def redrive(
 def compact(
     place: Place,
 ) -> None:
-    """Give all unused space of the database back."""
+    """Give unused space of the database back to the disk."""
     freed = place.ask(QueueClient.compact)
     typer.echo(f"{freed:,} bytes given back")
 
@@ -285,7 +299,7 @@ def backup(
         str, typer.Argument(metavar="FILE", help="A new file, on the machine of the server.")
     ],
 ) -> None:
-    """Write a copy of the database, as of one moment; queues go on meanwhile."""
+    """Write a consistent copy of the database while queues go on."""
     written = place.ask(lambda client: client.backup(path))
     typer.echo(f"{written:,} bytes written to {path}")
 
@@ -295,7 +309,7 @@ def backup(
 def seek(
     place: Place,
     queue: Queue,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="A group of it.")],
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="A group of the queue.")],
     to: Annotated[
         str,
         typer.Argument(
@@ -306,7 +320,7 @@ def seek(
     *,
     yes: Yes = False,
 ) -> None:
-    """Move a group: back to receive messages again, or forward to leave some out."""
+    """Move a group back to repeat messages, or forward to skip some."""
     start = _read_start(to)
     if start != "earliest":
         _confirm(f"Move group {group} of {queue} to {to}? It misses what it skips.", yes=yes)

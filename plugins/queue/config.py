@@ -63,10 +63,17 @@ def _checked_bind(bind: str) -> str:
     return bind
 
 
+def _checked_server(server: str) -> str:
+    if split_bind(server)[1] == 0:
+        raise ValueError("HOST:PORT, with a port of 1 to 65535")
+    return server
+
+
 TopicFilter = Annotated[str, AfterValidator(_checked_topic_filter)]
 Name = Annotated[str, AfterValidator(_checked_name)]
 _Key = Annotated[str, AfterValidator(_checked_key)]
 _Bind = Annotated[str, AfterValidator(_checked_bind)]
+_Server = Annotated[str, AfterValidator(_checked_server)]
 _Duration = Annotated[float, Field(ge=0)]
 _Path = Annotated[str, Field(min_length=1)]
 
@@ -90,8 +97,9 @@ class GroupConfig:
             ranges and commit positions, such as Spark.
         visibility_timeout: seconds for which a received message is invisible to others
             (paper 004). Long enough for a back end that writes a batch to a database.
-        order: `key` delivers the messages of a key one after the other, in the order in which they
-            were stored; `any` does not wait. The queue needs a `key`.
+        order: `key` delivers the messages of a key in the order in which they were stored, a later
+            one in the answer of the earlier or after it is settled; `any` does not wait. The queue
+            needs a `key`.
         max_receives: receives of a message after which it becomes a dead letter; None for any
             number.
         dead_letter_queue: queue that dead letters go to; None to drop and count them.
@@ -242,6 +250,73 @@ class HttpTls:
     key: _Path
 
 
+@dataclass(frozen=True, slots=True, config=STRICT)
+class RedisTls:
+    """TLS to the Redis server; the keys under `plugins.queue.redis.tls`.
+
+    Attributes:
+        ca: PEM file of the authorities that the server's certificate is checked with.
+        certificate: PEM file of this program's certificate; None for none.
+        key: PEM file of its private key, without a passphrase.
+    """
+
+    ca: _Path
+    certificate: _Path | None = None
+    key: _Path | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a half of a certificate."""
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key, or neither")
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class RedisConfig:
+    """The server of the engine `redis`; the keys under `plugins.queue.redis`.
+
+    Attributes:
+        server: ``HOST:PORT`` of a standalone server.
+        db: number of the database.
+        prefix: begins the name of each key, so that several installations share a server.
+        user: ACL user; None for `default`.
+        password_file: file whose first line is the password; None for none.
+        tls: certificates; None for a plain connection.
+    """
+
+    server: _Server = "127.0.0.1:6379"
+    db: Annotated[int, Field(ge=0)] = 0
+    prefix: Name = "penstock"
+    user: Annotated[str, Field(min_length=1)] | None = None
+    password_file: _Path | None = None
+    tls: RedisTls | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a user that cannot log in."""
+        if self.user is not None and self.password_file is None:
+            raise ValueError("password_file beside user")
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class PublishingConfig:
+    """Batches of rows that are published once; the keys under `plugins.queue.publishing`.
+
+    Attributes:
+        path: SQLite file with the batches until they are published; relative to the directory in
+            which the program was started. Its durability is that of the queue.
+        max_rows: rows of all batches that are not published yet; further ones have to wait.
+        max_bytes: the same in bytes: topics, payloads, properties, and 64 bytes for each row.
+        max_age_seconds: rows that nobody has committed for so long are deleted. A committed row
+            that the broker refuses for want of room on its disk is dropped after the same time.
+        remember_seconds: for how long after a query's last batch its repeat is known.
+    """
+
+    path: _Path = "penstock-publishing.db"
+    max_rows: Positive = 10_000_000
+    max_bytes: PositiveSize = 1024**3
+    max_age_seconds: Seconds = 3_600.0
+    remember_seconds: Seconds = 30 * 86_400.0
+
+
 def _listed(names: Sequence[str]) -> str:
     return f", one of {', '.join(names)}" if names else ""
 
@@ -251,7 +326,8 @@ class QueueConfig:
     """The keys under `plugins.queue`.
 
     Attributes:
-        engine: `sqlite` keeps messages in a file, `memory` until the program ends.
+        engine: `sqlite` keeps messages in a file, `memory` until the program ends, `redis` on a
+            server that other programs may share.
         path: the file of `sqlite`, created where it is missing; relative to the directory in which
             the program was started. Beside it lie ``PATH-wal``, ``PATH-shm``, ``PATH.lock`` and
             ``PATH.reserve``, which reserves space so that a queue on a full disk can be drained.
@@ -273,6 +349,8 @@ class QueueConfig:
             further ones are refused.
         max_pending_bytes: the same in payload bytes. One message alone may be larger.
         read_ahead_bytes: payload bytes that are read ahead for receivers, over all queues.
+        redis: the server of the engine `redis`.
+        publishing: batches that requests stage and the broker publishes; None for none.
         queues: the logical queues by name. Others may be created while the program runs.
     """
 
@@ -283,7 +361,7 @@ class QueueConfig:
     }
 
     queues: dict[Name, LogicalQueueConfig] = field(default_factory=dict)
-    engine: Literal["sqlite", "memory"] = "sqlite"
+    engine: Literal["sqlite", "memory", "redis"] = "sqlite"
     path: _Path = "penstock-queue.db"
     durability: Literal["full", "normal"] = "full"
     http: _Bind | None = "127.0.0.1:8080"
@@ -297,6 +375,8 @@ class QueueConfig:
     max_pending_messages: Positive = 100_000
     max_pending_bytes: PositiveSize = 64 * 1024 * 1024
     read_ahead_bytes: PositiveSize = 64 * 1024 * 1024
+    publishing: PublishingConfig | None = None
+    redis: RedisConfig = field(default_factory=RedisConfig)
 
     def __post_init__(self) -> None:
         """Refuse keys without an effect, and dead letters that have no queue to go to."""
@@ -305,6 +385,8 @@ class QueueConfig:
         for key in ("http_tls", "tokens"):
             if getattr(self, key) is not None and self.http is None and self.sqs is None:
                 raise ValueError(f"no {key} without http and sqs")
+        if self.publishing is not None and self.http is None:
+            raise ValueError("no publishing without http")
         for name, queue in self.queues.items():
             for group_name, group in queue.groups.items():
                 target = group.dead_letter_queue

@@ -25,7 +25,7 @@ from penstock.broker.extensions import Consumer, MessageSource, Outcome
 from penstock.broker.faults import note_fault
 from penstock.broker.message import Message
 from penstock.broker.mqtt.expiry import expiry_time
-from penstock.plugins.queue.client import DEAD_LETTER, Action, ReceivedMessage
+from penstock.plugins.queue.client import DEAD_LETTER, RETAIN, Action, ReceivedMessage
 from penstock.plugins.queue.config import DEFAULT_GROUP
 from penstock.plugins.queue.engines.contract import (
     GroupKindError,
@@ -252,6 +252,7 @@ class QueueFeed:
             properties["correlation_data"] = base64.b64decode(properties["correlation_data"])
         pairs = [(name, value) for name, value in properties.get("user_property", ())]
         origin = properties.pop(DEAD_LETTER, {})
+        properties.pop(RETAIN, None)
         properties["user_property"] = [
             *pairs,
             *((f"penstock-dead-{name.replace('_', '-')}", f"{origin[name]}") for name in origin),

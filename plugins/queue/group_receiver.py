@@ -7,7 +7,7 @@ one timer for all of them and, with `rds+wake`, one task that waits for arrivals
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -106,9 +106,14 @@ class GroupReceiver:
         self._is_closing = False
 
     @property
-    def counts(self) -> DequeueCounts:
-        """What became of the requests."""
-        return self._controller.counts
+    def waiting(self) -> int:
+        """Requests that have begun and not ended."""
+        return self._controller.waiting
+
+    @property
+    def counts(self) -> Mapping[str, DequeueCounts]:
+        """What became of the requests, by the name of the strategy."""
+        return self._controller.counts_by_strategy
 
     def set_up(self, spec: QueueSpec) -> None:
         """Go by other settings of the queue, which the engine has; held requests do, too."""
@@ -123,9 +128,9 @@ class GroupReceiver:
         """Receive messages; see `QueueService.receive`."""
         controller = self._controller
         max_waiting = self._spec.max_waiting_requests
-        if controller.counts.waiting >= max_waiting:
+        if controller.waiting >= max_waiting:
             raise BusyError(
-                f"{self._name}: {controller.counts.waiting} requests wait; allowed: {max_waiting}"
+                f"{self._name}: {controller.waiting} requests wait; allowed: {max_waiting}"
             )
         taken = controller.begin(
             request.max_messages,

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, fields
 from typing import Any
 
 from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.contract import (
     Engine,
     GroupSnapshot,
-    Position,
     QueueSpec,
     UnknownGroupError,
 )
 from penstock.plugins.queue.group_receiver import BusyError, GroupReceiver, ReceiveRequest
 from penstock.plugins.queue.intake import Intake
+from penstock.plugins.queue.strategies.dequeue import DequeueCounts
 
 __all__ = ["BusyError", "LogicalQueue"]
 
@@ -36,6 +36,7 @@ class LogicalQueue:
         name: its name.
         spec: its settings.
         intake: takes new messages.
+        is_closing: whether waiting requests are to be answered at once.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class LogicalQueue:
         self._clock = clock
         self._receivers: dict[str, GroupReceiver] = {}
         self._plans: set[asyncio.Future[int]] = set()
-        self._is_closing = False
+        self.is_closing = False
         intake.on_stored = self._look
 
     def set_up(self, spec: QueueSpec) -> None:
@@ -65,7 +66,7 @@ class LogicalQueue:
 
     def close(self) -> None:
         """Answer waiting requests now."""
-        self._is_closing = True
+        self.is_closing = True
         for receiver in self._receivers.values():
             receiver.close()
         for waiting in self._plans:
@@ -109,35 +110,25 @@ class LogicalQueue:
         for receiver in self._receivers.values():
             receiver.look()
 
-    async def plan(
-        self,
-        start: Position,
-        max_messages: int | None,
-        max_bytes: int | None,
-        wait_seconds: float,
-    ) -> Position:
-        """Return the end of the next range; see `QueueService.plan`."""
-        answer_by = self._clock() + wait_seconds
-        seen = -1
-        while True:
-            end = await self._engine.plan(self.name, start, max_messages, max_bytes)
-            left = answer_by - self._clock()
-            if left <= 0 or self._is_closing:
-                return end
-            earliest = await self._engine.locate(self.name, "earliest")
-            if _holds_messages(start, end, earliest):
-                return end
-            arrival = self._engine.wait_for_arrival(self.name, None, seen, left)
-            waiting = asyncio.ensure_future(arrival)
-            self._plans.add(waiting)
-            try:
-                # `close` cancels the future, which ends the wait and not the request.
-                await asyncio.wait([waiting])
-            finally:
-                self._plans.discard(waiting)
-                waiting.cancel()
-            with suppress(asyncio.CancelledError):
-                seen = waiting.result()
+    @contextmanager
+    def arrival(self, seen: int, wait_seconds: float) -> Iterator[asyncio.Future[int]]:
+        """Have the block wait for the next message that is stored.
+
+        Args:
+            seen: what the last future returned; -1 at first, which returns at once.
+            wait_seconds: at most.
+
+        Yields:
+            A future as of `Engine.wait_for_arrival`; `close` cancels it.
+        """
+        arrival = self._engine.wait_for_arrival(self.name, None, seen, wait_seconds)
+        waiting = asyncio.ensure_future(arrival)
+        self._plans.add(waiting)
+        try:
+            yield waiting
+        finally:
+            self._plans.discard(waiting)
+            waiting.cancel()
 
     def figures(self) -> dict[str, Any]:
         """Return what the queue holds and what its requests did, as JSON has it."""
@@ -173,14 +164,27 @@ class LogicalQueue:
         figures["position"] = {str(number): offset for number, offset in group.position.items()}
         receiver = self._receivers.get(name)
         if receiver is not None:
-            figures["requests"] = asdict(receiver.counts)
+            figures["requests"] = _requests(receiver)
         return figures
 
+    def dequeue_figures(self) -> Iterator[tuple[str, int]]:
+        """Yield (name, figure) of the requests of each group that had any, for `$SYS`.
 
-def _holds_messages(start: Position, end: Position, earliest: Position) -> bool:
-    """Say whether a range may hold messages, of a queue whose first offsets are `earliest`."""
-    return any(
-        offset > max(start.offsets.get(number, 0), earliest.offsets[number])
-        for number, offset in end.offsets.items()
-        if number in earliest.offsets
-    )
+        A name has the group, the dequeue strategy and the counter as topic levels.
+        """
+        for name, receiver in self._receivers.items():
+            yield f"{name}/waiting", receiver.waiting
+            for strategy, counts in receiver.counts.items():
+                level = strategy.replace("+", "-")  # a wildcard is no part of a Topic Name
+                for counter, number in asdict(counts).items():
+                    yield f"{name}/{level}/{counter}", number
+
+
+def _requests(receiver: GroupReceiver) -> dict[str, Any]:
+    """Return what became of the requests of a group: in all, and by strategy."""
+    by_strategy = {name: asdict(counts) for name, counts in receiver.counts.items()}
+    total = {
+        counter.name: sum(counts[counter.name] for counts in by_strategy.values())
+        for counter in fields(DequeueCounts)
+    }
+    return {**total, "waiting": receiver.waiting, "by_strategy": by_strategy}

@@ -40,6 +40,15 @@ def stats_lines(queues: Sequence[Figures]) -> list[str]:
         counts = (">waiting", ">leased", ">delayed", ">received")
         header = ("queue", "group", "kind", *counts, "settled", "last request")
         lines += ["", *_table(header, groups)]
+    requests = [
+        (queue["name"], name, *_strategy_row(strategy, counts))
+        for queue in queues
+        for name, group in queue["groups"].items()
+        for strategy, counts in group.get("requests", {"by_strategy": {}})["by_strategy"].items()
+    ]
+    if requests:
+        columns = (">requests", ">held", ">hits", ">misses", ">messages a hit")
+        lines += ["", *_table(("queue", "group", "dequeue", *columns), requests)]
     return lines
 
 
@@ -85,6 +94,18 @@ def _group_row(queue: str, name: str, group: Mapping[str, Any]) -> tuple[str, ..
         f"{group['received']:,}",
         settled or "0",
         f"{_age(group['idle_seconds'])} ago",
+    )
+
+
+def _strategy_row(strategy: str, counts: Mapping[str, int]) -> tuple[str, ...]:
+    hits = counts["hit_dequeues"]
+    return (
+        strategy,
+        f"{counts['requests']:,}",
+        f"{counts['held']:,}",
+        f"{hits:,}",
+        f"{counts['missed_dequeues']:,}",
+        f"{counts['messages'] / hits:,.1f}" if hits else "-",
     )
 
 

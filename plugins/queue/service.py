@@ -6,15 +6,17 @@ its own form. Calls that need nothing but the engine are made on `QueueService.e
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
 from logging import Logger
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.broker.config.checked_yaml import MisfitError, fit
 from penstock.broker.errors import PenstockError
-from penstock.plugins.queue.client import ReceivedMessage
+from penstock.plugins.queue.client import Plan, ReceivedMessage
 from penstock.plugins.queue.config import (
     DEFAULT_GROUP,
     NAME_ALLOWED,
@@ -34,9 +36,11 @@ from penstock.plugins.queue.engines.contract import (
     Position,
     QueueSnapshot,
     QueueSpec,
+    Start,
     UnknownGroupError,
     UnknownQueueError,
 )
+from penstock.plugins.queue.engines.planning import shares_of
 from penstock.plugins.queue.group_receiver import BusyError, ReceiveRequest
 from penstock.plugins.queue.intake import Intake, PendingBudget, Stored
 from penstock.plugins.queue.logical_queue import LogicalQueue
@@ -44,6 +48,7 @@ from penstock.plugins.queue.logical_queue import LogicalQueue
 __all__ = [
     "BusyError",
     "InUseError",
+    "PlanStart",
     "QueueService",
     "ReceiveRequest",
     "SettingError",
@@ -62,6 +67,19 @@ class SettingError(PenstockError):
 
 class InUseError(PenstockError):
     """A queue that cannot be deleted, as groups of other queues send their dead letters to it."""
+
+
+class PlanStart(NamedTuple):
+    """Where a reader of one queue is.
+
+    Attributes:
+        position: physical queues that it lacks begin at their earliest offset.
+        until: offsets that its next range does not exceed, by number of physical queue; those that
+            it lacks are not read. None for the end of the queue.
+    """
+
+    position: Position
+    until: Mapping[int, int] | None = None
 
 
 class QueueService:
@@ -311,24 +329,98 @@ class QueueService:
             held.intake.has_room_again()
         return failed
 
+    async def commit(self, queue: str, group: str, position: Position) -> Position:
+        """Move an offsets group up to a position; see `Engine.commit`."""
+        held = self.queue(queue)
+        position = await self.engine.commit(queue, group, position)
+        held.intake.has_room_again()
+        return position
+
+    async def seek(self, queue: str, group: str, start: Start) -> Position:
+        """Move a group to another place; see `Engine.seek`."""
+        held = self.queue(queue)
+        position = await self.engine.seek(queue, group, start)
+        held.intake.has_room_again()
+        return position
+
+    async def purge(self, queue: str) -> int:
+        """Remove all messages; see `Engine.purge`."""
+        held = self.queue(queue)
+        removed = await self.engine.purge(queue)
+        held.intake.has_room_again()
+        return removed
+
+    async def redrive(self, queue: str, target: str | None, max_messages: int | None) -> int:
+        """Move dead letters back; see `Engine.redrive`."""
+        held = self.queue(queue)
+        moved = await self.engine.redrive(queue, target, max_messages)
+        held.intake.has_room_again()
+        return moved
+
     async def plan(
         self,
-        queue: str,
-        start: Position,
+        starts: Mapping[str, PlanStart],
         max_messages: int | None,
         max_bytes: int | None,
         wait_seconds: float = 0.0,
-    ) -> Position:
-        """Return the end of the next range for a reader; see `Engine.plan`.
+    ) -> dict[str, Plan]:
+        """Return the end of the next range of each queue for a reader; see `Engine.plan`.
 
         Args:
-            queue: name of the logical queue.
-            start: where the reader is.
-            max_messages: of all physical queues; None for all.
-            max_bytes: the same in stored bytes.
-            wait_seconds: how long to wait for messages where nothing is behind `start`.
+            starts: where the reader is, by queue.
+            max_messages: of all queues; None for all. Queues share it in proportion to what waits
+                in each.
+            max_bytes: the same in stored bytes; at least one message of each queue fits.
+            wait_seconds: how long to wait for messages where nothing is behind the starts.
         """
-        return await self.queue(queue).plan(start, max_messages, max_bytes, wait_seconds)
+        answer_by = self._clock() + wait_seconds
+        seen = dict.fromkeys(starts, -1)
+        while True:
+            plans = await self._plan_at_once(starts, max_messages, max_bytes)
+            left = answer_by - self._clock()
+            held = {name: self.queue(name) for name in starts}
+            is_closing = any(queue.is_closing for queue in held.values())
+            if (
+                left <= 0
+                or is_closing
+                or any(map(_holds_messages, starts.values(), plans.values()))
+            ):
+                return plans
+            with ExitStack() as waits:
+                arrivals = {
+                    name: waits.enter_context(queue.arrival(seen[name], left))
+                    for name, queue in held.items()
+                }
+                # `close` cancels the futures, which ends the wait and not the request.
+                await asyncio.wait(arrivals.values(), return_when=asyncio.FIRST_COMPLETED)
+                for name, arrival in arrivals.items():
+                    if arrival.done() and not arrival.cancelled():
+                        seen[name] = arrival.result()
+
+    async def _plan_at_once(
+        self, starts: Mapping[str, PlanStart], max_messages: int | None, max_bytes: int | None
+    ) -> dict[str, Plan]:
+        engine = self.engine
+        ends: dict[str, tuple[Mapping[int, int], Mapping[int, int]]] = {}
+        for name in starts:
+            earliest = await engine.locate(name, "earliest")
+            ends[name] = (earliest.offsets, (await engine.locate(name, "latest")).offsets)
+        waiting = [_waiting(start, *ends[name]) for name, start in starts.items()]
+        total = sum(waiting)
+        limits: Sequence[int | None] = [None] * len(starts)
+        if max_messages is not None:
+            limits = shares_of(max_messages, waiting)
+        plans = {}
+        for (name, start), limit, weight in zip(starts.items(), limits, waiting, strict=True):
+            most_bytes = max_bytes
+            if max_bytes is not None and total:
+                most_bytes = max(1, max_bytes * weight // total)
+            until = start.until
+            if limit == 0:  # nothing of this queue; what the start means is still checked
+                limit, until = None, start.position.offsets  # noqa: PLW2901
+            end = await engine.plan(name, start.position, limit, most_bytes, until)
+            plans[name] = Plan(end, *ends[name])
+        return plans
 
     def figures(self, queue: str) -> dict[str, Any]:
         """Return a queue's snapshot, counters of its requests and of what came in, as JSON has it.
@@ -337,6 +429,14 @@ class QueueService:
             UnknownQueueError: there is no such queue.
         """
         return self.queue(queue).figures()
+
+    def dequeue_figures(self) -> dict[str, int]:
+        """Return counters of the requests of all groups, by their names below `$SYS`."""
+        return {
+            f"{name}/{counter}": number
+            for name, queue in self._queues.items()
+            for counter, number in queue.dequeue_figures()
+        }
 
     def _make(self, name: str, spec: QueueSpec) -> LogicalQueue:
         config = self._config
@@ -414,3 +514,17 @@ def _fit(cls: type, settings: Mapping[str, Any], where: str) -> None:
             for misfit in error.misfits
         ]
         raise SettingError(f"{where}: {'; '.join(told)}") from error
+
+
+def _waiting(start: PlanStart, earliest: Mapping[int, int], latest: Mapping[int, int]) -> int:
+    """Return how many offsets a reader has before it, in all physical queues."""
+    until = latest if start.until is None else start.until
+    return sum(
+        max(0, until.get(number, 0) - max(start.position.offsets.get(number, 0), first))
+        for number, first in earliest.items()
+    )
+
+
+def _holds_messages(start: PlanStart, plan: Plan) -> bool:
+    """Say whether a planned range may hold messages."""
+    return _waiting(PlanStart(start.position, plan.end.offsets), plan.earliest, plan.latest) > 0

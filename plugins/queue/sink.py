@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from logging import Logger
 from typing import Final
@@ -12,20 +12,24 @@ from typing import Final
 from aiohttp import web
 
 from penstock.broker.config.checked_yaml import NamedBy
+from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.extensions import MessageSink, Plugin, PluginContext, Receipt
 from penstock.broker.faults import note_fault
 from penstock.broker.message import Message
 from penstock.plugins.queue.access import QueueAccess, require_tokens
-from penstock.plugins.queue.config import QueueConfig
+from penstock.plugins.queue.config import QueueConfig, RedisConfig
 from penstock.plugins.queue.consumers import QueueConsumers
+from penstock.plugins.queue.engines.clock import Clocks
 from penstock.plugins.queue.engines.contract import Engine, StorageError
 from penstock.plugins.queue.engines.local import LocalEngine
 from penstock.plugins.queue.engines.memory import MemoryStore
 from penstock.plugins.queue.engines.sqlite import SqliteStore
 from penstock.plugins.queue.http.api import QueueApi
 from penstock.plugins.queue.logical_queue import LogicalQueue
+from penstock.plugins.queue.publishing.batches import Batches, end_relays
 from penstock.plugins.queue.service import QueueService
 from penstock.plugins.queue.sqs.api import SqsApi
+from penstock.plugins.web.bind import split_bind
 from penstock.plugins.web.bodies import Bodies
 from penstock.plugins.web.service import HttpServer
 from penstock.plugins.web.slices import Slicer
@@ -99,6 +103,7 @@ class QueuePlugin(Plugin):
         engine: holds their messages.
         sinks: route targets of the queues that there are.
         sources: feeds consumers over MQTT.
+        batches: of requests, that the broker publishes; None without them.
         http_url: of the HTTP API once started; None without one.
         sqs_url: of the Amazon SQS protocols once started; None without them.
     """
@@ -116,12 +121,23 @@ class QueuePlugin(Plugin):
         self.sources = [self._consumers]
         self._access, self._tls = _access_and_tls(config, context.policy_file)
         self._servers: list[HttpServer] = []
+        self.batches: Batches | None = None
+        if config.publishing is not None:
+            self.batches = Batches(
+                config.publishing,
+                config.durability,
+                context.local_clients,
+                context.logger,
+                context.clock,
+                time.time,
+            )
+            self.has_local_clients = context.local_clients is not None
         bodies = Bodies(config.http_limits.body_bytes, config.http_limits.body_timeout_seconds)
         slicer = Slicer()
         logger, clock = context.logger, context.clock
         self._http = self._sqs = None
         if config.http is not None:
-            http = QueueApi(self.service, self._access, clock, logger, bodies, slicer)
+            http = QueueApi(self.service, self._access, clock, logger, bodies, slicer, self.batches)
             self._http = self._server(http.application(config.max_request_bytes), "http")
         if config.sqs is not None:
             sqs = SqsApi(self.service, self._access, clock, logger, bodies, slicer)
@@ -144,6 +160,8 @@ class QueuePlugin(Plugin):
         config, logger = self.config, self.context.logger
         try:
             await self.service.open()
+            if self.batches is not None:
+                await self.batches.open()
             self._change_sinks()
             self.service.on_change = self._change_sinks
             self._maintaining = asyncio.create_task(self._maintain(), name="queue maintenance")
@@ -156,6 +174,23 @@ class QueuePlugin(Plugin):
         except BaseException:
             await self.close()
             raise
+
+    async def restored(self) -> None:
+        """Publish what was committed before, and what will be."""
+        clients = self.context.local_clients
+        if self.batches is not None and clients is not None:
+            await self.batches.begin()
+        elif clients is not None:
+            end_relays(clients)
+
+    def figures(self) -> Mapping[str, int]:
+        """Return what became of batches, and of receivers' requests by queue, group and strategy.
+
+        See `Plugin`.
+        """
+        batches = {} if self.batches is None else self.batches.figures()
+        found = {f"publishing/{name}": value for name, value in batches.items()}
+        return found | self.service.dequeue_figures()
 
     async def reload(self) -> Sequence[str]:
         """Read the tokens and the certificate again; see `Plugin`."""
@@ -181,6 +216,8 @@ class QueuePlugin(Plugin):
                 await self._maintaining
             self._maintaining = None
         await self.service.close()
+        if self.batches is not None:
+            await self.batches.close()
 
     def _wanted_sinks(self, existing: Sequence[MessageSink]) -> list[MessageSink]:
         """Return a sink for each queue; those that fit are kept."""
@@ -254,6 +291,8 @@ def _access_and_tls(config: QueueConfig, policy_file: str) -> tuple[QueueAccess,
 
 
 def _engine(config: QueueConfig, context: PluginContext) -> Engine:
+    if config.engine == "redis":
+        return _redis_engine(config.redis, context)
     store = (
         MemoryStore() if config.engine == "memory" else SqliteStore(config.path, config.durability)
     )
@@ -264,3 +303,39 @@ def _engine(config: QueueConfig, context: PluginContext) -> Engine:
         read_ahead_bytes=config.read_ahead_bytes,
         logger=context.logger,
     )
+
+
+def _redis_engine(config: RedisConfig, context: PluginContext) -> Engine:
+    """Return the engine on a Redis server.
+
+    Raises:
+        ConfigError: the package for it is not installed.
+    """
+    try:
+        from penstock.plugins.queue.engines.redis.engine import (  # noqa: PLC0415 (of an extra)
+            RedisEngine,
+        )
+        from penstock.plugins.queue.engines.redis.server import (  # noqa: PLC0415 (the same)
+            RedisServer,
+        )
+    except ModuleNotFoundError as error:
+        problem = ConfigProblem(
+            f"{KEY}.engine",
+            f"redis, and the package {error.name} is not installed",
+            "sqlite or memory; pip install 'penstock[redis]' brings it",
+        )
+        raise ConfigError(context.policy_file, [problem]) from error
+    host, port = split_bind(config.server)
+    tls = config.tls
+    server = RedisServer(
+        host,
+        port,
+        db=config.db,
+        prefix=config.prefix,
+        user=config.user,
+        password_file=config.password_file,
+        tls_ca=None if tls is None else tls.ca,
+        tls_certificate=None if tls is None else tls.certificate,
+        tls_key=None if tls is None else tls.key,
+    )
+    return RedisEngine(server, clocks=Clocks(context.clock), logger=context.logger)

@@ -68,9 +68,9 @@ def ranges(client: QueueClient, queue: str = "telemetry") -> dict[int, tuple[int
     return {number: (first, latest.offsets[number]) for number, first in earliest.offsets.items()}
 
 
-def held(client: QueueClient) -> int:
-    """Return how many messages the queue has not deleted."""
-    return sum(following - first for first, following in ranges(client).values())
+def held(client: QueueClient, queue: str = "telemetry") -> int:
+    """Return how many messages a queue has not deleted."""
+    return sum(following - first for first, following in ranges(client, queue).values())
 
 
 def stored_payloads(client: QueueClient, queue: str) -> list[bytes]:

@@ -62,6 +62,15 @@ class Catalogue:
         """Add what the next start needs."""
         transaction.changes.meta["secret"] = self._secret.hex()
         transaction.changes.meta["clock"] = self._state.clock.stored_text()
+        self.add_last_uses(transaction)
+
+    def add_last_uses(self, transaction: Transaction) -> None:
+        """Store when groups were used last, of those that were used since."""
+        for queue in self._state.queues.values():
+            for group in queue.groups.values():
+                if group.used_at != group.stored_used_at:
+                    transaction.changes.group_uses.append((group.used_at, group.row_id))
+                    group.stored_used_at = group.used_at
 
     def restore(self, rows: Rows) -> None:
         """Make the queues and groups that are in the storage."""
@@ -237,9 +246,7 @@ class Catalogue:
             for part in found.physical.values():
                 for segment in part.index:
                     self._state.cache.drop(part.row_id, segment.first_offset)
-            for group in found.groups.values():
-                self._forget_group(group)
-            self._state.arrivals.wake(found)
+            self._state.arrivals.wake(found, found.groups.values())
             self._must_sweep = True
 
         await self._state.change(build, then, is_alone=True)
@@ -308,15 +315,11 @@ class Catalogue:
 
         def then() -> None:
             del queue.groups[group.name]
-            self._forget_group(group)
-            self._state.arrivals.wake(queue)
+            self._state.arrivals.wake(queue, [*queue.groups.values(), group])
             for part in queue.physical.values():
                 self._state.submit(Trim(queue, part))
 
         await self._state.change(build, then, is_alone=True)
-
-    def _forget_group(self, group: Group) -> None:
-        self._state.arrivals.forget(group)
 
     async def sweep(self) -> None:
         """Delete what deleted queues have left.

@@ -32,6 +32,12 @@ number of *groups*: each group gets all messages, independent of the others.
   readers, and decides nothing.
 * **Failing.** A method that raises has changed nothing that other callers can see. When the cause
   is gone, the next call works; nothing needs to be reopened.
+* **Servers.** An engine may keep its queues on a server that other programs use at the same time.
+  Where the connection is lost, the outcome of the calls under way is unknown, and they raise
+  `StorageError`. Methods that do not wait answer what the engine has heard last, from its own calls
+  and from `maintain`: they may not know what another program has done since, and limits may be
+  exceeded by that. The engine's clock is then the server's: it does not go back, and the server's
+  operator must not set it forward.
 
 All methods are called on one event loop's thread, and none blocks it.
 """
@@ -79,6 +85,10 @@ class BackupExistsError(StorageError):
     """There is a file where a new one was to be written."""
 
 
+class BackupFolderError(StorageError):
+    """No new file can be written where a backup was to be."""
+
+
 class UnknownQueueError(PenstockError):
     """No logical queue of this name."""
 
@@ -99,6 +109,7 @@ class IncarnationError(PenstockError):
     """A position of a queue that was deleted; one of the same name was created after it.
 
     Attributes:
+        queue: its name.
         incarnation: of the queue that exists.
     """
 
@@ -107,6 +118,7 @@ class IncarnationError(PenstockError):
             f"incarnation of queue {queue}: read {read}; allowed: {incarnation}. The queue was "
             "deleted and created again, so positions in the old one mean nothing"
         )
+        self.queue = queue
         self.incarnation = incarnation
 
 
@@ -140,8 +152,8 @@ class GroupSpec:
         group_expiry_seconds: time without any request of the group after which it is deleted; None
             for never.
         visibility_timeout: seconds for which a received message is invisible to others.
-        order: `key` delivers the messages of a key one after the other, in the order in which they
-            were stored; `any` does not wait.
+        order: `key` delivers the messages of a key in the order in which they were stored, a later
+            one in the answer of the earlier or after it is settled; `any` does not wait.
         max_receives: how often a message is received before it becomes a dead letter; None for any
             number.
         dead_letter_queue: logical queue that dead letters go to; None to drop and count them.
@@ -522,18 +534,26 @@ class Engine(Protocol):
         """
 
     async def plan(
-        self, queue: str, start: Position, max_messages: int | None, max_bytes: int | None
+        self,
+        queue: str,
+        start: Position,
+        max_messages: int | None,
+        max_bytes: int | None,
+        until: Mapping[int, int] | None = None,
     ) -> Position:
         """Return the end of the next range for a reader, from a position on.
 
-        Physical queues get equal shares of the limits; what one does not use is for the others. An
-        offset of `start` below the earliest is taken as the earliest.
+        Physical queues share the limits in proportion to what waits in them, so that a reader
+        comes to about the same time in all; what one does not use is for the others. An offset of
+        `start` below the earliest is taken as the earliest.
 
         Args:
             queue: name of the logical queue.
             start: physical queues that it lacks begin at their earliest offset.
             max_messages: of all physical queues; None for all.
             max_bytes: the same in stored bytes, by segments; at least one message fits.
+            until: offsets that the range does not exceed, by number of physical queue; those that
+                it lacks are not read. None for the end of the queue.
 
         Raises:
             IncarnationError: `start` is of another queue.
@@ -634,6 +654,7 @@ class Engine(Protocol):
 
         Raises:
             BackupExistsError: there is a file of this name, which stays.
+            BackupFolderError: its folder is not there, or the program may not write to it.
             StorageError: there is no such copy.
         """
 

@@ -21,6 +21,9 @@ from penstock.plugins.queue.engines.contract import StorageError
 from penstock.plugins.queue.engines.requests import Request, Run, Trim
 from penstock.plugins.queue.engines.transaction import Surroundings, Transaction
 
+MOST_REQUESTS: Final = 256
+"""Of one commit. When it is made, the loop spends some 10 µs on each, however few messages it has:
+those of a queue of 1,024 physical queues have one or two."""
 LOG_PERIOD_SECONDS: Final = 10.0
 """Time between two log lines while the storage refuses, at times or permanently."""
 
@@ -104,7 +107,7 @@ class GroupCommit:
             return [alone]
         group: list[Request] = []
         n_messages = 0
-        while n_messages < self._max_messages:
+        while n_messages < self._max_messages and len(group) < MOST_REQUESTS:
             try:
                 request = self._requests.get(block=not group and not self._is_closing)
             except queue.Empty:

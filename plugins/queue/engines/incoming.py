@@ -12,7 +12,7 @@ from penstock.plugins.queue.batch_format import (
     split_for_segments,
     write_batch,
 )
-from penstock.plugins.queue.client import Batch
+from penstock.plugins.queue.client import RETAIN, Batch
 from penstock.plugins.queue.engines.contract import NewMessage
 from penstock.plugins.queue.engines.physical import PhysicalQueue
 from penstock.plugins.queue.engines.queues import LogicalQueue
@@ -112,7 +112,8 @@ def stored_properties(new: NewMessage) -> str:
     """
     message = new.message
     properties = message.properties
-    if not properties and new.delay_seconds is None and message.expires_at is None:
+    is_plain = not properties and message.expires_at is None and not message.retain
+    if is_plain and new.delay_seconds is None:
         return ""
     if new.delay_seconds is not None:
         pairs = [
@@ -123,4 +124,6 @@ def stored_properties(new: NewMessage) -> str:
     if message.expires_at is not None and EXPIRY not in properties:
         interval = math.ceil(message.expires_at - message.arrived_at)
         properties = {**properties, EXPIRY: max(0, interval)}
+    if message.retain:
+        properties = {**properties, RETAIN: True}
     return properties_json(properties) if properties else ""

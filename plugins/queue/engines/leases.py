@@ -31,6 +31,7 @@ from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.store import GroupRow, Segment
 from penstock.plugins.queue.engines.taking import Take
 from penstock.plugins.queue.engines.visible import Visible
+from penstock.plugins.queue.engines.waited import Waited
 
 MAX_WAITING_IN_LANES: Final = 100_000
 """Messages of a physical queue that may wait for earlier ones of their key; then the cursor waits
@@ -118,7 +119,7 @@ class Lease(NamedTuple):
     first_offset: int
 
 
-class Group:
+class Group(Waited):
     """A group of a logical queue.
 
     Attributes:
@@ -126,7 +127,8 @@ class Group:
         name: its name.
         spec: its settings.
         epoch: another one after each seek, modulo 65,536.
-        used_at: the engine's time of its newest request.
+        used_at: the engine's time of its newest request; `Arrivals.note_uses` has those that wait.
+        stored_used_at: what the storage has of it.
         places: by number of physical queue.
         waiting_in: numbers of those in which messages wait.
         n_leased: messages that are leased.
@@ -141,22 +143,21 @@ class Group:
     def __init__(
         self, row: GroupRow, spec: GroupSpec, receipts: Receipts, key_of: KeyReader
     ) -> None:
+        super().__init__()
         self.row_id = row.row_id
         self.queue_id = row.queue_id
         self.name = row.name
         self.epoch = row.epoch
-        self.used_at = row.used_at
+        self.used_at = self.stored_used_at = row.used_at
         self.places: dict[int, Place] = {}
         self.waiting_in: set[int] = set()
         self.n_leased = 0
         self.was_full = False
         self.received = 0
         self.settled: dict[str, int] = {}
-        self.arrivals = 0
         self.delay_seconds = 0.0
         self.key_of = key_of
         self.receipts = receipts
-        self.on_arrival: Callable[[Group], None] = _ignore
         self.on_deadline: Callable[[Group], None] = _ignore
         self._deadlines: list[Batch] = []
         self._n_ended = 0
@@ -228,11 +229,6 @@ class Group:
                 self._n_ended -= 1
         if has_arrived:
             self.arrived()
-
-    def arrived(self) -> None:
-        """Note that something may have become visible."""
-        self.arrivals += 1
-        self.on_arrival(self)
 
     def count(self, reason: str, n_messages: int) -> None:
         """Count settled messages."""
@@ -357,7 +353,7 @@ class Place:
 
         Returns:
             First offsets of segments that must be read before the call is repeated; none when all
-            is done.
+            is done, or the step of `take` is interrupted.
         """
         missing = self._take_again(take, find)
         if missing:
@@ -424,9 +420,8 @@ class Place:
             self._take_run(decoded, take)
             return self.cursor == first + n
         while self.cursor < first + n:
-            if not take.wants() or len(self._visible.keys) >= MAX_WAITING_IN_LANES:
-                return False
-            if not self._consider(decoded, self.cursor - first, take):
+            is_over = not take.wants() or len(self._visible.keys) >= MAX_WAITING_IN_LANES
+            if is_over or not self._consider(decoded, self.cursor - first, take):
                 return False
             self.cursor += 1
         return True
@@ -494,6 +489,7 @@ class Place:
         Returns:
             Whether the message was dealt with; False where it must be looked at again later.
         """
+        take.n_looked += 1
         first = decoded.first_offset
         offset = first + index
         group, batch = self.group, decoded.batch

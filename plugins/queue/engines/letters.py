@@ -34,7 +34,28 @@ def letter_row(
         reason: ``max_receives`` or ``dead``.
         receives: of the group.
     """
-    _, topic, payload, qos, publisher, enqueued_at, properties = decoded.row(index)
+    *_, properties = row = decoded.row(index)
+    dead = dead_properties(
+        properties,
+        queue=queue,
+        physical_queue=physical_queue,
+        group=group,
+        reason=reason,
+        receives=receives,
+    )
+    return *row[1:-1], dead
+
+
+def dead_properties(
+    properties: str,
+    *,
+    queue: str,
+    physical_queue: int,
+    group: str,
+    reason: str,
+    receives: int,
+) -> str:
+    """Return the properties of a dead letter; see `letter_row` for the arguments."""
     values = json.loads(properties) if properties else {}
     values[DEAD_LETTER] = {
         "queue": queue,
@@ -43,7 +64,7 @@ def letter_row(
         "reason": reason,
         "receives": receives,
     }
-    return topic, payload, qos, publisher, enqueued_at, json.dumps(values, ensure_ascii=False)
+    return json.dumps(values, ensure_ascii=False)
 
 
 def redriven(decoded: Decoded, index: int) -> tuple[str | None, int | None, tuple[Any, ...]]:
@@ -53,11 +74,16 @@ def redriven(decoded: Decoded, index: int) -> tuple[str | None, int | None, tupl
         Queue, number of the physical queue, and columns as of `letter_row`; None twice where the
         message is no dead letter.
     """
-    _, topic, payload, qos, publisher, enqueued_at, properties = decoded.row(index)
+    *_, properties = row = decoded.row(index)
+    queue, number, properties = origin_of(properties)
+    return queue, number, (*row[1:-1], properties)
+
+
+def origin_of(properties: str) -> tuple[str | None, int | None, str]:
+    """Return queue and physical queue in which a letter died, and its properties before."""
     values = json.loads(properties) if DEAD_LETTER in properties else {}
     origin = values.pop(DEAD_LETTER, None)
     if origin is None:
-        return None, None, (topic, payload, qos, publisher, enqueued_at, properties)
+        return None, None, properties
     properties = json.dumps(values, ensure_ascii=False) if values else ""
-    row = (topic, payload, qos, publisher, enqueued_at, properties)
-    return origin["queue"], origin["physical_queue"], row
+    return origin["queue"], origin["physical_queue"], properties

@@ -229,12 +229,19 @@ class LocalEngine:
         return await self._reader.frames(physical, start, end, max_messages)
 
     async def plan(
-        self, queue: str, start: Position, max_messages: int | None, max_bytes: int | None
+        self,
+        queue: str,
+        start: Position,
+        max_messages: int | None,
+        max_bytes: int | None,
+        until: Mapping[int, int] | None = None,
     ) -> Position:
         """Return the end of the next range."""
         found = self._state.find(queue)
         offsets = self._checked(found, start)
-        ends = plan_end(found.physical, offsets, max_messages, max_bytes)
+        if until is not None:
+            until = self._checked(found, Position(start.incarnation, until))
+        ends = plan_end(found.physical, offsets, max_messages, max_bytes, until)
         return Position(found.incarnation, ends)
 
     async def locate(self, queue: str, start: Start) -> Position:
@@ -275,6 +282,7 @@ class LocalEngine:
         """Return how many messages a lease group could receive."""
         receivers = self._state.lease_group(self._state.find(queue), group)
         now = self._state.now()
+        receivers.used_at = now
         receivers.expire(now)
         places = receivers.places
         numbers = sorted(receivers.waiting_in)

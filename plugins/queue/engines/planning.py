@@ -1,9 +1,13 @@
-"""The end of the next range of a reader: equal shares of its limits for all physical queues."""
+"""The end of the next range of a reader.
+
+Physical queues share the limits in proportion to what waits in each. So a reader with a backlog
+comes to about the same time in all of them, and windows of event time see little lateness.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from penstock.plugins.queue.engines.physical import PhysicalQueue, bits_below, each_bit
 
@@ -11,9 +15,15 @@ from penstock.plugins.queue.engines.physical import PhysicalQueue, bits_below, e
 class _Range:
     """A range of one physical queue that grows at its end."""
 
-    def __init__(self, physical: PhysicalQueue, start: int) -> None:
+    def __init__(self, physical: PhysicalQueue, start: int, stop: int) -> None:
         self.physical = physical
         self.end = max(start, physical.earliest)
+        self.stop = stop
+
+    @property
+    def waiting(self) -> int:
+        """Offsets from its end to where it stops."""
+        return max(0, self.stop - self.end)
 
     def grow(
         self, max_messages: float, max_bytes: float, max_segments: float = math.inf
@@ -28,7 +38,9 @@ class _Range:
         n_messages = n_bytes = 0
         for segment in self.physical.index.since(self.end):
             first, n = segment.first_offset, segment.n_messages
-            bits = ~bits_below(first, n, self.end) & (1 << n) - 1
+            if first >= self.stop:
+                break
+            bits = ~bits_below(first, n, self.end) & bits_below(first, n, self.stop)
             bits &= ~self.physical.gone_bits(first)
             size = bits.bit_count()
             if n_messages >= max_messages or max_segments <= 0:
@@ -42,9 +54,29 @@ class _Range:
                 self.end = first + numbers[-1] + 1
                 return n_messages + len(numbers), n_bytes
             n_messages += size
-            self.end = first + n
-        self.end = max(self.end, self.physical.next)
+            self.end = min(first + n, self.stop)
+        self.end = max(self.end, self.stop)
         return n_messages, n_bytes
+
+
+def shares_of(limit: int, waiting: Sequence[int]) -> list[int]:
+    """Divide a limit in proportion; the remainder of the rounding goes to the largest.
+
+    Args:
+        limit: 1 or more.
+        waiting: weights, 0 or more.
+
+    Returns:
+        A share for each weight, no larger than it; at least one is above 0 where a weight is.
+    """
+    total = sum(waiting)
+    if total <= limit:
+        return list(waiting)
+    shares = [limit * count // total for count in waiting]
+    left = limit - sum(shares)
+    for index in sorted(range(len(waiting)), key=lambda index: -waiting[index])[:left]:
+        shares[index] += 1
+    return shares
 
 
 def plan_end(
@@ -52,6 +84,7 @@ def plan_end(
     start: Mapping[int, int],
     max_messages: int | None,
     max_bytes: int | None,
+    until: Mapping[int, int] | None = None,
 ) -> dict[int, int]:
     """Return the ends of the next range, by number of physical queue.
 
@@ -60,27 +93,34 @@ def plan_end(
         start: where the range begins; those that it lacks begin at their earliest offset.
         max_messages: of all; None for any number.
         max_bytes: in stored bytes of whole segments; None for any number.
+        until: offsets that the range does not exceed, of the physical queues that are read; None
+            for the end of all.
     """
-    ranges = {number: _Range(part, start.get(number, 0)) for number, part in parts.items()}
+    ranges = {
+        number: _Range(
+            part, start.get(number, 0), part.next if until is None else until.get(number, 0)
+        )
+        for number, part in parts.items()
+    }
     if max_messages is None and max_bytes is None:
-        return {number: max(one.end, one.physical.next) for number, one in ranges.items()}
+        return {number: max(one.end, one.stop) for number, one in ranges.items()}
     left: float = math.inf if max_messages is None else max_messages
     left_bytes: float = math.inf if max_bytes is None else max_bytes
-    growing = [one for one in ranges.values() if one.end < one.physical.next]
+    growing = [one for one in ranges.values() if one.waiting]
     is_first = True
     while growing and left > 0:
-        share = left if math.isinf(left) else max(1, left // len(growing))
-        share_bytes = left_bytes / len(growing)
+        waiting = [one.waiting for one in growing]
+        total = sum(waiting)
+        shares = waiting if left >= total else shares_of(int(left), waiting)
+        bytes_a_message = left_bytes / total
         has_grown = False
-        for one in growing:
+        for one, share, weight in zip(growing, shares, waiting, strict=True):
             before = one.end
-            n_messages, n_bytes = one.grow(min(share, left), share_bytes)
+            n_messages, n_bytes = one.grow(share, bytes_a_message * weight)
             left -= n_messages
             left_bytes -= n_bytes
             has_grown = has_grown or one.end > before
             is_first = is_first and not n_messages
-            if left <= 0:
-                break
         if not has_grown:
             # No share holds a segment: the whole rest may, and a first one is taken anyway.
             room = math.inf if is_first else left_bytes
@@ -93,5 +133,5 @@ def plan_end(
             left -= n_messages
             left_bytes -= n_bytes
             is_first = False
-        growing = [one for one in growing if one.end < one.physical.next]
+        growing = [one for one in growing if one.waiting]
     return {number: one.end for number, one in ranges.items()}

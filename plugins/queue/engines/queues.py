@@ -17,6 +17,7 @@ from penstock.plugins.queue.engines.keys import key_reader
 from penstock.plugins.queue.engines.leases import Group, Place
 from penstock.plugins.queue.engines.physical import PhysicalQueue
 from penstock.plugins.queue.engines.store import QueueRow
+from penstock.plugins.queue.engines.waited import Waited
 
 
 class Stored(NamedTuple):
@@ -47,7 +48,7 @@ class Newest(NamedTuple):
     bit: int
 
 
-class LogicalQueue:
+class LogicalQueue(Waited):
     """A logical queue.
 
     Attributes:
@@ -71,6 +72,7 @@ class LogicalQueue:
     """
 
     def __init__(self, row: QueueRow, spec: QueueSpec) -> None:
+        super().__init__()
         self.row_id, self.name, self.incarnation, _ = row
         self.physical: dict[int, PhysicalQueue] = {}
         self.groups: dict[str, Group] = {}
@@ -82,7 +84,6 @@ class LogicalQueue:
         self.removed: dict[str, int] = {}
         self.stored: dict[bytes, Stored] = {}
         self.newest: dict[str, Newest] | None = None
-        self.arrivals = 0
         self.is_deleted = False
         self.change(spec)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from penstock.plugins.queue.batch_format import cut_frame
 from penstock.plugins.queue.engines.contract import (
@@ -21,7 +21,7 @@ from penstock.plugins.queue.engines.queues import (
 from penstock.plugins.queue.engines.requests import (
     Run,
 )
-from penstock.plugins.queue.engines.segments import Decoded, decode
+from penstock.plugins.queue.engines.segments import Decoded, check, decode
 from penstock.plugins.queue.engines.state import State
 from penstock.plugins.queue.engines.store import (
     BrokenSegmentError,
@@ -34,6 +34,20 @@ T = TypeVar("T")
 
 RANGE_BYTES: Final = 4 * 1024 * 1024
 """Size at which the answer to a range is cut."""
+
+
+class Extent(Protocol):
+    """The offsets of a physical queue.
+
+    Attributes:
+        number: within its queue.
+        earliest: first offset that may still exist.
+        next: offset of the next message.
+    """
+
+    number: int
+    earliest: int
+    next: int
 
 
 class SegmentReader:
@@ -113,7 +127,7 @@ class SegmentReader:
                 frame = found.get(segment.first_offset)
                 if frame is None:
                     continue
-                decode(physical.row_id, segment, frame)  # its reader could not go on behind it
+                check(physical.row_id, segment, frame)  # its reader could not go on behind it
                 n = bits.bit_count()
                 if segment is page[-1][0]:
                     n += surplus
@@ -263,7 +277,7 @@ class SegmentReader:
             )
 
 
-def check_offset(physical: PhysicalQueue, offset: int) -> None:
+def check_offset(physical: Extent, offset: int) -> None:
     """Raise `OffsetError` for an offset that no message has or will get next."""
     if not 0 <= offset <= physical.next:
         raise OffsetError(
@@ -272,7 +286,7 @@ def check_offset(physical: PhysicalQueue, offset: int) -> None:
         )
 
 
-def check_range(physical: PhysicalQueue, start: int, end: int) -> None:
+def check_range(physical: Extent, start: int, end: int) -> None:
     """Raise for a range that is none, or that begins below the earliest offset."""
     check_offset(physical, end)
     if not 0 <= start <= end:

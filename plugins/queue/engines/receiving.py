@@ -90,7 +90,7 @@ class Receiving:
                 seconds = visibility_timeout
             self._nonce = (self._nonce + 1) % 65_536
             take = Take(now, now + seconds, max_messages, max_bytes, self._nonce)
-            await self._fill(place, take)
+            await self._fill(found, receivers, place, take)
         receivers.received += len(take.received)
         try:
             if take.settled or take.dead:
@@ -105,7 +105,8 @@ class Receiving:
             raise
         return take.received
 
-    async def _fill(self, place: Place, take: Take) -> None:
+    async def _fill(self, queue: LogicalQueue, group: Group, place: Place, take: Take) -> None:
+        """Receive messages, in steps between which the loop goes on."""
         held: dict[int, Decoded] = {}
 
         def find(physical: PhysicalQueue, first: int) -> Decoded | None:
@@ -117,6 +118,12 @@ class Receiving:
                 # Meanwhile, calls on other physical queues may have leased.
                 take.max_messages = min(most, len(take.received) + place.group.room())
                 missing = place.take(take, find)
+                if take.is_interrupted:
+                    take.n_looked = 0
+                    await asyncio.sleep(0)
+                    if take.settled or take.dead:
+                        await self._settle_unseen(queue, group, place, take)
+                    continue
                 if not missing:
                     break
                 held = await self._reader.decoded(place.physical, missing)
@@ -133,7 +140,10 @@ class Receiving:
     async def _settle_unseen(
         self, queue: LogicalQueue, group: Group, place: Place, take: Take
     ) -> None:
-        """Settle what expired or is filtered out, and bury what was received too often."""
+        """Settle what expired or is filtered out, and bury what was received too often.
+
+        From the call on, `take` knows nothing of these messages.
+        """
         futures: list[asyncio.Future[None]] = []
         loop = asyncio.get_running_loop()
         retry_at = take.now + RETRY_SECONDS
@@ -151,6 +161,7 @@ class Receiving:
                 letters.append(self._letter(queue, group, place, decoded, index, "max_receives"))
             futures.append(loop.create_future())
             self._bury(queue, group, [marks], letters, futures[-1])
+        take.settled, take.sizes, take.dead = {}, {}, []
         # What cannot be settled is looked at again; what was received is received all the same.
         await asyncio.gather(*map(asyncio.shield, futures), return_exceptions=True)
 

@@ -11,7 +11,7 @@ from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 from penstock.broker.mqtt.expiry import EXPIRY
-from penstock.plugins.queue.client import Batch, read_batch
+from penstock.plugins.queue.client import Batch, read_batch, read_offsets
 from penstock.plugins.queue.engines.store import DELAYED, EXPIRES, BrokenSegmentError, Segment
 
 DELAY_PROPERTY: Final = "penstock-delay"
@@ -197,7 +197,7 @@ class Decoded:
                 None if interval is None else at + self.clock_offset + interval
                 for at, interval in zip(
                     self.batch.enqueued_at,
-                    map(_number_of, self.batch.properties, repeat(EXPIRY)),
+                    map(number_of, self.batch.properties, repeat(EXPIRY)),
                     strict=True,
                 )
             ]
@@ -208,7 +208,7 @@ class Decoded:
         if not self.flags & DELAYED:
             return None
         if self._delays is None:
-            self._delays = [_delay_of(text) for text in self.batch.properties]
+            self._delays = [delay_of(text) for text in self.batch.properties]
         return self._delays[index]
 
     def stored_clock(self, index: int) -> float:
@@ -222,16 +222,32 @@ def decode(physical_id: int, segment: Segment, frame: bytes) -> Decoded:
     Raises:
         BrokenSegmentError: it does not hold the segment's messages.
     """
-    first, n = segment.first_offset, segment.n_messages
     try:
         batch = read_batch(frame)
     except ValueError as error:
-        raise BrokenSegmentError(physical_id, first, str(error)) from error
-    if batch.offset != list(range(first, first + n)):
-        raise BrokenSegmentError(
-            physical_id, first, f"it does not hold offsets {first} to {first + n - 1}"
-        )
+        raise BrokenSegmentError(physical_id, segment.first_offset, str(error)) from error
+    _check_offsets(physical_id, segment, batch.offset)
     return Decoded(segment, batch)
+
+
+def check(physical_id: int, segment: Segment, frame: bytes) -> None:
+    """Check that a frame can be decoded, without making an object for each message.
+
+    Raises:
+        BrokenSegmentError: it does not hold the segment's messages.
+    """
+    try:
+        offsets = read_offsets(frame)
+    except ValueError as error:
+        raise BrokenSegmentError(physical_id, segment.first_offset, str(error)) from error
+    _check_offsets(physical_id, segment, offsets)
+
+
+def _check_offsets(physical_id: int, segment: Segment, offsets: list[int]) -> None:
+    first, end = segment.first_offset, segment.first_offset + segment.n_messages
+    if offsets != list(range(first, end)):
+        why = f"it does not hold offsets {first} to {end - 1}"
+        raise BrokenSegmentError(physical_id, first, why)
 
 
 class SegmentCache:
@@ -286,14 +302,16 @@ def user_property(properties: str, name: str) -> str | None:
     return None
 
 
-def _number_of(properties: str, name: str) -> float | None:
+def number_of(properties: str, name: str) -> float | None:
+    """Return a number out of properties in JSON; None where there is none."""
     if not properties or name not in properties:
         return None
     value = json.loads(properties).get(name)
     return float(value) if isinstance(value, int | float) else None
 
 
-def _delay_of(properties: str) -> float | None:
+def delay_of(properties: str) -> float | None:
+    """Return a message's own delay in seconds, out of properties in JSON; None for none."""
     text = user_property(properties, DELAY_PROPERTY)
     try:
         return None if text is None else min(max(0.0, float(text)), MAX_DELAY_SECONDS)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
@@ -35,18 +36,18 @@ from penstock.broker.durable.database_file import (
     behind_links,
     connect,
     in_words,
-    open_private,
     set_up,
     transaction,
 )
+from penstock.broker.durable.disk_reserve import DiskReserve
 from penstock.plugins.queue.engines.checkpoints import LOG_PAGES, ROWS_BYTES, Checkpointer
 from penstock.plugins.queue.engines.contract import (
     BackupExistsError,
+    BackupFolderError,
     EngineStartError,
     StorageError,
     StorageFullError,
 )
-from penstock.plugins.queue.engines.disk_reserve import DiskReserve
 from penstock.plugins.queue.engines.sqlite_format import FORMAT, add_functions
 from penstock.plugins.queue.engines.store import (
     BrokenSegmentError,
@@ -355,12 +356,19 @@ class SqliteStore:
     def backup(self, path: str) -> int:
         """Copy the file while it is in use."""
         self._check_there()
-        part = f"{path}.part"
         there = f"backup to {path}: read a file; allowed: a path without one"
+        if os.path.lexists(path):
+            raise BackupExistsError(there)
+        folder, name = os.path.split(path)
         try:
-            if Path(path).exists():
-                raise BackupExistsError(there)
-            os.close(open_private(part))
+            descriptor, part = tempfile.mkstemp(".part", f"{name}.", folder or ".")
+        except OSError as error:
+            raise BackupFolderError(
+                f"backup to {path}: {error.strerror}; allowed: a new file in a folder that is "
+                "there, to which the user of the server may write"
+            ) from error
+        os.close(descriptor)
+        try:
             with (
                 closing(connect(self._path, self._busy_seconds)) as source,
                 closing(sqlite3.connect(part)) as target,
@@ -517,6 +525,7 @@ def _write_names(connection: sqlite3.Connection, changes: Changes) -> None:
         connection.execute("DELETE FROM deduplication WHERE queue = ?", (queue_id,))
         connection.execute("DELETE FROM logical_queue WHERE id = ?", (queue_id,))
     many("INSERT OR REPLACE INTO consumer_group VALUES (?, ?, ?, ?, ?, ?)", changes.groups)
+    many("UPDATE consumer_group SET used_at = ? WHERE id = ?", changes.group_uses)
     for group_id in (*changes.deleted_groups, *changes.reset_groups):
         for table in ("settled", "receives"):
             connection.execute(f"DELETE FROM {table} WHERE consumer_group = ?", (group_id,))  # noqa: S608

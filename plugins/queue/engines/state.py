@@ -64,7 +64,7 @@ class State:
             self.cache,
             self.clock,
             self.logger,
-            self.arrivals.stored,
+            self.arrivals.arrived,
         )
         loop = asyncio.get_running_loop()
         self.commits = GroupCommit(around, loop, self.clocks.monotonic, max_messages, self.logger)

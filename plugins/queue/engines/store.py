@@ -148,6 +148,7 @@ class Changes:
             are left to `Store.sweep`.
         physical: rows to be inserted or replaced.
         groups: rows to be inserted or replaced.
+        group_uses: `used_at` of groups, and the group, to be set.
         deleted_groups: groups to be deleted, with all that belongs to them.
         reset_groups: groups whose settled and received messages are forgotten.
         floors: to be set.
@@ -171,6 +172,7 @@ class Changes:
     deleted_queues: list[int] = field(default_factory=list)
     physical: list[PhysicalRow] = field(default_factory=list)
     groups: list[GroupRow] = field(default_factory=list)
+    group_uses: list[tuple[float, int]] = field(default_factory=list)
     deleted_groups: list[int] = field(default_factory=list)
     reset_groups: list[int] = field(default_factory=list)
     floors: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -259,6 +261,7 @@ class Store(Protocol):
 
         Raises:
             BackupExistsError: there is a file of this name, which stays.
+            BackupFolderError: its folder is not there, or the program may not write to it.
             StorageError: there is no such copy.
         """
 

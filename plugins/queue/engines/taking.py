@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from typing import Final
 
 from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.segments import Decoded
+
+MAX_LOOKED: Final = 512
+"""Messages that are looked at singly in one step, which takes the loop some milliseconds."""
 
 
 @dataclass(slots=True)
@@ -22,6 +26,7 @@ class Take:
         received: what it has got so far.
         n_bytes: payload bytes of these.
         is_full: whether no more messages or bytes fit.
+        n_looked: messages that this step has looked at singly.
         settled: bits to be settled unseen, by reason and first offset.
         sizes: payload bytes of the messages of these segments.
         dead: messages that were received too often: first offset and index.
@@ -36,14 +41,21 @@ class Take:
     received: list[ReceivedMessage] = field(default_factory=list)
     n_bytes: int = 0
     is_full: bool = False
+    n_looked: int = 0
     settled: dict[str, dict[int, int]] = field(default_factory=dict)
     sizes: dict[int, array[int]] = field(default_factory=dict)
     dead: list[tuple[Decoded, int]] = field(default_factory=list)
     last_of_key: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the step has looked at so many messages that another one must follow."""
+        return self.n_looked >= MAX_LOOKED
+
     def wants(self) -> bool:
-        """Say whether another message may fit."""
-        return not self.is_full and len(self.received) < self.max_messages
+        """Say whether this step may take another message."""
+        has_room = not self.is_full and len(self.received) < self.max_messages
+        return has_room and not self.is_interrupted
 
     def settle(self, reason: str, decoded: Decoded, index: int) -> None:
         """Note a message that is settled unseen."""

@@ -37,9 +37,9 @@ from penstock.plugins.queue.engines.store import (
     Store,
 )
 
-CUT_SEGMENTS: Final = 256
-"""Segments that one transaction cuts from a queue at most, some 64 MiB, so that a long cut does not
-delay the storing of messages."""
+CUT_SEGMENTS: Final = 64
+"""Segments that one transaction cuts from a queue at most, some 16 MiB, so that a long cut delays
+neither the storing of messages nor, when it is applied, the loop."""
 _SPARE_KEYS: Final = 1_024
 """Keys of messages that have left which a queue with `keeps_last` may know besides the others."""
 _KEPT_UP_MESSAGES: Final = 8_192

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Final
 
-from penstock.plugins.queue.engines.catalogue import Catalogue, group_row
+from penstock.plugins.queue.engines.catalogue import Catalogue
 from penstock.plugins.queue.engines.contract import (
     StorageError,
     UnknownQueueError,
@@ -33,6 +34,8 @@ SHRINK_BYTES: Final = 8_192
 """Bytes that must be gone from a segment before it is stored anew: a page of the file."""
 SHRINK_SEGMENTS: Final = 64
 """Segments of a queue that are stored anew in one call, some 16 MiB at most."""
+LETTERS_IN_A_STEP: Final = 64
+"""Dead letters that are read before the loop goes round."""
 TRIM_STEPS: Final = 32
 """Of giving space back in one call, 16 MB in SQLite. Other requests are written between them."""
 
@@ -101,6 +104,8 @@ class Upkeep:
             numbers = [one for one in to.physical if one < to.spec.physical_queues]
             number = part.number if number is None else number
             letters.append(Letter(first, index, to, numbers[number % len(numbers)], row))
+            if len(letters) % LETTERS_IN_A_STEP == 0:
+                await asyncio.sleep(0)
         n_moved = 0
         if letters:
             n_moved = await self._state.ask(lambda future: Redrive(source, part, letters, future))
@@ -111,6 +116,7 @@ class Upkeep:
     async def maintain(self) -> None:
         """Do what time asks for."""
         now = self._state.now()
+        self._state.arrivals.note_uses(now)
         failed: StorageError | None = None
         for queue in list(self._state.queues.values()):
             for group in queue.groups.values():
@@ -166,10 +172,7 @@ class Upkeep:
 
     def _clock_row(self, transaction: Transaction) -> None:
         transaction.changes.meta["clock"] = self._state.clock.stored_text()
-        for queue in self._state.queues.values():
-            for group in queue.groups.values():
-                if group.spec.group_expiry_seconds is not None:
-                    transaction.changes.groups.append(group_row(group, group.epoch, group.spec))
+        self._catalogue.add_last_uses(transaction)
 
     async def _maintain_queue(self, queue: LogicalQueue, now: float) -> None:
         for group in list(queue.groups.values()):

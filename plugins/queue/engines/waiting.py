@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from penstock.plugins.queue.engines.leases import Group
-from penstock.plugins.queue.engines.queues import LogicalQueue
+from penstock.plugins.queue.engines.waited import Waited
 
 
 class Arrivals:
@@ -18,24 +17,22 @@ class Arrivals:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._waiters: dict[Group | LogicalQueue, set[asyncio.Future[None]]] = {}
+        self._waiters: dict[Waited, set[asyncio.Future[None]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
-    async def wait(self, source: Group | LogicalQueue, seen: int, wait: float) -> int:
+    async def wait(self, source: Waited, seen: int, wait: float) -> int:
         """Wait until the arrivals of a group or queue are others than seen; return them."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + wait
         while True:
-            if isinstance(source, Group):
-                source.expire(self._now())
+            source.expire(self._now())
             left = give_up_at - loop.time()
             if source.arrivals != seen or left <= 0:
                 return source.arrivals
             waiter: asyncio.Future[None] = loop.create_future()
             self._waiters.setdefault(source, set()).add(waiter)
-            if isinstance(source, Group):
-                self._set_timer(source)
+            self._set_timer(source)
             handle = loop.call_later(left, _complete, waiter)
             try:
                 await waiter
@@ -47,28 +44,24 @@ class Arrivals:
                     if not waiters:
                         del self._waiters[source]
 
-    def arrived(self, group: Group) -> None:
-        """Wake those who wait for a group."""
-        for waiter in self._waiters.get(group, ()):
+    def arrived(self, source: Waited) -> None:
+        """Wake those who wait for a group or queue."""
+        for waiter in self._waiters.get(source, ()):
             _complete(waiter)
 
-    def stored(self, queue: LogicalQueue) -> None:
-        """Wake those who wait for messages that are stored in a queue."""
-        for waiter in self._waiters.get(queue, ()):
-            _complete(waiter)
+    def note_uses(self, now: float) -> None:
+        """Note that the groups are in use for whose messages somebody waits."""
+        for source in self._waiters:
+            source.used_at = now
 
-    def wake(self, queue: LogicalQueue) -> None:
+    def wake(self, queue: Waited, groups: Iterable[Waited]) -> None:
         """Wake all who wait for a queue or its groups, as something has changed."""
         queue.arrivals += 1
-        self.stored(queue)
-        for group in queue.groups.values():
+        self.arrived(queue)
+        for group in groups:
             group.arrived()
 
-    def forget(self, group: Group) -> None:
-        """Wake those who wait for a group that is deleted."""
-        group.arrived()
-
-    def deadline_changed(self, group: Group) -> None:
+    def deadline_changed(self, group: Waited) -> None:
         """Take note of a group's new first deadline."""
         if group in self._waiters:
             self._set_timer(group)
@@ -83,8 +76,8 @@ class Arrivals:
             for waiter in self._waiters.get(source, ()):
                 _complete(waiter)
 
-    def _set_timer(self, group: Group) -> None:
-        deadline = group.next_deadline()
+    def _set_timer(self, source: Waited) -> None:
+        deadline = source.next_deadline()
         if deadline is None or (self._timer is not None and self._timer_at <= deadline):
             return
         if self._timer is not None:
@@ -96,12 +89,12 @@ class Arrivals:
     def _on_time(self) -> None:
         self._timer = None
         now = self._now()
-        groups = [source for source in self._waiters if isinstance(source, Group)]
-        for group in groups:
-            group.expire(now)
-        for group in groups:
-            if group in self._waiters:
-                self._set_timer(group)
+        sources = list(self._waiters)
+        for source in sources:
+            source.expire(now)
+        for source in sources:
+            if source in self._waiters:
+                self._set_timer(source)
 
 
 def _complete(waiter: asyncio.Future[None]) -> None:

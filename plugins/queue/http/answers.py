@@ -13,7 +13,11 @@ from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
-from penstock.plugins.queue.batch_format import split_for_segments, write_deliveries
+from penstock.plugins.queue.batch_format import (
+    Selection,
+    split_for_segments,
+    write_deliveries,
+)
 from penstock.plugins.queue.client import (
     BATCH_CONTENT_TYPE,
     BATCH_HEADER,
@@ -82,13 +86,15 @@ def write_received(deliveries: Sequence[ReceivedMessage], content_type: str) -> 
     return _write_batch(deliveries)
 
 
-def write_range(frames: Sequence[bytes], content_type: str) -> Writing:
-    """Write frames of records."""
+def write_range(frames: Sequence[bytes], content_type: str, wanted: Selection) -> Writing:
+    """Write frames of records, or what is wanted of them."""
+    if content_type == BATCH_CONTENT_TYPE:
+        return _select(frames, wanted)
+    matching = (found for frame in frames if (found := wanted.matching(frame)))
+    columns = [name for name in Batch._fields if name == "offset" or name in wanted.columns]
     if content_type == JSON_TYPE:
-        return _write_json(Batch._fields, _rows(frames))
-    if content_type == arrow.CONTENT_TYPE:
-        return arrow.write_batches(map(read_batch, frames))
-    return _cut(frames)
+        return _write_json(Batch._fields, _rows(matching), columns)
+    return arrow.write_batches(map(read_batch, matching), columns)
 
 
 def write_peeked(found: Sequence[tuple[int, Sequence[bytes]]]) -> Writing:
@@ -99,7 +105,7 @@ def write_peeked(found: Sequence[tuple[int, Sequence[bytes]]]) -> Writing:
 
 def count(frames: Iterable[bytes]) -> int:
     """Return how many messages some frames hold."""
-    return sum(BATCH_HEADER.unpack_from(frame)[2] for frame in frames)
+    return sum(BATCH_HEADER.unpack_from(frame)[3] for frame in frames)
 
 
 def _rows(frames: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
@@ -107,25 +113,41 @@ def _rows(frames: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
         yield from zip(*read_batch(frame), strict=True)
 
 
-def _write_json(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Writing:
-    """Write rows under `messages`: payloads in base64, properties as objects."""
+def _write_json(
+    names: Sequence[str], rows: Iterable[Sequence[Any]], columns: Sequence[str] | None = None
+) -> Writing:
+    """Write rows under `messages`: payloads in base64, properties as objects.
+
+    Args:
+        names: of what a row has.
+        rows: to be written.
+        columns: of `names`, those to be written; None for all.
+    """
+    has_properties = columns is None or "properties" in columns
+    has_payload = columns is None or "payload" in columns
     pieces: list[bytes] = []
     written = bytearray(b'{"messages": [')
     beginning = b""
     for row in rows:
         fields = dict(zip(names, row, strict=True))
         payload, properties = fields.pop("payload"), fields.pop("properties")
+        if columns is not None:
+            fields = {name: value for name, value in fields.items() if name in columns}
         written += beginning
         written += json.dumps(fields).encode()[:-1]
-        # Properties are stored as the text of a JSON object.
-        written += b', "properties": %b, "payload": "' % (properties.encode() or b"{}")
-        for start in range(0, len(payload), _BASE64_BYTES):
-            written += base64.b64encode(payload[start : start + _BASE64_BYTES])
-            if len(written) >= PIECE_BYTES:
-                pieces.append(bytes(written))
-                written.clear()
-            yield
-        written += b'"}'
+        if has_properties:
+            # Properties are stored as the text of a JSON object.
+            written += b', "properties": %b' % (properties.encode() or b"{}")
+        if has_payload:
+            written += b', "payload": "'
+            for start in range(0, len(payload), _BASE64_BYTES):
+                written += base64.b64encode(payload[start : start + _BASE64_BYTES])
+                if len(written) >= PIECE_BYTES:
+                    pieces.append(bytes(written))
+                    written.clear()
+                yield
+            written += b'"'
+        written += b"}"
         beginning = b", "
         yield
     written += b"]}"
@@ -142,6 +164,11 @@ def _write_batch(deliveries: Sequence[ReceivedMessage]) -> Writing:
     return pieces
 
 
-def _cut(frames: Sequence[bytes]) -> Writing:
-    yield
-    return frames
+def _select(frames: Sequence[bytes], wanted: Selection) -> Writing:
+    pieces: list[bytes | memoryview] = []
+    for frame in frames:
+        matching = wanted.matching(frame)
+        if matching:
+            pieces += wanted.cut(matching)
+        yield
+    return pieces

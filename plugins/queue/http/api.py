@@ -19,6 +19,7 @@ from penstock.broker.errors import PenstockError
 from penstock.plugins.queue.access import QueueAccess
 from penstock.plugins.queue.engines.contract import (
     BackupExistsError,
+    BackupFolderError,
     ExistsError,
     GroupKindError,
     IncarnationError,
@@ -38,7 +39,11 @@ from penstock.plugins.queue.http.context import (
 from penstock.plugins.queue.http.delivery import Delivery
 from penstock.plugins.queue.http.operation import Operation
 from penstock.plugins.queue.http.positions import Positions
+from penstock.plugins.queue.http.publishing import Publishing
 from penstock.plugins.queue.logical_queue import BusyError
+from penstock.plugins.queue.publishing.batches import Batches, NoBrokerError, StageFullError
+from penstock.plugins.queue.publishing.relay import RelayLostError
+from penstock.plugins.queue.publishing.stage_file import NoStageError, StageError, StageSpaceError
 from penstock.plugins.queue.service import InUseError, QueueService, SettingError
 from penstock.plugins.web.bodies import Bodies
 from penstock.plugins.web.service import answering_errors
@@ -51,11 +56,18 @@ _STATUS: Final[tuple[tuple[type[PenstockError], int], ...]] = (
     (OffsetError, 400),
     (ExistsError, 409),
     (BackupExistsError, 409),
+    (BackupFolderError, 400),
     (GroupKindError, 409),
     (InUseError, 409),
     (BusyError, 429),
     (StorageFullError, 507),
     (StorageError, 503),
+    (NoStageError, 409),
+    (StageFullError, 429),
+    (StageSpaceError, 507),
+    (StageError, 503),
+    (NoBrokerError, 503),
+    (RelayLostError, 503),
 )
 
 _LATER: Final = (429, 503)
@@ -72,6 +84,7 @@ class QueueApi:
         logger: gets what should not happen.
         bodies: of requests that are being received.
         slicer: runs what takes long.
+        batches: that the broker publishes; None for no such routes.
     """
 
     def __init__(
@@ -82,7 +95,9 @@ class QueueApi:
         logger: Logger,
         bodies: Bodies,
         slicer: Slicer,
+        batches: Batches | None = None,
     ) -> None:
+        self._batches = batches
         self._context = Context(service, access, clock, bodies, slicer)
         self._logger = logger
 
@@ -98,6 +113,7 @@ class QueueApi:
         )
         delivery, positions = Delivery(self._context), Positions(self._context)
         operation = Operation(self._context)
+        publishing = Publishing(self._context, self._batches)
         queue = "/queues/{queue}"
         group = f"{queue}/groups/{{group}}"
         # A path is looked up in this order: what is asked for most stands first.
@@ -117,6 +133,7 @@ class QueueApi:
             ("GET", f"{queue}/peek", delivery.peek),
             ("GET", f"{queue}/position", positions.locate),
             ("POST", f"{queue}/plan", positions.plan),
+            ("POST", "/plan", positions.plan_queues),
             ("GET", f"{queue}/physical/{{number}}/range", positions.range),
             ("POST", f"{group}/commit", positions.commit),
             ("POST", f"{group}/seek", positions.seek),
@@ -124,6 +141,9 @@ class QueueApi:
             ("POST", f"{queue}/redrive", operation.redrive),
             ("POST", "/compact", operation.compact),
             ("POST", "/backup", operation.backup),
+            ("PUT", "/stages/{writer}/{stage}/{place}", publishing.stage),
+            ("DELETE", "/stages/{writer}", publishing.give_up),
+            ("PUT", "/batches/{query}/{batch}", publishing.publish),
         ]
         for method, path, handler in routes:
             application.router.add_route(method, path, handler)
@@ -153,4 +173,6 @@ async def _answering_more(
     except RangeGoneError as error:
         return refusal(AnswerError(str(error), 410, {"earliest": error.earliest}))
     except IncarnationError as error:
-        return refusal(AnswerError(str(error), 409, {"incarnation": error.incarnation}))
+        return refusal(
+            AnswerError(str(error), 409, {"incarnation": error.incarnation, "queue": error.queue})
+        )

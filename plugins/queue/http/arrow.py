@@ -45,6 +45,9 @@ _ALLOWED_TYPES: Final = {
 
 _NEEDED: Final = ("topic", "payload")
 
+_END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
+"""Continuation, and a length of 0."""
+
 
 async def load() -> None:
     """Import pyarrow, which takes some 0.1 s at its first time; further calls do nothing.
@@ -58,7 +61,7 @@ async def load() -> None:
 def _warm_up() -> None:
     """Use what loads further modules at its first use."""
     batch = Batch([0], [""], [b""], [0], [""], [0.0], [""])
-    for _ in _write(iter([batch]), is_delivery=False):
+    for _ in write_batches(iter([batch]), Batch._fields):
         pass
 
 
@@ -69,9 +72,23 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-def write_batches(batches: Iterator[Batch]) -> Generator[None, None, list[memoryview]]:
-    """Write messages of a range; a work for `penstock.plugins.web.slices.Slicer`."""
-    return (yield from _write(batches, is_delivery=False))
+def write_batches(
+    batches: Iterator[Batch], columns: Sequence[str]
+) -> Generator[None, None, list[memoryview]]:
+    """Write messages of a range; a work for `penstock.plugins.web.slices.Slicer`.
+
+    Args:
+        batches: of the range.
+        columns: those to be written, in the order of a batch's.
+    """
+    whole = _schema(is_delivery=False)
+    schema = _pyarrow().schema([whole.field(name) for name in columns])
+    rows = (
+        [getattr(batch, name)[at : at + ROWS_IN_A_STEP] for name in columns]
+        for batch in batches
+        for at in range(0, len(batch.offset), ROWS_IN_A_STEP)
+    )
+    return (yield from _write(rows, schema))
 
 
 def write_deliveries(
@@ -80,24 +97,22 @@ def write_deliveries(
     """Write received messages; a work for `penstock.plugins.web.slices.Slicer`."""
     starts = range(0, len(deliveries), ROWS_IN_A_STEP)
     columns = (zip(*deliveries[at : at + ROWS_IN_A_STEP], strict=True) for at in starts)
-    return (yield from _write(map(tuple, columns), is_delivery=True))
+    return (yield from _write(map(tuple, columns), _schema(is_delivery=True)))
 
 
 def _write(
-    rows: Iterator[Sequence[Sequence[Any]]], *, is_delivery: bool
+    rows: Iterator[Sequence[Sequence[Any]]], schema: Any
 ) -> Generator[None, None, list[memoryview]]:
+    """Write the messages of a stream, each of which is a piece: one sink for all would be moved."""
     pa = _pyarrow()
-    schema = _schema(is_delivery=is_delivery)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        for columns in rows:
-            arrays = [
-                _array(pa, column, field) for column, field in zip(columns, schema, strict=True)
-            ]
-            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
-            yield
-    whole = memoryview(sink.getvalue())
-    return [whole]
+    pieces = [memoryview(schema.serialize())]
+    for columns in rows:
+        arrays = [_array(pa, column, field) for column, field in zip(columns, schema, strict=True)]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        pieces.append(memoryview(batch.serialize()))
+        yield
+    pieces.append(memoryview(_END_OF_STREAM))
+    return pieces
 
 
 def _array(pa: Any, column: Sequence[Any], field: Any) -> Any:

@@ -110,7 +110,17 @@ class Context(NamedTuple):
             RequestError: see `caller` and `check_role`; 404 where there is no such queue.
         """
         name = request.match_info["queue"]
-        caller = self.allow(request, name, *roles)
+        caller = self.caller(request)
+        self.check_queue(caller, name, *roles)
+        return name, caller
+
+    def check_queue(self, caller: Caller, name: str, *roles: Role) -> None:
+        """Check that a queue exists, and that a caller has one of these roles in it.
+
+        Raises:
+            RequestError: see `check_role`; 404 where there is no such queue.
+        """
+        check_role(caller, name, *roles)
         try:
             self.service.queue(name)
         except UnknownQueueError:
@@ -119,7 +129,6 @@ class Context(NamedTuple):
             visible = [one for one in names if any(caller.may(role, one) for role in roles)]
             allowed = ", ".join(visible) or "none, there are no queues"
             raise RequestError(f"queue: read {show(name)}; allowed: {allowed}", 404) from None
-        return name, caller
 
     async def object(self, request: web.Request, *keys: str) -> Mapping[str, Any]:
         """Return the JSON object in a request's body; see `read_object`."""
@@ -132,15 +141,14 @@ class Context(NamedTuple):
         return await self.send_pieces(request, await self.slicer.run(writing), content_type)
 
     async def send_pieces(
-        self, request: web.Request, pieces: Pieces, content_type: str
+        self,
+        request: web.Request,
+        pieces: Pieces,
+        content_type: str,
+        headers: Mapping[str, str] | None = None,
     ) -> web.StreamResponse:
         """Answer with the pieces of a body."""
-        return await request.app[SEND_PIECES](request, pieces, content_type)
-
-    def has_room_again(self, queue: str) -> None:
-        """Tell publishers that wait for room: messages may have left a queue."""
-        if queue in self.service.names():  # it may be gone meanwhile
-            self.service.queue(queue).intake.has_room_again()
+        return await request.app[SEND_PIECES](request, pieces, content_type, headers)
 
 
 def check_role(caller: Caller, queue: str, *roles: Role) -> None:
@@ -166,15 +174,22 @@ def refusal(error: AnswerError) -> web.Response:
     return web.json_response(body, status=error.status, headers=dict(error.headers))
 
 
-def query_of(request: web.Request, allowed: Sequence[str]) -> Mapping[str, str]:
+def query_of(
+    request: web.Request, allowed: Sequence[str], *, repeatable: str = ""
+) -> Mapping[str, str]:
     """Return a request's query.
+
+    Args:
+        request: with the query.
+        allowed: its keys.
+        repeatable: the only key that may come more than once.
 
     Raises:
         RequestError: it has an unknown key, or one twice.
     """
     query = request.query
     for key in query:
-        if key not in allowed or len(query.getall(key)) > 1:
+        if key not in allowed or (key != repeatable and len(query.getall(key)) > 1):
             listed = ", ".join(allowed) or "none"
             raise RequestError(f"query: read {show(key)}; allowed, each once: {listed}")
     return query

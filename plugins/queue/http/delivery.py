@@ -8,8 +8,10 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from penstock.broker.errors import PenstockError
 from penstock.plugins.queue.client import BATCH_CONTENT_TYPE
 from penstock.plugins.queue.engines.contract import (
+    Action,
     NewMessage,
     RangeGoneError,
     StorageError,
@@ -34,6 +36,8 @@ MAX_PEEKED: Final = 1_000
 MAX_BYTES: Final = 2**40
 MESSAGES_IN_A_STEP: Final = 500
 """Messages of one request that are given to the engine before the loop goes round."""
+HANDLES_IN_A_STEP: Final = 100
+"""The same of receipt handles; to settle one as a dead letter takes some 10 µs."""
 
 _STATUS_OF: Final = {
     "storage_error": 503,
@@ -148,13 +152,38 @@ class Delivery:
         later = seconds("seconds", body.get("seconds", 0), MAX_SECONDS)
         if action == "extend" and "seconds" not in body:
             raise RequestError("seconds: read nothing; allowed: seconds, as the action is extend")
-        failed = await context.service.settle(queue, group, action, handles, later)
+        failed = await self._settle(queue, group, action, handles, later)
         return web.json_response(
             {
                 "settled": len(handles) - len(failed),
                 "failed": {str(index): why for index, why in sorted(failed.items())},
             }
         )
+
+    async def _settle(
+        self, queue: str, group: str, action: Action, handles: Sequence[str], later: float
+    ) -> Mapping[int, str]:
+        """Settle receives, some of them in each round of the loop."""
+        settle = self._context.service.settle
+        if len(handles) <= HANDLES_IN_A_STEP:
+            return await settle(queue, group, action, handles, later)
+        found: dict[int, Mapping[int, str]] = {}
+        errors: list[PenstockError] = []
+
+        async def settle_some(start: int) -> None:
+            some = handles[start : start + HANDLES_IN_A_STEP]
+            try:
+                found[start] = await settle(queue, group, action, some, later)
+            except PenstockError as error:  # the others go on: a settle may be repeated
+                errors.append(error)
+
+        async with asyncio.TaskGroup() as tasks:
+            for start in range(0, len(handles), HANDLES_IN_A_STEP):
+                tasks.create_task(settle_some(start), name=f"settle from receipt handle {start}")
+                await asyncio.sleep(0)
+        if errors:
+            raise errors[0]
+        return {start + index: why for start, some in found.items() for index, why in some.items()}
 
     async def peek(self, request: web.Request) -> web.StreamResponse:
         """``GET /queues/{queue}/peek``."""

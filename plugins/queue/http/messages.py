@@ -15,7 +15,13 @@ from penstock.broker.errors import MalformedPacketError
 from penstock.broker.message import Message
 from penstock.broker.mqtt.topics import validate_topic
 from penstock.plugins.queue.access import Caller
-from penstock.plugins.queue.client import BATCH_HEADER, BATCH_MAGIC, KIND_RECORDS, read_batch
+from penstock.plugins.queue.client import (
+    BATCH_HEADER,
+    BATCH_MAGIC,
+    KIND_RECORDS,
+    PUBLISHED_AT_PROPERTY,
+    read_batch,
+)
 from penstock.plugins.queue.engines.contract import NewMessage
 from penstock.plugins.queue.http import arrow
 from penstock.plugins.queue.http.requests import (
@@ -39,7 +45,10 @@ BASE64_CHARACTERS: Final = 256 * 1024
 """Of a payload that are decoded in one step; a multiple of 4, so that the bytes can be joined."""
 
 OWN_PROPERTIES: Final = "penstock-"
-"""Begins the names of user properties that only the queue itself sets, except `KEY_PROPERTY`."""
+"""Begins the names of user properties that only the queue itself sets."""
+
+_OF_PUBLISHERS: Final = (KEY_PROPERTY, PUBLISHED_AT_PROPERTY)
+"""Exceptions to that."""
 
 MAX_TEXT_BYTES: Final = 65_535
 MAX_IDENTIFIER_CHARACTERS: Final = 128
@@ -108,10 +117,7 @@ def read_rows(data: bytearray, sender: Sender) -> Reading:
     if "messages" not in body:
         return [(yield from _message(body, "", sender))]
     object_of(body, "body", frozenset({"messages"}))
-    rows = body["messages"]
-    if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_MESSAGES:
-        read = f"{len(rows)} messages" if isinstance(rows, list) else show(rows)
-        raise RequestError(f"messages: read {read}; allowed: a list of 1 to {MAX_MESSAGES}")
+    rows = rows_of(body)
     messages: list[NewMessage] = []
     for index, row in enumerate(rows):
         messages.append((yield from _message(row, f"messages[{index}].", sender)))
@@ -119,8 +125,36 @@ def read_rows(data: bytearray, sender: Sender) -> Reading:
     return messages
 
 
+def rows_of(body: Mapping[str, Any]) -> list[Any]:
+    """Return the list under `messages`.
+
+    Raises:
+        RequestError: there is no list, or it has none or too many.
+    """
+    rows = body.get("messages")
+    if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_MESSAGES:
+        read = f"{len(rows)} messages" if isinstance(rows, list) else show(rows)
+        raise RequestError(f"messages: read {read}; allowed: a list of 1 to {MAX_MESSAGES}")
+    return rows
+
+
 def _message(row: Any, path: str, sender: Sender) -> Generator[None, None, NewMessage]:
-    row = object_of(row, path.removesuffix(".") or "body", MESSAGE_KEYS)
+    return read_row(object_of(row, path.removesuffix(".") or "body", MESSAGE_KEYS), path, sender)
+
+
+def read_row(
+    row: Mapping[str, Any], path: str, sender: Sender
+) -> Generator[None, None, NewMessage]:
+    """Read a message of a JSON body, whose keys the caller has checked.
+
+    Args:
+        row: the message.
+        path: of it in the body, for errors, with a dot at its end.
+        sender: of the request.
+
+    Raises:
+        RequestError: a part is not valid.
+    """
     properties = row.get("properties", {})
     if not isinstance(properties, dict):
         raise RequestError(f"{path}properties: read {show(properties)}; allowed: a JSON object")
@@ -133,6 +167,7 @@ def _message(row: Any, path: str, sender: Sender) -> Generator[None, None, NewMe
         properties=properties,
         publisher=text_of(row, "publisher", path, ""),
         key=text_of(row, "key", path) if "key" in row else None,
+        qos=row.get("qos", 1),
         delay_seconds=(
             None if delay is None else seconds(f"{path}delay_seconds", delay, MAX_SECONDS)
         ),
@@ -211,8 +246,8 @@ def read_frames(data: bytearray, sender: Sender) -> Reading:
 def _end_of_frame(data: bytearray, at: int) -> int:
     if at + BATCH_HEADER.size > len(data):
         raise RequestError(f"body: read half a header at byte {at}; allowed: whole frames")
-    magic, kind, count, n_bytes = BATCH_HEADER.unpack_from(data, at)
-    if magic != BATCH_MAGIC or kind != KIND_RECORDS:
+    magic, kind, left_out, count, n_bytes = BATCH_HEADER.unpack_from(data, at)
+    if magic != BATCH_MAGIC or kind != KIND_RECORDS or left_out:
         raise RequestError(f"body: read no frame of records at byte {at}; allowed: such frames")
     if not 1 <= count <= MAX_FRAME_MESSAGES:
         raise RequestError(
@@ -374,10 +409,10 @@ def _user_properties(value: Any, path: str) -> list[tuple[str, str]]:
             raise RequestError(f"{path}[{index}]: read {show(pair)}; allowed: [name, value]")
         row = {"0": pair[0], "1": pair[1]}
         name, text = (text_of(row, key, f"{path}[{index}].") for key in row)
-        if name.startswith(OWN_PROPERTIES) and name != KEY_PROPERTY:
+        if name.startswith(OWN_PROPERTIES) and name not in _OF_PUBLISHERS:
             raise RequestError(
                 f"{path}[{index}].0: read {show(name)}; allowed: no name that begins with "
-                f"{OWN_PROPERTIES}, except {KEY_PROPERTY}"
+                f"{OWN_PROPERTIES}, except {' and '.join(_OF_PUBLISHERS)}"
             )
         pairs.append(
             (_check_length(name, f"{path}[{index}].0"), _check_length(text, f"{path}[{index}].1"))

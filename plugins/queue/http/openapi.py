@@ -4,234 +4,56 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from inspect import cleandoc
-from typing import Any, Final, TypeAlias
-
-from pydantic import TypeAdapter
+from typing import Final
 
 from penstock import __version__
-from penstock.broker.extensions import SinkCounts
-from penstock.plugins.queue.client import BATCH_CONTENT_TYPE, DEAD_LETTER
-from penstock.plugins.queue.config import GroupConfig, LogicalQueueConfig
+from penstock.plugins.queue.client import (
+    BATCH_CONTENT_TYPE,
+    COLUMNS,
+    LOOKED_AT_HEADER,
+    NEXT_OFFSET_HEADER,
+)
 from penstock.plugins.queue.http import arrow
-from penstock.plugins.queue.http.messages import MAX_MESSAGES, PROPERTY_KEYS
-from penstock.plugins.queue.http.requests import ACTIONS, GROUP_KEYS, JSON_TYPE, SPEC_KEYS
-from penstock.plugins.queue.intake import DROP_REASONS
-from penstock.plugins.queue.strategies.dequeue import DequeueCounts
-
-Schema: TypeAlias = dict[str, Any]
-
-TEXT: Final[Schema] = {"type": "string"}
-COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
-POSITIVE: Final[Schema] = {"type": "integer", "minimum": 1}
-SECONDS: Final[Schema] = {"type": "number", "minimum": 0}
-COUNTS: Final[Schema] = {"type": "object", "additionalProperties": COUNT}
-BASE64: Final[Schema] = {"type": "string", "contentEncoding": "base64"}
-START: Final[Schema] = {
-    "description": "The first message, behind the last, or the first that arrived at or after a "
-    "time, in seconds since the Unix epoch.",
-    "anyOf": [{"enum": ["earliest", "latest"]}, SECONDS],
-}
-
-_ATTRIBUTE: Final = re.compile(r"^    (\w+): ((?:.|\n(?:        ))*)", re.MULTILINE)
+from penstock.plugins.queue.http.messages import MAX_MESSAGES
+from penstock.plugins.queue.http.openapi_schemas import (
+    COUNT,
+    COUNTS,
+    POSITIVE,
+    SECONDS,
+    START,
+    TEXT,
+    Schema,
+    list_of,
+    object_of,
+    or_null,
+    reference,
+    schemas,
+)
+from penstock.plugins.queue.http.positions import MAX_PLANNED_QUEUES
+from penstock.plugins.queue.http.publishing import MAX_WAIT_SECONDS
+from penstock.plugins.queue.http.requests import ACTIONS, JSON_TYPE
+from penstock.plugins.queue.publishing.counts import UNPUBLISHED_REASONS
 
 _ERRORS: Final = {
     "400": "A part of the request is not valid; the text names it.",
     "401": "No token, or one that the server does not know.",
     "403": "The token lacks the role; or a request of another site.",
-    "404": "No such queue or group.",
+    "404": "No such queue or group, or the policy file has no `publishing`.",
     "406": "The client accepts none of the content types.",
     "408": "The body was not complete in time.",
     "409": "It exists with other settings, the file of a backup exists, the group is of the other "
     "kind, or the queue to be deleted is the dead letter queue of a group; with `incarnation`, the "
-    "position is of a queue that was deleted, and this one was created after it.",
+    "position is of a queue that was deleted, and this one was created after it; or a stage is not "
+    "there as the request says.",
     "410": "The range begins below the earliest offset.",
     "413": "The body is too large.",
     "415": "Another content type, or a compressed body.",
-    "429": "The queue is full, too many messages are leased, too many requests wait, or the token "
-    "sends more requests than it may.",
-    "503": "The storage or the server cannot do it at the moment.",
+    "429": "The queue or the stage is full, too many messages are leased, too many requests wait, "
+    "or the token sends more requests than it may.",
+    "503": "The storage or the server cannot do it at the moment, or no broker runs here.",
     "507": "The storage is full.",
 }
 """Meaning of each status of a refusal."""
-
-
-def _object(properties: Mapping[str, Schema], optional: Sequence[str] = ()) -> Schema:
-    return {
-        "type": "object",
-        "required": [name for name in properties if name not in optional],
-        "properties": dict(properties),
-    }
-
-
-def _list(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _or_null(schema: Schema) -> Schema:
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-def _settings(cls: Any, keys: Sequence[str]) -> Schema:
-    """Return the schema of settings, with the texts of the class that checks them."""
-    texts = {
-        name: " ".join(text.split()).replace("None", "null")
-        for name, text in _ATTRIBUTE.findall(cleandoc(cls.__doc__))
-    }
-    found = TypeAdapter(cls).json_schema(ref_template="#/components/schemas/{model}")
-    properties = {
-        key: _without_titles(found["properties"][key]) | {"description": texts[key]}
-        for key in sorted(keys)
-        if key in found["properties"]
-    }
-    return {"type": "object", "additionalProperties": False, "properties": properties}
-
-
-def _without_titles(schema: Any) -> Any:
-    """Drop what pydantic adds and nobody needs."""
-    if isinstance(schema, dict):
-        return {
-            key: _without_titles(value)
-            for key, value in schema.items()
-            if key not in ("title", "ge")
-        }
-    return [_without_titles(one) for one in schema] if isinstance(schema, list) else schema
-
-
-def _schemas() -> dict[str, Schema]:
-    queue_settings = _settings(LogicalQueueConfig, sorted(SPEC_KEYS))
-    queue_settings["properties"] |= {
-        "tags": {
-            "type": "object",
-            "maxProperties": 50,
-            "additionalProperties": TEXT,
-            "description": "Texts by name, which mean nothing to the server.",
-        },
-        "groups": {
-            "type": "object",
-            "additionalProperties": _ref("GroupSettings"),
-            "description": "Groups by name, which are created where they are missing. A new queue "
-            "without them gets a lease group `default`.",
-        },
-    }
-    death = {
-        "queue": TEXT,
-        "physical_queue": COUNT,
-        "group": TEXT,
-        "reason": {"enum": ["max_receives", "dead"]},
-        "receives": COUNT,
-    }
-    stored = {
-        "offset": COUNT,
-        "topic": TEXT,
-        "payload": BASE64,
-        "qos": {"enum": [0, 1, 2]},
-        "publisher": TEXT,
-        "enqueued_at": {"type": "number", "description": "Seconds since the Unix epoch."},
-        "properties": {
-            "type": "object",
-            "description": f"MQTT 5 properties, and `{DEAD_LETTER}` of a dead letter.",
-            "additionalProperties": True,
-            "properties": {DEAD_LETTER: _object(death)},
-        },
-    }
-    new = {
-        "topic": TEXT,
-        "payload": BASE64,
-        "text": TEXT | {"description": "In place of `payload`."},
-        "publisher": TEXT | {"description": "With a token: its name, or left out."},
-        "properties": _ref("Properties"),
-        "delay_seconds": SECONDS,
-        "deduplication_id": TEXT | {"maxLength": 128},
-        "key": TEXT,
-    }
-    outcome = {
-        "stored": COUNT,
-        "duplicates": _list(COUNT) | {"description": "Indexes of messages stored before."},
-        "refused": {
-            "type": "object",
-            "description": "Reason by index of each message that is not stored: "
-            + "; ".join(f"`{reason}`: {why}" for reason, why in DROP_REASONS.items()),
-            "additionalProperties": {"enum": [*DROP_REASONS]},
-        },
-    }
-    return {
-        "Error": _object(
-            {"error": TEXT, "earliest": COUNT, "incarnation": TEXT} | outcome,
-            optional=["earliest", "incarnation", *outcome],
-        ),
-        "GroupSettings": _settings(GroupConfig, GROUP_KEYS),
-        "QueueSettings": queue_settings,
-        "Properties": _properties(),
-        "NewMessage": _object(new, optional=[name for name in new if name != "topic"])
-        | {"oneOf": [{"required": ["payload"]}, {"required": ["text"]}]},
-        "Stored": _object(outcome),
-        "StoredMessage": _object(stored),
-        "ReceivedMessage": _object(
-            {"receipt_handle": TEXT, "receive_count": POSITIVE, "physical_queue": COUNT} | stored
-        ),
-        "PeekedMessage": _object({"physical_queue": COUNT} | stored),
-        "Position": _object({"incarnation": TEXT, "offsets": COUNTS}),
-        "GroupFigures": _object(_group_figures(), optional=["requests"]),
-        "Group": _object(
-            {"name": TEXT, "incarnation": TEXT} | _group_figures(), optional=["requests"]
-        ),
-        "Queue": _object(_queue_figures()),
-    }
-
-
-def _properties() -> Schema:
-    kinds: dict[str, Schema] = dict.fromkeys(PROPERTY_KEYS, TEXT) | {
-        "payload_format_indicator": {"enum": [0, 1]},
-        "message_expiry_interval": COUNT,
-        "correlation_data": BASE64,
-        "user_property": _list(_list(TEXT) | {"minItems": 2, "maxItems": 2}),
-    }
-    return {
-        "type": "object",
-        "description": "MQTT 5 properties.",
-        "additionalProperties": False,
-        "properties": {name: kinds[name] for name in sorted(kinds)},
-    }
-
-
-def _group_figures() -> dict[str, Schema]:
-    return {
-        "settings": _ref("GroupSettings"),
-        "position": COUNTS,
-        "waiting": COUNT,
-        "leased": COUNT,
-        "delayed": COUNT,
-        "received": COUNT,
-        "settled": COUNTS,
-        "idle_seconds": SECONDS,
-        "requests": _object({key.name: COUNT for key in fields(DequeueCounts)}),
-    }
-
-
-def _queue_figures() -> dict[str, Schema]:
-    books = _object({key.name: COUNT for key in fields(SinkCounts)} | {"dropped": COUNTS})
-    usage = {"earliest": COUNT, "next": COUNT, "messages": COUNT, "stored_bytes": COUNT}
-    return {
-        "name": TEXT,
-        "incarnation": TEXT,
-        "settings": _ref("QueueSettings"),
-        "messages": COUNT,
-        "payload_bytes": COUNT,
-        "stored_bytes": COUNT,
-        "reserved": COUNT,
-        "removed": COUNTS,
-        "set_aside": COUNT,
-        "oldest_seconds": _or_null(SECONDS),
-        "enqueued": _object({"published": books, "requested": books}),
-        "physical_queues": {"type": "object", "additionalProperties": _object(usage)},
-        "groups": {"type": "object", "additionalProperties": _ref("GroupFigures")},
-    }
 
 
 def _operation(
@@ -292,10 +114,10 @@ def _paths() -> dict[str, Schema]:
     messages = {"type": "object", "required": ["messages"]}
 
     def several(name: str) -> Schema:
-        return messages | {"properties": {"messages": _list(_ref(name))}}
+        return messages | {"properties": {"messages": list_of(reference(name))}}
 
-    deleted = _object({"deleted": {"const": True}})
-    position = _ref("Position")
+    deleted = object_of({"deleted": {"const": True}})
+    position = reference("Position")
     start = {"incarnation": TEXT, "offsets": COUNTS}
     empty: Schema = {"type": "object", "additionalProperties": False}
     queue, group = "/queues/{queue}", "/queues/{queue}/groups/{group}"
@@ -305,7 +127,7 @@ def _paths() -> dict[str, Schema]:
         "/health": {
             "get": _operation(
                 "Say whether the storage works; `set_aside` has the messages that cannot be read.",
-                _object(
+                object_of(
                     {"status": {"enum": ["ok", "damaged"]}, "set_aside": COUNTS},
                     optional=["set_aside"],
                 ),
@@ -319,20 +141,20 @@ def _paths() -> dict[str, Schema]:
         "/queues": {
             "get": _operation(
                 "List the queues that the token may read or administer.",
-                _object({"queues": _list(_ref("Queue"))}),
+                object_of({"queues": list_of(reference("Queue"))}),
                 "",
                 role="read or admin",
             )
         },
         queue: {
-            "get": _operation("Show a queue.", _ref("Queue"), "404", role="read or admin"),
+            "get": _operation("Show a queue.", reference("Queue"), "404", role="read or admin"),
             "put": _operation(
                 "Create a queue, or give it other settings. Settings that are left out have their "
                 "defaults; tags stay.",
-                _ref("Queue"),
+                reference("Queue"),
                 "409 503 507",
                 role="admin",
-                body=_ref("QueueSettings"),
+                body=reference("QueueSettings"),
             ),
             "delete": _operation(
                 "Delete a queue with its messages and groups; one that groups of other queues send "
@@ -343,13 +165,13 @@ def _paths() -> dict[str, Schema]:
             ),
         },
         group: {
-            "get": _operation("Show a group.", _ref("Group"), "404", role="read or admin"),
+            "get": _operation("Show a group.", reference("Group"), "404", role="read or admin"),
             "put": _operation(
                 "Create a group, or give it other settings; its position stays.",
-                _ref("Group"),
+                reference("Group"),
                 changing,
                 role="admin",
-                body=_ref("GroupSettings"),
+                body=reference("GroupSettings"),
             ),
             "delete": _operation(
                 "Delete a group; it holds no messages any more.",
@@ -362,17 +184,17 @@ def _paths() -> dict[str, Schema]:
             "post": _operation(
                 "Store one message, or several. Status 200 means that all are stored. Otherwise "
                 "the answer says which are: some may be.",
-                _ref("Stored"),
+                reference("Stored"),
                 "404 429 503 507",
                 role="write",
                 body={
                     "oneOf": [
-                        _ref("NewMessage"),
+                        reference("NewMessage"),
                         several("NewMessage")
                         | {
                             "additionalProperties": False,
                             "properties": {
-                                "messages": _list(_ref("NewMessage"))
+                                "messages": list_of(reference("NewMessage"))
                                 | {"minItems": 1, "maxItems": MAX_MESSAGES}
                             },
                         },
@@ -388,11 +210,11 @@ def _paths() -> dict[str, Schema]:
                 several("ReceivedMessage"),
                 "404 406 409 429 503 507",
                 role="read",
-                body=_object(
+                body=object_of(
                     body := {
                         "max_messages": POSITIVE,
                         "wait_seconds": SECONDS,
-                        "visibility_timeout": _or_null(SECONDS),
+                        "visibility_timeout": or_null(SECONDS),
                         "min_messages": POSITIVE,
                         "min_bytes": COUNT,
                     },
@@ -406,7 +228,7 @@ def _paths() -> dict[str, Schema]:
                 "Settle received messages. `failed` has by index the handles that settle nothing: "
                 "`stale` where the message was settled or received again since, `unknown` where "
                 "there was no such receive.",
-                _object(
+                object_of(
                     {
                         "settled": COUNT,
                         "failed": {
@@ -417,10 +239,10 @@ def _paths() -> dict[str, Schema]:
                 ),
                 changing,
                 role="read",
-                body=_object(
+                body=object_of(
                     {
                         "action": {"enum": [*ACTIONS]},
-                        "receipt_handles": _list(TEXT) | {"maxItems": 10_000},
+                        "receipt_handles": list_of(TEXT) | {"maxItems": 10_000},
                         "seconds": SECONDS,
                     },
                     optional=["seconds"],
@@ -453,21 +275,51 @@ def _paths() -> dict[str, Schema]:
                 position,
                 f"409 {reading}",
                 role="read",
-                body=_object(
+                body=object_of(
                     body := start
                     | {
-                        "max_messages": _or_null(POSITIVE),
-                        "max_bytes": _or_null(POSITIVE),
+                        "max_messages": or_null(POSITIVE),
+                        "max_bytes": or_null(POSITIVE),
                         "wait_seconds": SECONDS,
                     },
                     optional=[*body],
                 ),
             )
         },
+        "/plan": {
+            "post": _operation(
+                "Return the end of the next range of several queues, from a position in each; wait "
+                "where no queue has messages. Queues share the limits in proportion to what waits. "
+                "No range goes beyond `until`, where that is given.",
+                object_of(
+                    {"queues": {"type": "object", "additionalProperties": reference("Plan")}}
+                ),
+                f"409 {reading}",
+                role="read",
+                body=object_of(
+                    {
+                        "queues": {
+                            "type": "object",
+                            "minProperties": 1,
+                            "maxProperties": MAX_PLANNED_QUEUES,
+                            "additionalProperties": object_of(
+                                start | {"until": COUNTS}, optional=["until"]
+                            ),
+                        },
+                        "max_messages": or_null(POSITIVE),
+                        "max_bytes": or_null(POSITIVE),
+                        "wait_seconds": SECONDS,
+                    },
+                    optional=["max_messages", "max_bytes", "wait_seconds"],
+                ),
+            )
+        },
         f"{queue}/physical/{{number}}/range": {
             "get": _operation(
                 "Read messages with `start` <= offset < `end`. The answer may be shorter than the "
-                "range; it is read on from behind its last offset.",
+                f"range; it is read on from the offset in the header `{NEXT_OFFSET_HEADER}`. "
+                f"`{LOOKED_AT_HEADER}` counts the messages below that, those that match no topic "
+                "filter included.",
                 several("StoredMessage"),
                 f"400 406 409 410 {reading}",
                 role="read",
@@ -476,6 +328,13 @@ def _paths() -> dict[str, Schema]:
                     "end": COUNT,
                     "max_messages": POSITIVE,
                     "incarnation": TEXT,
+                    "columns": TEXT
+                    | {
+                        "description": f"Of {', '.join(COLUMNS)}, with commas; all without it. The "
+                        "offset always comes."
+                    },
+                    "topic_filter": TEXT
+                    | {"description": "MQTT topic filter; may be repeated, one must match."},
                 },
                 needed=["start", "end"],
                 is_bulk=True,
@@ -487,7 +346,7 @@ def _paths() -> dict[str, Schema]:
                 position,
                 changing,
                 role="read",
-                body=_object(start),
+                body=object_of(start),
             )
         },
         f"{group}/seek": {
@@ -496,13 +355,13 @@ def _paths() -> dict[str, Schema]:
                 position,
                 "404 503 507",
                 role="admin",
-                body=_object({"to": START}),
+                body=object_of({"to": START}),
             )
         },
         f"{queue}/purge": {
             "post": _operation(
                 "Remove all messages.",
-                _object({"removed": COUNT}),
+                object_of({"removed": COUNT}),
                 "404 503 507",
                 role="admin",
                 body=empty,
@@ -511,19 +370,70 @@ def _paths() -> dict[str, Schema]:
         f"{queue}/redrive": {
             "post": _operation(
                 "Move dead letters to `target`, or back to the queues in which they died.",
-                _object({"moved": COUNT}),
+                object_of({"moved": COUNT}),
                 "404 503 507",
                 role="admin, and write in the target",
-                body=_object(
-                    {"target": TEXT, "max_messages": _or_null(POSITIVE)},
+                body=object_of(
+                    {"target": TEXT, "max_messages": or_null(POSITIVE)},
                     optional=["target", "max_messages"],
+                ),
+            )
+        },
+        "/stages/{writer}/{stage}/{place}": {
+            "put": _operation(
+                "Store rows that are to be published, until a commit names their stage. A refusal "
+                "has the first wrong row as `index`. The same place may be stored again.",
+                object_of({"rows": POSITIVE | {"description": "Of the stage."}}),
+                "404 409 503 507",
+                role="publish",
+                body=several("Row"),
+            )
+        },
+        "/stages/{writer}": {
+            "delete": _operation(
+                "Delete the stages of a writer that no commit has named.",
+                object_of({"stages": COUNT}),
+                "404 503 507",
+                role="publish",
+            )
+        },
+        "/batches/{query}/{batch}": {
+            "put": _operation(
+                "Publish stages of a writer as one batch, once, and delete its others; wait until "
+                "the broker has acknowledged each row, but no longer than `wait_seconds`. A batch "
+                "that was committed before, or an older one of its query, is not published again.",
+                object_of(
+                    {
+                        "finished": {"type": "boolean"},
+                        "repeated": {"type": "boolean"},
+                        "rows": COUNT,
+                        "done": COUNT,
+                        "unpublished": {
+                            "type": "object",
+                            "description": "Rows that are not published, by reason: "
+                            + "; ".join(f"`{k}`: {why}" for k, why in UNPUBLISHED_REASONS.items()),
+                            "additionalProperties": COUNT,
+                        },
+                        "obstacle": TEXT
+                        | {"description": "What the next row waits for, or empty."},
+                    }
+                ),
+                "404 409 503 507",
+                role="publish",
+                body=object_of(
+                    {
+                        "writer": TEXT,
+                        "stages": list_of(object_of({"name": TEXT, "rows": POSITIVE})),
+                        "wait_seconds": SECONDS | {"maximum": MAX_WAIT_SECONDS},
+                    },
+                    optional=["wait_seconds"],
                 ),
             )
         },
         "/compact": {
             "post": _operation(
                 "Give unused space of the storage back.",
-                _object({"freed_bytes": {"type": "integer"}}),
+                object_of({"freed_bytes": {"type": "integer"}}),
                 "503 507",
                 role="admin in all queues",
                 body=empty,
@@ -532,10 +442,10 @@ def _paths() -> dict[str, Schema]:
         "/backup": {
             "post": _operation(
                 "Write a copy of the storage to a new file on the server.",
-                _object({"bytes": COUNT}),
+                object_of({"bytes": COUNT}),
                 "409 503 507",
                 role="admin in all queues",
-                body=_object({"path": TEXT}),
+                body=object_of({"path": TEXT}),
             )
         },
     }
@@ -552,7 +462,7 @@ def document() -> Schema:
                     "name": name,
                     "in": "path",
                     "required": True,
-                    "schema": COUNT if name == "number" else TEXT,
+                    "schema": COUNT if name in ("number", "place", "batch") else TEXT,
                 }
                 for name in names
             ]
@@ -577,10 +487,10 @@ def document() -> Schema:
             "responses": {
                 status: {
                     "description": text,
-                    "content": {JSON_TYPE: {"schema": _ref("Error")}},
+                    "content": {JSON_TYPE: {"schema": reference("Error")}},
                 }
                 for status, text in _ERRORS.items()
             },
-            "schemas": _schemas(),
+            "schemas": schemas(),
         },
     }

@@ -141,8 +141,7 @@ class Operation:
         context = self._context
         queue = context.queue(request, "admin")
         await context.object(request)
-        removed = await context.service.engine.purge(queue)
-        context.has_room_again(queue)
+        removed = await context.service.purge(queue)
         return web.json_response({"removed": removed})
 
     async def redrive(self, request: web.Request) -> web.StreamResponse:
@@ -154,8 +153,7 @@ class Operation:
         if target is not None:
             check_role(caller, target, "write")
         most = optional_integer(body, "max_messages")
-        moved = await context.service.engine.redrive(queue, target, most)
-        context.has_room_again(queue)
+        moved = await context.service.redrive(queue, target, most)
         return web.json_response({"moved": moved})
 
     async def compact(self, request: web.Request) -> web.StreamResponse:

@@ -1,8 +1,8 @@
 """The actions of SQS, on the service of the queues.
 
 Each action has parameters and a result by the names of the JSON protocol, and raises `SqsError` or
-an error of the engine. Messages are received from the group `default` of a queue, which is created
-where it is missing.
+an error of the engine. Messages are received from the group `default` of a queue. The first receive
+creates it where it is missing, which needs the role `admin`: a group holds messages.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class SqsActions:
         self._slicer = slicer
         self._clock = clock
         self._wall_clock = wall_clock
-        self._tasks = MoveTasks(service.engine, wall_clock, logger)
+        self._tasks = MoveTasks(service, wall_clock, logger)
         self._actions: Mapping[str, Callable[[SqsRequest], Awaitable[dict[str, Any]]]] = {
             "AddPermission": self._refuse_permission,
             "CancelMessageMoveTask": self._cancel_message_move_task,
@@ -273,7 +273,7 @@ class SqsActions:
 
     async def _purge_queue(self, request: SqsRequest) -> dict[str, Any]:
         name, _ = self._queue(request, "admin")
-        await self._service.engine.purge(name)
+        await self._service.purge(name)
         return {}
 
     async def _tag_queue(self, request: SqsRequest) -> dict[str, Any]:
@@ -418,7 +418,9 @@ class SqsActions:
         if wait is None:
             settings = settings_of(name, outline)
             wait = int(settings.tag("ReceiveMessageWaitTimeSeconds"))
-        await self._have_group(name, outline)
+        if DEFAULT_GROUP not in outline.groups:
+            self._check_role(request, "admin", name, f"as there is no group {DEFAULT_GROUP} yet")
+            await self._have_group(name, outline)
         spec = outline.spec
         received = await self._received(
             name,
@@ -533,7 +535,20 @@ class SqsActions:
         self._check_role(request, role, name)
         return name, self._service.engine.outline(name)
 
-    def _check_role(self, request: SqsRequest, role: Role | None, name: str) -> None:
+    def _check_role(
+        self, request: SqsRequest, role: Role | None, name: str, because: str = ""
+    ) -> None:
+        """Check that the caller has a role in a queue.
+
+        Args:
+            request: of the caller.
+            role: that it needs; None for any role.
+            name: of the queue.
+            because: why it needs this role, where the action alone does not say so.
+
+        Raises:
+            SqsError: the caller has another role, or none.
+        """
         caller = request.caller
         if role is not None and caller.may(role, name):
             return
@@ -545,7 +560,7 @@ class SqsActions:
         raise SqsError(
             ACCESS_DENIED,
             f"{caller.name} may not call {request.action} on queue {name[:80]}: it needs the role "
-            f"{role}.",
+            f"{role}{because and f', {because}'}.",
         )
 
     def _visible(self, request: SqsRequest) -> list[str]:

@@ -11,7 +11,7 @@ from logging import Logger
 from typing import Any, Final
 
 from penstock.broker.errors import PenstockError
-from penstock.plugins.queue.engines.contract import Engine
+from penstock.plugins.queue.service import QueueService
 from penstock.plugins.queue.sqs.errors import (
     RESOURCE_NOT_FOUND,
     UNSUPPORTED_OPERATION,
@@ -63,13 +63,15 @@ class MoveTasks:
     """The tasks of all queues; they end with the program.
 
     Args:
-        engine: moves the messages.
+        service: of the queues.
         wall_clock: returns seconds since the Unix epoch.
         logger: gets faults.
     """
 
-    def __init__(self, engine: Engine, wall_clock: Callable[[], float], logger: Logger) -> None:
-        self._engine = engine
+    def __init__(
+        self, service: QueueService, wall_clock: Callable[[], float], logger: Logger
+    ) -> None:
+        self._service = service
         self._wall_clock = wall_clock
         self._logger = logger
         self._tasks: dict[str, deque[MoveTask]] = {}
@@ -88,7 +90,7 @@ class MoveTasks:
                 f"There is already a task running for queue {source}. Only one active task is "
                 "allowed for a source queue at a given time.",
             )
-        to_move = self._engine.outline(source).messages
+        to_move = self._service.engine.outline(source).messages
         now = int(self._wall_clock() * 1000)
         task = MoveTask(secrets.token_urlsafe(24), source, destination, per_second, to_move, now)
         tasks.append(task)
@@ -130,7 +132,7 @@ class MoveTasks:
             while task.status == "RUNNING" and task.moved < task.to_move:
                 step = min(_STEP_MESSAGES, task.per_second or _STEP_MESSAGES)
                 step = min(step, task.to_move - task.moved)
-                moved = await self._engine.redrive(task.source, task.destination, step)
+                moved = await self._service.redrive(task.source, task.destination, step)
                 task.moved += moved
                 if not moved:
                     break

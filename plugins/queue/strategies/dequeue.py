@@ -43,7 +43,7 @@ the heaps are made anew."""
 
 @dataclass(slots=True)
 class DequeueCounts:
-    """What a controller did; all but the last two only grow.
+    """What a controller did by one strategy; all but the last only grow.
 
     Attributes:
         requests: requests that began.
@@ -52,8 +52,7 @@ class DequeueCounts:
         missed_dequeues: tries that found nothing.
         polls: looks at the lengths of the physical queues by `pms`.
         messages: messages of all answers.
-        waiting: requests that have begun and not ended.
-        held: of these, those that are held.
+        held: requests that are held.
     """
 
     requests: int = 0
@@ -62,7 +61,6 @@ class DequeueCounts:
     missed_dequeues: int = 0
     polls: int = 0
     messages: int = 0
-    waiting: int = 0
     held: int = 0
 
 
@@ -247,7 +245,9 @@ class DequeueController:
         lengths: looks at the physical queues.
         stored_bytes: returns the payload bytes that were ever stored.
         max_queues_per_dequeue: physical queues that one round of tries may touch.
-        counts: what it did.
+        counts: what it did by the present strategy.
+        counts_by_strategy: what it did by each strategy that it has had, by name.
+        waiting: requests that have begun and not ended.
     """
 
     def __init__(
@@ -262,6 +262,8 @@ class DequeueController:
         self.lengths = lengths
         self.stored_bytes = stored_bytes
         self.counts = DequeueCounts()
+        self.counts_by_strategy = {strategy.name: self.counts}
+        self.waiting = 0
         self.max_queues_per_dequeue = max_queues_per_dequeue
         self._physical_queues = tuple(physical_queues)
         self._turn = 0
@@ -289,10 +291,11 @@ class DequeueController:
 
     def change_strategy(self, strategy: DequeueStrategy) -> list[DequeueRequest]:
         """Go by another strategy; return all held requests, which are to make a round by it."""
-        self.strategy = strategy
         held = [request for _, entry, request in self._by_time if request.held_as == entry]
         for request in held:
             self.let_go(request)
+        self.strategy = strategy
+        self.counts = self.counts_by_strategy.setdefault(strategy.name, DequeueCounts())
         return held
 
     def begin(
@@ -315,7 +318,7 @@ class DequeueController:
             min_bytes: payload bytes that the client waits for; for `rds+wake` alone.
         """
         self.counts.requests += 1
-        self.counts.waiting += 1
+        self.waiting += 1
         minimum = min(min_messages, max_messages)
         return DequeueRequest(
             self, next(self._begun), max_messages, minimum, min_bytes, now + wait_seconds
@@ -555,4 +558,4 @@ class DequeueRequest:
         if not self._has_ended:
             self._has_ended = True
             self._controller.let_go(self)
-            self._controller.counts.waiting -= 1
+            self._controller.waiting -= 1

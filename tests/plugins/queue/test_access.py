@@ -90,6 +90,16 @@ def test_roles_hold_in_the_queues_whose_names_match(
     assert [role for role in ("read", "write", "admin") if importer.may(role, queue)] == ["admin"]
 
 
+def test_publish_is_a_role_of_the_whole_broker(tmp_path: Path) -> None:
+    """In a single queue it would mean nothing."""
+    access = loaded(tmp_path, GOOD.replace("[admin]", "[publish]"))
+    importer = access.bearer(f"Bearer {SECRET}")
+    assert importer is not None
+    assert importer.may("publish", ALL_QUEUES)
+    with pytest.raises(ConfigError, match=r"read publish under 'telemetry'; allowed: under '\*'"):
+        loaded(tmp_path, GOOD.replace("telemetry: [read]", "telemetry: [read, publish]"))
+
+
 def test_without_a_file_anybody_may_do_everything() -> None:
     """And nobody has a name."""
     access = QueueAccess.open_to_all()
@@ -156,12 +166,15 @@ def test_a_file_is_read_again(tmp_path: Path) -> None:
         ),
         (
             f"tokens: [{{name: a, roles: {{q: [delete]}}, token_sha256: {DIGEST}}}]",
-            "tokens.0.roles.q.0: read 'delete'; allowed: 'read', 'write' or 'admin'",
+            "tokens.0.roles.q.0: read 'delete'; allowed: 'read', 'write', 'admin' or 'publish'",
         ),
         ("tokens: [{name: a b, roles: {}, secret_file: importer.secret}]", "tokens.0.name: read"),
         ("tokens: [{name: a, roles: {}, secret_file: missing}]", "tokens.0.secret_file: read"),
         ("#\ntokens: [{name: a, roles: {}, secret_file: tokens.yaml}]", "text; allowed: 16 print"),
-        ("tokens: [{name: a, roles: {}, more: 1}]", "tokens.0.more: read an unknown key"),
+        (
+            "tokens: [{name: a, roles: {}, more: 1}]",
+            "more: read an unknown key; allowed: one of access_k",
+        ),
         (GOOD.replace("name: importer", "name: dashboard"), "tokens.1.name: read dashboard again"),
         (
             GOOD.replace(DIGEST, hashlib.sha256(SECRET.encode()).hexdigest()),

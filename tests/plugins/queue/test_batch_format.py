@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 
 import pytest
@@ -22,6 +23,7 @@ from penstock.plugins.queue.client import (
     join_batches,
     read_batch,
     read_deliveries,
+    read_offsets,
 )
 from tests.helpers.effort import examples
 
@@ -83,21 +85,25 @@ def test_frame_has_the_documented_layout() -> None:
 @pytest.mark.parametrize("length", range(1, len(write_batch(THREE))))
 def test_truncated_frame_is_refused(length: int) -> None:
     """A frame that was cut anywhere raises ValueError and nothing else."""
-    with pytest.raises(ValueError, match="at byte 0"):
-        read_batch(write_batch(THREE)[:length])
+    for read in (read_batch, read_offsets):
+        with pytest.raises(ValueError, match="at byte 0"):
+            read(write_batch(THREE)[:length])
 
 
 @settings(max_examples=examples(300))
 @given(st.integers(0, len(write_batch(THREE)) - 1), st.integers(0, 255))
 def test_changed_frame_is_read_or_refused(position: int, value: int) -> None:
-    """Whatever one byte becomes, only ValueError escapes the reader."""
+    """Whatever one byte becomes, only ValueError escapes; the readers of frames agree on it."""
     frame = bytearray(write_batch(THREE))
     frame[position] = value
     try:
         read = read_batch(bytes(frame))
-    except ValueError:
+    except ValueError as refusal:
+        with pytest.raises(ValueError, match=re.escape(str(refusal)[:15])):
+            read_offsets(bytes(frame))
         return
     assert len({len(column) for column in read}) == 1
+    assert read_offsets(bytes(frame)) == read.offset
 
 
 def test_kinds_are_not_mixed_up() -> None:

@@ -43,7 +43,17 @@ def group(**keys: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        ({"engine": "redis"}, "plugins.queue.engine: read 'redis'; allowed: 'sqlite' or 'memory'"),
+        ({"engine": "kafka"}, "plugins.queue.engine: read 'kafka'; allowed: 'sqlite', 'memory' or"),
+        ({"engine": "redis", "redis": {"server": "6379"}}, "redis.server: read '6379'; allowed:"),
+        ({"engine": "redis", "redis": {"server": "h:0"}}, "redis.server: read 'h:0'; allowed:"),
+        ({"engine": "redis", "redis": {"db": -1}}, "plugins.queue.redis.db: read -1"),
+        ({"engine": "redis", "redis": {"prefix": "a{b}"}}, "redis.prefix: read 'a{b}'; allowed: a"),
+        ({"engine": "redis", "redis": {"user": "u"}}, "password_file beside user"),
+        ({"engine": "redis", "redis": {"tls": {}}}, "plugins.queue.redis.tls.ca: read nothing"),
+        (
+            {"engine": "redis", "redis": {"tls": {"ca": "c", "key": "k"}}},
+            "certificate and key, or neither",
+        ),
         ({"durability": "some"}, "plugins.queue.durability: read 'some'; allowed: 'full' or"),
         ({"path": ""}, "plugins.queue.path: read ''"),
         ({"http": "8080"}, "plugins.queue.http: read '8080'; allowed: null or HOST:PORT, with a"),
@@ -60,6 +70,8 @@ def group(**keys: Any) -> dict[str, Any]:
         ({"queues": {}, "http": None}, "queues, or http or sqs, by which queues can be created"),
         ({"queues": {"a/b": {}}}, "a name of 1 to 80 letters"),
         ({"queue": {}}, "plugins.queue.queue: read an unknown key"),
+        ({"publishing": {}, "http": None, "queues": {"q": {}}}, "no publishing without http"),
+        ({"publishing": {"max_rows": 0}}, "plugins.queue.publishing.max_rows: read 0"),
         (queue(topics=["a/#/b"]), "queues.q.topics.0: read 'a/#/b'"),
         (queue(topics=["$share/g/a"]), "no $share/"),
         (queue(topics="a/#"), "plugins.queue.queues.q.topics: read 'a/#'"),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,9 @@ import pytest
 
 from penstock.plugins.queue.__main__ import main
 from penstock.plugins.queue.client import AccessError, QueueClient, QueueError
+from tests.helpers import forks
 from tests.helpers.gateway import stored_payloads
+from tests.helpers.redis_server import shared_redis
 from tests.plugins.queue.running import LONG_SECONDS
 
 POLICY = """
@@ -32,13 +35,14 @@ plugins:
 
 @contextmanager
 def running_gateway(
-    folder: Path, policy: str = POLICY
+    folder: Path, policy: str = POLICY, *, is_forked: bool = True
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start ``penstock queue`` in a folder; yield the process and its URL."""
+    """Start ``penstock queue`` in a folder, as a fork or as a user does; yield process and URL."""
     (folder / "policy.yaml").write_text(policy)
     command = [sys.executable, "-m", "penstock.plugins.queue", "-c", "policy.yaml"]
     root = Path(__file__).resolve().parents[3]
-    with subprocess.Popen(
+    start = forks.Popen if is_forked else subprocess.Popen
+    with start(
         command,
         cwd=folder,
         stderr=subprocess.PIPE,
@@ -59,7 +63,7 @@ def running_gateway(
 
 def test_gateway_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     """The program answers over HTTP, ends with status 0, and its messages are there next time."""
-    with running_gateway(tmp_path) as (process, url):
+    with running_gateway(tmp_path, is_forked=False) as (process, url):
         QueueClient(url).enqueue("work", [("a", b"kept")])
         process.send_signal(signal.SIGTERM)
         assert process.wait(LONG_SECONDS) == 0
@@ -68,6 +72,27 @@ def test_gateway_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         assert [one.payload for one in client.receive("work", wait_seconds=5)] == [b"kept"]
         process.send_signal(signal.SIGINT)
         assert process.wait(LONG_SECONDS) == 0
+
+
+def test_two_gateways_share_the_queues_of_a_redis_server(tmp_path: Path) -> None:
+    """What one has stored the other gives away, also when the first was killed."""
+    prefix = f"test-{uuid.uuid4().hex}"
+    server = f"redis: {{server: '127.0.0.1:{shared_redis()}', prefix: {prefix}}}"
+    policy = POLICY.replace("path: queue.db", f"engine: redis\n    {server}")
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        running_gateway(folders[0], policy) as (first, one),
+        running_gateway(folders[1], policy) as (_, other),
+    ):
+        QueueClient(one).enqueue("work", [("a", b"a"), ("a", b"b")])
+        (received,) = QueueClient(one).receive("work", wait_seconds=5, max_messages=1)
+        first.kill()
+        (left,) = QueueClient(other).receive("work", wait_seconds=LONG_SECONDS)
+        assert {received.payload, left.payload} == {b"a", b"b"}
+        handles = [received.receipt_handle, left.receipt_handle]
+        assert QueueClient(other).settle("work", handles) == {}
 
 
 def test_sighup_reads_the_tokens_again(tmp_path: Path) -> None:
@@ -172,6 +197,10 @@ def test_second_gateway_on_the_same_file_is_refused(tmp_path: Path) -> None:
             "no/queue.db.lock cannot be written",
         ),
         (
+            "plugins: {queue: {engine: redis, redis: {server: '127.0.0.1:1'}, queues: {q: {}}}}",
+            "Redis server 127.0.0.1:1: ",
+        ),
+        (
             "plugins: {queue: {http: '203.0.113.9:80', engine: memory, queues: {q: {}}}}",
             "http: read 203",
         ),
@@ -191,6 +220,17 @@ def test_file_that_cannot_be_used_ends_with_status_2(
     shown = capsys.readouterr().err
     assert told in shown
     assert "Traceback" not in shown
+
+
+def test_redis_without_its_package_ends_with_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The extra that brings it is named."""
+    monkeypatch.setitem(sys.modules, "penstock.plugins.queue.engines.redis.engine", None)
+    file = tmp_path / "policy.yaml"
+    file.write_text("plugins: {queue: {engine: redis, queues: {q: {}}}}")
+    assert main(["-c", str(file)]) == 2
+    assert "pip install 'penstock[redis]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argv", [["serve"], ["--log-level", "info"]])

@@ -59,6 +59,20 @@ def test_stats_are_a_table_of_queues_and_one_of_groups() -> None:
     ]
 
 
+def test_stats_tell_what_each_strategy_did() -> None:
+    """Of groups that had requests; without a hit there are no messages a hit."""
+    none = {"requests": 0, "held": 0, "hit_dequeues": 0, "missed_dequeues": 0, "messages": 0}
+    some = {"requests": 40, "held": 3, "hit_dequeues": 16, "missed_dequeues": 2, "messages": 1_000}
+    requests = {"by_strategy": {"rds+wake": some, "pms": none}}
+    groups = {"default": figures()["groups"]["default"] | {"requests": requests}}
+    assert stats_lines([figures(groups=groups)])[-4:] == [
+        "",
+        "queue  group    dequeue   requests  held  hits  misses  messages a hit",
+        "work   default  rds+wake        40     3    16       2            62.5",
+        "work   default  pms              0     0     0       0               -",
+    ]
+
+
 def test_a_server_without_queues_shows_the_header_alone() -> None:
     """An empty answer is no error."""
     assert len(stats_lines([])) == 1

@@ -130,6 +130,24 @@ async def test_full_queue_stores_what_fits_and_has_room_after_an_ack() -> None:
         await put(service, b"more")
 
 
+@pytest.mark.parametrize("way", ["purge", "commit", "seek"])
+async def test_publishers_are_told_of_room_that_others_make(way: str) -> None:
+    """By whatever messages may have left."""
+    groups = {"spark": {"kind": "offsets"}}
+    async with running_service(max_messages=1, groups=groups) as service:
+        told: list[bool] = []
+        await put(service, b"a")
+        service.queue("q").intake.on_room = lambda: told.append(True)
+        assert service.queue("q").intake.reserve(message()) == "queue_full"
+        if way == "purge":
+            assert await service.purge("q") == 1
+        elif way == "commit":
+            await service.commit("q", "spark", await service.engine.locate("q", "latest"))
+        else:
+            await service.seek("q", "spark", "latest")
+        assert told == [True]
+
+
 async def test_unknown_names_are_told_with_the_known_ones() -> None:
     """Every call that names a queue says which there are."""
     async with running_service() as service:

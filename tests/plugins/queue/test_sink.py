@@ -67,6 +67,24 @@ class Routes:
         self.names.append(("-", sink.name, list(sink.topic_filters)))
 
 
+async def test_what_strategies_do_is_among_the_figures_of_the_broker() -> None:
+    """By queue, group and strategy, whose `+` would be a wildcard in a topic of `$SYS`."""
+    async with running_plugin(queues={"telemetry": {}}) as plugin:
+        assert plugin.figures() == {}
+        await put(plugin.service, b"a", queue="telemetry")
+        waiting = asyncio.create_task(received(plugin, "telemetry", LONG_SECONDS))
+        again = asyncio.create_task(received(plugin, "telemetry", LONG_SECONDS))
+        await until(lambda: plugin.figures().get("telemetry/default/rds-wake/held") == 1)
+        figures = plugin.figures()
+        assert figures["telemetry/default/waiting"] == 1
+        assert figures["telemetry/default/rds-wake/requests"] == 2
+        assert figures["telemetry/default/rds-wake/hit_dequeues"] == 1
+        assert figures["telemetry/default/rds-wake/messages"] == 1
+        assert not any("+" in name for name in figures)
+        plugin.service.close_requests()
+        await asyncio.gather(waiting, again)
+
+
 async def test_policy_file_brings_a_sink_for_each_queue() -> None:
     """The plugin is found by its short name and offers one route target a logical queue."""
     policy = parse_policy(

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.broker.message import Message
 from penstock.plugins.queue.client import read_batch
+from penstock.plugins.queue.engines import group_commit
 from penstock.plugins.queue.engines.clock import Clocks, EngineClock
 from penstock.plugins.queue.engines.contract import (
     AppendResult,
@@ -167,6 +168,18 @@ async def test_groups_are_bounded() -> None:
     running.store.may_write.set()
     await asyncio.gather(*futures)
     assert running.store.commits == [(1, 0), (9, 0), (6, 0)]
+    await running.commits.close()
+
+
+async def test_a_commit_has_so_many_requests_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes the loop some time when the commit is made, whatever it stores."""
+    monkeypatch.setattr(group_commit, "MOST_REQUESTS", 2)
+    running = Running()
+    futures = [await running.hold()]
+    futures += [running.append() for _ in range(5)]
+    running.store.may_write.set()
+    await asyncio.gather(*futures)
+    assert running.store.commits == [(1, 0), (2, 0), (2, 0), (1, 0)]
     await running.commits.close()
 
 

@@ -90,3 +90,10 @@ def test_expiry_and_delay_are_stored_as_properties(
     coming.add(new, 0.0)
     ((facts, _, _),) = coming.encode(0.0)
     assert facts.flags == flags
+
+
+def test_the_retain_flag_of_a_publish_is_stored() -> None:
+    """Beside the properties; a message without it and without properties has none."""
+    message = Message("t", b"x", retain=True)
+    assert json.loads(stored_properties(NewMessage(message))) == {"retain": True}
+    assert stored_properties(NewMessage(Message("t", b"x"))) == ""

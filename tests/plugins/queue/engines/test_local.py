@@ -22,11 +22,14 @@ from penstock.plugins.queue.engines.contract import (
     RangeGoneError,
     StorageError,
 )
+from penstock.plugins.queue.engines.leases import Place
 from penstock.plugins.queue.engines.local import LocalEngine
 from penstock.plugins.queue.engines.memory import MemoryStore
 from penstock.plugins.queue.engines.requests import Request, Run
+from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.sqlite import SqliteStore
 from penstock.plugins.queue.engines.store import Changes, Store
+from penstock.plugins.queue.engines.taking import MAX_LOOKED, Take
 from penstock.plugins.queue.engines.upkeep import TRIM_STEPS
 from tests.helpers.clock import Clock
 from tests.plugins.queue.running import LOGGER, message, until
@@ -207,6 +210,39 @@ async def test_unseen_settling_that_fails_is_made_again() -> None:
         clock.now += 1
         assert await payloads(engine) == []
         assert engine.snapshot("q").messages == 0
+
+
+async def test_a_group_passes_over_many_messages_in_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between them the loop serves others, and what was passed over leaves."""
+    looked, longest = 0, 0
+    consider = Place._consider
+
+    def counting(place: Place, decoded: Decoded, index: int, take: Take) -> bool:
+        nonlocal looked, longest
+        looked += 1
+        longest = max(longest, looked)
+        return consider(place, decoded, index, take)
+
+    async def go_round() -> None:
+        nonlocal looked
+        while True:
+            looked = 0
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Place, "_consider", counting)
+    async with running_engine(MemoryStore()) as engine:
+        await engine.change_group("q", "g", GroupSpec(topics=("wanted",)))
+        for _ in range(4):
+            await put(engine, *[b"x"] * 1_000)
+        await put(engine, b"a", topic="wanted")
+        others = asyncio.create_task(go_round())
+        assert await payloads(engine) == [b"a"]
+        others.cancel()
+        assert longest <= MAX_LOOKED
+        assert engine.snapshot("q").messages == 1
+        assert engine.snapshot("q").groups["g"].settled["filtered"] == 4_000
 
 
 async def test_a_dead_letter_that_cannot_move_wakes_no_receiver() -> None:

@@ -42,14 +42,29 @@ def test_no_limits_mean_everything() -> None:
     assert plan_end(parts([3, 4], []), {}, None, None) == {0: 7, 1: 0}
 
 
-def test_shares_are_equal() -> None:
-    """What one does not use is for the others."""
+def test_shares_are_in_proportion_to_what_waits() -> None:
+    """A reader with a backlog comes to about the same time in all."""
     assert plan_end(parts([10], [10]), {}, 6, None) == {0: 3, 1: 3}
-    assert plan_end(parts([1], [10]), {}, 6, None) == {0: 1, 1: 5}
+    assert plan_end(parts([20], [10]), {}, 6, None) == {0: 4, 1: 2}
+    assert plan_end(parts([20], [10]), {0: 15}, 6, None) == {0: 17, 1: 4}
+    assert plan_end(parts([1], [10]), {}, 6, None) == {0: 0, 1: 6}
+    # What one does not use, as its messages left, is for the others.
+    assert plan_end({0: part(0, [8], {0: 0b11111100}), 1: part(1, [8])}, {}, 8, None) == {
+        0: 8,
+        1: 6,
+    }
     assert plan_end(parts([10], [10], [10]), {}, 2, None) in (
         {0: 1, 1: 1, 2: 0},
         {0: 1, 1: 0, 2: 1},
     )
+
+
+def test_a_range_ends_where_it_is_to_end() -> None:
+    """What came later is not read, nor does it take a share; what is not named is not read."""
+    assert plan_end(parts([10], [10]), {}, None, None, {0: 4}) == {0: 4, 1: 0}
+    assert plan_end(parts([3, 7], [10]), {0: 1}, 6, None, {0: 4, 1: 9}) == {0: 2, 1: 5}
+    assert plan_end(parts([3, 3]), {}, None, 100, {0: 4}) == {0: 3}
+    assert plan_end(parts([3, 3]), {0: 3}, None, 100, {0: 4}) == {0: 4}
 
 
 def test_messages_that_left_do_not_count() -> None:

@@ -10,6 +10,7 @@ from penstock.plugins.queue.engines.segments import (
     Decoded,
     SegmentCache,
     SegmentIndex,
+    check,
     decode,
     user_property,
 )
@@ -76,8 +77,9 @@ def test_a_frame_is_decoded() -> None:
 @pytest.mark.parametrize("frame", [b"broken", write_batch(batch(4, 2)), write_batch(batch(5, 3))])
 def test_a_frame_that_holds_something_else_is_broken(frame: bytes) -> None:
     """Whole or not."""
-    with pytest.raises(BrokenSegmentError, match="segment at offset 5 cannot be read"):
-        decode(1, segment(5, 2), frame)
+    for look in (decode, check):
+        with pytest.raises(BrokenSegmentError, match="segment at offset 5 cannot be read"):
+            look(1, segment(5, 2), frame)
 
 
 @pytest.mark.parametrize(

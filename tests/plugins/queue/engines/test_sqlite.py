@@ -14,6 +14,7 @@ from penstock.broker.durable.database_file import PAGE_BYTES, DatabaseFile
 from penstock.plugins.queue.engines.checkpoints import PASS_BYTES
 from penstock.plugins.queue.engines.contract import (
     BackupExistsError,
+    BackupFolderError,
     EngineStartError,
     StorageError,
     StorageFullError,
@@ -541,9 +542,23 @@ def test_a_backup_that_cannot_be_written_is_told(path: Path) -> None:
     """Nothing is left of it."""
     with (
         opened(path) as store,
-        pytest.raises(StorageError, match=r"backup to .*missing/copy\.db: .*No such file"),
+        pytest.raises(BackupFolderError, match=r"backup to .*missing/copy\.db: No such file"),
     ):
         store.backup(str(path.with_name("missing") / "copy.db"))
+
+
+def test_a_backup_touches_no_other_file(path: Path) -> None:
+    """Neither one with a name that begins with its own, nor one that a link leads to."""
+    other = path.with_name("copy.db.part")
+    other.write_bytes(b"another")
+    link = path.with_name("link.db")
+    link.symlink_to(path.with_name("missing.db"))
+    with opened(path) as store:
+        store.backup(str(path.with_name("copy.db")))
+        with pytest.raises(BackupExistsError):
+            store.backup(str(link))
+    assert other.read_bytes() == b"another"
+    assert [one.name for one in path.parent.glob("*.part")] == [other.name]
 
 
 def test_figures_name_the_file_and_its_sizes(path: Path) -> None:

@@ -15,11 +15,13 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from penstock.broker.config.checked_yaml import validate_config
+from penstock.broker.extensions import LocalClients
 from penstock.plugins.queue.access import QueueAccess
 from penstock.plugins.queue.config import QueueConfig
 from penstock.plugins.queue.engines.local import LocalEngine
 from penstock.plugins.queue.engines.memory import MemoryStore
 from penstock.plugins.queue.http.api import QueueApi
+from penstock.plugins.queue.publishing.batches import Batches
 from penstock.plugins.queue.service import QueueService
 from penstock.plugins.web.bodies import Bodies
 from penstock.plugins.web.service import HttpServer
@@ -58,6 +60,7 @@ class Serving:
         url: of the API.
         service: behind it.
         store: of the engine.
+        batches: None without `publishing`.
         token: sent with each request that names no other; "" for none.
         tls: of the client; None for plain connections.
     """
@@ -65,6 +68,7 @@ class Serving:
     url: str
     service: QueueService
     store: MemoryStore
+    batches: Batches | None = None
     token: str = ""
     tls: ssl.SSLContext | None = None
 
@@ -103,7 +107,7 @@ class Serving:
 
     async def store_rows(self, queue: str, *texts: str, **more: Any) -> None:
         """Store a message for each text."""
-        rows = [{"topic": "a", "text": text} | more for text in texts]
+        rows: list[dict[str, Any]] = [{"topic": "a", "text": text} | more for text in texts]
         answer = await self.ask("POST", f"/queues/{queue}/messages", {"messages": rows})
         assert (answer.status, answer.json["stored"]) == (200, len(texts))
 
@@ -119,6 +123,7 @@ class Serving:
 async def serving(
     access: QueueAccess | None = None,
     tls: ServerTls | None = None,
+    clients: LocalClients | None = None,
     **keys: Any,
 ) -> AsyncIterator[Serving]:
     """Start a server with `QUEUES`.
@@ -126,6 +131,7 @@ async def serving(
     Args:
         access: None for that of callers without tokens.
         tls: None for plain connections.
+        clients: of a broker; None for a gateway alone.
         keys: of the policy file, in place of others.
     """
     given = {"engine": "memory", "http": "127.0.0.1:0", "queues": QUEUES} | keys
@@ -136,14 +142,23 @@ async def serving(
     limits = config.http_limits
     bodies = Bodies(limits.body_bytes, limits.body_timeout_seconds)
     access = access or QueueAccess.open_to_all()
-    api = QueueApi(service, access, time.monotonic, LOGGER, bodies, Slicer())
+    batches = None
+    if config.publishing is not None:
+        batches = Batches(config.publishing, "normal", clients, LOGGER, time.monotonic, time.time)
+    api = QueueApi(service, access, time.monotonic, LOGGER, bodies, Slicer(), batches)
     application = api.application(config.max_request_bytes)
     server = HttpServer(application, "plugins.queue.http", limits, LOGGER, tls=tls)
     await service.open()
+    if batches is not None:
+        await batches.open()
+        if clients is not None:
+            await batches.begin()
     try:
         url = await server.start(config.http or "")
-        yield Serving(url, service, store)
+        yield Serving(url, service, store, batches)
     finally:
         service.close_requests()
         await server.close()
         await service.close()
+        if batches is not None:
+            await batches.close()

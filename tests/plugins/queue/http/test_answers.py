@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from penstock.plugins.queue.batch_format import write_batch
+from penstock.plugins.queue.batch_format import Selection, write_batch
 from penstock.plugins.queue.client import (
     BATCH_CONTENT_TYPE,
     Batch,
@@ -67,7 +67,8 @@ def test_a_type_that_there_is_not_is_told(accept: str) -> None:
 
 def test_json_is_written_in_steps() -> None:
     """Each message is one, and each piece of a large payload; no piece is large."""
-    work = answers.write_range([write_batch(batch([b"x" * 1_000_000, b"", b"\xff"]))], JSON)
+    frame = write_batch(batch([b"x" * 1_000_000, b"", b"\xff"]))
+    work = answers.write_range([frame], JSON, Selection())
     body, n_steps = body_of(work)
     messages = json.loads(body)["messages"]
     assert [one["payload"] for one in messages][1:] == ["", "/w=="]
@@ -80,7 +81,7 @@ def test_no_message_is_an_empty_list_or_an_empty_body() -> None:
     """In each format."""
     assert json.loads(body_of(answers.write_received([], JSON))[0]) == {"messages": []}
     assert body_of(answers.write_received([], BATCH_CONTENT_TYPE))[0] == b""
-    assert body_of(answers.write_range([], BATCH_CONTENT_TYPE))[0] == b""
+    assert body_of(answers.write_range([], BATCH_CONTENT_TYPE, Selection()))[0] == b""
 
 
 def test_received_messages_are_written_in_several_frames() -> None:

@@ -152,8 +152,8 @@ async def test_failure_of_the_server_is_logged_and_told_without_details(
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "told"),
     [
-        ("GET", "/nothing", None, 404, "Not Found"),
-        ("DELETE", "/queues", None, 405, "Method Not Allowed"),
+        ("GET", "/nothing", None, 404, 'path: read "/nothing"; allowed'),
+        ("DELETE", "/queues", None, 405, 'method: read DELETE of "/queues"; allowed: GET'),
         ("POST", "/queues/work/purge", b"{", 400, "body: read no JSON"),
         ("POST", "/queues/work/purge", b"\xff", 400, "body: read no JSON (no UTF-8 at byte 0)"),
         ("POST", "/queues/work/purge", [], 400, "body: read []; allowed: a JSON object"),

@@ -19,6 +19,7 @@ from penstock.plugins.queue.engines.contract import StorageError, StorageFullErr
 from penstock.plugins.queue.http import delivery
 from penstock.plugins.queue.http.context import AnswerError
 from penstock.plugins.queue.intake import Stored
+from tests.helpers.skipping_loop import SkippingLoop
 from tests.plugins.queue.http.serving import LONG_SECONDS, Serving, serving
 
 STORE = "/queues/work/messages"
@@ -69,6 +70,51 @@ async def test_received_messages_are_settled() -> None:
         assert (await server.ask("POST", SETTLE, body)).json == {"settled": 1, "failed": {}}
         (again,) = await server.receive()
         assert again["receive_count"] == 2
+
+
+async def test_many_receipt_handles_are_settled_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some in each round of the loop; indexes are those of the request."""
+    monkeypatch.setattr(delivery, "HANDLES_IN_A_STEP", 2)
+    async with serving() as server:
+        await server.store_rows("work", "u", "v", "w", "x", "y")
+        handles = [one["receipt_handle"] for one in await server.receive()]
+        sizes = []
+        settle = server.service.settle
+
+        async def settle_some(*arguments: Any) -> Any:
+            sizes.append(len(arguments[3]))
+            return await settle(*arguments)
+
+        monkeypatch.setattr(server.service, "settle", settle_some)
+        body = {"action": "ack", "receipt_handles": [*handles[:3], "forged", *handles[2:]]}
+        answer = await server.ask("POST", SETTLE, body)
+        assert answer.json == {"settled": 5, "failed": {"3": "unknown", "4": "stale"}}
+        assert sizes == [2, 2, 2, 1]
+        assert server.service.engine.snapshot("work").messages == 0
+
+
+async def test_a_step_of_settling_that_fails_fails_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the others have settled stays settled, and a repeat settles the rest."""
+    monkeypatch.setattr(delivery, "HANDLES_IN_A_STEP", 1)
+    async with serving() as server:
+        await server.store_rows("work", "x", "y")
+        handles = [one["receipt_handle"] for one in await server.receive()]
+        settle = server.service.settle
+
+        async def refuse_one(*arguments: Any) -> Any:
+            if handles[0] in arguments[3]:
+                raise StorageError("the disk is slow")
+            return await settle(*arguments)
+
+        body = {"action": "ack", "receipt_handles": handles}
+        with monkeypatch.context() as refusing:
+            refusing.setattr(server.service, "settle", refuse_one)
+            answer = await server.ask("POST", SETTLE, body)
+        assert (answer.status, answer.json["error"]) == (503, "the disk is slow")
+        answer = await server.ask("POST", SETTLE, body)
+        assert answer.json == {"settled": 1, "failed": {"1": "stale"}}
 
 
 async def test_extending_needs_a_time() -> None:
@@ -317,3 +363,40 @@ def test_the_first_reason_decides_the_status() -> None:
     assert raised.value.more["refused"] == dict(
         zip("123", ["unreadable", "queue_full", "storage_full"], strict=True)
     )
+
+
+async def wake_ups(n_requests: int, dequeue: str) -> int:
+    """Return how often the loop wakes up in five minutes in which so many requests are held."""
+    wait_seconds = 600
+    body = b'{"wait_seconds": %d}' % wait_seconds
+    request = (
+        b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (RECEIVE.encode(), len(body), body)
+    )
+    queue = {"dequeue": dequeue, "sleep_time": wait_seconds, "max_wait_seconds": wait_seconds}
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SkippingLoop)
+    async with serving(queues={"work": queue}) as server:
+        address = urlsplit(server.url)
+        connections = []
+        for _ in range(n_requests):
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            writer.write(request)
+            connections.append((reader, writer))
+        await until_held(server, n_requests)
+        found = await loop.skip(300)
+        server.service.close_requests()
+        for reader, writer in connections:
+            assert b" 200 " in await reader.readline()
+            writer.close()
+    return found
+
+
+@pytest.mark.parametrize("dequeue", ["rds", "rds+wake"])
+def test_held_requests_have_no_timers_of_their_own(dequeue: str) -> None:
+    """Forty held requests wake the loop as often as one does."""
+    found = []
+    for n_requests in (1, 40):
+        with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+            found.append(runner.run(wake_ups(n_requests, dequeue)))
+    assert found[0] == found[1]

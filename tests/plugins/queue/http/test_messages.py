@@ -214,7 +214,7 @@ def test_a_frame_cut_anywhere_is_refused() -> None:
 
 def test_a_frame_with_more_distinct_texts_than_messages_is_refused() -> None:
     """It would take long to read, and no writer makes it."""
-    head = BATCH_HEADER.pack(b"PQB1", 0, 1, BATCH_HEADER.size + 17 + 4 + 4 * 200_000)
+    head = BATCH_HEADER.pack(b"PQB1", 0, 0, 1, BATCH_HEADER.size + 17 + 4 + 4 * 200_000)
     body = head + bytes(17) + struct.pack("<I", 200_000) + bytes(4 * 200_000)
     with pytest.raises(RequestError, match="200000 distinct texts"):
         frames(body)

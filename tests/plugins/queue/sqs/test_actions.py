@@ -26,7 +26,7 @@ from penstock.plugins.queue.sqs.errors import (
     SqsError,
 )
 from penstock.plugins.web.slices import Slicer
-from tests.plugins.queue.running import until
+from tests.plugins.queue.running import UNTIL_SECONDS, until
 from tests.plugins.queue.sqs.running import LOGGER, RunningSqs, running_sqs
 from tests.plugins.queue.sqs.script import new_client
 
@@ -106,6 +106,27 @@ async def test_a_queue_without_a_group_for_sqs_gets_one_with_the_first_receive()
         assert set(call.service.engine.snapshot("q").groups) == {"spark"}
         assert [one["Body"] for one in await call.received("q")] == ["a"]
         assert call.service.engine.snapshot("q").groups["default"].spec == GroupSpec()
+
+
+@pytest.mark.parametrize("action", ["PurgeQueue", "StartMessageMoveTask"])
+async def test_publishers_that_wait_are_told_of_the_room(action: str) -> None:
+    """At once, as by a purge or a redrive over HTTP."""
+    queues: dict[str, Any] = {
+        "dead": {"max_messages": 1},
+        "q": {"groups": {"default": {"dead_letter_queue": "dead"}}},
+        "other": {},
+    }
+    async with running_sqs(queues) as server:
+        call = Caller(server)
+        await call("SendMessage", QueueUrl="dead", MessageBody="a")
+        intake, told = server.service.queue("dead").intake, asyncio.Event()
+        intake.on_room = told.set
+        assert intake.reserve(Message("t", b"x")) == "queue_full"
+        arn = "arn:aws:sqs:eu-west-1:000000000000:"
+        more = {"SourceArn": f"{arn}dead", "DestinationArn": f"{arn}other"}
+        await call(action, **({"QueueUrl": "dead"} if action == "PurgeQueue" else more))
+        async with asyncio.timeout(UNTIL_SECONDS):
+            await told.wait()
 
 
 async def test_a_queue_that_another_protocol_has_made_is_the_same() -> None:

@@ -299,6 +299,19 @@ async def test_roles_decide_what_a_caller_may_do(access: QueueAccess) -> None:
         assert (await refusal(reader.get_queue_url, QueueName="none"))[:2] == unknown
 
 
+async def test_a_reader_creates_no_group(access: QueueAccess) -> None:
+    """A group holds messages, and takes them out of a queue that keeps them for replays."""
+    async with running_sqs({"q": {"groups": {}}}, access=access) as server:
+        url = f"{server.url}/000000000000/q"
+        reader = new_client(server.url, "reader", READER_SECRET)
+        told = await refusal(reader.receive_message, QueueUrl=url)
+        assert told[:2] == ("AccessDenied", 403)
+        assert "the role admin, as there is no group default yet" in told[2]
+        assert not server.service.engine.outline("q").groups
+        await in_thread(new_client(server.url, "AKIA", SECRET).receive_message, QueueUrl=url)
+        await in_thread(reader.receive_message, QueueUrl=url)
+
+
 async def post(
     server: RunningSqs,
     headers: Mapping[str, str],

@@ -14,9 +14,10 @@ from tests.plugins.queue.running import until
 
 
 class Letters:
-    """An engine with a number of dead letters.
+    """A service with a number of dead letters.
 
     Attributes:
+        engine: of the service.
         left: that have not been moved.
         steps: messages of each move that was asked for.
         may_move: set while moves go on.
@@ -24,6 +25,7 @@ class Letters:
     """
 
     def __init__(self, left: int) -> None:
+        self.engine = self
         self.left = left
         self.steps: list[int] = []
         self.may_move = asyncio.Event()
@@ -46,7 +48,7 @@ class Letters:
 
 
 def tasks_of(letters: Any) -> MoveTasks:
-    """Return the tasks of an engine."""
+    """Return the tasks of a service."""
     return MoveTasks(letters, lambda: 1.5, logging.getLogger("penstock.queue"))
 
 

@@ -315,17 +315,33 @@ def test_arrival_looks_at_no_request_that_it_does_not_wake() -> None:
     assert len(queues.controller._by_need) == 9_999
 
 
+def test_each_strategy_has_counts_of_its_own() -> None:
+    """What a strategy costs is not mixed with what another one did before."""
+    queues = Queues("rds", 0)
+    controller = queues.controller
+    held = queues.held(1, 9.0)
+    assert controller.change_strategy(make_strategy("rds+wake", 1.0)) == [held]
+    queues.lengths[0] = 1
+    queues.round(held)
+    assert held.decide(0.0)
+    rds, wake = controller.counts_by_strategy["rds"], controller.counts_by_strategy["rds+wake"]
+    assert (rds.requests, rds.missed_dequeues, rds.hit_dequeues, rds.held) == (1, 1, 0, 0)
+    assert (wake.requests, wake.missed_dequeues, wake.hit_dequeues, wake.messages) == (0, 0, 1, 1)
+    controller.change_strategy(make_strategy("rds", 1.0))
+    assert controller.counts is rds
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_waiting_requests_are_counted_until_they_end(name: str) -> None:
     """A request waits from its begin to its end, and ends once."""
     controller = Queues(name, 0).controller
     first, second = controller.begin(1, 0.0, 0.0), controller.begin(1, 0.0, 0.0)
-    assert controller.counts.waiting == 2
+    assert controller.waiting == 2
     first.end()
     first.end()
-    assert controller.counts.waiting == 1
+    assert controller.waiting == 1
     second.end()
-    assert (controller.counts.waiting, controller.counts.held) == (0, 0)
+    assert (controller.waiting, controller.counts.held) == (0, 0)
 
 
 def test_physical_queues_may_change() -> None:

@@ -11,15 +11,21 @@ import pytest
 
 from tests.helpers.clock import Clock
 from tests.plugins.queue.engines.contract.harness import LiveClock, Running
-from tests.plugins.queue.engines.contract.storages import MemoryStorage, SqliteStorage
+from tests.plugins.queue.engines.contract.storages import (
+    MemoryStorage,
+    RedisStorage,
+    SqliteStorage,
+)
 
-STORAGES: Final[dict[str, type[MemoryStorage | SqliteStorage]]] = {
+STORAGES: Final[dict[str, type[MemoryStorage | SqliteStorage | RedisStorage]]] = {
     "memory": MemoryStorage,
     "sqlite": SqliteStorage,
+    "redis": RedisStorage,
 }
 
 
 DURABLE: Final = [name for name, storage in STORAGES.items() if storage.is_durable]
+FILES: Final = [name for name, storage in STORAGES.items() if storage.has_file]
 
 
 @asynccontextmanager
@@ -43,6 +49,13 @@ async def running(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 @pytest.fixture(params=DURABLE)
 async def durable(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Running]:
     """Open an engine of each kind whose messages survive it."""
+    async with opened(request.param, tmp_path) as under_test:
+        yield under_test
+
+
+@pytest.fixture(params=FILES)
+async def filed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Running]:
+    """Open an engine of each kind that keeps a file."""
     async with opened(request.param, tmp_path) as under_test:
         yield under_test
 

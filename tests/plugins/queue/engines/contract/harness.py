@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -22,6 +23,8 @@ from penstock.plugins.queue.engines.contract import (
     Position,
     QueueSnapshot,
     QueueSpec,
+    UnknownGroupError,
+    UnknownQueueError,
 )
 from tests.helpers.clock import Clock
 
@@ -45,9 +48,13 @@ class Storage(Protocol):
 
     Attributes:
         is_durable: whether messages survive the engine.
+        keeps_leases: whether leases survive it, which the contract leaves open.
+        has_file: whether it is a file, which has unused space and can be copied.
     """
 
     is_durable: bool
+    keeps_leases: bool
+    has_file: bool
 
     def engine(self, clock: Clock, wall: Clock) -> Engine:
         """Return an engine on this storage, not opened.
@@ -95,6 +102,7 @@ class Running:
         self.clock = clock or Clock()
         self.wall = Clock(EPOCH)
         self._abandoned: list[Engine] = []
+        self._handles: dict[tuple[str, str], list[str]] = {}
 
     async def open(self) -> None:
         """Open an engine on the storage."""
@@ -109,13 +117,24 @@ class Running:
     async def reopen(self) -> None:
         """Close the engine and open another one on the same storage."""
         await self.engine.close()
+        await self._open_again()
+
+    async def _open_again(self) -> None:
+        """Open an engine; let leases end that it would keep, as tests count on none."""
         await self.open()
+        handles, self._handles = self._handles, {}
+        if self.storage.keeps_leases:
+            for (queue, group), some in handles.items():
+                if not some:
+                    continue
+                with suppress(UnknownQueueError, UnknownGroupError):
+                    await self.engine.settle(queue, group, "nack", some)
 
     async def kill(self) -> None:
         """Open another engine on what the present one would leave after ``kill -9``."""
         self.storage.kill()
         self._abandoned.append(self.engine)
-        await self.open()
+        await self._open_again()
 
     async def reboot(self, *, clock: float = 5.0) -> None:
         """Kill the engine and the machine under it: the clock begins again."""
@@ -124,7 +143,7 @@ class Running:
         self._abandoned.append(self.engine)
         # The old engine is to be closed on a clock that never goes back.
         self.clock = Clock(clock)
-        await self.open()
+        await self._open_again()
 
     def passes(self, seconds: float) -> None:
         """Let time pass, on every clock."""
@@ -226,7 +245,13 @@ class Running:
         visibility_timeout: float | None = None,
     ) -> list[ReceivedMessage]:
         """Receive messages."""
-        return await self.engine.lease(queue, group, number, n_max, max_bytes, visibility_timeout)
+        received = await self.engine.lease(
+            queue, group, number, n_max, max_bytes, visibility_timeout
+        )
+        if self.storage.keeps_leases:
+            handles = self._handles.setdefault((queue, group), [])
+            handles += [message.receipt_handle for message in received]
+        return received
 
     async def payloads(self, n_max: int = 100, **more: Any) -> list[bytes]:
         """Receive messages; return their payloads."""

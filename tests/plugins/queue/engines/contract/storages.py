@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import uuid
 from pathlib import Path
 from typing import Final
 
@@ -11,9 +12,12 @@ from penstock.plugins.queue.engines.clock import Boot, Clocks
 from penstock.plugins.queue.engines.contract import Engine
 from penstock.plugins.queue.engines.local import LocalEngine
 from penstock.plugins.queue.engines.memory import MemoryStore
+from penstock.plugins.queue.engines.redis.engine import RedisEngine
+from penstock.plugins.queue.engines.redis.server import RedisServer
 from penstock.plugins.queue.engines.sqlite import SqliteStore
 from penstock.plugins.queue.engines.store import Store
 from tests.helpers.clock import Clock
+from tests.helpers.redis_server import shared_redis
 
 LOGGER: Final = logging.getLogger("penstock.queue")
 
@@ -42,6 +46,8 @@ class MemoryStorage(LocalStorage):
     """
 
     is_durable = False
+    keeps_leases = False
+    has_file = False
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -68,6 +74,8 @@ class SqliteStorage(LocalStorage):
     """
 
     is_durable = True
+    keeps_leases = False
+    has_file = True
 
     def __init__(self, folder: Path, file: Path | None = None) -> None:
         super().__init__()
@@ -98,3 +106,43 @@ class SqliteStorage(LocalStorage):
     def of_backup(self, path: Path) -> SqliteStorage:
         """Return the storage of a backup."""
         return SqliteStorage(path.parent, path)
+
+
+class RedisStorage:
+    """Keys of one test on a real server, whose time goes on whatever becomes of engines.
+
+    Args:
+        folder: not used.
+    """
+
+    is_durable = True
+    keeps_leases = True
+    has_file = False
+
+    def __init__(self, folder: Path) -> None:
+        del folder
+        self._prefix = f"test-{uuid.uuid4().hex}"
+        self._clock: Clock | None = None
+        self._shift = 0.0
+
+    def engine(self, clock: Clock, wall: Clock) -> Engine:
+        """Return an engine on the keys; the server's time passes as that of the test."""
+        if self._clock is not None:
+            self._shift += self._clock() - clock()
+        self._clock = clock
+        shift = self._shift
+        clocks = Clocks(monotonic=clock, wall=wall)
+        server = RedisServer("127.0.0.1", shared_redis(), prefix=self._prefix)
+        return RedisEngine(
+            server, clocks=clocks, server_clock=lambda: clock() + shift, logger=LOGGER
+        )
+
+    def kill(self) -> None:
+        """Leave what is there: the server lives on."""
+
+    def reboot(self) -> None:
+        """Leave the server's time alone: it is another machine."""
+
+    def of_backup(self, path: Path) -> RedisStorage:
+        """Refuse: this engine makes no backups."""
+        raise NotImplementedError(path)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -238,6 +239,52 @@ async def test_a_group_in_use_does_not_expire(running: Running) -> None:
         assert running.group().idle_seconds == pytest.approx(0, abs=0.5)
         await running.engine.maintain()
     assert sorted(running.snapshot().groups) == ["g", "r"]
+
+
+async def test_a_held_request_keeps_its_group(running: Running) -> None:
+    """A group for which a request waits is in use, for as long as it waits."""
+    await running.create(groups={"g": GroupSpec(group_expiry_seconds=60.0)})
+    engine = running.engine
+    seen = await engine.wait_for_arrival("q", "g", -1, 0.0)
+    held = asyncio.create_task(engine.wait_for_arrival("q", "g", seen, 1000.0))
+    await asyncio.sleep(0)
+    running.passes(61)
+    await engine.maintain()
+    assert running.group().idle_seconds == 0
+    held.cancel()
+    await asyncio.wait([held])
+    running.passes(59)
+    await engine.maintain()
+    assert "g" in running.snapshot().groups
+    running.passes(2)
+    await engine.maintain()
+    assert "g" not in running.snapshot().groups
+
+
+async def test_a_poll_of_lengths_is_a_use_of_its_group(running: Running) -> None:
+    """A receive that waits by polls (pms) keeps its group."""
+    await running.create(groups={"g": GroupSpec(group_expiry_seconds=60.0)})
+    running.passes(61)
+    assert running.engine.visible("q", "g") == {}
+    await running.engine.maintain()
+    assert "g" in running.snapshot().groups
+
+
+async def test_a_restart_knows_the_last_request_of_a_group(durable: Running) -> None:
+    """It is stored with what time asks for, and at a stop."""
+    await durable.create()
+    durable.passes(100)
+    await durable.receive()
+    await durable.engine.maintain()
+    durable.passes(10)
+    await durable.kill()
+    assert durable.group().idle_seconds == pytest.approx(10, abs=1)
+    await durable.receive()
+    durable.passes(10)
+    await durable.engine.seek("q", "g", "latest")
+    durable.passes(10)
+    await durable.reopen()
+    assert durable.group().idle_seconds == pytest.approx(10, abs=1)
 
 
 async def test_a_group_without_expiry_stays(running: Running) -> None:

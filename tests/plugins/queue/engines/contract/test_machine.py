@@ -17,7 +17,11 @@ from penstock.plugins.queue.engines.contract import GroupSpec
 from tests.helpers.effort import examples
 from tests.plugins.queue.engines.contract.harness import Running, Storage
 from tests.plugins.queue.engines.contract.model import Model, ModelGroup, ModelLease, ModelMessage
-from tests.plugins.queue.engines.contract.storages import MemoryStorage, SqliteStorage
+from tests.plugins.queue.engines.contract.storages import (
+    MemoryStorage,
+    RedisStorage,
+    SqliteStorage,
+)
 
 T = TypeVar("T")
 
@@ -42,7 +46,7 @@ class Machine(RuleBasedStateMachine):
         kind: makes the engine's storage in a folder.
     """
 
-    kind: type[MemoryStorage | SqliteStorage]
+    kind: type[MemoryStorage | SqliteStorage | RedisStorage]
 
     def __init__(self) -> None:
         super().__init__()
@@ -324,7 +328,15 @@ class SqliteMachine(Machine):
     kind = SqliteStorage
 
 
+class RedisMachine(Machine):
+    """The engine on a Redis server."""
+
+    kind = RedisStorage
+
+
 TestMemory = MemoryMachine.TestCase
 TestMemory.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestSqlite = SqliteMachine.TestCase
 TestSqlite.settings = settings(max_examples=examples(40), stateful_step_count=30)
+TestRedis = RedisMachine.TestCase
+TestRedis.settings = settings(max_examples=examples(25), stateful_step_count=30)

@@ -148,15 +148,25 @@ async def test_a_plan_ends_behind_the_newest_message(running: Running) -> None:
 
 
 async def test_a_plan_shares_its_limit_among_physical_queues(running: Running) -> None:
-    """Equal shares; what one does not use is for the others."""
+    """In proportion to what waits in each."""
     await running.create(groups={"r": OFFSETS}, physical_queues=3)
     for number, n_messages in enumerate((2, 100, 100)):
         await running.store(*(b"x" for _ in range(n_messages)), number=number)
     start = await running.engine.locate("q", "earliest")
     end = await running.engine.plan("q", start, 42, None)
-    assert dict(end.offsets) == {0: 2, 1: 20, 2: 20}
+    assert dict(end.offsets) == {0: 0, 1: 21, 2: 21}
     rest = await running.engine.plan("q", end, None, None)
     assert dict(rest.offsets) == {0: 2, 1: 100, 2: 100}
+
+
+async def test_a_plan_ends_where_it_is_to_end(running: Running) -> None:
+    """At offsets that its reader noted before."""
+    await with_messages(running, 10, 2)
+    start = await running.engine.locate("q", "earliest")
+    end = await running.engine.plan("q", start, None, None, {0: 4, 1: 6})
+    assert dict(end.offsets) == {0: 4, 1: 6}
+    with pytest.raises(OffsetError):
+        await running.engine.plan("q", start, None, None, {0: 11})
 
 
 async def test_a_small_limit_still_moves_on(running: Running) -> None:

@@ -101,7 +101,7 @@ async def test_compaction_loses_nothing(durable: Running) -> None:
     await durable.ack(received[:185])
     before = durable.snapshot()
     freed = await durable.engine.compact()
-    assert freed > 500_000
+    assert freed > 500_000 or not durable.storage.has_file
     after = durable.snapshot()
     assert (after.messages, after.usage[0].next) == (before.messages, 200)
     await durable.ack(received[185:190])
@@ -125,22 +125,22 @@ async def test_maintenance_may_be_called_at_any_time(running: Running) -> None:
     assert len(await running.drain()) == 50
 
 
-async def test_a_backup_opens_and_holds_the_same(durable: Running, tmp_path: Path) -> None:
+async def test_a_backup_opens_and_holds_the_same(filed: Running, tmp_path: Path) -> None:
     """Queues, groups, positions, settled messages and deduplication windows, as of one moment."""
-    await durable.create(groups={"g": GroupSpec(visibility_timeout=5), "r": OFFSETS})
-    await durable.create("other")
-    await durable.store(*(b"%d" % n for n in range(10)))
-    await durable.store(b"last", dedup=b"1")
-    received = await durable.receive()
-    await durable.ack(received[::2])
-    await durable.engine.commit("q", "r", durable.position(3))
+    await filed.create(groups={"g": GroupSpec(visibility_timeout=5), "r": OFFSETS})
+    await filed.create("other")
+    await filed.store(*(b"%d" % n for n in range(10)))
+    await filed.store(b"last", dedup=b"1")
+    received = await filed.receive()
+    await filed.ack(received[::2])
+    await filed.engine.commit("q", "r", filed.position(3))
     path = tmp_path / "backup"
-    n_bytes = await durable.engine.backup(str(path))
+    n_bytes = await filed.engine.backup(str(path))
     assert n_bytes == path.stat().st_size
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    at_backup = durable.snapshot()
-    await durable.store(b"later")
-    copy = Running(durable.storage.of_backup(path), durable.clock)
+    at_backup = filed.snapshot()
+    await filed.store(b"later")
+    copy = Running(filed.storage.of_backup(path), filed.clock)
     await copy.open()
     try:
         snapshot = copy.snapshot()
@@ -155,17 +155,17 @@ async def test_a_backup_opens_and_holds_the_same(durable: Running, tmp_path: Pat
         await copy.close()
 
 
-async def test_a_backup_replaces_no_file(durable: Running, tmp_path: Path) -> None:
+async def test_a_backup_replaces_no_file(filed: Running, tmp_path: Path) -> None:
     """An existing file and a missing folder are errors; the engine goes on."""
-    await durable.create()
+    await filed.create()
     path = tmp_path / "there"
     path.write_bytes(b"precious")
     for target in (path, tmp_path / "missing" / "backup"):
         with pytest.raises(StorageError, match=target.name):
-            await durable.engine.backup(str(target))
+            await filed.engine.backup(str(target))
     assert path.read_bytes() == b"precious"
-    await durable.store(b"a")
-    assert durable.engine.failure() is None
+    await filed.store(b"a")
+    assert filed.engine.failure() is None
 
 
 async def test_figures_are_names_and_numbers(running: Running) -> None:
@@ -175,11 +175,11 @@ async def test_figures_are_names_and_numbers(running: Running) -> None:
     assert all(isinstance(name, str) for name in running.engine.figures())
 
 
-async def test_compacting_frees_what_left_segments_of_others(durable: Running) -> None:
+async def test_compacting_frees_what_left_segments_of_others(filed: Running) -> None:
     """One message that is left of a segment does not keep the space of the rest."""
-    await durable.create(groups={}, key="topic", keeps_last=True)
-    large = [durable.new(b"x" * 20_000, f"plant/{n}") for n in range(10)]
-    await durable.append(large)
-    await durable.append([durable.new(b"y", f"plant/{n}") for n in range(9)])
-    assert await durable.engine.compact() > 100_000
-    assert await durable.held() == [b"x" * 20_000, *[b"y"] * 9]
+    await filed.create(groups={}, key="topic", keeps_last=True)
+    large = [filed.new(b"x" * 20_000, f"plant/{n}") for n in range(10)]
+    await filed.append(large)
+    await filed.append([filed.new(b"y", f"plant/{n}") for n in range(9)])
+    assert await filed.engine.compact() > 100_000
+    assert await filed.held() == [b"x" * 20_000, *[b"y"] * 9]

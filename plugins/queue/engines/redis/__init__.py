@@ -1,0 +1,1 @@
+"""An engine that others keep: Redis, with a library of functions of its own."""

@@ -1,0 +1,347 @@
+"""Queues and groups, which all programs on one server share.
+
+Theory of operation. The catalogue is one hash; each queue is an entry of it, JSON that is replaced
+only where it still is what the program has read. A physical queue knows its groups by identifiers
+of their own: a group is put there before its entry names it, and leaves behind it. What a program
+that died in between has left is found by `Engine.maintain`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from penstock.plugins.queue.engines.contract import (
+    ExistsError,
+    GroupKindError,
+    GroupSpec,
+    QueueSpec,
+    UnknownQueueError,
+)
+from penstock.plugins.queue.engines.queues import group_spec, queue_spec
+from penstock.plugins.queue.engines.receipts import Receipts
+from penstock.plugins.queue.engines.redis.functions import Functions
+from penstock.plugins.queue.engines.redis.mirror import Group, Part, Queue
+
+FORMAT: Final = "1"
+
+
+class Catalogue:
+    """Creates, changes and deletes queues and groups.
+
+    Args:
+        functions: of the server.
+
+    Attributes:
+        queues: by name.
+    """
+
+    def __init__(self, functions: Functions) -> None:
+        self.queues: dict[str, Queue] = {}
+        self._functions = functions
+        self._secret = b""
+        self._lock = asyncio.Lock()
+
+    def find(self, name: str) -> Queue:
+        """Return a queue.
+
+        Raises:
+            UnknownQueueError: there is none of this name.
+        """
+        found = self.queues.get(name)
+        if found is None:
+            known = ", ".join(sorted(self.queues)) or "none"
+            raise UnknownQueueError(f"queue: read {name!r}; allowed: {known}")
+        return found
+
+    async def open(self) -> None:
+        """Read all queues."""
+        self._secret = await self._functions.begin(FORMAT)
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Take what other programs have changed."""
+        async with self._lock:
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        entries = await self._functions.entries()
+        for name in [name for name in self.queues if name not in entries]:
+            self._forget(self.queues.pop(name))
+        for name in sorted(entries):
+            self._take(name, entries[name])
+        await self._functions.look(self.queues.values())
+
+    def _take(self, name: str, raw: bytes) -> Queue:
+        """Take an entry of the catalogue."""
+        held = self.queues.get(name)
+        if held is not None and held.raw == raw:
+            return held
+        entry = json.loads(raw)
+        spec = queue_spec(json.dumps(entry["spec"]))
+        if held is None or held.incarnation != entry["incarnation"]:
+            if held is not None:
+                self._forget(held)
+            held = self.queues[name] = Queue(name, entry["incarnation"], spec)
+        held.raw = raw
+        held.change(spec)
+        for number in sorted(entry["parts"]):
+            if number not in held.parts:
+                base = self._functions.part_key(held.incarnation, number)
+                held.parts[number] = Part(base, number)
+        held.parts = dict(sorted(held.parts.items()))
+        for group_name in [one for one in held.groups if one not in entry["groups"]]:
+            self._forget_group(held, group_name)
+        for group_name, values in entry["groups"].items():
+            group = held.groups.get(group_name)
+            settings = group_spec(json.dumps(values["spec"]))
+            if group is None or group.id != values["id"]:
+                group = Group(values["id"], group_name, settings, values["epoch"])
+                group.receipts = Receipts(self._secret, held.incarnation, int(group.id, 16))
+                held.groups[group_name] = group
+                self._functions.watch(group)
+            group.spec, group.epoch = settings, values["epoch"]
+            for number in held.parts:
+                group.place(number)
+        return held
+
+    def _forget(self, queue: Queue) -> None:
+        self._functions.arrivals.wake(queue, queue.groups.values())
+
+    def _forget_group(self, queue: Queue, name: str) -> None:
+        group = queue.groups.pop(name)
+        self._functions.arrivals.wake(queue, [*queue.groups.values(), group])
+
+    async def create_queue(self, name: str, spec: QueueSpec) -> Queue:
+        """Create a queue with its groups.
+
+        Raises:
+            ExistsError: it exists with other settings.
+        """
+        async with self._lock:
+            if name not in self.queues:
+                await self._refresh()
+            found = self.queues.get(name)
+            if found is None:
+                entry: dict[str, Any] = {
+                    "incarnation": str(uuid.uuid4()),
+                    "spec": asdict(spec),
+                    "parts": list(range(spec.physical_queues)),
+                    "groups": {one: _new_group(each) for one, each in spec.groups.items()},
+                }
+                await self._place(entry, entry["parts"], entry["groups"], {})
+                if await self._put(name, b"", entry):
+                    return self.queues[name]
+                await self._functions.delete_parts(entry["incarnation"], entry["parts"])
+                await self._refresh()
+                found = self.find(name)
+            if found.spec != spec:
+                raise ExistsError(f"queue {name}: it exists with other settings")
+            return found
+
+    async def change_queue(self, name: str, spec: QueueSpec) -> Queue:
+        """Give a queue other settings; create what it lacks."""
+        async with self._lock:
+            while True:
+                queue = self.find(name)
+                entry = json.loads(queue.raw)
+                old_parts, old_groups = entry["parts"], entry["groups"]
+                new_parts = [one for one in range(spec.physical_queues) if one not in old_parts]
+                new_groups = {
+                    one: _new_group(each)
+                    for one, each in spec.groups.items()
+                    if one not in old_groups
+                }
+                starts = {}
+                for one in new_groups.values():
+                    start = one["spec"]["start"]
+                    if isinstance(start, float | int):
+                        starts[one["id"]] = await self._functions.locate(queue, start)
+                entry["spec"] = asdict(spec)
+                entry["parts"] = sorted([*old_parts, *new_parts])
+                entry["groups"] = {**old_groups, **new_groups}
+                await self._place(entry, new_parts, entry["groups"], starts)
+                if new_groups:
+                    await self._place(entry, old_parts, new_groups, starts, is_new=False)
+                if await self._put(name, queue.raw, entry):
+                    queue = self.queues[name]
+                    for group in queue.groups.values():
+                        group.arrived()
+                    return queue
+                await self._refresh()
+
+    async def delete_queue(self, name: str) -> None:
+        """Delete a queue."""
+        async with self._lock:
+            while True:
+                queue = self.find(name)
+                taken, raw = await self._functions.put(name, queue.raw, b"")
+                if taken:
+                    break
+                self._take_or_forget(name, raw)
+            del self.queues[name]
+            self._forget(queue)
+            await self._functions.delete_parts(queue.incarnation, list(queue.parts))
+
+    def _take_or_forget(self, name: str, raw: bytes) -> None:
+        if raw:
+            self._take(name, raw)
+        else:
+            self._forget(self.queues.pop(name))
+
+    async def create_group(self, queue: str, name: str, spec: GroupSpec) -> Group:
+        """Create a group.
+
+        Raises:
+            ExistsError: it exists with other settings.
+        """
+        async with self._lock:
+            while True:
+                found = self.find(queue)
+                there = found.groups.get(name)
+                if there is not None:
+                    if there.spec != spec:
+                        raise ExistsError(
+                            f"group {name} of queue {queue}: it exists with other settings"
+                        )
+                    return there
+                made = _new_group(spec)
+                starts = {}
+                if isinstance(spec.start, float | int):
+                    starts[made["id"]] = await self._functions.locate(found, spec.start)
+                entry = json.loads(found.raw)
+                entry["groups"][name] = made
+                await self._place(entry, entry["parts"], {name: made}, starts, is_new=False)
+                if await self._put(queue, found.raw, entry):
+                    return self.queues[queue].groups[name]
+                await self._drop(found, made["id"])
+                await self._refresh()
+
+    async def change_group(self, queue: str, name: str, spec: GroupSpec) -> Group:
+        """Give a group other settings.
+
+        Raises:
+            GroupKindError: the kind would change.
+        """
+        async with self._lock:
+            while True:
+                found = self.find(queue)
+                group = found.group(name)
+                if group.spec.kind != spec.kind:
+                    raise GroupKindError(
+                        f"group {name} of queue {queue}: kind: read {spec.kind}; allowed: "
+                        f"{group.spec.kind}, which it was created with"
+                    )
+                entry = json.loads(found.raw)
+                entry["groups"][name]["spec"] = asdict(spec)
+                if await self._put(queue, found.raw, entry):
+                    break
+                await self._refresh()
+            ordered = _flag(is_set=spec.order == "key")
+            for part in found.parts.values():
+                await self._functions.ask(found, part, "order_group", group.id, ordered)
+            return group
+
+    async def delete_group(self, queue: str, name: str) -> None:
+        """Delete a group; it holds no messages any more."""
+        async with self._lock:
+            while True:
+                found = self.find(queue)
+                group = found.group(name)
+                entry = json.loads(found.raw)
+                del entry["groups"][name]
+                taken, raw = await self._functions.put(queue, found.raw, _raw(entry))
+                if taken:
+                    break
+                self._take_or_forget(queue, raw)
+            self._take(queue, raw)
+            await self._drop(found, group.id)
+
+    async def seek(
+        self, queue: str, group: str, locate: Callable[[Queue], Awaitable[Mapping[int, int]]]
+    ) -> tuple[Queue, Group]:
+        """Put a group at other offsets; its leases end.
+
+        Args:
+            queue: its name.
+            group: the same.
+            locate: finds the offsets.
+        """
+        async with self._lock:
+            while True:
+                found = self.find(queue)
+                moved = found.group(group)
+                offsets = await locate(found)
+                entry = json.loads(found.raw)
+                epoch = (moved.epoch + 1) % 65_536
+                entry["groups"][moved.name]["epoch"] = epoch
+                if await self._put(found.name, found.raw, entry):
+                    break
+                await self._refresh()
+            for number, offset in offsets.items():
+                part = found.part(number)
+                await self._functions.swept(found, part, "seek", moved.id, offset, epoch)
+            moved.arrived()
+            return found, moved
+
+    async def drop_unknown(self, queue: Queue, part: Part, group_id: str) -> None:
+        """Drop a group that a program which died has left in a physical queue."""
+        async with self._lock:
+            if all(group.id != group_id for group in queue.groups.values()):
+                await self._functions.swept(queue, part, "drop_group", group_id)
+
+    async def _drop(self, queue: Queue, group_id: str) -> None:
+        for part in queue.parts.values():
+            await self._functions.swept(queue, part, "drop_group", group_id)
+
+    async def _place(
+        self,
+        entry: Mapping[str, Any],
+        parts: list[int],
+        groups: Mapping[str, Any],
+        starts: Mapping[str, Mapping[int, int]],
+        *,
+        is_new: bool = True,
+    ) -> None:
+        """Put groups into physical queues, and create these where they are new."""
+        for number in parts:
+            args: list[Any] = []
+            for one in groups.values():
+                spec = one["spec"]
+                start = spec["start"]
+                if isinstance(start, float | int):
+                    start = starts.get(one["id"], {}).get(number, "earliest")
+                kind = "l" if spec["kind"] == "lease" else "o"
+                ordered = _flag(is_set=kind == "l" and spec["order"] == "key")
+                args += [one["id"], kind, ordered, start, one["epoch"]]
+            part = Part(self._functions.part_key(entry["incarnation"], number), number)
+            if is_new:
+                await self._functions.create_part(part)
+            if args:
+                queue = Queue("", entry["incarnation"], QueueSpec())
+                await self._functions.swept(queue, part, "add_groups", *args)
+
+    async def _put(self, name: str, expected: bytes, entry: Mapping[str, Any]) -> bool:
+        """Replace an entry of the catalogue where it is still the same; take it then."""
+        taken, raw = await self._functions.put(name, expected, _raw(entry))
+        if taken:
+            queue = self._take(name, raw)
+            await self._functions.look([queue])
+        return taken
+
+
+def _new_group(spec: GroupSpec) -> dict[str, Any]:
+    return {"id": secrets.token_hex(8), "spec": asdict(spec), "epoch": 0}
+
+
+def _raw(entry: Mapping[str, Any]) -> bytes:
+    return json.dumps(entry, sort_keys=True).encode()
+
+
+def _flag(*, is_set: bool) -> str:
+    return "1" if is_set else "0"

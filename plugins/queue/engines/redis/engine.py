@@ -1,0 +1,489 @@
+"""The engine on a Redis server, which any number of programs share.
+
+    engine = RedisEngine(RedisServer("127.0.0.1", 6379), logger=logging.getLogger("penstock.queue"))
+    await engine.open()
+
+Theory of operation. The server holds everything: messages, groups, leases with their ends. A call
+of the engine is a call of one function of the server for each physical queue that it is about, and
+the functions decide by the server's clock. What this program knows meanwhile is in `mirror`: limits
+and counts are as of the last answer, so several programs on one queue may pass a limit by what they
+store at the same moment.
+
+A lease belongs to its receiver, not to the program that gave it: it goes on when the program ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from logging import Logger
+from typing import Any, Final
+
+from redis.asyncio.connection import AbstractConnection
+
+from penstock.plugins.queue.client import ReceivedMessage, is_same_incarnation
+from penstock.plugins.queue.engines.clock import Clocks
+from penstock.plugins.queue.engines.contract import (
+    Action,
+    AppendResult,
+    EngineStartError,
+    GroupKindError,
+    GroupSnapshot,
+    GroupSpec,
+    IncarnationError,
+    NewMessage,
+    Position,
+    QueueOutline,
+    QueueSnapshot,
+    QueueSpec,
+    Start,
+    StorageError,
+    UnknownQueueError,
+)
+from penstock.plugins.queue.engines.planning import shares_of
+from penstock.plugins.queue.engines.reading import RANGE_BYTES, check_offset, check_range
+from penstock.plugins.queue.engines.redis.burying import Burying
+from penstock.plugins.queue.engines.redis.catalogue import Catalogue
+from penstock.plugins.queue.engines.redis.functions import (
+    Functions,
+    plain,
+)
+from penstock.plugins.queue.engines.redis.messages import (
+    Row,
+    frames_of,
+    rows_of,
+)
+from penstock.plugins.queue.engines.redis.mirror import Group, Queue
+from penstock.plugins.queue.engines.redis.pipeline import Pipeline
+from penstock.plugins.queue.engines.redis.receiving import Receiving
+from penstock.plugins.queue.engines.redis.server import RedisServer
+from penstock.plugins.queue.engines.redis.storing import Storing
+
+_UNKNOWN_SECONDS: Final = 60.0
+"""After which a group that no entry of the catalogue names is dropped: another program may be about
+to create it."""
+
+
+class RedisEngine:
+    """See `contract` for the contract of its methods.
+
+    Args:
+        server: where the server is.
+        clocks: of the machine.
+        server_clock: in place of the server's clock; None in a program.
+        logger: gets faults.
+    """
+
+    def __init__(
+        self,
+        server: RedisServer,
+        *,
+        clocks: Clocks | None = None,
+        server_clock: Callable[[], float] | None = None,
+        logger: Logger,
+    ) -> None:
+        self._server = server
+        self._clocks = clocks or Clocks(time.monotonic)
+        self._logger = logger
+        self._pipeline = Pipeline(self._connect, logger)
+        self._functions = Functions(
+            self._pipeline, server.prefix, self._clocks.monotonic, server_clock
+        )
+        self._catalogue = Catalogue(self._functions)
+        self._storing = Storing(self._functions, self._clocks, logger)
+        self._burying = Burying(self._functions, self._catalogue, self._storing)
+        self._receiving = Receiving(self._functions, self._catalogue, self._burying, logger)
+
+    async def _connect(self) -> AbstractConnection:
+        """Return a connection to the server, with the keys that were there before.
+
+        Raises:
+            EngineStartError: says why it cannot be used.
+        """
+        connection = await self._server.connect(self._logger)
+        try:
+            await self._functions.check(connection)
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return connection
+
+    # -- queues ------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connect, check the server and read the catalogue."""
+        try:
+            await self._pipeline.open()
+            await self._catalogue.open()
+        except StorageError as error:
+            await self.close()
+            raise EngineStartError(f"Redis server {self._server}: {error}") from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Wait for answers and disconnect."""
+        self._functions.arrivals.close()
+        await self._storing.close()
+        await self._pipeline.close()
+
+    async def create_queue(self, queue: str, spec: QueueSpec) -> QueueSnapshot:
+        """Create a queue with its groups."""
+        await self._catalogue.create_queue(queue, spec)
+        return self.snapshot(queue)
+
+    async def change_queue(self, queue: str, spec: QueueSpec) -> QueueSnapshot:
+        """Give a queue other settings."""
+        self._catalogue.find(queue)
+        await self._catalogue.change_queue(queue, spec)
+        return self.snapshot(queue)
+
+    async def delete_queue(self, queue: str) -> None:
+        """Delete a queue."""
+        self._catalogue.find(queue)
+        await self._catalogue.delete_queue(queue)
+
+    def queues(self) -> Sequence[str]:
+        """Return the names of all queues."""
+        return list(self._catalogue.queues)
+
+    def snapshot(self, queue: str) -> QueueSnapshot:
+        """Return what a queue holds."""
+        now = self._functions.now()
+        return self._expired(self._catalogue.find(queue)).snapshot(now)
+
+    def outline(self, queue: str) -> QueueOutline:
+        """Return a part of the snapshot."""
+        return self._expired(self._catalogue.find(queue)).outline()
+
+    def _expired(self, queue: Queue) -> Queue:
+        now = self._functions.now()
+        for group in queue.groups.values():
+            group.expire(now)
+        return queue
+
+    async def create_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
+        """Create a group."""
+        self._catalogue.find(queue)
+        made = await self._catalogue.create_group(queue, group, spec)
+        return made.snapshot(self._functions.now())
+
+    async def change_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
+        """Give a group other settings."""
+        self._catalogue.find(queue).group(group)
+        changed = await self._catalogue.change_group(queue, group, spec)
+        return changed.snapshot(self._functions.now())
+
+    async def delete_group(self, queue: str, group: str) -> None:
+        """Delete a group."""
+        self._catalogue.find(queue).group(group)
+        await self._catalogue.delete_group(queue, group)
+
+    # -- storing -----------------------------------------------------------------------------------
+
+    def reserve(self, queue: str, n_messages: int, n_bytes: int) -> bool:
+        """Hold room for messages."""
+        found = self._catalogue.queues.get(queue) or self._catalogue.find(queue)
+        if found.is_limited and not found.has_room(n_messages, n_bytes):
+            return False
+        found.reserved_messages += n_messages
+        found.reserved_bytes += n_bytes
+        return True
+
+    def release(self, queue: str, n_messages: int, n_bytes: int) -> None:
+        """Give back room."""
+        found = self._catalogue.queues.get(queue)
+        if found is not None:
+            found.reserved_messages -= n_messages
+            found.reserved_bytes -= n_bytes
+
+    def append(
+        self, queue: str, physical_queue: int, messages: Sequence[NewMessage]
+    ) -> asyncio.Future[AppendResult]:
+        """Store messages at the end of a physical queue."""
+        return self._storing.append(self._catalogue.find(queue), physical_queue, messages)
+
+    def forget(self, queue: str, deduplication_ids: Sequence[bytes]) -> asyncio.Future[None]:
+        """End the windows of deduplication identifiers."""
+        found = self._catalogue.find(queue)
+        keys = [self._functions.ids_key(found.incarnation)]
+        call = self._functions.call("forget_ids", keys, *deduplication_ids)
+        return asyncio.ensure_future(_nothing(call))
+
+    # -- receiving ---------------------------------------------------------------------------------
+
+    async def lease(
+        self,
+        queue: str,
+        group: str,
+        physical_queue: int,
+        max_messages: int,
+        max_bytes: int,
+        visibility_timeout: float | None = None,
+    ) -> list[ReceivedMessage]:
+        """Receive messages of one physical queue."""
+        return await self._receiving.lease(
+            queue, group, physical_queue, max_messages, max_bytes, visibility_timeout
+        )
+
+    def give_back(self, queue: str, group: str, deliveries: Sequence[ReceivedMessage]) -> None:
+        """Make messages visible whose receiver has left."""
+        self._receiving.give_back(queue, group, deliveries)
+
+    async def settle(
+        self,
+        queue: str,
+        group: str,
+        action: Action,
+        receipt_handles: Sequence[str],
+        seconds: float = 0.0,
+    ) -> Mapping[int, str]:
+        """Settle receives."""
+        return await self._receiving.settle(queue, group, action, receipt_handles, seconds)
+
+    async def redrive(self, queue: str, target: str | None, max_messages: int | None) -> int:
+        """Move dead letters back."""
+        return await self._burying.redrive(queue, target, max_messages)
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    async def read(
+        self, queue: str, physical_queue: int, start: int, end: int, max_messages: int
+    ) -> list[bytes]:
+        """Return the frames of a range."""
+        found = self._catalogue.find(queue)
+        part = found.part(physical_queue)
+        if end > part.next:  # another program may have stored more
+            await self._functions.ask(found, part, "look")
+        check_range(part, start, end)
+        at = start
+        rows: list[Row] = []
+        while at < end and max_messages > 0 and not rows:
+            answer = await self._functions.ask(
+                found, part, "range", at, end, max_messages, RANGE_BYTES, "1"
+            )
+            check_range(part, start, end)
+            at = int(float(answer[1]))
+            rows += rows_of(answer[2])
+        return frames_of(rows)
+
+    async def plan(
+        self,
+        queue: str,
+        start: Position,
+        max_messages: int | None,
+        max_bytes: int | None,
+        until: Mapping[int, int] | None = None,
+    ) -> Position:
+        """Return the end of the next range; bytes are taken to be the same in each message."""
+        found = self._catalogue.find(queue)
+        await self._functions.look([found])
+        offsets = self._checked(found, start)
+        if until is not None:
+            until = self._checked(found, Position(start.incarnation, until))
+        begins, waiting, n_bytes = {}, [], 0.0
+        for number, part in found.parts.items():
+            begins[number] = begin = max(offsets.get(number, 0), part.earliest)
+            stop = part.next if until is None else until.get(number, 0)
+            waiting.append(max(0, stop - begin))
+            n_bytes += waiting[-1] * part.stored_bytes / max(1, part.messages)
+        total = sum(waiting)
+        most = total if max_messages is None else min(total, max_messages)
+        if max_bytes is not None and n_bytes > max_bytes:
+            most = min(most, max(1, int(total * max_bytes / n_bytes)))
+        shares = shares_of(most, waiting) if most > 0 else [0] * len(waiting)
+        ends = {number: begins[number] + n for number, n in zip(begins, shares, strict=True)}
+        return Position(found.incarnation, ends)
+
+    async def locate(self, queue: str, start: Start) -> Position:
+        """Return the position that a `Start` means."""
+        found = self._catalogue.find(queue)
+        return Position(found.incarnation, await self._located(found, start))
+
+    async def _located(self, queue: Queue, start: Start) -> dict[int, int]:
+        await self._functions.look([queue])
+        if start == "earliest":
+            return {number: part.earliest for number, part in queue.parts.items()}
+        if start == "latest":
+            return {number: part.next for number, part in queue.parts.items()}
+        return await self._functions.locate(queue, float(start))
+
+    async def commit(self, queue: str, group: str, position: Position) -> Position:
+        """Move an offsets group up to a position."""
+        found = self._catalogue.find(queue)
+        readers = found.group(group)
+        if readers.spec.kind != "offsets":
+            raise GroupKindError(
+                f"group {group} of queue {queue}: it settles single messages; allowed: a group of "
+                "kind offsets"
+            )
+        readers.used_at = self._functions.now()
+        if any(
+            number in found.parts and offset > found.parts[number].next
+            for number, offset in position.offsets.items()
+        ):
+            await self._functions.look([found])
+        for number, offset in self._checked(found, position).items():
+            await self._functions.swept(found, found.parts[number], "commit", readers.id, offset)
+        return _position_of(found, readers)
+
+    async def seek(self, queue: str, group: str, start: Start) -> Position:
+        """Move a group to another place."""
+        found = self._catalogue.find(queue)
+        moved = found.group(group)
+        moved.used_at = self._functions.now()
+        found, moved = await self._catalogue.seek(
+            queue, group, lambda found: self._located(found, start)
+        )
+        return _position_of(found, moved)
+
+    def _checked(self, queue: Queue, position: Position) -> dict[int, int]:
+        """Return the offsets of a position.
+
+        Raises:
+            IncarnationError: it is of another queue.
+            OffsetError: no such physical queue, or an offset above the next one.
+        """
+        if not is_same_incarnation(position.incarnation, queue.incarnation):
+            raise IncarnationError(queue.name, position.incarnation, queue.incarnation)
+        for number, offset in position.offsets.items():
+            check_offset(queue.part(number), offset)
+        return dict(position.offsets)
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    def visible(self, queue: str, group: str) -> Mapping[int, int]:
+        """Return how many messages a lease group could receive."""
+        receivers = self._receiving.lease_group(self._catalogue.find(queue), group)
+        receivers.used_at = now = self._functions.now()
+        receivers.expire(now)
+        counts = {number: place.n_visible() for number, place in receivers.places.items()}
+        return {number: n for number, n in counts.items() if n}
+
+    async def wait_for_arrival(self, queue: str, group: str | None, seen: int, wait: float) -> int:
+        """Wait until something may have become visible."""
+        found = self._catalogue.find(queue)
+        waiter = found if group is None else found.group(group)
+        if isinstance(waiter, Group):
+            waiter.used_at = self._functions.now()
+        arrivals = await self._functions.arrivals.wait(waiter, seen, wait)
+        self._catalogue.find(queue)
+        if group is not None:
+            found.group(group)
+        return arrivals
+
+    # -- upkeep ------------------------------------------------------------------------------------
+
+    async def purge(self, queue: str) -> int:
+        """Remove all messages."""
+        found = self._catalogue.find(queue)
+        await self._functions.look([found])
+        n_removed = 0
+        for part in list(found.parts.values()):
+            below, is_all = part.next, False
+            while not is_all:
+                n, is_all = await self._storing.cut(found, part, "purge", below)
+                n_removed += n
+        return n_removed
+
+    async def maintain(self) -> None:
+        """Do what time asks for, and learn what other programs have done."""
+        before = {
+            (queue.name, part.number): (part.next, part.earliest)
+            for queue in self._catalogue.queues.values()
+            for part in queue.parts.values()
+        }
+        self._functions.arrivals.note_uses(self._functions.now())
+        await self._catalogue.refresh()
+        for queue in list(self._catalogue.queues.values()):
+            try:
+                await self._maintain_queue(queue)
+            except UnknownQueueError:  # it was deleted
+                continue
+            for part in queue.parts.values():
+                if before.get((queue.name, part.number), (-1, -1))[0] < part.next:
+                    queue.arrived()
+                    self._functions.arrivals.arrived(queue)
+                    for group in queue.groups.values():
+                        group.arrived()
+        await self._drop_unknown()
+
+    async def _maintain_queue(self, queue: Queue) -> None:
+        now = self._functions.now()
+        for group in list(queue.groups.values()):
+            expiry = group.spec.group_expiry_seconds
+            if expiry is not None and now - group.used_at >= expiry:
+                self._logger.warning(
+                    "queue %s: group %s is deleted: no request for %.0f s",
+                    queue.name,
+                    group.name,
+                    now - group.used_at,
+                )
+                await self._catalogue.delete_group(queue.name, group.name)
+            elif group.used_at > group.touched_at:
+                part = next(iter(queue.parts.values()))
+                used_ago = max(0.0, now - group.used_at)
+                await self._functions.ask(queue, part, "touch", group.id, repr(used_ago))
+        retention = queue.spec.retention_seconds
+        if retention is not None:
+            for part in list(queue.parts.values()):
+                is_all = False
+                while not is_all:
+                    _, is_all = await self._storing.cut(
+                        queue, part, "retention", "", now - retention
+                    )
+        keys = [self._functions.ids_key(queue.incarnation)]
+        given = self._functions.given()
+        window = repr(queue.spec.deduplication_seconds)
+        while await plain(self._functions.call("expire_ids", keys, given, window)):
+            pass
+
+    async def _drop_unknown(self) -> None:
+        """Drop groups that a program which died has left in physical queues."""
+        unknown, self._functions.unknown = self._functions.unknown, {}
+        for place, first_seen in unknown.items():
+            name, number, group_id = place
+            queue = self._catalogue.queues.get(name)
+            if queue is None or number not in queue.parts:
+                continue
+            if any(group.id == group_id for group in queue.groups.values()):
+                continue
+            if self._functions.now() - first_seen < _UNKNOWN_SECONDS:
+                self._functions.unknown[place] = first_seen
+            else:
+                await self._catalogue.drop_unknown(queue, queue.parts[number], group_id)
+
+    async def compact(self) -> int:
+        """Return 0: the server gives space back by itself."""
+        return 0
+
+    async def backup(self, path: str) -> int:
+        """Refuse.
+
+        Raises:
+            StorageError: always.
+        """
+        raise StorageError(
+            f"backup to {path}: the redis engine has no file; allowed: Redis' own means, such as "
+            "BGSAVE on the server"
+        )
+
+    def failure(self) -> str | None:
+        """Return why the server cannot be reached."""
+        return self._pipeline.failure
+
+    def figures(self) -> Mapping[str, Any]:
+        """Return the engine's name and its server."""
+        return {"engine": "redis", "server": str(self._server)}
+
+
+async def _nothing(call: asyncio.Future[Any]) -> None:
+    await plain(call)
+
+
+def _position_of(queue: Queue, group: Group) -> Position:
+    """Return where a group is."""
+    floors = {number: place.floor for number, place in group.places.items()}
+    return Position(queue.incarnation, floors)

@@ -1,0 +1,254 @@
+"""Calls of the library, and what their answers change here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final
+
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import OutOfMemoryError, ResponseError
+
+from penstock.broker.errors import PenstockError
+from penstock.plugins.queue.engines.contract import (
+    EngineStartError,
+    StorageError,
+    StorageFullError,
+    UnknownGroupError,
+    UnknownQueueError,
+)
+from penstock.plugins.queue.engines.redis.library import PREFIX
+from penstock.plugins.queue.engines.redis.messages import arrived_at
+from penstock.plugins.queue.engines.redis.mirror import Group, Part, Queue
+from penstock.plugins.queue.engines.redis.pipeline import Pipeline
+from penstock.plugins.queue.engines.redis.server import ask_directly
+from penstock.plugins.queue.engines.waiting import Arrivals
+
+_MANY: Final = 1 << 53
+
+
+class Functions:
+    """Calls the functions of the server.
+
+    Args:
+        pipeline: of the server.
+        prefix: begins the name of each key.
+        monotonic: returns monotonic seconds.
+        server_clock: in place of the server's; None in a program.
+
+    Attributes:
+        arrivals: wakes those who wait for messages.
+        unknown: groups of physical queues that no entry of the catalogue names, with the time at
+            which they were first seen.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        prefix: str,
+        monotonic: Callable[[], float] = time.monotonic,
+        server_clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.arrivals = Arrivals(self.now)
+        self.unknown: dict[tuple[str, int, str], float] = {}
+        self._pipeline = pipeline
+        self._prefix = prefix
+        self._monotonic = monotonic
+        self._server_clock = server_clock
+        self._shift = 0.0
+        self._secret = b""
+
+    def now(self) -> float:
+        """Return the engine's time, which is the server's."""
+        if self._server_clock is not None:
+            return self._server_clock()
+        return self._monotonic() + self._shift
+
+    def given(self) -> str:
+        """Return the time that functions are to take; "" for the server's own."""
+        return "" if self._server_clock is None else repr(self._server_clock())
+
+    def part_key(self, incarnation: str, number: int) -> str:
+        """Return the common beginning of a physical queue's keys, which has a hash tag."""
+        return f"{self._prefix}:{{{incarnation}.{number}}}"
+
+    def ids_key(self, incarnation: str) -> str:
+        """Return the same of a queue's deduplication identifiers."""
+        return f"{self._prefix}:{{{incarnation}}}"
+
+    def call(self, function: str, keys: list[str], *args: Any) -> asyncio.Future[Any]:
+        """Call a function."""
+        return self._pipeline.call("FCALL", PREFIX + function, len(keys), *keys, *args)
+
+    def submit(
+        self, queue: Queue, part: Part, function: str, *args: Any, keys: Iterable[str] = ()
+    ) -> asyncio.Future[Any]:
+        """Call a function of a physical queue; note what it tells when it answers."""
+        future = self.call(function, [part.base, *keys], self.given(), *args)
+        future.add_done_callback(partial(self._heard, queue, part))
+        return future
+
+    async def ask(
+        self, queue: Queue, part: Part, function: str, *args: Any, keys: Iterable[str] = ()
+    ) -> Any:
+        """The same; return the answer.
+
+        Raises:
+            UnknownQueueError: the queue is gone.
+            UnknownGroupError: its group is gone.
+            StorageError: the server could not be asked, or refused.
+        """
+        return await plain(self.submit(queue, part, function, *args, keys=keys), queue)
+
+    async def swept(self, queue: Queue, part: Part, function: str, *args: Any) -> None:
+        """Call a function that says where the removal of settled messages must go on."""
+        answer = await self.ask(queue, part, function, *args)
+        while (more := int(float(answer[1]))) >= 0:
+            answer = await self.ask(queue, part, "sweep", more, _MANY)
+
+    def _heard(self, queue: Queue, part: Part, future: asyncio.Future[Any]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            return
+        told = json.loads(future.result()[0])
+        self._shift = float(told["now"]) - self._monotonic()
+        unknown = queue.update(part, told)
+        for group_id in unknown:
+            place = (queue.name, part.number, group_id)
+            self.unknown.setdefault(place, self.now())
+        for group in queue.groups.values():
+            self.arrivals.deadline_changed(group)
+
+    def watch(self, group: Group) -> None:
+        """Wake those who wait for a group."""
+        group.on_arrival = self.arrivals.arrived
+
+    # -- the catalogue -----------------------------------------------------------------------------
+
+    @property
+    def _catalogue(self) -> str:
+        return f"{self._prefix}:{{catalogue}}"
+
+    async def begin(self, wanted: str) -> bytes:
+        """Return the secret of the storage.
+
+        Raises:
+            EngineStartError: the keys are another program's, or of another format.
+        """
+        try:
+            secret, found = await self.call(
+                "begin", [self._catalogue], secrets.token_hex(32), wanted
+            )
+        except ResponseError as error:
+            raise EngineStartError(f"keys {self._prefix}:*: {error}") from error
+        if found.decode() != wanted:
+            raise EngineStartError(
+                f"format of keys {self._prefix}:*: read {found.decode()}; allowed: {wanted}"
+            )
+        try:
+            read = bytes.fromhex(secret.decode())
+        except ValueError as error:
+            raise EngineStartError(f"secret of keys {self._prefix}:*: {error}") from error
+        self._secret = secret
+        return read
+
+    async def check(self, connection: AbstractConnection) -> None:
+        """See that a server to which the connection was lost has its keys still.
+
+        Raises:
+            EngineStartError: it has lost them.
+        """
+        if not self._secret:
+            return
+        found = await ask_directly(connection, "HGET", f"{self._catalogue}:m", "secret")
+        if found != self._secret:
+            raise EngineStartError(
+                f"keys {self._prefix}:*: they are not those of before: the server has lost its "
+                "data, or it is another one. A restart of this program takes it as it is"
+            )
+
+    async def entries(self) -> dict[str, bytes]:
+        """Return the catalogue."""
+        flat = await plain(self.call("list", [self._catalogue]))
+        return {name.decode(): raw for name, raw in zip(flat[::2], flat[1::2], strict=True)}
+
+    async def put(self, name: str, expected: bytes, raw: bytes) -> tuple[bool, bytes]:
+        """Replace an entry where it is as expected; return whether it was, and what is there."""
+        call = self.call("put", [self._catalogue], name, expected, raw)
+        taken, found = await plain(call)
+        return bool(taken), found
+
+    async def create_part(self, part: Part) -> None:
+        """Create the keys of a physical queue."""
+        await plain(self.call("create", [part.base]))
+
+    async def delete_parts(self, incarnation: str, numbers: Iterable[int]) -> None:
+        """Delete the keys of a queue."""
+        calls = [self.call("delete", [self.part_key(incarnation, number)]) for number in numbers]
+        calls.append(self.call("delete_ids", [self.ids_key(incarnation)]))
+        for call in calls:
+            await plain(call)
+
+    async def look(self, queues: Iterable[Queue]) -> None:
+        """Learn what has become of queues."""
+        calls = [
+            (queue, self.submit(queue, part, "look"))
+            for queue in queues
+            for part in queue.parts.values()
+        ]
+        gone: UnknownQueueError | None = None
+        for queue, call in calls:
+            try:
+                await plain(call, queue)
+            except UnknownQueueError as error:  # it is being deleted
+                gone = error
+        if gone is not None and len(calls) == 1:
+            raise gone
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    async def locate(self, queue: Queue, at: float) -> dict[int, int]:
+        """Return the offset of the first message of each physical queue since a wall time."""
+        return {number: await self._since(queue, part, at) for number, part in queue.parts.items()}
+
+    async def _since(self, queue: Queue, part: Part, at: float) -> int:
+        start = 0
+        while True:
+            answer = await self.ask(queue, part, "range", start, _MANY, _MANY, _MANY, "0")
+            flat = answer[2]
+            for place in range(0, len(flat), 3):
+                if arrived_at(flat[place + 1]) >= at:
+                    return int(flat[place])
+            start = int(float(answer[1]))
+            if start >= part.next:
+                return part.next
+
+
+async def plain(call: asyncio.Future[Any], queue: Queue | None = None) -> Any:
+    """Return the answer of a call, perhaps one of a physical queue.
+
+    Raises:
+        UnknownQueueError: the queue is gone.
+        UnknownGroupError: its group is gone.
+        StorageError: the server could not be asked, or refused.
+    """
+    try:
+        # The caller may be cancelled; the call is under way.
+        return await asyncio.shield(call)
+    except ResponseError as error:
+        raise refusal(error, queue) from error
+
+
+def refusal(error: ResponseError, queue: Queue | None = None) -> PenstockError:
+    """Return what an error of the server means."""
+    text = str(error)
+    if queue is not None and text.endswith("PENSTOCK gone"):
+        return UnknownQueueError(f"queue {queue.name}: it was deleted")
+    if queue is not None and text.endswith("PENSTOCK nogroup"):
+        return UnknownGroupError(f"group of queue {queue.name}: it was deleted")
+    if isinstance(error, OutOfMemoryError):
+        return StorageFullError(f"the Redis server's memory is full: {text}")
+    return StorageError(f"the Redis server refuses: {text}")

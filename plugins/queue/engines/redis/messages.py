@@ -1,0 +1,153 @@
+"""Messages on their way to the server and back."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from penstock.broker.mqtt.expiry import EXPIRY
+from penstock.plugins.queue.batch_format import split_for_segments, write_batch
+from penstock.plugins.queue.client import Batch
+from penstock.plugins.queue.engines.contract import NewMessage
+from penstock.plugins.queue.engines.incoming import stored_properties
+from penstock.plugins.queue.engines.keys import KeyReader
+from penstock.plugins.queue.engines.segments import DELAY_PROPERTY, delay_of, number_of
+
+_HEAD: Final = struct.Struct("<ddddIB")
+_INFO: Final = struct.Struct("<ddddIBH")
+_BODY: Final = struct.Struct("<BHI")
+_IS_REPEAT: Final = 1
+_HAS_KEY: Final = 2
+
+
+class Row(NamedTuple):
+    """A message as the server keeps it.
+
+    Attributes:
+        offset: in its physical queue.
+        topic: Topic Name.
+        payload: of it.
+        qos: of its publisher.
+        publisher: Client Identifier.
+        enqueued_at: wall time of its arrival, seconds since the Unix epoch.
+        properties: JSON object.
+        clock: the engine's time of its arrival.
+        expires_at: the same of its expiry; 0 for never.
+    """
+
+    offset: int
+    topic: str
+    payload: bytes
+    qos: int
+    publisher: str
+    enqueued_at: float
+    properties: str
+    clock: float
+    expires_at: float
+
+
+class Stamp(NamedTuple):
+    """When a message came.
+
+    Attributes:
+        age: seconds since.
+        wall: seconds since the Unix epoch.
+    """
+
+    age: float
+    wall: float
+
+
+def written(new: NewMessage, stamp: Stamp, key_of: KeyReader) -> list[bytes]:
+    """Return the arguments of a message that is stored.
+
+    Raises:
+        OSError: its payload cannot be read.
+        TypeError: its properties are no JSON.
+        ValueError: the same, or a text is no Unicode.
+    """
+    message = new.message
+    payload = message.payload
+    if type(payload) is not bytes:
+        payload = message.read_payload()
+    row = Row(
+        -1,
+        message.topic,
+        payload,
+        message.qos,
+        message.publisher,
+        stamp.wall,
+        stored_properties(new),
+        0.0,
+        0.0,
+    )
+    return written_row(
+        row, stamp.age, key_of, identifier=new.deduplication_id, is_repeat=new.is_repeat
+    )
+
+
+def written_row(
+    row: Row, age: float, key_of: KeyReader, *, identifier: bytes = b"", is_repeat: bool = True
+) -> list[bytes]:
+    """Return the arguments of a message by its columns: head, key, topic, identifier, body.
+
+    Args:
+        row: its offset and clock are not used.
+        age: seconds since its arrival.
+        key_of: reads its key.
+        identifier: deduplication identifier; b"" for none.
+        is_repeat: whether it may be stored already.
+
+    Raises:
+        ValueError: a text is no Unicode.
+    """
+    properties = row.properties
+    own_delay = delay_of(properties) if DELAY_PROPERTY in properties else None
+    interval = number_of(properties, EXPIRY) if EXPIRY in properties else None
+    key = key_of(row.topic, row.publisher, properties)
+    head = _HEAD.pack(
+        max(0.0, age),
+        -1.0 if own_delay is None else own_delay,
+        -1.0 if interval is None else interval,
+        row.enqueued_at,
+        len(row.payload),
+        (_IS_REPEAT if is_repeat else 0) | (0 if key is None else _HAS_KEY),
+    )
+    publisher, text = row.publisher.encode(), properties.encode()
+    body = b"".join((_BODY.pack(row.qos, len(publisher), len(text)), publisher, text, row.payload))
+    return [head, (key or "").encode(), row.topic.encode(), identifier, body]
+
+
+def arrived_at(info: bytes) -> float:
+    """Return the wall time at which a message came."""
+    wall: float = _INFO.unpack_from(info)[3]
+    return wall
+
+
+def read_row(offset: int, info: bytes, body: bytes) -> Row:
+    """Return a message out of what the server keeps of it."""
+    clock, _, expires, wall, _, _, key_bytes = _INFO.unpack_from(info)
+    topic = info[_INFO.size + key_bytes :].decode()
+    qos, publisher_bytes, properties_bytes = _BODY.unpack_from(body)
+    at = _BODY.size + publisher_bytes
+    end = at + properties_bytes
+    publisher = body[_BODY.size : at].decode()
+    return Row(
+        offset, topic, body[end:], qos, publisher, wall, body[at:end].decode(), clock, expires
+    )
+
+
+def rows_of(flat: Sequence[bytes]) -> Iterator[Row]:
+    """Yield messages out of a row of offset, info and body of each."""
+    for at in range(0, len(flat), 3):
+        yield read_row(int(flat[at]), flat[at + 1], flat[at + 2])
+
+
+def frames_of(rows: Sequence[Row]) -> list[bytes]:
+    """Return messages as frames of the batch format."""
+    frames = []
+    for run in split_for_segments([len(row.payload) for row in rows]):
+        columns = list(map(list, zip(*rows[run], strict=True)))[: len(Batch._fields)]
+        frames.append(write_batch(Batch._make(columns)))
+    return frames

@@ -1,0 +1,327 @@
+"""What one program knows of queues that a server keeps.
+
+Theory of operation. Methods of the engine that do not wait are answered from here. Each answer of
+the server tells what has become of the physical queue and of the group that were asked; what other
+programs change is known at the next call, or when `Engine.maintain` has looked. Ends of leases and
+delays are known beforehand, eight different ones of each kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+from penstock.plugins.queue.engines.contract import (
+    GroupOutline,
+    GroupSnapshot,
+    GroupSpec,
+    OffsetError,
+    QueueOutline,
+    QueueSnapshot,
+    QueueSpec,
+    UnknownGroupError,
+    Usage,
+)
+from penstock.plugins.queue.engines.keys import key_reader
+from penstock.plugins.queue.engines.receipts import Receipts
+from penstock.plugins.queue.engines.waited import Waited
+
+_SPARE_HELD: Final = 1024
+
+
+class Part:
+    """A physical queue.
+
+    Attributes:
+        base: common beginning of its keys.
+        number: within its queue.
+        earliest: first offset that may still exist.
+        next: offset of the next message.
+        messages: that exist.
+        payload_bytes: of these.
+        stored_bytes: that they take, without what the server needs for itself.
+        oldest: the engine's time at which the oldest message arrived; None for an empty queue.
+    """
+
+    def __init__(self, base: str, number: int) -> None:
+        self.base = base
+        self.number = number
+        self.earliest = 0
+        self.next = 0
+        self.messages = 0
+        self.payload_bytes = 0
+        self.stored_bytes = 0
+        self.oldest: float | None = None
+
+
+class Place:
+    """A group in one physical queue.
+
+    Attributes:
+        floor: everything below is settled or committed.
+        waiting: messages that are not.
+        leased: of these, how many are with receivers.
+        delayed: of these, how many wait for their delay.
+        lease_ends: the first ends of leases, each with its number of messages.
+        delay_ends: the same of delays.
+        held: nonce of what this program has received, by offset.
+    """
+
+    def __init__(self) -> None:
+        self.floor = 0
+        self.waiting = 0
+        self.leased = 0
+        self.delayed = 0
+        self.lease_ends: list[tuple[float, int]] = []
+        self.delay_ends: list[tuple[float, int]] = []
+        self.held: dict[int, int] = {}
+
+    def update(self, told: Mapping[str, Any], unseen_ends: list[tuple[float, int]]) -> None:
+        """Take what the server tells."""
+        self.floor = int(told["f"])
+        self.waiting = int(told["w"])
+        self.leased = int(told["l"])
+        self.lease_ends = _ends(told.get("x"))
+        unseen = int(told.get("n", 0))
+        self.delayed = int(told["d"]) + unseen
+        self.delay_ends = _ends(told.get("y"))
+        if unseen:
+            self.delay_ends = sorted(self.delay_ends + unseen_ends)
+        if len(self.held) > 2 * self.leased + _SPARE_HELD:  # others were settled elsewhere
+            self.held = {at: nonce for at, nonce in self.held.items() if at >= self.floor}
+
+    def expire(self, now: float) -> bool:
+        """Let leases and delays end; say whether any has."""
+        has_ended = False
+        while self.lease_ends and self.lease_ends[0][0] <= now:
+            self.leased = max(0, self.leased - self.lease_ends.pop(0)[1])
+            has_ended = True
+        while self.delay_ends and self.delay_ends[0][0] <= now:
+            self.delayed = max(0, self.delayed - self.delay_ends.pop(0)[1])
+            has_ended = True
+        return has_ended
+
+    def n_visible(self) -> int:
+        """Return how many messages could be received, apart from filters, expiry and order."""
+        return max(0, self.waiting - self.leased - self.delayed)
+
+
+class Group(Waited):
+    """A group.
+
+    Attributes:
+        id: that the server knows it by.
+        name: its name.
+        spec: its settings.
+        epoch: another one after each seek, modulo 65,536.
+        places: by number of physical queue.
+        used_at: the engine's time of its newest request.
+        touched_at: the same as the server knows it.
+        received: messages given to receivers in this run.
+        settled: how many messages were settled in this run, by action or reason.
+        under_way: messages that receives under way may lease.
+        answered: is set when a receive has its answer.
+    """
+
+    def __init__(self, group_id: str, name: str, spec: GroupSpec, epoch: int) -> None:
+        super().__init__()
+        self.id = group_id
+        self.name = name
+        self.spec = spec
+        self.epoch = epoch
+        self.places: dict[int, Place] = {}
+        self.touched_at = 0.0
+        self.received = 0
+        self.settled: dict[str, int] = {}
+        self.under_way = 0
+        self.answered = asyncio.Event()
+        self.receipts: Receipts | None = None
+
+    @property
+    def n_leased(self) -> int:
+        """Messages that are leased."""
+        return sum(place.leased for place in self.places.values())
+
+    def place(self, number: int) -> Place:
+        """Return the place in a physical queue."""
+        found = self.places.get(number)
+        if found is None:
+            found = self.places[number] = Place()
+            self.places = dict(sorted(self.places.items()))
+        return found
+
+    def expire(self, now: float) -> None:
+        """Let leases and delays end."""
+        has_ended = [place.expire(now) for place in self.places.values()]
+        if any(has_ended):
+            self.arrived()
+
+    def next_deadline(self) -> float | None:
+        """Return the engine's time at which something may become visible; None for never."""
+        ends = [
+            each[0][0]
+            for place in self.places.values()
+            for each in (place.lease_ends, place.delay_ends)
+            if each
+        ]
+        return min(ends, default=None)
+
+    def count(self, reason: str, n_messages: int) -> None:
+        """Count settled messages."""
+        if n_messages:
+            self.settled[reason] = self.settled.get(reason, 0) + n_messages
+
+    def snapshot(self, now: float) -> GroupSnapshot:
+        """Return the group as it is."""
+        places = self.places
+        return GroupSnapshot(
+            spec=self.spec,
+            position={number: place.floor for number, place in places.items()},
+            waiting=sum(place.waiting for place in places.values()),
+            leased=self.n_leased,
+            delayed=sum(place.delayed for place in places.values()),
+            received=self.received,
+            settled=dict(self.settled),
+            idle_seconds=max(0.0, now - self.used_at),
+        )
+
+
+class Queue(Waited):
+    """A logical queue.
+
+    Attributes:
+        name: its name.
+        incarnation: UUID of its life.
+        spec: its settings.
+        parts: physical queues by number, ascending.
+        groups: by name.
+        raw: its entry in the catalogue.
+        messages: of all physical queues.
+        payload_bytes: of these.
+        stored_bytes: the same.
+        reserved_messages: whose room is reserved and that are not stored.
+        reserved_bytes: of these.
+        removed: messages that left unread in this run, by reason.
+    """
+
+    def __init__(self, name: str, incarnation: str, spec: QueueSpec) -> None:
+        super().__init__()
+        self.name = name
+        self.incarnation = incarnation
+        self.parts: dict[int, Part] = {}
+        self.groups: dict[str, Group] = {}
+        self.raw = b""
+        self.messages = 0
+        self.payload_bytes = 0
+        self.stored_bytes = 0
+        self.reserved_messages = 0
+        self.reserved_bytes = 0
+        self.removed: dict[str, int] = {}
+        self.change(spec)
+
+    def change(self, spec: QueueSpec) -> None:
+        """Take other settings."""
+        self.spec = spec
+        self.key_of = key_reader(spec.key)
+        self.is_limited = spec.max_messages is not None or spec.max_bytes is not None
+
+    def part(self, number: int) -> Part:
+        """Return a physical queue.
+
+        Raises:
+            OffsetError: there is none of this number.
+        """
+        found = self.parts.get(number)
+        if found is None:
+            raise OffsetError(
+                f"physical queue of {self.name}: read {number}; allowed: "
+                f"{', '.join(map(str, self.parts))}"
+            )
+        return found
+
+    def group(self, name: str) -> Group:
+        """Return a group.
+
+        Raises:
+            UnknownGroupError: there is none of this name.
+        """
+        found = self.groups.get(name)
+        if found is None:
+            known = ", ".join(sorted(self.groups)) or "none"
+            raise UnknownGroupError(f"group of queue {self.name}: read {name!r}; allowed: {known}")
+        return found
+
+    def has_room(self, n_messages: int, n_bytes: int) -> bool:
+        """Say whether messages fit, in addition to those whose room is reserved."""
+        spec = self.spec
+        if spec.when_full == "drop_oldest":
+            messages = held_bytes = 0
+        else:
+            messages = self.messages + self.reserved_messages
+            held_bytes = self.payload_bytes + self.reserved_bytes
+        if spec.max_messages is not None and messages + n_messages > spec.max_messages:
+            return False
+        return spec.max_bytes is None or held_bytes + n_bytes <= spec.max_bytes
+
+    def count_removed(self, reason: str, n_messages: int) -> None:
+        """Count messages that left unread."""
+        if n_messages:
+            self.removed[reason] = self.removed.get(reason, 0) + n_messages
+
+    def update(self, part: Part, told: Mapping[str, Any]) -> set[str]:
+        """Take what the server tells of a physical queue.
+
+        Returns:
+            Identifiers of groups that the server has and this queue has not.
+        """
+        self.messages += int(told["messages"]) - part.messages
+        self.payload_bytes += int(told["bytes"]) - part.payload_bytes
+        self.stored_bytes += int(told["stored"]) - part.stored_bytes
+        part.next, part.earliest = int(told["next"]), int(told["earliest"])
+        part.messages, part.payload_bytes = int(told["messages"]), int(told["bytes"])
+        part.stored_bytes = int(told["stored"])
+        part.oldest = float(told["oldest"]) if "oldest" in told else None
+        unseen_ends = _ends(told.get("w"))
+        groups = dict(told["groups"] or {})
+        for group in self.groups.values():
+            one = groups.pop(group.id, None)
+            if one is not None:
+                group.place(part.number).update(one, unseen_ends)
+                group.touched_at = max(group.touched_at, float(one["u"]))
+                group.used_at = max(group.used_at, group.touched_at)
+        return set(groups)
+
+    def outline(self) -> QueueOutline:
+        """Return what requests need to know."""
+        return QueueOutline(
+            self.incarnation,
+            self.spec,
+            self.messages,
+            list(self.parts),
+            {name: GroupOutline(one.spec, one.n_leased) for name, one in self.groups.items()},
+        )
+
+    def snapshot(self, now: float) -> QueueSnapshot:
+        """Return the queue as it is."""
+        oldest = min((p.oldest for p in self.parts.values() if p.oldest is not None), default=None)
+        return QueueSnapshot(
+            incarnation=self.incarnation,
+            spec=self.spec,
+            usage={
+                number: Usage(part.earliest, part.next, part.messages, part.stored_bytes)
+                for number, part in self.parts.items()
+            },
+            messages=self.messages,
+            payload_bytes=self.payload_bytes,
+            stored_bytes=self.stored_bytes,
+            reserved=self.reserved_messages,
+            removed=dict(self.removed),
+            set_aside=0,
+            oldest_seconds=None if oldest is None else max(0.0, now - oldest),
+            groups={name: group.snapshot(now) for name, group in self.groups.items()},
+        )
+
+
+def _ends(told: Any) -> list[tuple[float, int]]:
+    return [(float(end), int(n)) for end, n in told or ()]

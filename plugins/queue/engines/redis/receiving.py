@@ -1,0 +1,362 @@
+"""Receives: what is leased, given back and settled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from logging import Logger
+from typing import Any, Final
+
+from penstock.plugins.queue.client import ReceivedMessage
+from penstock.plugins.queue.engines.contract import (
+    Action,
+    GroupKindError,
+    StorageError,
+)
+from penstock.plugins.queue.engines.expiry import count_down
+from penstock.plugins.queue.engines.receipts import Receive
+from penstock.plugins.queue.engines.receiving import RETRY_SECONDS
+from penstock.plugins.queue.engines.redis.burying import Burying
+from penstock.plugins.queue.engines.redis.catalogue import Catalogue
+from penstock.plugins.queue.engines.redis.functions import (
+    Functions,
+    plain,
+)
+from penstock.plugins.queue.engines.redis.messages import (
+    read_row,
+)
+from penstock.plugins.queue.engines.redis.mirror import Group, Part, Queue
+
+_HOLD_SECONDS: Final = 60.0
+"""For which a message stays with its receiver while it is moved to a dead letter queue."""
+
+
+class Receiving:
+    """Leases and settles messages.
+
+    Args:
+        functions: of the server.
+        catalogue: of queues and groups.
+        burying: keeps dead letters.
+        logger: gets faults.
+    """
+
+    def __init__(
+        self, functions: Functions, catalogue: Catalogue, burying: Burying, logger: Logger
+    ) -> None:
+        self._functions = functions
+        self._catalogue = catalogue
+        self._burying = burying
+        self._logger = logger
+
+    def lease_group(self, queue: Queue, name: str) -> Group:
+        """Return a group of kind `lease`.
+
+        Raises:
+            UnknownGroupError: there is none of this name.
+            GroupKindError: it is of the other kind.
+        """
+        found = queue.group(name)
+        if found.spec.kind != "lease":
+            raise GroupKindError(
+                f"group {name} of queue {queue.name}: it reads ranges; allowed: a group of kind "
+                "lease"
+            )
+        return found
+
+    async def lease(
+        self,
+        queue: str,
+        group: str,
+        physical_queue: int,
+        max_messages: int,
+        max_bytes: int,
+        visibility_timeout: float | None = None,
+    ) -> list[ReceivedMessage]:
+        """Receive messages of one physical queue."""
+        found = self._catalogue.find(queue)
+        receivers = self.lease_group(found, group)
+        part = found.part(physical_queue)
+        receivers.used_at = now = self._functions.now()
+        receivers.expire(now)
+        seconds = receivers.spec.visibility_timeout
+        if visibility_timeout is not None:
+            seconds = visibility_timeout
+        received: list[ReceivedMessage] = []
+        n_bytes = 0
+        try:
+            while len(received) < max_messages and (n_bytes < max_bytes or not received):
+                most = await self._room(receivers, max_messages - len(received))
+                if most <= 0:
+                    break
+                some, has_more = await self._lease_once(
+                    found, receivers, part, most, max_bytes - n_bytes, seconds
+                )
+                received += some
+                n_bytes += sum(len(one.payload) for one in some)
+                if not has_more:
+                    break
+        except BaseException:  # the receiver has left
+            self.give_back(queue, group, received)
+            raise
+        receivers.received += len(received)
+        return received
+
+    async def _room(self, group: Group, wanted: int) -> int:
+        """Return how many messages a receive may lease; note that it is under way."""
+        while True:
+            room = group.spec.max_leased_messages - group.n_leased - group.under_way
+            most = min(wanted, room)
+            if most == wanted or not group.under_way:
+                group.under_way += max(0, most)
+                return most
+            # What the others leave is known when they have their answers.
+            await group.answered.wait()
+
+    async def _lease_once(
+        self,
+        queue: Queue,
+        group: Group,
+        part: Part,
+        most: int,
+        max_bytes: int,
+        seconds: float,
+    ) -> tuple[list[ReceivedMessage], bool]:
+        """Receive messages; return them, and whether there may be more at once."""
+        spec = group.spec
+        group.answered.clear()
+        try:
+            call = self._functions.submit(
+                queue,
+                part,
+                "lease",
+                group.id,
+                most,
+                max_bytes,
+                repr(seconds),
+                spec.max_receives or 0,
+                "" if spec.topics is None else json.dumps(spec.topics, ensure_ascii=False),
+                repr(RETRY_SECONDS),
+            )
+        except BaseException:
+            group.under_way -= most
+            group.answered.set()
+            raise
+
+        def done(_call: asyncio.Future[Any]) -> None:
+            group.under_way -= most
+            group.answered.set()
+
+        call.add_done_callback(done)
+        try:
+            answer = await plain(call, queue)
+        except asyncio.CancelledError:
+
+            def undo(call: asyncio.Future[Any]) -> None:
+                if not call.cancelled() and call.exception() is None:
+                    received = self._received(group, part, call.result())
+                    self.give_back(queue.name, group.name, received)
+
+            call.add_done_callback(undo)
+            raise
+        _, nonce, has_more, n_filtered, n_expired, _, dead = answer
+        group.count("filtered", n_filtered)
+        group.count("expired", n_expired)
+        received = self._received(group, part, answer)
+        if dead:
+            try:
+                # The next messages of their keys are visible then.
+                has_more = await self._bury_unseen(queue, group, part, int(nonce), dead) or has_more
+            except StorageError as error:
+                self._logger.error(  # noqa: TRY400 (the trace tells nothing more)
+                    "queue %s, group %s: %s; its dead letters stay", queue.name, group.name, error
+                )
+            except BaseException:
+                self.give_back(queue.name, group.name, received)
+                raise
+        return received, bool(has_more)
+
+    def _received(self, group: Group, part: Part, answer: Sequence[Any]) -> list[ReceivedMessage]:
+        """Return received messages with their handles; note who has them."""
+        told, nonce, _, _, _, flat, _ = answer
+        now = float(json.loads(told)["now"]) if flat else 0.0
+        place = group.place(part.number)
+        received: list[ReceivedMessage] = []
+        assert group.receipts is not None  # noqa: S101 (the catalogue gives each group its own)
+        for at in range(0, len(flat), 4):
+            row = read_row(int(flat[at]), flat[at + 2], flat[at + 3])
+            count = int(flat[at + 1])
+            receive = Receive(part.number, count, int(nonce), group.epoch)
+            (handle,) = group.receipts.handles(receive, range(row.offset, row.offset + 1))
+            properties = row.properties
+            if row.expires_at:
+                properties = count_down(properties, row.expires_at, now)
+            place.held[row.offset] = int(nonce)
+            received.append(
+                ReceivedMessage(
+                    handle,
+                    count,
+                    part.number,
+                    row.offset,
+                    row.topic,
+                    row.payload,
+                    row.qos,
+                    row.publisher,
+                    row.enqueued_at,
+                    properties,
+                )
+            )
+        return received
+
+    def give_back(self, queue: str, group: str, deliveries: Sequence[ReceivedMessage]) -> None:
+        """Make messages visible whose receiver has left."""
+        found = self._catalogue.queues.get(queue)
+        receivers = None if found is None else found.groups.get(group)
+        if found is None or receivers is None or receivers.spec.kind != "lease":
+            return
+        receives, _ = self._read_handles(receivers, [one.receipt_handle for one in deliveries])
+        for number, triples in receives.items():
+            part = found.parts.get(number)
+            if part is None:
+                continue
+            place = receivers.place(number)
+            for _, offset, _, nonce in triples:
+                if place.held.get(offset) == nonce:
+                    del place.held[offset]
+                    place.leased = max(0, place.leased - 1)
+            try:
+                self._settle_part(found, receivers, part, "undo", 0.0, triples)
+            except StorageError:  # it is closed; the leases end by time
+                return
+        receivers.arrived()
+
+    @staticmethod
+    def _read_handles(
+        group: Group, handles: Sequence[str]
+    ) -> tuple[dict[int, list[tuple[int, int, int, int]]], list[int]]:
+        """Return index, offset, receive count and nonce of handles by number of physical queue.
+
+        Those of another epoch have a nonce that no receive has.
+        """
+        assert group.receipts is not None  # noqa: S101 (the catalogue gives each group its own)
+        receives, unknown = group.receipts.read(handles)
+        found: dict[int, list[tuple[int, int, int, int]]] = {}
+        for one in receives:
+            receive = one.receive
+            nonce = receive.nonce if receive.epoch == group.epoch else -2
+            triples = found.setdefault(receive.number, [])
+            for index, offset in zip(one.indexes, one.offsets, strict=True):
+                triples.append((index, offset, receive.receive_count, nonce))
+        return found, unknown
+
+    def _settle_part(
+        self,
+        queue: Queue,
+        group: Group,
+        part: Part,
+        action: str,
+        seconds: float,
+        triples: Iterable[tuple[int, int, int, int]],
+    ) -> asyncio.Future[Any]:
+        flat = [number for triple in triples for number in triple[1:]]
+        return self._functions.submit(
+            queue, part, "settle", group.id, group.epoch, action, repr(seconds), *flat
+        )
+
+    async def settle(
+        self,
+        queue: str,
+        group: str,
+        action: Action,
+        receipt_handles: Sequence[str],
+        seconds: float = 0.0,
+    ) -> Mapping[int, str]:
+        """Settle receives."""
+        found = self._catalogue.find(queue)
+        receivers = self.lease_group(found, group)
+        receivers.used_at = now = self._functions.now()
+        receivers.expire(now)
+        receives, unknown = self._read_handles(receivers, receipt_handles)
+        failed = dict.fromkeys(unknown, "unknown")
+        for number in [number for number in receives if number not in found.parts]:
+            failed.update((one[0], "unknown") for one in receives.pop(number))
+        if action == "dead":
+            await self._declare_dead(found, receivers, receives, failed)
+            return failed
+        was_full = receivers.n_leased >= receivers.spec.max_leased_messages
+        calls = {
+            number: self._settle_part(
+                found, receivers, found.parts[number], action, seconds, triples
+            )
+            for number, triples in receives.items()
+        }
+        n_settled = 0
+        for number, call in calls.items():
+            answer = await plain(call, found)
+            n_settled += self._note_settled(receivers, number, receives[number], answer, failed)
+        if action in ("ack", "nack"):
+            receivers.count(action, n_settled)
+        if n_settled and (action != "ack" or was_full or receivers.spec.order == "key"):
+            receivers.arrived()
+        return failed
+
+    @staticmethod
+    def _note_settled(
+        group: Group,
+        number: int,
+        triples: Sequence[tuple[int, int, int, int]],
+        answer: Sequence[Any],
+        failed: dict[int, str],
+    ) -> int:
+        """Note which handles are stale; return how many are not."""
+        stale = set(answer[1])
+        held = group.place(number).held
+        for at, (index, offset, _, _) in enumerate(triples):
+            if at in stale:
+                failed[index] = "stale"
+            else:
+                held.pop(offset, None)
+        return len(triples) - len(stale)
+
+    async def _declare_dead(
+        self,
+        queue: Queue,
+        group: Group,
+        receives: Mapping[int, list[tuple[int, int, int, int]]],
+        failed: dict[int, str],
+    ) -> None:
+        target = self._burying.target(group)
+        n_settled = 0
+        for number, triples in receives.items():
+            part = queue.parts[number]
+            if target is not None:
+                call = self._settle_part(queue, group, part, "show", _HOLD_SECONDS, triples)
+                answer = await plain(call, queue)
+                await self._burying.store(queue, group, part, target, answer[2], "dead")
+            call = self._settle_part(queue, group, part, "dead", 0.0, triples)
+            answer = await plain(call, queue)
+            n_settled += self._note_settled(group, number, triples, answer, failed)
+        group.count("dead", n_settled)
+        if n_settled:
+            group.arrived()
+
+    async def _bury_unseen(
+        self, queue: Queue, group: Group, part: Part, nonce: int, flat: Sequence[bytes]
+    ) -> bool:
+        """Move messages that were received too often; the group holds them meanwhile.
+
+        Returns:
+            Whether any has left the group.
+        """
+        target = self._burying.target(group)
+        if target is not None:
+            await self._burying.store(queue, group, part, target, flat, "max_receives")
+        triples = [
+            (at // 4, int(flat[at]), int(flat[at + 1]), nonce) for at in range(0, len(flat), 4)
+        ]
+        call = self._settle_part(queue, group, part, "dead", 0.0, triples)
+        answer = await plain(call, queue)
+        n_settled = len(triples) - len(answer[1])
+        group.count("dead", n_settled)
+        return n_settled > 0

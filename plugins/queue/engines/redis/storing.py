@@ -1,0 +1,197 @@
+"""Messages on their way into physical queues."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping, Sequence
+from logging import Logger
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from penstock.plugins.queue.engines.clock import Clocks
+from penstock.plugins.queue.engines.contract import (
+    AppendResult,
+    NewMessage,
+)
+from penstock.plugins.queue.engines.redis.functions import (
+    Functions,
+    refusal,
+)
+from penstock.plugins.queue.engines.redis.messages import (
+    Stamp,
+    written,
+)
+from penstock.plugins.queue.engines.redis.mirror import Part, Queue
+
+
+class Storing:
+    """Stores messages, and removes what they leave no room for.
+
+    Args:
+        functions: of the server.
+        clocks: of the machine.
+        logger: gets faults.
+    """
+
+    def __init__(self, functions: Functions, clocks: Clocks, logger: Logger) -> None:
+        self._functions = functions
+        self._clocks = clocks
+        self._logger = logger
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Wait for what is done behind answers."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def append(
+        self, found: Queue, physical_queue: int, messages: Sequence[NewMessage]
+    ) -> asyncio.Future[AppendResult]:
+        """Store messages at the end of a physical queue, and give their room back."""
+        future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
+        now, wall = self._clocks.monotonic(), self._clocks.wall()
+        args: list[bytes] = []
+        refused: dict[int, str] = {}
+        for index, new in enumerate(messages):
+            age = now - new.message.arrived_at
+            try:
+                args += written(new, Stamp(age, wall - age), found.key_of)
+            except (OSError, TypeError, ValueError) as error:
+                self._logger.error(  # noqa: TRY400 (the trace tells nothing more)
+                    "queue %s: %r cannot be stored: %s", found.name, new.message, error
+                )
+                refused[index] = "unreadable"
+        n_bytes = sum(len(new.message.payload) for new in messages)
+
+        def done(call: asyncio.Future[Any]) -> None:
+            found.reserved_messages -= len(messages)
+            found.reserved_bytes -= n_bytes
+            if future.done():
+                return
+            error = call.exception()
+            if error is None:
+                future.set_result(_result(call.result(), len(messages), refused))
+            elif isinstance(error, ResponseError):
+                future.set_exception(refusal(error, found))
+            else:
+                future.set_exception(error)
+
+        try:
+            part = found.part(physical_queue)
+            call = self.submit(found, part, args)
+        except BaseException:
+            found.reserved_messages -= len(messages)
+            found.reserved_bytes -= n_bytes
+            raise
+        call.add_done_callback(done)
+        return future
+
+    def submit(self, queue: Queue, part: Part, args: Sequence[bytes]) -> asyncio.Future[Any]:
+        """Store messages by their arguments; the future has the function's answer."""
+        spec = queue.spec
+        n_new = len(args) // 5
+        max_messages, max_bytes = "", ""
+        if spec.when_full == "drop_oldest":
+            if spec.max_messages is not None:
+                others = queue.messages - part.messages
+                max_messages = str(max(spec.max_messages - others, min(n_new, spec.max_messages)))
+            if spec.max_bytes is not None:
+                new_bytes = sum(map(len, args[4::5]))
+                other_bytes = queue.payload_bytes - part.payload_bytes
+                max_bytes = str(max(spec.max_bytes - other_bytes, min(new_bytes, spec.max_bytes)))
+        call = self._functions.submit(
+            queue,
+            part,
+            "append",
+            part.number,
+            repr(spec.deduplication_seconds),
+            repr(spec.delay_seconds),
+            "1" if spec.keeps_last else "0",
+            max_messages,
+            max_bytes,
+            *args,
+            keys=[self._functions.ids_key(queue.incarnation)],
+        )
+
+        def done(call: asyncio.Future[Any]) -> None:
+            if not call.cancelled() and call.exception() is None:
+                self._appended(queue, part, call.result())
+
+        call.add_done_callback(done)
+        return call
+
+    def _appended(self, queue: Queue, part: Part, answer: Sequence[Any]) -> None:
+        """Take note of what was stored."""
+        told, offsets, duplicates, n_kept, n_dropped = answer
+        n_stored = len(offsets) - len(duplicates)
+        queue.count_removed("keeps_last", n_kept)
+        queue.count_removed("drop_oldest", n_dropped)
+        if "all" not in json.loads(told):
+            for group in queue.groups.values():
+                group.place(part.number).waiting += n_stored
+        if n_stored:
+            queue.arrived()
+            self._functions.arrivals.arrived(queue)
+            for group in queue.groups.values():
+                group.arrived()
+        if n_stored and queue.spec.when_full == "drop_oldest":
+            self._run(self._drop_oldest(queue))
+
+    async def _drop_oldest(self, queue: Queue) -> None:
+        """Remove the oldest messages of other physical queues where they are too many."""
+        spec = queue.spec
+        while True:
+            excess = queue.messages - (spec.max_messages or math.inf)
+            parts = [part for part in queue.parts.values() if part.oldest is not None]
+            is_over = excess > 0 or queue.payload_bytes > (spec.max_bytes or math.inf)
+            if not is_over or not parts or len(queue.parts) == 1:
+                return
+            part = min(parts, key=lambda one: one.oldest or 0.0)
+            n_removed, _ = await self.cut(queue, part, "drop_oldest", part.earliest + 1)
+            if not n_removed:
+                return
+
+    def _run(self, work: Any) -> None:
+        """Do something behind the answer."""
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._note_failure)
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._logger.error("queue: %s", task.exception())
+
+    async def cut(
+        self, queue: Queue, part: Part, reason: str, below: int | str, before: float = 0.0
+    ) -> tuple[int, bool]:
+        """Remove the oldest messages of a physical queue.
+
+        Args:
+            queue: the queue.
+            part: its physical queue.
+            reason: that is counted.
+            below: offset below which all leave; "" for those that came before a time.
+            before: this time, in seconds of the engine's clock.
+
+        Returns:
+            How many have left, and whether that was all.
+        """
+        answer = await self._functions.ask(queue, part, "cut_below", below, repr(before))
+        queue.count_removed(reason, answer[1])
+        return answer[1], bool(answer[2])
+
+
+def _result(answer: Sequence[Any], n_messages: int, refused: Mapping[int, str]) -> AppendResult:
+    """Return the outcome of an append, in which refused messages have their places again."""
+    _, offsets, duplicates, _, _ = answer
+    if not refused:
+        return AppendResult([int(float(one)) for one in offsets], list(duplicates), {})
+    sent = [index for index in range(n_messages) if index not in refused]
+    all_offsets = [-1] * n_messages
+    for index, offset in zip(sent, offsets, strict=True):
+        all_offsets[index] = int(float(offset))
+    return AppendResult(all_offsets, [sent[one] for one in duplicates], dict(refused))

@@ -1,0 +1,60 @@
+"""A real redis-server as a process of a test."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from penstock.netem.runs.broker_process import RunningBroker, reserved_port
+
+
+class RedisProcess:
+    """A running server.
+
+    Attributes:
+        port: where it listens on loopback.
+        process: to be killed by a test that wants it gone.
+    """
+
+    def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
+        self.port = port
+        self.process = process
+
+
+@contextlib.contextmanager
+def running_redis(
+    folder: Path, *settings: str, port: int | None = None, is_tls: bool = False
+) -> Iterator[RedisProcess]:
+    """Start a server that writes nothing to the disk; end it afterwards.
+
+    Args:
+        folder: of its files.
+        settings: further lines of its file, which go before the others.
+        port: one that is reserved; None for a free one.
+        is_tls: whether it speaks TLS alone.
+    """
+    with contextlib.ExitStack() as stack:
+        own = stack.enter_context(reserved_port()) if port is None else port
+        folder.mkdir(exist_ok=True)
+        file = folder / "redis.conf"
+        ports = ["port 0", f"tls-port {own}"] if is_tls else [f"port {own}"]
+        lines = [*ports, "bind 127.0.0.1", f"dir {folder}", 'save ""', "appendonly no"]
+        file.write_text("\n".join([*lines, *settings, ""]), encoding="utf-8")
+        broker = RunningBroker("redis-server", ["redis-server", str(file)], folder)
+        stack.callback(broker.stop)
+        broker.wait_until_listening(own)
+        yield RedisProcess(own, broker.process)
+
+
+@cache
+def shared_redis() -> int:
+    """Return the port of a server that tests of this process share, each with keys of its own."""
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-redis-"))
+    return stack.enter_context(running_redis(Path(folder))).port

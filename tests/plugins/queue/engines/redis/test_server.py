@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.plugins.queue.engines.contract import EngineStartError
+from penstock.plugins.queue.engines.redis.library import LIBRARY
+from penstock.plugins.queue.engines.redis.server import RedisServer, ask_directly
+from tests.helpers.certificates import Authority
+from tests.helpers.redis_server import RedisProcess, running_redis, shared_redis
+
+LOGGER = logging.getLogger("penstock.queue")
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    """Start a server of this module, whose settings tests change and put back."""
+    with running_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+async def asked(server: RedisServer, *commands: tuple[str, ...]) -> None:
+    """Carry out commands."""
+    connection = server.connection()
+    await connection.connect()
+    for command in commands:
+        await ask_directly(connection, *command)
+    await connection.disconnect()
+
+
+@asynccontextmanager
+async def server_that_says(info: str) -> AsyncIterator[RedisServer]:
+    """Answer INFO with a text, and every other command with OK."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            words = []
+            for _ in range(int(line[1:])):
+                size = int((await reader.readline())[1:])
+                words.append((await reader.readexactly(size + 2))[:-2])
+            body = info.encode()
+            is_info = words[0] == b"INFO"
+            writer.write(b"$%d\r\n%s\r\n" % (len(body), body) if is_info else b"+OK\r\n")
+        writer.close()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield RedisServer(port=listener.sockets[0].getsockname()[1])
+    finally:
+        listener.close()
+
+
+@pytest.mark.parametrize(
+    ("info", "told"),
+    [
+        ("redis_version:6.2.14\r\n", "read Redis 6.2.14; allowed: Redis 7 or newer, Valkey 8"),
+        ("redis_version:7.2.4\r\nvalkey_version:7.2.9\r\n", "read Valkey 7.2.9; allowed: Redis 7"),
+        ("redis_version:7.0.15\r\ncluster_enabled:1\r\n", "cluster_enabled: 1; allowed: a stand"),
+        ("redis_version:7.0.15\r\nrole:slave\r\n", "read role: slave; allowed: master"),
+        ("redis_version:7.0.15\r\nmaxmemory_policy:allkeys-lru\r\n", "read allkeys-lru; allowed:"),
+        ("", "version of server"),
+    ],
+)
+async def test_a_server_that_could_lose_messages_is_refused(info: str, told: str) -> None:
+    """Too old, a part of a cluster, a replica, or one that deletes what it has no memory for."""
+    async with server_that_says(info) as server:
+        with pytest.raises(EngineStartError, match=told):
+            await server.connect(LOGGER)
+
+
+async def test_a_real_server_says_that_it_evicts(private: RedisProcess) -> None:
+    """The check reads what servers tell."""
+    server = RedisServer(port=private.port)
+    await asked(server, ("CONFIG", "SET", "maxmemory-policy", "volatile-ttl"))
+    with pytest.raises(EngineStartError, match="read volatile-ttl; allowed: noeviction"):
+        await server.connect(LOGGER)
+    await asked(server, ("CONFIG", "SET", "maxmemory-policy", "noeviction"))
+    await (await server.connect(LOGGER)).disconnect()
+
+
+async def test_a_library_of_another_version_is_refused(private: RedisProcess) -> None:
+    """It is named, as is one of this version with other code; the library is loaded once."""
+    server = RedisServer(port=private.port)
+    code = "#!lua name={}\nredis.register_function('{}', function() end)"
+    for name, told in (
+        ("penstock_queue_0", f"read penstock_queue_0; allowed: {LIBRARY}"),
+        (LIBRARY, f"read {LIBRARY} with other code"),
+    ):
+        await asked(server, ("FUNCTION", "FLUSH"), ("FUNCTION", "LOAD", code.format(name, "other")))
+        with pytest.raises(EngineStartError, match=told):
+            await server.connect(LOGGER)
+    await asked(server, ("FUNCTION", "FLUSH"))
+    for _ in range(2):
+        await (await server.connect(LOGGER)).disconnect()
+
+
+async def test_what_survives_the_server_s_end_is_logged(
+    private: RedisProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without the append-only file that is a warning."""
+    caplog.set_level(logging.INFO, "penstock.queue")
+    server = RedisServer(port=private.port)
+    await (await server.connect(LOGGER)).disconnect()
+    (settings, warning) = caplog.records
+    assert "appendonly no; save ''; maxmemory" in settings.getMessage()
+    assert warning.levelname == "WARNING"
+    assert f"127.0.0.1:{private.port} has appendonly no" in warning.getMessage()
+    await asked(server, ("CONFIG", "SET", "appendonly", "yes"))
+    caplog.clear()
+    await (await server.connect(LOGGER)).disconnect()
+    await asked(server, ("CONFIG", "SET", "appendonly", "no"))
+    (settings,) = caplog.records
+    assert "appendonly yes, appendfsync everysec" in settings.getMessage()
+
+
+async def test_a_user_logs_in_with_the_password_of_a_file(
+    private: RedisProcess, tmp_path: Path
+) -> None:
+    """A wrong password, a missing file and a user without rights are start errors."""
+    admin = RedisServer(port=private.port)
+    rights = "~penstock:* &* +@all -config"
+    await asked(admin, ("ACL", "SETUSER", "broker", "on", ">secret", *rights.split()))
+    await asked(admin, ("ACL", "SETUSER", "nobody", "on", ">secret"))
+    file = tmp_path / "password"
+    file.write_text("secret\n")
+    server = RedisServer(port=private.port, user="broker", password_file=str(file))
+    await (await server.connect(LOGGER)).disconnect()
+    with pytest.raises(EngineStartError, match="permission"):
+        await RedisServer(port=private.port, user="nobody", password_file=str(file)).connect(LOGGER)
+    file.write_text("other\n")
+    with pytest.raises(EngineStartError, match=f"Redis server 127.0.0.1:{private.port}: "):
+        await server.connect(LOGGER)
+    file.unlink()
+    with pytest.raises(EngineStartError, match="password of"):
+        await server.connect(LOGGER)
+
+
+async def test_no_server_is_a_start_error() -> None:
+    """Its address is named."""
+    with pytest.raises(EngineStartError, match="Redis server "):
+        await RedisServer(port=1).connect(LOGGER)
+
+
+async def test_tls_checks_the_server_s_certificate(tmp_path: Path) -> None:
+    """With the client's own where the server asks for it; another authority's is refused."""
+    authority = Authority(tmp_path)
+    certfile, keyfile = authority.issue("localhost", "127.0.0.1")
+    with running_redis(
+        tmp_path / "redis",
+        f"tls-cert-file {certfile}",
+        f"tls-key-file {keyfile}",
+        f"tls-ca-cert-file {authority.cafile}",
+        is_tls=True,
+    ) as process:
+        mine = authority.issue("client", file="client")
+        server = RedisServer(
+            port=process.port,
+            tls_ca=authority.cafile,
+            tls_certificate=mine.certfile,
+            tls_key=mine.keyfile,
+        )
+        await (await server.connect(LOGGER)).disconnect()
+        other = Authority(tmp_path, "other")
+        for refused in (
+            RedisServer(port=process.port, tls_ca=other.cafile),
+            RedisServer(port=process.port, tls_ca=authority.cafile),
+            RedisServer(port=process.port, tls_ca=str(tmp_path / "missing.pem")),
+        ):
+            with pytest.raises(EngineStartError, match=f"127.0.0.1:{process.port}"):
+                await refused.connect(LOGGER)
+
+
+async def test_two_programs_may_load_the_library_at_once() -> None:
+    """The slower one finds it there."""
+    server = RedisServer(port=shared_redis())
+    await asked(server, ("PING",))
+    connections = await asyncio.gather(*(server.connect(LOGGER) for _ in range(4)))
+    for connection in connections:
+        await connection.disconnect()
