@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from shlex import join
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar, cast
 
 import typer
 
@@ -33,6 +34,13 @@ from penstock.models.withholding.simulation import Answers, Setting
 from penstock.models.withholding.sweep import Sweep, run
 from penstock.models.withholding.trace import generate_trace, read_trace
 from penstock.netem.figures.figure_file import Table, begin, check_writable, write_figure_file
+
+# Models that need numpy are loaded by their commands: the help needs nothing.
+if TYPE_CHECKING:
+    from penstock.models.closed_forms import OnOff
+    from penstock.models.patterns.sweep import Effort as PatternEffort
+    from penstock.models.visibility.setting import Order
+    from penstock.models.visibility.sweep import Effort as VisibilityEffort
 
 Number = TypeVar("Number", int, float)
 
@@ -212,6 +220,257 @@ def dequeue(
         _write(partial(write_figure_file, origin=origin, tables=tables), figures, "--figures")
     if plot is not None:
         _write(partial(dequeue_plot.draw, results), plot, "--plot")
+
+
+@app.command()
+def patterns(
+    context: typer.Context,
+    *,
+    replications: Annotated[int, typer.Option(min=1, help="Independent runs of a point.")] = 8,
+    messages: Annotated[
+        int, typer.Option(min=1000, help="Of all runs of a point together.")
+    ] = 700_000,
+    figures: Annotated[
+        Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write figures 7 to 11 there.")] = None,
+) -> None:
+    """Simulate the publish/subscribe patterns of paper 003.
+
+    Peers are on and off, messages have lifetimes. The result is printed as Markdown.
+    """
+    from penstock.models.patterns import claims, sweep  # noqa: PLC0415 - numpy
+    from penstock.models.patterns import plot as pattern_plot  # noqa: PLC0415
+
+    origin = begin(context.obj)
+    if figures is not None:
+        _write(check_writable, figures, "--figures")
+    if plot is not None:
+        _write(check_picture, plot, "--plot")
+    effort = _effort(replications, messages)
+    results = sweep.run(effort, partial(typer.echo, err=True))
+    tables = claims.tables(results) | sweep.tables(results)
+    typer.echo(to_markdown(_describe(effort), tables), nl=False)
+    if figures is not None:
+        _write(partial(write_figure_file, origin=origin, tables=tables), figures, "--figures")
+    if plot is not None:
+        _write(partial(pattern_plot.draw, results), plot, "--plot")
+
+
+@app.command()
+def visibility(
+    context: typer.Context,
+    *,
+    replications: Annotated[int, typer.Option(min=1, help="Independent runs of a point.")] = 20,
+    seconds: Annotated[float, typer.Option(min=1, help="In which messages are created.")] = 100,
+    figures: Annotated[
+        Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write figures 11 to 15 there.")] = None,
+) -> None:
+    """Simulate the queue with a visibility timeout of paper 004.
+
+    In order and out of order, beside its analytic network. The result is printed as Markdown.
+    """
+    from penstock.models.visibility import claims, sweep  # noqa: PLC0415 - numpy
+    from penstock.models.visibility import plot as visibility_plot  # noqa: PLC0415
+
+    origin = begin(context.obj)
+    if figures is not None:
+        _write(check_writable, figures, "--figures")
+    if plot is not None:
+        _write(check_picture, plot, "--plot")
+    effort = sweep.Effort(replications, seconds)
+    results = sweep.run(effort, partial(typer.echo, err=True))
+    tables = claims.tables(results) | sweep.tables(results)
+    typer.echo(to_markdown(_describe_seconds(effort), tables), nl=False)
+    if figures is not None:
+        _write(partial(write_figure_file, origin=origin, tables=tables), figures, "--figures")
+    if plot is not None:
+        _write(partial(visibility_plot.draw, results), plot, "--plot")
+
+
+@app.command()
+def lease(
+    context: typer.Context,
+    *,
+    arrival_rate: Annotated[float, typer.Option(help="lambda, messages/s.")],
+    order: Annotated[
+        str,
+        typer.Option(
+            help="any; arrived: after all created before it; settled: after these are deleted."
+        ),
+    ] = "any",
+    senders: Annotated[int, typer.Option(min=1, help="n1, threads that send.")] = 7,
+    send_rate: Annotated[float, typer.Option(help="mu1, messages/s of one.")] = 10.0,
+    receivers: Annotated[int, typer.Option(min=1, help="n2, deliveries at a time.")] = 7,
+    receive_rate: Annotated[float, typer.Option(help="mu2, messages/s of one.")] = 10.0,
+    reliability: Annotated[float, typer.Option(help="q, share of deliveries that succeed.")] = 0.99,
+    visibility_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds; without it a failed message is visible at once."),
+    ] = None,
+    link_delay: Annotated[float, typer.Option(help="D_link, one-way, seconds.")] = 0.0,
+    replications: Annotated[int, typer.Option(min=1, help="Independent runs.")] = 20,
+    seconds: Annotated[float, typer.Option(min=1, help="In which messages are created.")] = 100,
+    figures: Annotated[
+        Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
+    ] = None,
+) -> None:
+    """Simulate one queue with a visibility timeout, on the queue's own leases.
+
+    The result is printed as Markdown: how long messages take, how many wait, who is busy.
+    """
+    from penstock.models.visibility import sweep  # noqa: PLC0415 - numpy
+    from penstock.models.visibility.messages import LeasedMessages  # noqa: PLC0415
+    from penstock.models.visibility.report import queue_tables  # noqa: PLC0415
+    from penstock.models.visibility.setting import Setting as QueueSetting  # noqa: PLC0415
+
+    origin = begin(context.obj)
+    if figures is not None:
+        _write(check_writable, figures, "--figures")
+    try:
+        setting = QueueSetting(
+            cast("Order", order),  # it is checked
+            senders,
+            receivers,
+            reliability,
+            arrival_rate,
+            send_rate,
+            receive_rate,
+            visibility_timeout,
+            link_delay,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    effort = sweep.Effort(replications, seconds)
+    tables = queue_tables(setting, effort.run(setting, LeasedMessages))
+    typer.echo(to_markdown(_describe_seconds(effort), tables), nl=False)
+    if figures is not None:
+        _write(partial(write_figure_file, origin=origin, tables=tables), figures, "--figures")
+
+
+def _describe_seconds(effort: VisibilityEffort) -> str:
+    return (
+        f"{effort.replications} independent runs of {effort.seconds:g} s; means and 95 % confidence"
+        " intervals (bootstrap over runs)."
+    )
+
+
+_ON_OFF: Final = "mean seconds on and off, such as 40/40; always on without it."
+
+
+@app.command()
+def delivery(
+    context: typer.Context,
+    *,
+    arrival_rate: Annotated[float, typer.Option(help="lambda, messages/s.")],
+    reliable_publisher: Annotated[
+        bool,
+        typer.Option(
+            "--reliable-publisher/--unreliable-publisher", help="QoS 1 or 2, or QoS 0 over UDP."
+        ),
+    ] = True,
+    reliable_subscriber: Annotated[
+        bool,
+        typer.Option(
+            "--reliable-subscriber/--unreliable-subscriber",
+            help="A session that is kept and QoS 1 or 2, or neither.",
+        ),
+    ] = True,
+    lifetime: Annotated[
+        float, typer.Option(help="Message Expiry Interval, seconds; none without it.")
+    ] = math.inf,
+    capacity: Annotated[
+        int | None, typer.Option(help="K, messages that each stage holds; any number without it.")
+    ] = None,
+    publisher: Annotated[str | None, typer.Option(help=f"Publisher: {_ON_OFF}")] = None,
+    network: Annotated[str | None, typer.Option(help=f"Publisher's network: {_ON_OFF}")] = None,
+    broker: Annotated[str | None, typer.Option(help=f"Broker: {_ON_OFF}")] = None,
+    subscriber: Annotated[str | None, typer.Option(help=f"Subscriber: {_ON_OFF}")] = None,
+    processing_rate: Annotated[
+        float, typer.Option(help="mu of applications and of the broker's input, messages/s.")
+    ] = 64.0,
+    transmission_rate: Annotated[
+        float, typer.Option(help="mu of transmissions, messages/s.")
+    ] = 32.0,
+    serve_expired: Annotated[
+        bool, typer.Option("--serve-expired", help="Expired messages are dropped after service.")
+    ] = False,
+    replications: Annotated[int, typer.Option(min=1, help="Independent runs.")] = 8,
+    messages: Annotated[int, typer.Option(min=1000, help="Of all runs together.")] = 200_000,
+    figures: Annotated[
+        Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
+    ] = None,
+) -> None:
+    """Simulate one path from publisher to subscriber, composed of paper 003's patterns.
+
+    The result is printed as Markdown: what arrives how fast, and where the rest is lost.
+    """
+    from penstock.models.patterns.network import (  # noqa: PLC0415 - numpy
+        BROKER,
+        NETWORK,
+        PUBLISHER,
+        SUBSCRIBER,
+        compose,
+    )
+    from penstock.models.patterns.report import path_tables as delivery_tables  # noqa: PLC0415
+
+    origin = begin(context.obj)
+    if figures is not None:
+        _write(check_writable, figures, "--figures")
+    given = {PUBLISHER: publisher, NETWORK: network, BROKER: broker, SUBSCRIBER: subscriber}
+    peers = {name: _on_off(text, name) for name, text in given.items() if text is not None}
+    try:
+        path = compose(
+            publisher_is_reliable=reliable_publisher,
+            subscriber_is_reliable=reliable_subscriber,
+            arrival_rate=arrival_rate,
+            lifetime=lifetime,
+            capacity=capacity,
+            peers=peers,
+            serves_expired=serve_expired,
+            processing_rate=processing_rate,
+            transmission_rate=transmission_rate,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    effort = _effort(replications, messages)
+    tables = delivery_tables(path, effort.run(path))
+    typer.echo(to_markdown(_describe(effort), tables), nl=False)
+    if figures is not None:
+        _write(partial(write_figure_file, origin=origin, tables=tables), figures, "--figures")
+
+
+def _on_off(text: str, name: str) -> OnOff:
+    """Read the mean times on and off of a peer."""
+    from penstock.models.closed_forms import OnOff  # noqa: PLC0415 - numpy
+
+    on_seconds, _, off_seconds = text.partition("/")
+    try:
+        return OnOff(float(on_seconds), float(off_seconds))
+    except ValueError:
+        raise typer.BadParameter(
+            f"read {text!r}; allowed: two numbers above 0, such as 40/40", param_hint=f"--{name}"
+        ) from None
+
+
+def _effort(replications: int, messages: int) -> PatternEffort:
+    from penstock.models.patterns.sweep import Effort  # noqa: PLC0415 - numpy
+
+    if messages < 100 * replications:
+        raise typer.BadParameter(
+            f"read {messages}; allowed: {100 * replications} or more, 100 a replication",
+            param_hint="--messages",
+        )
+    return Effort(replications, messages)
+
+
+def _describe(effort: PatternEffort) -> str:
+    return (
+        f"{effort.replications} independent runs of {effort.messages // effort.replications:,}"
+        " messages each; means and 95 % confidence intervals (bootstrap over runs)."
+    )
 
 
 def _write(draw_into: Callable[[Path], None], file: Path, option: str) -> None:

@@ -89,7 +89,7 @@ CONSTANTS: Final = (
     Varied(history, "REMEMBERED_SEGMENTS", (40.0, 160.0)),
     Varied(history, "RATE_SECONDS", (60.0, 1500.0)),
     Varied(history, "CALM_RATE_RATIO", (1 / 4, 3 / 4)),
-    Varied(thresholds, "SPREAD_RATIO", (4.0, 16.0)),
+    Varied(thresholds, "SPREAD_RATIO", (2.0, 8.0)),
 )
 
 SENSITIVE_FIGURES: Final = (

@@ -193,3 +193,113 @@ def test_plan_runs_the_dequeue_strategies(
     assert "| figure 9: messages/s | lambda 50 |" in told
     _, tables = read_figure_file(file)
     assert all(str(table) in told for table in tables.values())
+
+
+def test_plan_runs_the_patterns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``penstock plan patterns`` gives paper 003's figures, numbers and claims."""
+    file = tmp_path / "figures.json"
+    words = ["--replications", "2", "--messages", "1000", "--figures", str(file)]
+    assert main(["patterns", *words]) == 0
+    told = capsys.readouterr().out
+    assert "| figure | reported | simulated | deviation | closed form | verdict |" in told
+    _, tables = read_figure_file(file)
+    assert all(str(table) in told for table in tables.values())
+
+
+def test_plan_runs_the_visibility_timeout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``penstock plan visibility`` gives paper 004's figures, numbers and claims."""
+    file = tmp_path / "figures.json"
+    words = ["--replications", "2", "--seconds", "1", "--figures", str(file)]
+    assert main(["visibility", *words]) == 0
+    told = capsys.readouterr().out
+    assert "| figure 11: delivery time, s | n1 = n2 = 4 |" in told
+    _, tables = read_figure_file(file)
+    assert all(str(table) in told for table in tables.values())
+
+
+def test_plan_simulates_a_path_of_patterns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each option reaches the path."""
+    file = tmp_path / "figures.json"
+    words = "--arrival-rate 5 --lifetime 10 --capacity 20 --unreliable-publisher --publisher 40/40"
+    words += " --unreliable-subscriber --subscriber 15/15 --broker 90/10 --network 70/10"
+    words += " --processing-rate 60 --transmission-rate 30 --serve-expired --replications 2"
+    assert main(["delivery", *words.split(), "--messages", "4000", "--figures", str(file)]) == 0
+    told = capsys.readouterr().out
+    assert "2 independent runs of 2,000 messages each" in told
+    _, tables = read_figure_file(file)
+    stages = {row[0]: row for row in tables["stages"].rows}
+    assert stages["publisher's application"][1] == "0.167"  # 5 / (60 / 2)
+    assert all(float(stages["publisher's application"][column]) > 0 for column in (2, 3))
+    assert float(stages["publisher's transmission"][4]) > 0
+    assert float(stages["broker's transmission"][4]) > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "Missing option '--arrival-rate'"),
+        (["--arrival-rate", "0"], "arrival_rate: read 0.0; allowed: a finite number above 0"),
+        (["--arrival-rate", "40"], "publisher's transmission overflows: 40 messages/s arrive"),
+        (["--arrival-rate", "2", "--lifetime", "-1"], "lifetime: read -1.0; allowed: above 0"),
+        (["--arrival-rate", "2", "--capacity", "0"], "capacity: read 0; allowed: 1 or more"),
+        (["--arrival-rate", "2", "--publisher", "40"], "--publisher: read '40'; allowed: two"),
+        (["--arrival-rate", "2", "--broker", "0/1"], "--broker: read '0/1'"),
+        (
+            ["--arrival-rate", "2", "--messages", "1000", "--replications", "20"],
+            "--messages: read 1000; allowed: 2000 or more",
+        ),
+    ],
+)
+def test_a_path_that_cannot_be_names_what_is_wrong(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 2, the parameter or the stage, what was read and what is allowed."""
+    assert main(["delivery", *arguments]) == 2
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_plan_simulates_a_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each option reaches the queue; the analytic network stands where it describes it."""
+    file = tmp_path / "figures.json"
+    effort = ["--replications", "2", "--seconds", "20"]
+    words = "--arrival-rate 8 --senders 2 --send-rate 5 --receivers 3 --receive-rate 4"
+    words += " --reliability 0.8 --link-delay 0.5"
+    given = [*words.split(), *effort, "--figures", str(file)]
+    assert main(["lease", *given]) == 0
+    _, tables = read_figure_file(file)
+    assert str(tables["queue"]) in capsys.readouterr().out
+    expected = {row[0]: row[2] for row in tables["queue"].rows}
+    assert expected["utilisation of the senders"] == "0.8"
+    assert expected["utilisation of the receivers"] == "0.833"
+    assert float(expected["delivery time, s"]) > 2.2 * 0.5
+    given = ["--arrival-rate", "2", "--order", "arrived", "--visibility-timeout", "0.1", *effort]
+    assert main(["lease", *given]) == 0
+    last = capsys.readouterr().out.splitlines()[-1].split(" | ")
+    assert float(last[1]) > 10  # deliveries of 0.1 s on average
+    assert last[2] == "- |"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "Missing option '--arrival-rate'"),
+        (["--arrival-rate", "70"], "sender overflows: 70 messages/s arrive, it serves 70/s"),
+        (["--arrival-rate", "30", "--order", "settled"], "broker, one message at a time, overflow"),
+        (["--arrival-rate", "30", "--order", "fifo"], "order: read 'fifo'; allowed: any, arrived"),
+        (["--arrival-rate", "30", "--reliability", "2"], "reliability_ratio: read 2.0; allowed"),
+        (
+            ["--arrival-rate", "30", "--receivers", "0"],
+            "'--receivers': read '0'; allowed: 1 or more",
+        ),
+    ],
+)
+def test_a_queue_that_cannot_be_names_what_is_wrong(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 2, the parameter or the stage, what was read and what is allowed."""
+    assert main(["lease", *arguments]) == 2
+    assert told in " ".join(capsys.readouterr().err.split())

@@ -121,11 +121,13 @@ def test_overdue_query_counts_as_its_age() -> None:
 
 
 def test_learned_threshold_l_follows_the_least_rtt() -> None:
-    """None stands for ``auto``: three times the least RTT, so that 0.5 s is calm where 0.2 is."""
-    trace = [0.2] * 5 + [0.5] * 5
-    fixed, learned = (Setting(threshold_l=value) for value in (0.3, None))
-    assert simulate(ConservativePolicy(20.0), trace, fixed)[1] == 0 + 2.5
-    assert simulate(ConservativePolicy(20.0), [*trace, *trace], learned)[1:] == [2.5, 1.0, 2.5]
+    """None stands for ``auto``: where 0.2 s is calm, 0.28 s is, and no message waits."""
+    trace = ([0.2] * 5 + [0.28] * 5) * 2
+    fixed, learned = (Setting(threshold_l=value) for value in (0.25, None))
+    assert simulate(ConservativePolicy(20.0), trace, fixed)[1:] == pytest.approx(
+        [1.4, 1 + 1.0, 1.4]
+    )
+    assert simulate(ConservativePolicy(20.0), trace, learned)[1:] == pytest.approx([1.4, 1.0, 1.4])
 
 
 def test_learned_threshold_l_narrows_on_a_steady_path() -> None:

@@ -1,0 +1,1 @@
+"""PerfMP, the queueing patterns of publish/subscribe of paper 003, as simulation."""

@@ -1,0 +1,96 @@
+"""Figures 7 to 11 of paper 003 from our results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.models.patterns.simulation import N_QUANTILES, Outcome
+from penstock.models.patterns.sweep import (
+    ARRIVAL_RATES,
+    LIFETIMES,
+    LIMITS,
+    PUBLISHER_ON,
+    SUBSCRIBER_ON,
+    Cell,
+    Results,
+    response,
+    success,
+)
+
+
+def draw(results: Results, file: Path) -> None:
+    """Draw the figures, with intervals.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        OSError: the file cannot be written.
+        ValueError: its suffix is of no format.
+    """
+    import matplotlib as mpl  # noqa: PLC0415 - slow to load
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    figure, ((seventh, ninth, share), (eighth, tenth, times)) = plt.subplots(2, 3, figsize=(17, 10))
+    _draw_success(results, seventh, "7", is_reliable=True)
+    _draw_success(results, ninth, "9", is_reliable=False)
+    _draw_responses(results, eighth, "8", is_reliable=True)
+    _draw_responses(results, tenth, "10", is_reliable=False)
+    _draw_limits(results, share, "figure 11a: success", success)
+    _draw_limits(results, times, "figure 11b: mean response, s", response)
+    figure.tight_layout()
+    figure.savefig(file, dpi=100)
+    plt.close(figure)
+
+
+def _draw_success(results: Results, axes: Any, number: str, *, is_reliable: bool) -> None:
+    for lifetime, style in zip(LIFETIMES, ("-", "--", ":"), strict=True):
+        for place, subscriber_on in enumerate(SUBSCRIBER_ON):
+            cells = [Cell(is_reliable, on, subscriber_on, lifetime) for on in PUBLISHER_ON]
+            found = [results.found(cell, success) for cell in cells]
+            label = f"on {subscriber_on:g} s, lifetime {lifetime:g} s"
+            _line(axes, PUBLISHER_ON, found, label, color=f"C{place}", linestyle=style)
+    kind = "reliable" if is_reliable else "unreliable"
+    axes.set(
+        title=f"figure {number}: success, {kind} subscriber",
+        xlabel="T_ON of the publisher of 80 s",
+        ylim=(0, 1),
+    )
+    axes.legend(fontsize=7)
+
+
+def _draw_responses(results: Results, axes: Any, number: str, *, is_reliable: bool) -> None:
+    shares = np.linspace(0, 1, N_QUANTILES)
+    for lifetime, style in zip(LIFETIMES, ("-", "--", ":"), strict=True):
+        for place, publisher_on in enumerate((30.0, 40.0, 50.0)):
+            outcomes = results.by_cell[Cell(is_reliable, publisher_on, 15.0, lifetime)]
+            mean = np.mean([one.quantiles for one in outcomes], axis=0)
+            label = f"publisher on {publisher_on:g} s, lifetime {lifetime:g} s"
+            axes.plot(mean, shares, label=label, color=f"C{place}", linestyle=style)
+    kind = "reliable" if is_reliable else "unreliable"
+    axes.set(
+        title=f"figure {number}: successes within, {kind} subscriber on 15 s",
+        xlabel="response time, s",
+        ylim=(0, 1),
+    )
+    axes.legend(fontsize=7)
+
+
+def _draw_limits(
+    results: Results, axes: Any, title: str, figure: Callable[[Outcome], float]
+) -> None:
+    for limit in LIMITS:
+        found = [results.found(limit.cell(rate), figure) for rate in ARRIVAL_RATES]
+        _line(axes, ARRIVAL_RATES, found, limit.label)
+    axes.set(title=title, xlabel="lambda, messages/s", ylim=(0, None))
+    axes.legend(fontsize=7)
+
+
+def _line(axes: Any, places: Any, found: Any, label: str, **options: Any) -> None:
+    (line,) = axes.plot(places, [one.value for one in found], marker="o", label=label, **options)
+    lows, highs = [one.low for one in found], [one.high for one in found]
+    axes.fill_between(places, lows, highs, alpha=0.2, color=line.get_color())

@@ -1,0 +1,219 @@
+"""Messages from senders through a queue to receivers (paper 004, section 6).
+
+A thread of the senders takes the oldest message that waits there, for an exponential time. Threads
+overtake one another, so that messages arrive at the queue in another order than they were created.
+A thread of the broker receives a message, delivers it for an exponential time, and with probability
+q the receiver gets it and its acknowledgement deletes it. Otherwise the message is visible again
+when its visibility timeout is over, and is delivered again.
+
+The paper's replicas decide which message a receive gets where order does not matter. Here it gets
+the one that became visible first; the means are the same for any choice that knows no service time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.models.visibility.messages import Messages
+from penstock.models.visibility.setting import Figures, Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a simulation found.
+
+    Attributes:
+        figures: as the analytic network has them.
+        n_messages: that were created.
+        n_deliveries: of the broker, failed ones included.
+        n_duplicates: messages that the receiver got once more, for each time.
+        n_events: that were simulated: begins and ends of services, and timeouts.
+    """
+
+    figures: Figures
+    n_messages: int
+    n_deliveries: int
+    n_duplicates: int
+    n_events: int
+
+
+def simulate(
+    setting: Setting, messages: Messages, seconds: float, rng: np.random.Generator
+) -> Outcome:
+    """Run one simulation, from an empty queue until all messages are delivered.
+
+    Args:
+        setting: what is simulated.
+        messages: the empty queue.
+        seconds: in which messages are created; waiting and utilisation are means over them.
+        rng: draws everything; equal ones give equal senders, and equal services in the broker in
+            the order in which they begin.
+    """
+    creation, sending, receiving = rng.spawn(3)
+    created = np.cumsum(
+        creation.exponential(
+            1 / setting.arrival_rate, int(setting.arrival_rate * seconds * 1.2) + 100
+        )
+    )
+    created = created[created < seconds]
+    services = sending.exponential(1 / setting.sender_rate, len(created))
+    begun = _begin_in_senders(created, services, setting.sender_threads)
+    sent = begun + services
+    queue = _Queue(setting, messages, sent, receiving)
+    queue.run()
+    n_messages = len(created)
+    delivered = np.array(queue.delivered)
+    waited = float((begun - created).sum()) + queue.waited
+    figures = Figures(
+        float((delivered - created).mean()) + setting.link_seconds if n_messages else math.nan,
+        waited / seconds,
+        _busy(begun, sent, seconds) / (setting.sender_threads * seconds),
+        _busy(np.array(queue.begun), np.array(queue.ended), seconds)
+        / (setting.broker_threads * seconds),
+    )
+    n_deliveries = len(queue.begun)
+    n_events = 2 * n_messages + 2 * n_deliveries + queue.n_timeouts
+    return Outcome(figures, n_messages, n_deliveries, queue.n_duplicates, n_events)
+
+
+def _begin_in_senders(
+    created: NDArray[np.float64], services: NDArray[np.float64], threads: int
+) -> NDArray[np.float64]:
+    """Return when each message is taken up by a thread, first come, first served."""
+    free_at = [0.0] * threads
+    begun = []
+    for at, service in zip(created.tolist(), services.tolist(), strict=True):
+        begin = max(at, free_at[0])
+        heapq.heapreplace(free_at, begin + service)
+        begun.append(begin)
+    return np.array(begun)
+
+
+def _busy(begun: NDArray[np.float64], ended: NDArray[np.float64], seconds: float) -> float:
+    return float((np.minimum(ended, seconds) - np.minimum(begun, seconds)).sum())
+
+
+_ENDS = 0
+_TIMEOUT = 1
+
+
+class _Queue:
+    """The broker's part of a run.
+
+    Attributes:
+        delivered: when the receiver first got each message.
+        begun: of each delivery.
+        ended: of each delivery.
+        waited: seconds of all messages from arrival, or from being visible again, to a delivery.
+        n_duplicates: as in `Outcome`.
+        n_timeouts: that were waited for.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        messages: Messages,
+        sent: NDArray[np.float64],
+        rng: np.random.Generator,
+    ) -> None:
+        self._setting = setting
+        self._messages = messages
+        # With its index, a message waits for those before it; the time of that counts as waiting.
+        comes = sent if setting.order == "any" else np.maximum.accumulate(sent)
+        order = np.argsort(comes, kind="stable")
+        self._arrivals = [*zip(comes[order].tolist(), order.tolist(), strict=True)]
+        self._waits_since = sent.tolist()
+        self._rng = rng
+        self._draws: list[tuple[float, bool]] = []
+        self._events: list[tuple[float, int, int, int]] = []
+        self._receives = [0] * len(sent)
+        self._is_settled = [False] * len(sent)
+        self._idle = setting.broker_threads
+        self._fails: dict[int, bool] = {}
+        self.delivered = [math.inf] * len(sent)
+        self.begun: list[float] = []
+        self.ended: list[float] = []
+        self.waited = 0.0
+        self.n_duplicates = 0
+        self.n_timeouts = 0
+
+    def run(self) -> None:
+        """Deliver all messages."""
+        events, arrivals = self._events, self._arrivals
+        n_arrived = 0
+        while events or n_arrived < len(arrivals):
+            if n_arrived < len(arrivals) and (not events or arrivals[n_arrived][0] <= events[0][0]):
+                now, message = arrivals[n_arrived]
+                self._messages.add(message, now)
+                n_arrived += 1
+            else:
+                now, kind, delivery, message = heapq.heappop(events)
+                if kind == _ENDS:
+                    self._end(now, delivery, message)
+                elif self._is_current(delivery, message):
+                    self._messages.expire(message, now)
+                    self._waits_since[message] = now
+            # What happens at one time is all done before deliveries begin.
+            if (not events or events[0][0] > now) and (
+                n_arrived == len(arrivals) or arrivals[n_arrived][0] > now
+            ):
+                while self._idle and self._begin(now):
+                    pass
+
+    def _is_current(self, delivery: int, message: int) -> bool:
+        """Say whether no later receive, and no acknowledgement, ended a delivery's lease."""
+        return self._receives[message] == delivery and not self._is_settled[message]
+
+    def _begin(self, now: float) -> bool:
+        """Begin to deliver a message; say whether there was one."""
+        setting = self._setting
+        service, fails = self._draw()
+        end = now + service
+        deadline = math.inf
+        if setting.visibility_timeout is not None:
+            deadline = now + setting.visibility_timeout
+        message = self._messages.take(now, deadline)
+        if message < 0:
+            self._draws.append((service, fails))
+            return False
+        self.begun.append(now)
+        self.ended.append(end)
+        delivery = len(self.begun)
+        self._receives[message] = delivery
+        self._fails[delivery] = fails
+        self.waited += now - self._waits_since[message]
+        self._idle -= 1
+        heapq.heappush(self._events, (end, _ENDS, delivery, message))
+        if deadline < math.inf:
+            self.n_timeouts += 1
+            heapq.heappush(self._events, (deadline, _TIMEOUT, delivery, message))
+        return True
+
+    def _end(self, now: float, delivery: int, message: int) -> None:
+        self._idle += 1
+        if self._fails.pop(delivery):
+            if self._setting.visibility_timeout is None:
+                self._messages.give_back(message)
+                self._waits_since[message] = now
+            return
+        if self.delivered[message] < math.inf:
+            self.n_duplicates += 1
+        else:
+            self.delivered[message] = now
+        if self._is_current(delivery, message):
+            self._is_settled[message] = True
+            self._messages.settle(message)
+
+    def _draw(self) -> tuple[float, bool]:
+        """Return how long the next delivery takes, and whether it fails."""
+        if not self._draws:
+            n = 1024
+            services = self._rng.exponential(1 / self._setting.broker_rate, n)
+            fails = self._rng.random(n) >= self._setting.reliability_ratio
+            self._draws = [*zip(services.tolist(), fails.tolist(), strict=True)]
+        return self._draws.pop()

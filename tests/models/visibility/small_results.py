@@ -1,0 +1,43 @@
+"""Results for tests of what is made of them: runs would take long."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.models.visibility.setting import Figures, Setting, analytic
+from penstock.models.visibility.simulation import Outcome
+from penstock.models.visibility.sweep import (
+    IN_ORDER,
+    RELIABILITIES,
+    THREADS,
+    Effort,
+    Results,
+    equal,
+    settings,
+)
+
+
+def small_results(*, extra: float = 0.1) -> Results:
+    """Return results of two replications, in which order costs a time.
+
+    Args:
+        extra: seconds that a message takes longer in order.
+    """
+    by_setting = {each: _outcomes(each, extra) for each in settings()}
+    leased = {
+        each: by_setting[each]
+        for q in RELIABILITIES
+        for each in (equal(IN_ORDER, threads, q) for threads in THREADS)
+    }
+    return Results(Effort(2, 1.0), by_setting, leased)
+
+
+def _outcomes(setting: Setting, extra: float) -> list[Outcome]:
+    figures: Figures = analytic(replace(setting, order="any"))
+    if setting.order == IN_ORDER:
+        figures = replace(
+            figures,
+            delivery=figures.delivery + extra,
+            waiting=figures.waiting + extra * setting.arrival_rate,
+        )
+    return [Outcome(figures, 100, 110, 3, 420)] * 2
