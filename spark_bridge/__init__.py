@@ -1,1 +1,1 @@
-"""The queue as a Spark source; of Penstock it imports only the queue's client."""
+"""The queue as a Spark source; of Penstock it imports the queue's client and a few pure modules."""

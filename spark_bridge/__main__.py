@@ -1,4 +1,4 @@
-"""``penstock spark``: stream a queue into Parquet, with windowed aggregates of its telemetry."""
+"""``penstock spark``: run pipelines on queues, or stream a queue into Parquet as it is."""
 
 from __future__ import annotations
 
@@ -6,27 +6,71 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, chdir, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
 from penstock.broker.config.command_line import CommandLine
+from penstock.broker.errors import ConfigError
 from penstock.spark_bridge.errors import BridgeError, OptionError
 from penstock.spark_bridge.java import Java, find_java
 from penstock.spark_bridge.options import SourceOptions, read_options
-from penstock.spark_bridge.sink_folder import held_folders
+from penstock.spark_bridge.pipelines.config import (
+    AVAILABLE_NOW,
+    EXAMPLE_QUEUE,
+    EXAMPLE_URL,
+    Sink,
+    as_texts,
+    example_text,
+    read_pipeline,
+)
+from penstock.spark_bridge.sink_folder import held_folders, held_places, local_folder
 
 if TYPE_CHECKING:
-    from penstock.spark_bridge.pipeline import PipelineOptions, Summary
+    from collections.abc import Iterator
 
-AVAILABLE_NOW: Final = "available-now"
+    from pyspark.sql import SparkSession
+
+    from penstock.spark_bridge.pipelines.running import Query
+
 PROGRAM: Final = "penstock spark"
+INGEST: Final = "ingest"
+"""Name of the query of `stream`, and of its checkpoint."""
+
+LONG_RUN_MESSAGES: Final = 2_000_000
+"""Waiting messages from which Java's second compiler saves more than it takes: some 12 s of
+processor time against 9 us a row."""
 
 app = CommandLine()
-preparing = CommandLine()
+
+Master: TypeAlias = Annotated[str, typer.Option(help="Spark's master.")]
+Settings: TypeAlias = Annotated[
+    list[str] | None, typer.Option(help="A Spark setting, as NAME=VALUE.")
+]
+ReportFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Write the run's counts to this file, as JSON.")
+]
+LogFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Spark's log; spark.log beside the checkpoints by default.")
+]
+Metrics: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Address on which Prometheus reads /metrics."),
+]
+ShortRun: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--short-run",
+        help=f"The run ends within minutes: start sooner, at the cost of peak speed. "
+        f"{AVAILABLE_NOW} does so unless {LONG_RUN_MESSAGES:,} messages wait.",
+    ),
+]
+TRIGGER_HELP: Final = f"{AVAILABLE_NOW}, or SECONDS between two micro-batches."
 
 
 class StopSignals:
@@ -79,158 +123,300 @@ def read_pairs(option: str, texts: list[str]) -> dict[str, str]:
     return pairs
 
 
-def describe(summary: Summary) -> str:
-    """Return the counts of a run on one line."""
-    messages, batches = summary.ingested_messages, summary.micro_batches
-    seconds = summary.ingest_seconds
-    parts = [f"ingested {messages:,} messages in {batches:,} micro-batches, {seconds:,.1f} s"]
-    if summary.aggregated_messages:
-        parts.append(f"aggregated {summary.aggregated_messages:,}")
-        parts += [f"{name} {count:,}" for name, count in summary.problems.items() if count]
-    if summary.late_groups:
-        parts.append(f"late groups dropped {summary.late_groups:,}")
-    return ", ".join(parts)
+@app.callback()
+def spark() -> None:
+    """Run pipelines on queues with Spark: JSON and other payloads to tables, each message once."""
+
+
+@app.command(name="run")
+def run_pipeline(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline.")],
+    trigger: Annotated[
+        str | None, typer.Option(help=f"{TRIGGER_HELP} In place of the file's.")
+    ] = None,
+    master: Master = "local[2]",
+    conf: Settings = None,
+    metrics: Metrics = None,
+    report: ReportFile = None,
+    log: LogFile = None,
+    *,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Check all steps and what has changed, without reading the queue."
+        ),
+    ] = False,
+    short_run: ShortRun = False,
+) -> None:
+    """Run the pipeline of a YAML file.
+
+    Paths in the file begin at its folder. With a number of seconds as trigger, the run reads the
+    waiting messages and ends after the first SIGINT or SIGTERM; a second one ends it at once and
+    leaves the rest in the queue.
+    """
+    settings = read_pairs("--conf", conf or [])
+    report, log = _absolute(report), _absolute(log)
+    name = str(file)
+    with _in_folder(file):
+        pipeline = read_pipeline(Path(file.name), name)
+        seconds = pipeline.trigger_seconds if trigger is None else read_trigger(trigger)
+        java = find_java(os.environ)
+        n_waiting = check_queue(read_options(pipeline.source_texts(next(iter(pipeline.sinks)))))
+        sinks = pipeline.all_sinks.values()
+        places = [pipeline.storage, *(sink.path for sink in sinks if sink.path is not None)]
+
+        def build(session: SparkSession) -> tuple[Sequence[Query], Callable[[], None]]:
+            from penstock.spark_bridge.pipelines.building import Built  # noqa: PLC0415 - Spark
+
+            built = Built(session, pipeline, name)
+            for note in built.notes:
+                say(note)
+            return ([] if dry_run else built.queries), built.remember
+
+        run(
+            build,
+            java,
+            places,
+            log or _log_beside(pipeline.storage),
+            report,
+            about=f"pipeline {name}",
+            master=master,
+            settings=as_texts(pipeline.configuration) | settings,
+            trigger_seconds=seconds,
+            metrics=metrics,
+            short_run=short_run or is_short(seconds, n_waiting),
+        )
+
+
+@app.command()
+def new(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path(
+        "pipeline.yaml"
+    ),
+    url: Annotated[str, typer.Option(help="The queue's HTTP API.")] = EXAMPLE_URL,
+    queue: Annotated[str, typer.Option(help="The logical queue.")] = EXAMPLE_QUEUE,
+) -> None:
+    """Write an example pipeline: telemetry of the demo to Parquet."""
+    try:
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(example_text(url, queue))
+    except FileExistsError:
+        raise OptionError(f"{file}: it exists; allowed: a file that does not") from None
+    typer.echo(f"{PROGRAM}: {file} is written; look into it, then: {PROGRAM} run {file}")
 
 
 @app.command()
 def stream(
     url: Annotated[str, typer.Option(help="The queue's HTTP API, as http://HOST:PORT.")],
-    queue: Annotated[str, typer.Option(help="The logical queue.")],
-    output: Annotated[Path, typer.Option(help="Directory of the messages' Parquet files.")],
+    queue: Annotated[str, typer.Option(help="The logical queue, or several with commas.")],
+    output: Annotated[str, typer.Option(help="Folder or URI of the messages' Parquet files.")],
     checkpoint: Annotated[
-        Path, typer.Option(help="Directory that says how far the queue was read; keep it.")
+        str, typer.Option(help="Folder or URI of the read position in the queue; keep it.")
     ],
-    aggregate: Annotated[
-        Path | None, typer.Option(help="Directory of telemetry aggregates; none without it.")
-    ] = None,
-    trigger: Annotated[
-        str, typer.Option(help=f"{AVAILABLE_NOW}, or SECONDS between two micro-batches.")
-    ] = AVAILABLE_NOW,
-    window_seconds: Annotated[
-        float, typer.Option(min=0.001, help="Length of an aggregation window.")
-    ] = 10.0,
-    lateness_seconds: Annotated[
-        float, typer.Option(min=0, help="How late telemetry may come and still count.")
-    ] = 10.0,
-    master: Annotated[str, typer.Option(help="Spark's master.")] = "local[2]",
+    trigger: Annotated[str, typer.Option(help=TRIGGER_HELP)] = AVAILABLE_NOW,
+    master: Master = "local[2]",
     option: Annotated[
         list[str] | None, typer.Option(help="An option of the source, as NAME=VALUE.")
     ] = None,
-    conf: Annotated[list[str] | None, typer.Option(help="A Spark setting, as NAME=VALUE.")] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write the run's counts to this file, as JSON.")
-    ] = None,
-    log: Annotated[
-        Path | None, typer.Option(help="Spark's log; spark.log beside the checkpoints by default.")
-    ] = None,
+    conf: Settings = None,
+    metrics: Metrics = None,
+    report: ReportFile = None,
+    log: LogFile = None,
     *,
-    short_run: Annotated[
-        bool,
-        typer.Option(
-            "--short-run",
-            help=f"The run ends within minutes: start sooner, at the cost of peak speed. "
-            f"So it is with {AVAILABLE_NOW} anyway.",
-        ),
-    ] = False,
+    short_run: ShortRun = False,
 ) -> None:
     """Stream a queue into Parquet, each message exactly once.
 
-    With a number of seconds as trigger, the run reads the waiting messages and ends after the first
-    SIGINT or SIGTERM; a second one ends it at once and leaves the rest in the queue.
+    The name of the command may be left out. The trigger and the signals are those of `run`.
     """
-    source = read_options(read_pairs("--option", option or []) | {"url": url, "queue": queue})
+    texts = read_pairs("--option", option or []) | {"url": url, "queue": queue}
+    source = read_options(texts)
     settings = read_pairs("--conf", conf or [])
     trigger_seconds = read_trigger(trigger)
     java = find_java(os.environ)
-    check_queue(source)
+    n_waiting = check_queue(source)
 
-    from penstock.spark_bridge.pipeline import PipelineOptions  # noqa: PLC0415 - Spark takes a while
+    def build(session: SparkSession) -> tuple[Sequence[Query], Callable[[], None]]:
+        from penstock.spark_bridge.pipelines.building import read_stream  # noqa: PLC0415 - Spark
+        from penstock.spark_bridge.pipelines.running import Query  # noqa: PLC0415
 
-    options = PipelineOptions(
-        source=source,
-        output=output,
-        checkpoint=checkpoint,
-        aggregate=aggregate,
-        window_seconds=window_seconds,
-        lateness_seconds=lateness_seconds,
+        query = Query(
+            name=INGEST,
+            rows=read_stream(session, texts),
+            source=source,
+            sink=Sink(options={"path": output}),
+            checkpoint=f"{checkpoint.rstrip('/')}/{INGEST}",
+        )
+        return [query], lambda: None
+
+    run(
+        build,
+        java,
+        [output, checkpoint],
+        log or _log_beside(checkpoint),
+        report,
+        about=f"queue {source.shown_queues} at {source.url} to {output}",
+        master=master,
+        settings=settings,
         trigger_seconds=trigger_seconds,
+        metrics=metrics,
+        short_run=short_run or is_short(trigger_seconds, n_waiting),
     )
-    folders = (output, checkpoint, *([aggregate] if aggregate else []))
-    for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
-    log_file = log or checkpoint / "spark.log"
-    with held_folders(folders):
-        try:
-            summary = run(
-                options,
-                java,
-                master,
-                settings,
-                log_file,
-                short_run=short_run or trigger_seconds is None,
-            )
-        except BridgeError as error:
-            error.text += f" (Spark's log: {log_file})"
-            raise
-    typer.echo(f"{PROGRAM}: done: {describe(summary)}")
-    if report is not None:
-        report.write_text(json.dumps(asdict(summary), indent=1) + "\n")
 
 
-def check_queue(source: SourceOptions) -> None:
-    """Ask for the queue once, before Spark takes seconds to start.
+def is_short(trigger_seconds: float | None, n_waiting: int) -> bool:
+    """Return whether a run is expected to end within minutes.
+
+    Args:
+        trigger_seconds: see `running.run`.
+        n_waiting: messages in the queues.
+    """
+    return trigger_seconds is None and n_waiting < LONG_RUN_MESSAGES
+
+
+def check_queue(source: SourceOptions) -> int:
+    """Ask for the queues once, before Spark takes seconds to start.
+
+    Returns:
+        How many messages they hold, for whatever group.
 
     Raises:
-        QueueUnavailableError: it does not answer, or has no such queue.
+        QueueUnavailableError: they do not answer, or there is no such queue.
     """
     from penstock.spark_bridge.queue_reader import QueueReader  # noqa: PLC0415 - needs the extra, as Spark
 
     reader = QueueReader(source)
     try:
-        reader.held()
+        held = [reader.held(queue) for queue in source.queues]
     finally:
         reader.close()
+    return sum(end - first for one in held for first, end in one.offsets.values())
 
 
 def run(
-    options: PipelineOptions,
+    build: Callable[[SparkSession], tuple[Sequence[Query], Callable[[], None]]],
     java: Java,
+    places: Sequence[str],
+    log_file: Path,
+    report: Path | None,
+    *,
+    about: str,
     master: str,
     settings: dict[str, str],
-    log_file: Path,
-    *,
+    trigger_seconds: float | None,
+    metrics: str | None,
     short_run: bool,
-) -> Summary:
-    """Start Spark, run the pipeline and stop Spark."""
-    from penstock.spark_bridge import pipeline, session  # noqa: PLC0415 - Spark takes a while
+) -> None:
+    """Start Spark, run queries and stop Spark.
+
+    Args:
+        build: returns the queries, none for a dry run, and what to call when they begin to run.
+        java: that Spark uses.
+        places: folders and URIs that the run writes; they are held against other runs.
+        log_file: of Spark.
+        report: file for the counts; None for none.
+        about: what is run, for people.
+        master: of Spark.
+        settings: of Spark.
+        trigger_seconds: see `running.run`.
+        metrics: HOST:PORT; None for none.
+        short_run: see `session.java_options`.
+    """
+    folders = [folder for folder in map(local_folder, places) if folder is not None]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    with held_folders(folders), _naming_log(log_file), ExitStack() as stack:
+        session = _start_spark(java, log_file, master, settings, short_run=short_run)
+        stack.callback(session.stop)
+        signals = StopSignals()
+        signals.install()
+        say(f"Spark {session.version} on Java {java.version}, {master}: {about}")
+        if metrics is not None:
+            from penstock.spark_bridge.pipelines.metrics import QueryMetrics  # noqa: PLC0415 - Spark
+
+            listener = QueryMetrics(metrics)
+            stack.callback(listener.close)
+            session.streams.addListener(listener)
+            say(f"metrics at port {listener.port}")
+        elsewhere = [place for place in places if local_folder(place) is None]
+        stack.enter_context(held_places(session, elsewhere))
+        queries, on_start = build(session)
+        if not queries:
+            say("dry run: every step can be run")
+            return
+        from rich.console import Console  # noqa: PLC0415 - of the extra, as Spark
+
+        from penstock.spark_bridge.pipelines import running  # noqa: PLC0415 - Spark
+        from penstock.spark_bridge.pipelines.progress import Display, describe  # noqa: PLC0415
+
+        on_start()
+        with Display(Console(), say) as display:
+            summaries = running.run(
+                session,
+                queries,
+                trigger_seconds,
+                stop_requests=lambda: signals.count,
+                on_progress=display.show,
+            )
+    for name, summary in summaries.items():
+        say(f"done: {describe(name, summary)}")
+    if report is not None:
+        counts = {name: asdict(summary) for name, summary in summaries.items()}
+        report.write_text(json.dumps(counts, indent=1) + "\n")
+
+
+def say(text: str) -> None:
+    """Print a line of the program's."""
+    typer.echo(f"{PROGRAM}: {text}")
+
+
+def _start_spark(
+    java: Java, log_file: Path, master: str, settings: dict[str, str], *, short_run: bool
+) -> SparkSession:
+    from penstock.spark_bridge import session  # noqa: PLC0415 - Spark takes a while
 
     archive = session.class_archive_path(java, os.environ)
-    spark_session = session.build_session(
+    return session.build_session(
         master,
         java_settings=session.java_options(short_run=short_run, archive=archive),
         settings=settings,
         log_file=log_file,
     )
-    signals = StopSignals()
-    signals.install()
-    typer.echo(
-        f"{PROGRAM}: Spark {spark_session.version} on Java {java.version}, {master}: "
-        f"queue {options.source.queue!r} at {options.source.url} to {options.output}"
-    )
+
+
+@contextmanager
+def _naming_log(log_file: Path) -> Iterator[None]:
+    """Say where Spark's log is, in errors of the block."""
     try:
-        return pipeline.run(
-            spark_session,
-            options,
-            stop_requests=lambda: signals.count,
-            on_progress=lambda summary: typer.echo(f"{PROGRAM}: {describe(summary)}"),
-        )
-    finally:
-        spark_session.stop()
+        yield
+    except BridgeError as error:
+        error.text += f" (Spark's log: {log_file})"
+        raise
 
 
-@preparing.command()
+@contextmanager
+def _in_folder(file: Path) -> Iterator[None]:
+    """Work in a file's folder.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    folder = file.resolve().parent
+    with chdir(folder if folder.is_dir() else Path.cwd()):
+        yield
+
+
+def _absolute(file: Path | None) -> Path | None:
+    return None if file is None else file.absolute()
+
+
+def _log_beside(checkpoints: str) -> Path:
+    return (local_folder(checkpoints) or Path()).absolute() / "spark.log"
+
+
+@app.command()
 def prepare() -> None:
-    """Write the archive that halves Spark's start time, once per machine."""
+    """Write an archive that halves Spark's start time."""
     java = find_java(os.environ)
 
     from penstock.spark_bridge import class_archive, session  # noqa: PLC0415 - Spark takes a while
@@ -244,20 +430,24 @@ def main(argv: list[str] | None = None) -> int:
     """Run the program.
 
     Args:
-        argv: arguments; None for those of the process. ``prepare`` alone writes the class archive.
+        argv: arguments; None for those of the process.
 
     Returns:
         0; 1 where a query failed, the queue did not answer or a folder cannot be written; 2 for
-        wrong arguments or no Java.
+        a wrong file, wrong arguments or no Java.
     """
-    arguments = sys.argv[1:] if argv is None else argv
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help"):
+        arguments = ["stream", *arguments]
     try:
-        if arguments[:1] == ["prepare"]:
-            return preparing.status(arguments[1:], f"{PROGRAM} prepare")
         return app.status(arguments, PROGRAM)
     except BridgeError as error:
         typer.echo(f"{PROGRAM}: {error.text}", err=True)
         return error.status
+    except ConfigError as error:
+        for line in str(error).splitlines():
+            typer.echo(f"{PROGRAM}: {line}", err=True)
+        return 2
     except OSError as error:
         typer.echo(f"{PROGRAM}: cannot write {error.filename}: {error.strerror}", err=True)
         return 1

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+from base64 import b64encode
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from penstock.spark_bridge.errors import BridgeError
+from penstock.spark_bridge.pipelines.building import Built
+from penstock.spark_bridge.pipelines.config import EXAMPLE, read_pipeline
+from penstock.spark_bridge.schema import DEFAULT_COLUMNS, spark_ddl
 from penstock.spark_bridge.session import build_session, java_options
-from penstock.spark_bridge.telemetry import aggregate, parse_telemetry
 
 _END_SECONDS: Final = 120.0
-_PAYLOAD: Final = '{"host": "h", "metric": "cpu", "value": 1, "at": 1700000000}'
+_PAYLOAD: Final = b'{"host": "h", "metric": "cpu", "value": 1, "at": 1700000000}'
 
 
 class ClassArchiveError(BridgeError):
@@ -54,24 +60,20 @@ def _run_spark(options: str, folder: Path) -> None:
 
 
 def rehearse(spark: SparkSession, folder: Path) -> None:
-    """Send a few rows through the queries, from files in place of the queue."""
-    messages = spark.range(10).selectExpr(
-        "cast(id as int) physical_queue",
-        "id offset",
-        "'telemetry/host/cpu' topic",
-        f"cast('{_PAYLOAD}' as binary) payload",
-        "cast(1 as tinyint) qos",
-        "'' publisher",
-        "timestamp_seconds(1700000000) enqueued_at",
-        "cast(null as string) properties",
-    )
+    """Send a few rows through the queries of the example, from files in place of the queue."""
+    row = {"topic": "t", "payload": b64encode(_PAYLOAD).decode(), "arrival_time": "2023-11-15"}
+    text = f.from_json(f.lit(json.dumps(row)), spark_ddl(DEFAULT_COLUMNS))
+    messages = spark.range(10).select(text.alias("message")).select("message.*")
     messages.write.parquet(str(folder / "queue"))
-    followed = spark.readStream.schema(messages.schema).parquet(str(folder / "queue"))
-    windows = aggregate(parse_telemetry(followed), window_seconds=10, lateness_seconds=10)
-    for query, rows in (("ingest", followed), ("aggregate", windows)):
-        writer = rows.writeStream.format("parquet").trigger(availableNow=True)
-        writer = writer.option("checkpointLocation", str(folder / "checkpoint" / query))
-        writer.start(str(folder / query)).awaitTermination()
+
+    def read(session: SparkSession, _: dict[str, str]) -> DataFrame:
+        return session.readStream.schema(messages.schema).parquet(str(folder / "queue"))
+
+    example = replace(read_pipeline(EXAMPLE, EXAMPLE.name), storage=str(folder / "storage"))
+    for query in Built(spark, example, EXAMPLE.name, read).queries:
+        writer = query.rows.writeStream.format(query.sink.format).trigger(availableNow=True)
+        writer = writer.option("checkpointLocation", query.checkpoint)
+        writer.start(str(folder / query.name)).awaitTermination()
 
 
 def _end_java(spark: SparkSession) -> None:

@@ -40,6 +40,14 @@ class QueueChangedError(BridgeError):
     """The queue no longer holds what the query has still to read, by its checkpoint."""
 
 
+class RowError(BridgeError):
+    """A row cannot be published; the text names its partition and place, and the column."""
+
+
+class PublishError(BridgeError):
+    """A batch cannot be published, or not to its end."""
+
+
 def one_line(error: BaseException) -> str:
     """Return the one line of an error that a user needs.
 
@@ -63,3 +71,13 @@ def one_line(error: BaseException) -> str:
     for cause in _CAUSES:
         told = told.removeprefix(cause)
     return told.strip()
+
+
+def step_line(error: BaseException) -> str:
+    """Return the one line of an error that Spark raised when it was given a step.
+
+    Some have no class in PySpark, such as that of a format whose package is missing. They come as
+    Java's own, whose innermost cause says less than they do.
+    """
+    java = getattr(error, "java_exception", None)
+    return one_line(error) if java is None else " ".join(str(java.getMessage()).split())

@@ -1,23 +1,24 @@
-"""A query's position in a queue, and its next micro-batch.
+"""A query's position in its queues, and what a micro-batch reads.
 
-A position is, for each physical queue, the offset of the next message to read, and the incarnation
-of the queue. Spark writes the position's JSON form to the checkpoint before a micro-batch runs, and
-asks for the same range again after a crash. So two positions determine a range, and the queue keeps
-every message until the query's group has committed the position after it.
+A position is, for each queue, its incarnation and for each of its physical queues the offset of the
+next message to read. Spark writes the position's JSON form to the checkpoint before a micro-batch
+runs, and asks for the same range again after a crash. So two positions determine a range, and a
+queue keeps every message until the query's group has committed the position after it.
 
-The module only compares positions with what the queue reports. A difference that this query's own
+The module only compares positions with what a queue reports. A difference that this query's own
 reading cannot explain (messages that are gone unread, a queue that was created again or is shorter
 than the checkpoint) is reported, never skipped.
 
-An older checkpoint has positions without an incarnation. They are taken for those of the
-queue that exists, where their offsets do not contradict that; the next micro-batch's position has
-the incarnation.
+Older checkpoints are read on: those of one queue, whose name stands beside its position, and those
+without an incarnation. The latter are taken for positions in the queue that exists, where their
+offsets do not contradict that; the next micro-batch's position has the incarnation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from penstock.plugins.queue.client import is_same_incarnation
@@ -43,16 +44,14 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """A query's position.
+class QueuePosition:
+    """A place in one queue.
 
     Attributes:
-        queue: the logical queue, so that a checkpoint cannot be used for another one.
         following: physical queue to the offset of the next message to read.
         incarnation: of the queue; "" in an older checkpoint.
     """
 
-    queue: str
     following: Mapping[int, int]
     incarnation: str = ""
 
@@ -60,34 +59,20 @@ class Position:
         """Return the form for Spark; equal positions have equal JSON texts."""
         incarnation = {_INCARNATION: self.incarnation} if self.incarnation else {}
         following = {str(number): self.following[number] for number in sorted(self.following)}
-        return {_QUEUE: self.queue, **incarnation, _NEXT: following}
+        return {**incarnation, _NEXT: following}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], queue: str) -> Position:
+    def from_json(cls, value: Mapping[str, Any]) -> QueuePosition:
         """Read the form for Spark back.
 
-        Args:
-            value: what ``to_json`` returned.
-            queue: the logical queue that the query's options name.
-
         Raises:
-            QueueChangedError: the checkpoint belongs to another queue or to another source.
+            KeyError: the value is no position.
+            TypeError: the same.
+            ValueError: the same.
+            AttributeError: the same.
         """
-        try:
-            name = value[_QUEUE]
-            following = {int(number): int(offset) for number, offset in value[_NEXT].items()}
-            incarnation = str(value.get(_INCARNATION, ""))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise QueueChangedError(
-                f"the checkpoint holds {value!r}, which is no position in a Penstock queue; "
-                "use a checkpoint directory of this query's own"
-            ) from None
-        if name != queue:
-            raise QueueChangedError(
-                f"the checkpoint belongs to queue {name!r}, the query reads {queue!r}; "
-                "use a checkpoint directory of this query's own"
-            )
-        return cls(queue, following, incarnation)
+        following = {int(number): int(offset) for number, offset in value[_NEXT].items()}
+        return cls(following, str(value.get(_INCARNATION, "")))
 
     def is_of(self, held: Held) -> bool:
         """Say whether the position may be one in the queue that exists."""
@@ -95,34 +80,71 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
+class Position:
+    """A query's position: a place in each of its queues, by name."""
+
+    queues: Mapping[str, QueuePosition]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form for Spark; equal positions have equal JSON texts."""
+        return {name: self.queues[name].to_json() for name in sorted(self.queues)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], names: Sequence[str]) -> Position:
+        """Read the form for Spark back.
+
+        Args:
+            value: what ``to_json`` returned.
+            names: the queues that the query's options name. Those that the checkpoint lacks are
+                left out.
+
+        Raises:
+            QueueChangedError: the checkpoint belongs to another source, or has a queue that the
+                query does not read.
+        """
+        try:
+            if isinstance(value.get(_QUEUE), str):  # an older checkpoint
+                value = {value[_QUEUE]: value}
+            queues = {name: QueuePosition.from_json(one) for name, one in value.items()}
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise QueueChangedError(
+                f"the checkpoint holds {value!r}, which is no position in a Penstock queue; "
+                "use a checkpoint directory of this query's own"
+            ) from None
+        for name in queues:
+            if name not in names:
+                raise QueueChangedError(
+                    f"the checkpoint belongs to queue {name!r}, the query reads "
+                    f"{', '.join(map(repr, names))}; use a checkpoint directory of this query's own"
+                )
+        return cls(queues)
+
+
+@dataclass(frozen=True, slots=True)
 class Range:
     """Messages of one physical queue with ``start <= offset < end``.
 
     Attributes:
+        queue: the logical queue.
         physical_queue: its number.
         start: first offset.
         end: the offset after the last.
         incarnation: of the queue.
     """
 
+    queue: str
     physical_queue: int
     start: int
     end: int
     incarnation: str
 
 
-def latest(queue: str, held: Held) -> Position:
-    """Return the position after all messages in the queue."""
-    following = {number: end for number, (_, end) in held.offsets.items()}
-    return Position(queue, following, held.incarnation)
-
-
-def find_losses(start: Position, held: Held) -> list[str]:
+def find_losses(start: QueuePosition, held: Held) -> list[str]:
     """Report messages that the query has still to read and the queue no longer holds.
 
     Args:
-        start: the query's position.
-        held: what the queue holds now.
+        start: the query's position in the queue.
+        held: what the queue holds.
 
     Returns:
         A sentence for each physical queue that lost something, or one for a queue that was created
@@ -158,12 +180,12 @@ def find_losses(start: Position, held: Held) -> list[str]:
     return losses
 
 
-def resume(start: Position, held: Held) -> Position:
+def resume(start: QueuePosition, held: Held) -> QueuePosition:
     """Return the position from which to read on, after losses were reported.
 
     Args:
-        start: the query's position.
-        held: what the queue holds now.
+        start: the query's position in the queue.
+        held: what the queue holds.
 
     Returns:
         ``start`` where the queue still holds it; the queue's earliest offset for a physical queue
@@ -174,67 +196,43 @@ def resume(start: Position, held: Held) -> Position:
     for number, (first, end) in held.offsets.items():
         wanted = known.get(number, first)
         following[number] = first if wanted > end else max(wanted, first)
-    return Position(start.queue, following, held.incarnation)
+    return QueuePosition(following, held.incarnation)
 
 
-def plan_end(start: Position, past: Position, *, max_messages: int | None = None) -> Position:
-    """Return the end of the next micro-batch.
-
-    A limit is divided in proportion to the messages that wait in each physical queue. So all of
-    them advance through about the same time, and windows of event time see little lateness.
+def ranges_between(queue: str, start: QueuePosition, end: QueuePosition) -> list[Range]:
+    """Return a range for each physical queue with messages between two positions.
 
     Args:
-        start: the query's position, held by the queue (see ``resume``).
-        past: the end of what may be read: that of the queue, or of an available-now run. Physical
-            queues that it lacks are not read.
-        max_messages: messages of the micro-batch at most, 1 or more; None for no limit.
-
-    Returns:
-        A position at or after ``start``, equal to it where nothing waits.
+        queue: the logical queue.
+        start: has every physical queue that `end` has.
+        end: of the same incarnation.
     """
-    waiting = {
-        number: max(0, past.following.get(number, begin) - begin)
-        for number, begin in start.following.items()
-    }
-    shares = waiting if max_messages is None else _share(max_messages, waiting)
-    following = {number: begin + shares[number] for number, begin in start.following.items()}
-    return Position(start.queue, following, start.incarnation)
+    return [
+        Range(queue, number, start.following[number], past, end.incarnation)
+        for number, past in sorted(end.following.items())
+        if start.following[number] < past
+    ]
 
 
-def _share(limit: int, waiting: Mapping[int, int]) -> dict[int, int]:
-    """Divide a limit in proportion; the remainder of the rounding goes to the longest queues."""
-    total = sum(waiting.values())
-    if total <= limit:
-        return dict(waiting)
-    shares = {number: limit * count // total for number, count in waiting.items()}
-    left = limit - sum(shares.values())
-    longest_first = sorted(waiting, key=lambda number: (-waiting[number], number))
-    for number in longest_first[:left]:
-        shares[number] += 1
-    return shares
+def split(ranges: Sequence[Range], min_partitions: int) -> list[Range]:
+    """Cut the longest ranges until there are so many, if there are so many messages.
 
-
-def plan_ranges(start: Position, end: Position, held: Held) -> list[Range]:
-    """Return what a micro-batch reads, a range for each physical queue with messages.
+    Each range is cut into equal parts, as many as its share of all messages asks for. The parts
+    depend on nothing else, so a micro-batch that is repeated has the same ones.
 
     Args:
-        start: the end of the micro-batch before.
-        end: the end of this one.
-        held: what the queue holds now; has the first offset of a physical queue that is not in
-            ``start`` yet. Nothing in it was committed, so the answer is the same after a crash.
-
-    Returns:
-        Ranges in the order of the physical queues, none of them empty; none at all where the queue
-        was created again after ``end`` was planned.
+        ranges: none of them empty.
+        min_partitions: 0 for as many as there are.
     """
-    if not end.is_of(held):
-        return []
-    known = start.following if start.is_of(held) else {}
-    ranges = []
-    for number, past in sorted(end.following.items()):
-        first = held.offsets[number][0] if number in held.offsets else past
-        begin = known.get(number, first)
-        begin = first if begin > past else max(begin, first)
-        if begin < past:
-            ranges.append(Range(number, begin, past, held.incarnation))
-    return ranges
+    if len(ranges) >= min_partitions:
+        return list(ranges)
+    total = sum(one.end - one.start for one in ranges)
+    parts = []
+    for one in ranges:
+        n_messages = one.end - one.start
+        # Rounded up, so that all parts together are at least as many as asked for.
+        n_parts = min(n_messages, -(-min_partitions * n_messages // total))
+        cuts = [one.start + n_messages * part // n_parts for part in range(n_parts + 1)]
+        for begin, past in pairwise(cuts):
+            parts.append(Range(one.queue, one.physical_queue, begin, past, one.incarnation))
+    return parts

@@ -1,71 +1,103 @@
-"""The options of ``spark.readStream.format("penstock")``, checked before anything is read."""
+"""The options of ``format("penstock")`` as a source, checked before anything is read.
+
+Their names are written as those of Spark's own sources, and Spark reads them in any case.
+"""
 
 from __future__ import annotations
 
 import difflib
+import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from penstock.broker.config.key_types import read_size
+from penstock.broker.errors import MalformedPacketError
+from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
 from penstock.spark_bridge.errors import OptionError
+from penstock.spark_bridge.schema import BY_NAME, DEFAULT_COLUMNS
 
 DEFAULT_GROUP: Final = "spark"
 
-DEFAULT_MAX_MESSAGES_PER_BATCH: Final = 250_000
+DEFAULT_MAX_ROWS_PER_TRIGGER: Final = 250_000
 """A few seconds of work: a killed query repeats no more than that, and commits to the queue as
 often."""
 
-DEFAULT_MAX_MESSAGES_PER_REQUEST: Final = 10_000
-"""With so many a request's fixed cost is negligible, and a record batch is still small."""
+DEFAULT_LARGE_ABOVE_BYTES: Final = 10_000
+"""The broker's own ``threshold_s`` where the policy file has none."""
 
-DEFAULT_MAX_BYTES_PER_REQUEST: Final = 8 * 1024 * 1024
-"""Memory of one Python worker for a request, whatever the size of the messages."""
+EARLIEST_OFFSET: Final = -2
+LATEST_OFFSET: Final = -1
+"""In place of an offset in JSON, as in Spark's Kafka source."""
+
+Place: TypeAlias = Literal["group", "earliest", "latest"] | float | Mapping[str, Mapping[int, int]]
+"""Where a query begins or ends: where its group stands, an end of the queue, the first message
+that arrived at or after a time (seconds since the Unix epoch), or offsets by queue and physical
+queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """Options of the source as checked values.
+    """Options of the source as checked values; ``docs/spark.md`` has their names for users.
 
     Attributes:
         url: of the queue's HTTP API, as ``http://host:port``.
-        queue: the logical queue.
-        group: the query's group, of kind ``offsets``; created where it is missing. The queue keeps
-            what it has not committed.
-        token_file: file with the bearer token, on the driver and where executors run; "" where the
-            server asks for none.
+        queues: names of the logical queues.
+        group: the query's group in each, of kind ``offsets``; created where it is missing. A queue
+            keeps what its group has not committed. For streams only.
+        starting_position: where a query without a checkpoint begins.
+        ending_position: where a batch read ends.
+        columns: names of the columns, in the order of a row.
+        topic_filters: MQTT topic filters, of which a message must match one; empty for all
+            messages.
+        max_rows_per_trigger: messages of one micro-batch at most, over all queues.
+        max_bytes_per_trigger: the same in stored bytes, about; None for any number. A larger
+            message is read alone.
+        min_partitions: tasks of a micro-batch or a batch read, at least: long physical queues are
+            split. 0 for one task for each physical queue with messages.
+        large_above_bytes: payload bytes above which a message is of the size class ``large``.
+        fail_on_data_loss: whether the query fails when a queue no longer holds messages that it
+            has not read. False logs what is missing and reads on.
+        token: bearer token; "" where the server asks for none, or `token_file` has it.
+        token_file: file with the token, on the driver and where executors run.
         ca_file: PEM file of the certificate authority of an https server, on the same machines; ""
             for those of the system.
-        max_messages_per_batch: messages of one micro-batch at most, over all physical queues.
-        max_messages_per_request: messages of one HTTP answer and one record batch at most.
-        max_bytes_per_request: approximate payload bytes of one HTTP answer; a larger message is
-            read alone.
         wait_seconds: for how long the server may hold the question for the next micro-batch while
             nothing is there. A query that is stopped ends as much later.
         timeout_seconds: how long one request may take, in addition to that.
         retry_seconds: for how long requests are repeated to a server that does not answer, before
             the query fails; 0 asks once.
-        fail_on_data_loss: whether the query fails when the queue no longer holds messages that it
-            has not read. False logs what is missing and reads on.
     """
 
     url: str
-    queue: str
+    queues: tuple[str, ...]
     group: str = DEFAULT_GROUP
+    starting_position: Place | None = None
+    ending_position: Place | None = None
+    columns: tuple[str, ...] = DEFAULT_COLUMNS
+    topic_filters: tuple[str, ...] = ()
+    max_rows_per_trigger: int = DEFAULT_MAX_ROWS_PER_TRIGGER
+    max_bytes_per_trigger: int | None = None
+    min_partitions: int = 0
+    large_above_bytes: int = DEFAULT_LARGE_ABOVE_BYTES
+    fail_on_data_loss: bool = True
+    token: str = field(default="", repr=False)
     token_file: str = ""
     ca_file: str = ""
-    max_messages_per_batch: int = DEFAULT_MAX_MESSAGES_PER_BATCH
-    max_messages_per_request: int = DEFAULT_MAX_MESSAGES_PER_REQUEST
-    max_bytes_per_request: int = DEFAULT_MAX_BYTES_PER_REQUEST
     wait_seconds: float = 1.0
     timeout_seconds: float = 30.0
     retry_seconds: float = 30.0
-    fail_on_data_loss: bool = True
+
+    @property
+    def shown_queues(self) -> str:
+        """The queues' names for messages to users."""
+        return ", ".join(map(repr, self.queues))
 
 
-def _url(name: str, text: str) -> str:
+def read_url(name: str, text: str) -> str:
+    """Return the text of an option as a URL."""
     try:
         parts = urlsplit(text)
         usable = parts.scheme in {"http", "https"} and bool(parts.hostname)
@@ -79,18 +111,66 @@ def _url(name: str, text: str) -> str:
     return text.rstrip("/")
 
 
-def _name(name: str, text: str) -> str:
+def read_name(name: str, text: str) -> str:
+    """Return the text of an option as a name."""
     if not text.strip():
         raise OptionError(f"option {name!r}: read an empty text; allowed: a name")
-    return text
+    return text.strip()
 
 
-def _file(name: str, text: str) -> str:
+def _names(name: str, text: str) -> tuple[str, ...]:
+    names = [part.strip() for part in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise OptionError(
+            f"option {name!r}: read {text!r}; allowed: names, each once, with commas between them"
+        )
+    return tuple(names)
+
+
+def _columns(name: str, text: str) -> tuple[str, ...]:
+    names = _names(name, text)
+    for column in names:
+        if column not in BY_NAME:
+            near = difflib.get_close_matches(column, BY_NAME, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise OptionError(
+                f"option {name!r}: read column {column!r}{hint}; allowed are {', '.join(BY_NAME)}"
+            )
+    return names
+
+
+def _topic_filters(name: str, text: str) -> tuple[str, ...]:
+    filters: Any = text.split(",")
+    if text.startswith("["):  # a topic filter that has a comma
+        try:
+            filters = json.loads(text)
+        except ValueError:
+            filters = []
+    if not filters or not all(isinstance(one, str) for one in filters):
+        raise OptionError(
+            f"option {name!r}: read {text!r}; allowed: MQTT topic filters with commas between "
+            "them, or a JSON list of them"
+        )
+    for one in filters:
+        try:
+            validate_topic_filter(one)
+        except MalformedPacketError as error:
+            raise OptionError(f"option {name!r}: {error}") from error
+        if one.startswith(SHARE_PREFIX):
+            raise OptionError(
+                f"option {name!r}: read {one!r}; allowed: a topic filter without {SHARE_PREFIX}"
+            )
+    return tuple(filters)
+
+
+def read_text(name: str, text: str) -> str:
+    """Return the text of an option as a text."""
     del name
     return text.strip()
 
 
-def _positive(name: str, text: str) -> int:
+def read_positive(name: str, text: str) -> int:
+    """Return the text of an option as a whole number from 1."""
     try:
         number = int(text)
     except ValueError:
@@ -100,7 +180,11 @@ def _positive(name: str, text: str) -> int:
     return number
 
 
-def _size(name: str, text: str) -> int:
+def read_bytes(name: str, text: str) -> int:
+    """Return the text of an option as a number of bytes."""
+    # Here, as executors import this module and need no pydantic.
+    from penstock.broker.config.key_types import read_size  # noqa: PLC0415
+
     size = read_size(text)
     if not size:
         raise OptionError(
@@ -110,7 +194,8 @@ def _size(name: str, text: str) -> int:
     return size
 
 
-def _seconds(name: str, text: str, *, zero: bool) -> float:
+def read_seconds(name: str, text: str, *, zero: bool) -> float:
+    """Return the text of an option as a time in seconds."""
     try:
         number = float(text)
     except ValueError:
@@ -121,30 +206,122 @@ def _seconds(name: str, text: str, *, zero: bool) -> float:
     return number
 
 
-def _flag(name: str, text: str) -> bool:
+def read_flag(name: str, text: str) -> bool:
+    """Return the text of an option as a truth value."""
     flags = {"true": True, "false": False}
     if text.strip().lower() not in flags:
         raise OptionError(f"option {name!r}: read {text!r}; allowed: true or false")
     return flags[text.strip().lower()]
 
 
-_READERS: Final[dict[str, Callable[[str, str], Any]]] = {
-    "url": _url,
-    "queue": _name,
-    "group": _name,
-    "token_file": _file,
-    "ca_file": _file,
-    "max_messages_per_batch": _positive,
-    "max_messages_per_request": _positive,
-    "max_bytes_per_request": _size,
-    "wait_seconds": lambda name, text: _seconds(name, text, zero=True),
-    "timeout_seconds": lambda name, text: _seconds(name, text, zero=False),
-    "retry_seconds": lambda name, text: _seconds(name, text, zero=True),
-    "fail_on_data_loss": _flag,
-}
+def _starting(name: str, text: str) -> Place:
+    return _place(name, text, ("group", "earliest", "latest"))
 
-OPTION_NAMES: Final = tuple(field.name for field in fields(SourceOptions))
-"""Every option's name, in the order of the documentation."""
+
+def _ending(name: str, text: str) -> Place:
+    return _place(name, text, ("latest",))
+
+
+def _place(
+    name: str, text: str, words: tuple[Literal["group", "earliest", "latest"], ...]
+) -> Place:
+    text = text.strip()
+    for word in words:
+        if text.lower() == word:
+            return word
+    found = _offsets(text) if text.startswith("{") else _time(text)
+    if found is None:
+        raise OptionError(
+            f"option {name!r}: read {text!r}; allowed: {', '.join(words)}, a time with its zone "
+            "such as 2026-11-23T04:00:00Z, seconds since 1970, or JSON of queues to physical "
+            f'queues to offsets such as {{"telemetry": {{"0": 17, "1": {EARLIEST_OFFSET}}}}} '
+            f"({EARLIEST_OFFSET} for the earliest, {LATEST_OFFSET} for the latest)"
+        )
+    return found
+
+
+def _time(text: str) -> float | None:
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            return None
+        seconds = math.nan if moment.tzinfo is None else moment.timestamp()
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+
+
+def _offsets(text: str) -> Mapping[str, Mapping[int, int]] | None:
+    """Read offsets by queue, also as the source itself reports them."""
+    try:
+        queues = {
+            name: {int(number): offset for number, offset in one.get("next", one).items()}
+            for name, one in json.loads(text).items()
+        }
+    except (ValueError, AttributeError):
+        return None
+    offsets = [offset for one in queues.values() for offset in one.values()]
+    are_numbers = all(isinstance(offset, int) for offset in offsets) and True not in offsets
+    return queues if are_numbers and min(offsets, default=0) >= EARLIEST_OFFSET else None
+
+
+Reader: TypeAlias = tuple[str, Callable[[str, str], Any]]
+"""An option's attribute, and what makes its value of its name and text."""
+
+_READERS: Final[Mapping[str, Reader]] = {
+    "url": ("url", read_url),
+    "queue": ("queues", _names),
+    "group": ("group", read_name),
+    "startingPosition": ("starting_position", _starting),
+    "endingPosition": ("ending_position", _ending),
+    "columns": ("columns", _columns),
+    "topicFilter": ("topic_filters", _topic_filters),
+    "maxRowsPerTrigger": ("max_rows_per_trigger", read_positive),
+    "maxBytesPerTrigger": ("max_bytes_per_trigger", read_bytes),
+    "minPartitions": ("min_partitions", read_positive),
+    "largeAboveBytes": ("large_above_bytes", read_bytes),
+    "failOnDataLoss": ("fail_on_data_loss", read_flag),
+    "token": ("token", read_text),
+    "tokenFile": ("token_file", read_text),
+    "caFile": ("ca_file", read_text),
+    "waitSeconds": ("wait_seconds", lambda name, text: read_seconds(name, text, zero=True)),
+    "timeoutSeconds": ("timeout_seconds", lambda name, text: read_seconds(name, text, zero=False)),
+    "retrySeconds": ("retry_seconds", lambda name, text: read_seconds(name, text, zero=True)),
+}
+"""Attribute and reader of each option, in the order of the documentation."""
+
+OPTION_NAMES: Final = tuple(_READERS)
+"""Every option's name."""
+
+
+def read_texts(
+    texts: Mapping[str, str], readers: Mapping[str, Reader], needed: Sequence[str]
+) -> dict[str, Any]:
+    """Turn Spark's option texts into the values of attributes.
+
+    Args:
+        texts: option names, in any case, to their texts.
+        readers: attribute and reader of each option.
+        needed: options that there must be.
+
+    Raises:
+        OptionError: an option is missing, unknown or out of range; the text names it.
+    """
+    by_lower_case = {name.lower(): name for name in readers}
+    values: dict[str, Any] = {}
+    for given, text in texts.items():
+        name = by_lower_case.get(given.lower())
+        if name is None:
+            near = difflib.get_close_matches(given.lower(), by_lower_case, n=1)
+            hint = f" (did you mean {by_lower_case[near[0]]!r}?)" if near else ""
+            raise OptionError(f"unknown option {given!r}{hint}; allowed are {', '.join(readers)}")
+        attribute, read = readers[name]
+        values[attribute] = read(name, text)
+    for name in needed:
+        if readers[name][0] not in values:
+            raise OptionError(f"option {name!r} is missing: set .option({name!r}, ...)")
+    return values
 
 
 def read_options(texts: Mapping[str, str]) -> SourceOptions:
@@ -159,17 +336,34 @@ def read_options(texts: Mapping[str, str]) -> SourceOptions:
     Raises:
         OptionError: an option is missing, unknown or out of range; the text names it.
     """
-    values: dict[str, Any] = {}
-    for given, text in texts.items():
-        name = given.lower()
-        if name not in _READERS:
-            near = difflib.get_close_matches(name, OPTION_NAMES, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+    values = read_texts(texts, _READERS, ("url", "queue"))
+    options = SourceOptions(**values)
+    if options.token and options.token_file:
+        raise OptionError("options 'token' and 'tokenFile': read both; allowed: one of them")
+    for name in ("startingPosition", "endingPosition"):
+        place = values.get(_READERS[name][0])
+        if isinstance(place, Mapping) and place.keys() != set(options.queues):
             raise OptionError(
-                f"unknown option {given!r}{hint}; allowed are {', '.join(OPTION_NAMES)}"
+                f"option {name!r}: read offsets of {', '.join(map(repr, place)) or 'no queue'}; "
+                f"allowed: of each queue of the query: {options.shown_queues}"
             )
-        values[name] = _READERS[name](name, text)
-    for name in ("url", "queue"):
-        if name not in values:
-            raise OptionError(f"option {name!r} is missing: set .option({name!r}, ...)")
-    return SourceOptions(**values)
+    return options
+
+
+def option_texts(options: SourceOptions) -> dict[str, str]:
+    """Return options as texts for Spark; `read_options` reads them back."""
+    defaults = {one.name: one.default for one in fields(SourceOptions)}
+    texts = {}
+    for name, (attribute, _) in _READERS.items():
+        value = getattr(options, attribute)
+        if attribute not in ("url", "queues") and value == defaults[attribute]:
+            continue
+        if attribute == "topic_filters":
+            texts[name] = json.dumps(value)
+        elif isinstance(value, tuple):
+            texts[name] = ",".join(value)
+        elif isinstance(value, Mapping):
+            texts[name] = json.dumps(value)
+        else:
+            texts[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return texts

@@ -1,57 +1,91 @@
-"""A queue as the source needs it: patient with its server, strict about what is missing.
+"""The queues of a query as the source needs them: `plan`, `read` and `commit`.
 
-Importable without Spark. One object serves one process; it holds a connection and is not pickled
-(what Spark pickles are the options, from which each worker makes its own).
+Patient with the server, strict about what is missing. Importable without Spark. One object serves
+one process and holds a connection. Only its options are pickled: a process that unpickles it makes
+a connection of its own, and reads the files of token and certificates on its own machine.
+
+Theory of operation. `plan` asks one question for all queues, and the server holds it until there
+are messages: an idle query costs one request for each wait. The answer says what each queue holds,
+which is compared with the query's position, so that nothing is lost unnoticed. `read` asks for the
+columns that the query names; each answer, of some MiB, becomes one Arrow record batch. `commit`
+tells the queues what a checkpoint holds.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
 
 from penstock.plugins.queue import client as queue_client
 from penstock.plugins.queue.client import (
     AccessError,
-    Batch,
     OtherIncarnationError,
     QueueClient,
     QueueError,
+    RangeAnswer,
     RangeGoneError,
     UnknownNameError,
-    join_batches,
     read_token,
 )
 from penstock.spark_bridge.errors import OptionError, QueueChangedError, QueueUnavailableError
-from penstock.spark_bridge.offsets import Held, Position, Range, find_losses, resume
-from penstock.spark_bridge.options import SourceOptions
+from penstock.spark_bridge.offsets import (
+    Held,
+    Position,
+    QueuePosition,
+    Range,
+    find_losses,
+    ranges_between,
+    resume,
+)
+from penstock.spark_bridge.options import (
+    EARLIEST_OFFSET,
+    LATEST_OFFSET,
+    Place,
+    SourceOptions,
+)
+from penstock.spark_bridge.rows import Place as RowPlace
 from penstock.spark_bridge.rows import to_record_batch
+from penstock.spark_bridge.schema import wire_columns
 
 _T = TypeVar("_T")
+_C = TypeVar("_C", bound=QueueClient)
 
 GROUP_KIND: Final = "offsets"
 
 _NO_ANSWER: Final = 0
+_BAD_REQUEST: Final = 400
 _NOT_FOUND: Final = 404
 _TOO_MANY: Final = 429
 _SERVER_ERRORS: Final = 500
-
-_FIRST_REQUEST_MESSAGES: Final = 100
-"""Nothing is known of the messages' size yet: 100 of 1 MB still fit a worker."""
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a query may read next.
+
+    Attributes:
+        end: the end of the next micro-batch; where it begins, if nothing waits.
+        latest: the end of the queues.
+    """
+
+    end: Position
+    latest: Position
+
+
 class QueueReader:
-    """Reads one logical queue for one query.
+    """Reads the queues of one query.
 
     Args:
         options: checked options.
-        client: the queue's client; None makes one from the options.
+        client: the queues' client; None makes one from the options.
         log: where losses that the options allow are told; None for this module's logger.
         sleep: how to wait between two attempts, seconds.
         clock: monotonic seconds.
@@ -67,46 +101,96 @@ class QueueReader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.options = options
-        self._client = client or make_client(options)
+        self._client = client or make_client(options, QueueClient)
         self._log = log or logging.getLogger(__name__)
         self._sleep = sleep
         self._clock = clock
+        self._settings: dict[str, Mapping[str, Any]] = {}
 
-    def held(self) -> Held:
-        """Return what the queue holds now.
+    def __reduce__(self) -> tuple[type[QueueReader], tuple[SourceOptions]]:
+        return (type(self), (self.options,))
+
+    def close(self) -> None:
+        """Close the connection; the reader may be used again."""
+        self._client.close()
+
+    # -- where a query begins ------------------------------------------------------------------
+
+    def held(self, queue: str) -> Held:
+        """Return what a queue holds.
 
         Raises:
-            QueueUnavailableError: no such queue, or no answer for ``retry_seconds``.
+            QueueUnavailableError: no such queue, or no answer for ``retrySeconds``.
         """
-        queue = self.options.queue
         while True:
-            earliest = self._patiently(lambda: self._client.position(queue, "earliest"))
-            latest = self._patiently(lambda: self._client.position(queue, "latest"))
+            earliest = self._located(queue, "earliest")
+            latest = self._located(queue, "latest")
             # Physical queues may have been added between the two, or the queue created again.
             is_one_queue = earliest.incarnation == latest.incarnation
-            if is_one_queue and earliest.offsets.keys() == latest.offsets.keys():
+            if is_one_queue and earliest.following.keys() == latest.following.keys():
                 break
         offsets = {
-            number: (first, latest.offsets[number]) for number, first in earliest.offsets.items()
+            number: (first, latest.following[number])
+            for number, first in earliest.following.items()
         }
         return Held(latest.incarnation, offsets)
+
+    def located(self, place: Place) -> Position:
+        """Return the position that a place means, other than ``group``.
+
+        Raises:
+            QueueUnavailableError: no such queue, or no answer for ``retrySeconds``.
+            OptionError: the place names an offset that its queue does not have.
+        """
+        if isinstance(place, Mapping):
+            return Position({queue: self._at_offsets(queue, place[queue]) for queue in place})
+        at: str | float = "earliest" if place == "group" else place
+        return Position({queue: self._located(queue, at) for queue in self.options.queues})
+
+    def _located(self, queue: str, at: str | float) -> QueuePosition:
+        found = self._patiently(queue, lambda: self._client.position(queue, at))
+        return QueuePosition(found.offsets, found.incarnation)
+
+    def _at_offsets(self, queue: str, offsets: Mapping[int, int]) -> QueuePosition:
+        held = self.held(queue)
+        if offsets.keys() != held.offsets.keys():
+            raise OptionError(
+                f"position in queue {queue!r}: read offsets of physical queues "
+                f"{', '.join(map(str, sorted(offsets))) or 'none'}; allowed: of "
+                f"{', '.join(map(str, sorted(held.offsets)))}"
+            )
+        following = {}
+        for number, offset in offsets.items():
+            first, end = held.offsets[number]
+            following[number] = {EARLIEST_OFFSET: first, LATEST_OFFSET: end}.get(offset, offset)
+            if not first <= following[number] <= end:
+                raise OptionError(
+                    f"position in queue {queue!r}: read offset {offset} of physical queue "
+                    f"{number}; allowed: {first} to {end}, what the queue holds"
+                )
+        return QueuePosition(following, held.incarnation)
 
     def join(self) -> Position:
         """Create the query's group where it is missing.
 
         Returns:
-            The group's position: where a query without a checkpoint begins.
+            The group's position in each queue.
 
         Raises:
-            QueueUnavailableError: no such queue, no answer for ``retry_seconds``, or no right to
+            QueueUnavailableError: no such queue, no answer for ``retrySeconds``, or no right to
                 create the group.
             OptionError: the group is of the other kind.
         """
-        queue, group = self.options.queue, self.options.group
+        return Position({queue: self._join(queue) for queue in self.options.queues})
+
+    def _join(self, queue: str) -> QueuePosition:
+        group = self.options.group
         try:
-            found = self._patiently(lambda: self._client.group(queue, group), UnknownNameError)
+            found = self._patiently(
+                queue, lambda: self._client.group(queue, group), UnknownNameError
+            )
         except UnknownNameError:
-            found = self._create_group()
+            found = self._create_group(queue)
         kind = found["settings"]["kind"]
         if kind != GROUP_KIND:
             raise OptionError(
@@ -114,14 +198,14 @@ class QueueReader:
                 f"allowed: a group of kind {GROUP_KIND}, or the name of a new one"
             )
         following = {int(number): offset for number, offset in found["position"].items()}
-        return Position(queue, following, found["incarnation"])
+        return QueuePosition(following, found["incarnation"])
 
-    def _create_group(self) -> dict[str, Any]:
-        queue, group = self.options.queue, self.options.group
+    def _create_group(self, queue: str) -> dict[str, Any]:
+        group = self.options.group
         settings = {"kind": GROUP_KIND, "start": "earliest"}
         try:
             return self._patiently(
-                lambda: self._client.put_group(queue, group, settings), AccessError
+                queue, lambda: self._client.put_group(queue, group, settings), AccessError
             )
         except AccessError as error:
             raise QueueUnavailableError(
@@ -130,141 +214,267 @@ class QueueReader:
                 f"{{kind: {GROUP_KIND}}}}}"
             ) from error
 
-    def wait_for_messages(self, start: Position) -> Position:
-        """Return the end of the queue once there is a message after ``start``.
+    # -- plan ----------------------------------------------------------------------------------
 
-        The server holds the request for ``wait_seconds`` at most; ``start`` is returned then, or
-        where the queue was created again meanwhile, which the next `resume` tells.
+    def plan(
+        self,
+        start: Position,
+        *,
+        until: Position | None = None,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        wait_seconds: float = 0,
+    ) -> Plan:
+        """Return the end of the next micro-batch.
 
-        Raises:
-            QueueUnavailableError: no answer for ``retry_seconds``.
-        """
-        options = self.options
-        at = queue_client.Position(start.incarnation, start.following)
-        try:
-            end = self._patiently(
-                lambda: self._client.plan(options.queue, at, wait_seconds=options.wait_seconds),
-                OtherIncarnationError,
-            )
-        except OtherIncarnationError:
-            return start
-        return Position(options.queue, end.offsets, end.incarnation)
-
-    def resume(self, start: Position, held: Held) -> Position:
-        """Return the position to read on from, after comparing it with what the queue holds.
+        Args:
+            start: where it begins, in each queue.
+            until: where it ends at the latest; None for the end of the queues.
+            max_messages: of all queues; None for any number.
+            max_bytes: the same in stored bytes, about.
+            wait_seconds: for how long the server may hold the question while nothing is there.
 
         Raises:
+            QueueUnavailableError: no such queue, or no answer for ``retrySeconds``.
             QueueChangedError: something that was still to be read is gone, and the options do not
                 allow that.
         """
-        losses = find_losses(start, held)
-        if losses:
-            self._tell_loss("; ".join(losses))
-        return resume(start, held)
-
-    def commit(self, end: Position) -> None:
-        """Let the queue delete what no other group needs of all before ``end``; may be repeated.
-
-        Where losses are allowed, a queue or physical queue that is gone or was created anew since
-        is left as it is: what it holds now was not read.
-
-        Raises:
-            QueueChangedError: the queue was created again, and the options do not allow that.
-            QueueUnavailableError: no answer for ``retry_seconds``. Nothing is lost then: the next
-                commit covers this one.
-        """
-        held = self.held()
-        if not end.is_of(held):
-            if self.options.fail_on_data_loss:
-                self._tell_loss("; ".join(find_losses(end, held)))
-            return
-        following = dict(end.following)
-        if not self.options.fail_on_data_loss:
-            following = {
-                number: offset
-                for number, offset in following.items()
-                if number in held.offsets and offset <= held.offsets[number][1]
+        while True:
+            at = {
+                queue: queue_client.Position(one.incarnation, one.following)
+                for queue, one in start.queues.items()
             }
-        queue, group = self.options.queue, self.options.group
-        position = queue_client.Position(held.incarnation, following)
-        try:
-            self._patiently(lambda: self._client.commit(queue, group, position), UnknownNameError)
-        except UnknownNameError:
-            self.join()  # it was deleted, or expired
-            self._patiently(lambda: self._client.commit(queue, group, position))
+            ends = until and {
+                queue: one.following
+                for queue, one in until.queues.items()
+                # A target in a queue that was created again since means nothing.
+                if one.incarnation == at[queue].incarnation
+            }
+            try:
+                plans = self._patiently(
+                    "",
+                    lambda at=at, ends=ends: self._client.plan_queues(  # type: ignore[misc]
+                        at,
+                        until=ends,
+                        max_messages=max_messages,
+                        max_bytes=max_bytes,
+                        wait_seconds=wait_seconds,
+                    ),
+                    OtherIncarnationError,
+                    _RefusedError,
+                )
+            except (OtherIncarnationError, _RefusedError) as error:
+                resumed = self.resumed(start)
+                if resumed == start:
+                    raise self._unavailable("", error) from error
+                start = resumed
+                continue
+            break
+        for queue, plan in plans.items():
+            held = Held(
+                plan.end.incarnation,
+                {number: (first, plan.latest[number]) for number, first in plan.earliest.items()},
+            )
+            for loss in find_losses(start.queues[queue], held):
+                self._tell_loss(queue, loss)
+        return Plan(
+            Position(
+                {
+                    queue: QueuePosition(plan.end.offsets, plan.end.incarnation)
+                    for queue, plan in plans.items()
+                }
+            ),
+            Position(
+                {
+                    queue: QueuePosition(plan.latest, plan.end.incarnation)
+                    for queue, plan in plans.items()
+                }
+            ),
+        )
 
-    def record_batches(self, wanted: Range) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of a range, every one of them, in order.
-
-        A batch has at most ``max_messages_per_request`` messages and, as far as the sizes before
-        tell, ``max_bytes_per_request`` payload bytes.
+    def resumed(self, start: Position) -> Position:
+        """Return the position to read on from, after comparing it with what the queues hold.
 
         Raises:
-            QueueChangedError: a message of the range is gone, and the options do not allow that.
-            QueueUnavailableError: no answer for ``retry_seconds``.
+            QueueUnavailableError: no such queue, or no answer for ``retrySeconds``.
+            QueueChangedError: something that was still to be read is gone, and the options do not
+                allow that.
+        """
+        queues = {}
+        for queue, one in start.queues.items():
+            held = self.held(queue)
+            for loss in find_losses(one, held):
+                self._tell_loss(queue, loss)
+            queues[queue] = resume(one, held)
+        return Position(queues)
+
+    def ranges(self, start: Position, end: Position) -> list[Range]:
+        """Return what lies between two positions, a range for each physical queue.
+
+        Asks only where `start` does not have all of `end`. Physical queues that were added, and a
+        queue that was created again, are read from their first message on; a queue that the query
+        did not read before, from where its group stands.
+
+        Raises:
+            QueueUnavailableError: no such queue, or no answer for ``retrySeconds``.
+        """
+        found = []
+        for queue, past in sorted(end.queues.items()):
+            begin = start.queues.get(queue) or self._join(queue)
+            is_complete = (
+                begin.incarnation == past.incarnation
+                and begin.following.keys() >= past.following.keys()
+            )
+            if not is_complete:
+                held = self.held(queue)
+                if not past.is_of(held):
+                    for loss in find_losses(past, held):
+                        self._tell_loss(queue, loss)
+                    continue
+                begin = resume(begin, held)
+                known = {
+                    number: offset
+                    for number, offset in past.following.items()
+                    if number in held.offsets
+                }
+                past = QueuePosition(known, held.incarnation)  # noqa: PLW2901 - what is left of it
+            found += ranges_between(queue, begin, past)
+        return found
+
+    # -- read ----------------------------------------------------------------------------------
+
+    def key_setting(self, queue: str) -> str | None:
+        """Return what a queue's setting ``key`` says; asked once."""
+        key: str | None = self._queue_settings(queue)["key"]
+        return key
+
+    def read(self, wanted: Range, key: str | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of a range, a record batch for each answer.
+
+        Args:
+            wanted: the range.
+            key: setting of the queue that says what a message's key is.
+
+        Raises:
+            QueueUnavailableError: no answer for ``retrySeconds``.
+            QueueChangedError: something in the range is gone, and the options do not allow that.
         """
         options = self.options
-        number, position = wanted.physical_queue, wanted.start
-        count = min(_FIRST_REQUEST_MESSAGES, options.max_messages_per_request)
+        columns = wire_columns(options.columns)
+        place = RowPlace(wanted.queue, wanted.physical_queue, key, options.large_above_bytes)
+        position = wanted.start
         while position < wanted.end:
-            batch = self._read(wanted, position, count)
-            read = len(batch.offset)
-            following = batch.offset[-1] + 1 if read else wanted.end
-            if read != following - position and not self._keeps_last():
-                missing = following - position - read
+            answer = self._read(wanted, position, columns)
+            missing = answer.next_offset - position - answer.looked_at
+            if missing and not self._queue_settings(wanted.queue)["keeps_last"]:
                 self._tell_loss(
-                    f"{missing} of the messages {position} to {following - 1} of physical queue "
-                    f"{number} are gone"
+                    wanted.queue,
+                    f"{missing} of the messages {position} to {answer.next_offset - 1} of physical "
+                    f"queue {wanted.physical_queue} are gone",
                 )
-            if read:
-                yield to_record_batch(number, batch)
-                mean_bytes = max(1, sum(map(len, batch.payload)) // read)
-                fitting = max(1, options.max_bytes_per_request // mean_bytes)
-                # Sizes may rise again: the next request is at most eight times this one.
-                count = min(options.max_messages_per_request, fitting, 8 * count)
-            position = following
+            if answer.frames:
+                try:
+                    yield to_record_batch(answer.frames, options.columns, place)
+                except ValueError as error:
+                    raise QueueUnavailableError(
+                        f"queue {wanted.queue!r} at {options.url}: answer to a range: {error}"
+                    ) from error
+            position = answer.next_offset
 
-    def close(self) -> None:
-        """Close the connection; the reader may be used again."""
-        self._client.close()
-
-    def _read(self, wanted: Range, start: int, count: int) -> Batch:
+    def _read(self, wanted: Range, start: int, columns: tuple[str, ...]) -> RangeAnswer:
         """Read from ``start``, or from the earliest offset after it that is still there."""
-        queue, number, end = self.options.queue, wanted.physical_queue, wanted.end
+        queue, number, end = wanted.queue, wanted.physical_queue, wanted.end
         try:
             return self._patiently(
-                lambda: self._client.read_range(
-                    queue, number, start, end, count, incarnation=wanted.incarnation
+                queue,
+                lambda: self._client.read_columns(
+                    queue,
+                    number,
+                    start,
+                    end,
+                    columns,
+                    topic_filters=self.options.topic_filters,
+                    incarnation=wanted.incarnation,
                 ),
                 RangeGoneError,
                 OtherIncarnationError,
+                _RefusedError,
             )
-        except OtherIncarnationError as error:
-            self._tell_loss(error.message)
-        except RangeGoneError:
-            earliest = self.held().offsets.get(number, (end, end))[0]
+        except (OtherIncarnationError, _RefusedError) as error:
+            # The latter for an offset or a physical queue that the queue does not have.
+            self._tell_loss(queue, error.message)
+        except RangeGoneError as error:
+            earliest = error.earliest or end
             if start < earliest < end:
-                return self._read(wanted, earliest, count)
-        return join_batches([])
+                return self._read(wanted, earliest, columns)
+        return RangeAnswer(b"", end, 0)
 
-    def _keeps_last(self) -> bool:
-        """Whether messages may leave the queue for newer ones of their key, which is no loss."""
-        figures = self._patiently(lambda: self._client.queue(self.options.queue))
-        return bool(figures["settings"]["keeps_last"])
+    def _queue_settings(self, queue: str) -> Mapping[str, Any]:
+        if queue not in self._settings:
+            found = self._patiently(queue, lambda: self._client.queue(queue))
+            self._settings[queue] = found["settings"]
+        return self._settings[queue]
 
-    def _tell_loss(self, what: str) -> None:
-        queue = self.options.queue
+    # -- commit --------------------------------------------------------------------------------
+
+    def commit(self, position: Position) -> None:
+        """Tell the queues that all below a position is done with; may be repeated.
+
+        Raises:
+            QueueUnavailableError: no answer for ``retrySeconds``.
+            QueueChangedError: a queue was created again, and the options do not allow that.
+        """
+        for queue, one in position.queues.items():
+            self._commit(queue, one)
+
+    def _commit(self, queue: str, position: QueuePosition) -> None:
+        group = self.options.group
+        if not position.incarnation:  # an older checkpoint
+            position = resume(position, self.held(queue))
+        at = queue_client.Position(position.incarnation, position.following)
+        while True:
+            try:
+                self._patiently(
+                    queue,
+                    lambda at=at: self._client.commit(queue, group, at),  # type: ignore[misc]
+                    OtherIncarnationError,
+                    UnknownNameError,
+                    _RefusedError,
+                )
+            except OtherIncarnationError as error:
+                self._tell_loss(queue, error.message)
+            except UnknownNameError:
+                self._join(queue)  # the group has expired, or was deleted
+                continue
+            except _RefusedError as error:
+                # Offsets that the queue does not have. The next plan tells it.
+                held = self.held(queue)
+                known = {
+                    number: offset
+                    for number, offset in at.offsets.items()
+                    if number in held.offsets and offset <= held.offsets[number][1]
+                }
+                if known == at.offsets:
+                    raise self._unavailable(queue, error) from error
+                at = queue_client.Position(at.incarnation, known)
+                continue
+            return
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def _tell_loss(self, queue: str, what: str) -> None:
         if self.options.fail_on_data_loss:
             raise QueueChangedError(
-                f"queue {queue!r}: {what}. To go on with what is there, set fail_on_data_loss to "
+                f"queue {queue!r}: {what}. To go on with what is there, set failOnDataLoss to "
                 "false; to start anew, use an empty checkpoint directory"
             )
         self._log.warning("penstock: queue %r: %s; reading on", queue, what)
 
-    def _patiently(self, ask: Callable[[], _T], *passed: type[QueueError]) -> _T:
-        """Ask until an answer comes, ``retry_seconds`` long.
+    def _patiently(self, queue: str, ask: Callable[[], _T], *passed: type[QueueError]) -> _T:
+        """Ask until an answer comes, ``retrySeconds`` long.
 
         Args:
+            queue: which is asked; "" for all of the query.
             ask: makes the request.
             passed: errors that the caller understands.
 
@@ -280,40 +490,68 @@ class QueueReader:
             except passed:
                 raise
             except QueueError as error:
-                if not _may_pass(error) or self._clock() + pause > give_up_at:
-                    raise self._unavailable(error) from error
+                if error.status == _BAD_REQUEST and _RefusedError in passed:
+                    raise _RefusedError(error.status, error.message, error.answer) from error
+                if not may_pass(error) or self._clock() + pause > give_up_at:
+                    raise self._unavailable(queue, error) from error
             self._sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def _unavailable(self, error: QueueError) -> QueueUnavailableError:
-        queue, url = self.options.queue, self.options.url
+    def _unavailable(self, queue: str, error: QueueError) -> QueueUnavailableError:
+        url = self.options.url
+        name = repr(queue) if queue else self.options.shown_queues
         if error.status == _NOT_FOUND:
-            return QueueUnavailableError(f"no queue {queue!r} at {url}: {error.message}")
+            return QueueUnavailableError(f"no queue {name} at {url}: {error.message}")
         if error.status == _NO_ANSWER:
-            return QueueUnavailableError(f"queue {queue!r} cannot be reached: {error.message}")
-        return QueueUnavailableError(f"queue {queue!r} at {url} refuses: {error}")
+            return QueueUnavailableError(f"queue {name} cannot be reached: {error.message}")
+        return QueueUnavailableError(f"queue {name} at {url} refuses: {error}")
 
 
-def make_client(options: SourceOptions) -> QueueClient:
-    """Return a client of the queue that the options name.
+class _RefusedError(QueueError):
+    """Status 400, where the caller understands it."""
+
+
+class ServerOptions(Protocol):
+    """What the options of source and sink say of the server; see `SourceOptions`."""
+
+    @property
+    def url(self) -> str: ...  # noqa: D102 (there)
+
+    @property
+    def token(self) -> str: ...  # noqa: D102
+
+    @property
+    def token_file(self) -> str: ...  # noqa: D102
+
+    @property
+    def ca_file(self) -> str: ...  # noqa: D102
+
+    @property
+    def timeout_seconds(self) -> float: ...  # noqa: D102
+
+
+def make_client(options: ServerOptions, kind: type[_C]) -> _C:
+    """Return a client of the server that the options name.
 
     Raises:
         OptionError: the token or the certificates cannot be read.
     """
+    token = options.token or None
     try:
-        token = read_token(options.token_file) if options.token_file else None
+        if options.token_file:
+            token = read_token(options.token_file)
     except (OSError, ValueError) as error:
-        raise OptionError(f"option 'token_file': {error}; allowed: a file with a token") from error
+        raise OptionError(f"option 'tokenFile': {error}; allowed: a file with a token") from error
     try:
-        return QueueClient(
+        return kind(
             options.url, options.timeout_seconds, token=token, ca_file=options.ca_file or None
         )
     except OSError as error:  # of ssl, which does not name the file
         raise OptionError(
-            f"option 'ca_file': read {options.ca_file!r} ({error}); allowed: a PEM file"
+            f"option 'caFile': read {options.ca_file!r} ({error}); allowed: a PEM file"
         ) from error
 
 
-def _may_pass(error: QueueError) -> bool:
+def may_pass(error: QueueError) -> bool:
     """Whether asking again can help: no answer, or the server's own trouble."""
     return error.status in (_NO_ANSWER, _TOO_MANY) or error.status >= _SERVER_ERRORS

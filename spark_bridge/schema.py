@@ -1,34 +1,80 @@
-"""The columns of a message in Spark: one table, once as Arrow and once as Spark's DDL."""
+"""The columns of a message in Spark, and what of a message each needs.
+
+Importable without pyarrow, for `penstock spark --help`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-import pyarrow as pa
+USER_PROPERTIES: Final = "MAP<STRING, ARRAY<STRING>>"
+"""A name may come more than once; its values are in their order."""
 
-COLUMNS: Final[tuple[tuple[str, str, pa.DataType, bool], ...]] = (
-    ("physical_queue", "INT", pa.int32(), False),
-    ("offset", "BIGINT", pa.int64(), False),
-    ("topic", "STRING", pa.string(), False),
-    ("payload", "BINARY", pa.binary(), False),
-    ("qos", "TINYINT", pa.int8(), False),
-    ("publisher", "STRING", pa.string(), False),
-    ("enqueued_at", "TIMESTAMP", pa.timestamp("us", tz="UTC"), False),
-    ("properties", "STRING", pa.string(), True),
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the source.
+
+    Attributes:
+        name: of the column.
+        spark_type: as in Spark's DDL.
+        nullable: whether a message may lack it.
+        needs: columns of a range that must cross the wire for it.
+    """
+
+    name: str
+    spark_type: str
+    nullable: bool
+    needs: tuple[str, ...]
+
+
+COLUMNS: Final = (
+    Column("queue", "STRING", False, ()),
+    Column("physical_queue", "INT", False, ()),
+    Column("offset", "BIGINT", False, ()),
+    Column("topic", "STRING", False, ("topic",)),
+    Column("payload", "BINARY", False, ("payload",)),
+    Column("qos", "TINYINT", False, ("qos",)),
+    Column("retain", "BOOLEAN", False, ("properties",)),
+    Column("publish_time", "TIMESTAMP", True, ("properties",)),
+    Column("arrival_time", "TIMESTAMP", False, ("enqueued_at",)),
+    Column("publisher", "STRING", True, ("publisher",)),
+    Column("content_type", "STRING", True, ("properties",)),
+    Column("response_topic", "STRING", True, ("properties",)),
+    Column("correlation_data", "BINARY", True, ("properties",)),
+    Column("expiry_seconds", "BIGINT", True, ("properties",)),
+    Column(
+        "user_properties",
+        USER_PROPERTIES,
+        True,
+        ("properties",),
+    ),
+    Column("key", "STRING", True, ("topic", "publisher", "properties")),
+    Column("size_class", "STRING", False, ("payload_bytes",)),
+    Column("properties", "STRING", True, ("properties",)),
 )
-"""Name, Spark's type, Arrow's type, and whether the column may be null, in the order of a row.
+"""The columns in the order of a row.
 
-``physical_queue`` and ``offset`` together identify a message; ``publisher`` is the client id;
-``properties`` are the MQTT 5 properties as a JSON text, null where there are none.
+``queue``, ``physical_queue`` and ``offset`` together identify a message. ``docs/spark.md`` says
+what each holds.
 """
 
-ARROW_SCHEMA: Final = pa.schema(
-    [pa.field(name, arrow_type, nullable=nullable) for name, _, arrow_type, nullable in COLUMNS]
-)
-"""Schema of every record batch of the source; Spark compares it with its own."""
+BY_NAME: Final = {column.name: column for column in COLUMNS}
 
-SPARK_DDL: Final = ", ".join(
-    f"{name} {spark_type}{'' if nullable else ' NOT NULL'}"
-    for name, spark_type, _, nullable in COLUMNS
-)
-"""The same columns for Spark."""
+DEFAULT_COLUMNS: Final = tuple(one.name for one in COLUMNS if one.name != "properties")
+"""All but the raw form of what other columns hold."""
+
+
+def spark_ddl(names: Sequence[str]) -> str:
+    """Return columns for Spark."""
+    columns = [BY_NAME[name] for name in names]
+    return ", ".join(
+        f"`{one.name}` {one.spark_type}{'' if one.nullable else ' NOT NULL'}" for one in columns
+    )
+
+
+def wire_columns(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns of a range that the named ones need, each once."""
+    return tuple(dict.fromkeys(need for name in names for need in BY_NAME[name].needs))

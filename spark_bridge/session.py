@@ -14,7 +14,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Final
 
@@ -104,6 +104,26 @@ def worker_python(environment: Mapping[str, str]) -> Path:
     return script
 
 
+def name_pythons(master: str, environment: MutableMapping[str, str]) -> None:
+    """Say in the environment which Python the driver and Spark's workers are.
+
+    Args:
+        master: of Spark. The machines of a cluster may have another Python, which the user names in
+            ``PYSPARK_PYTHON``.
+        environment: of this process.
+    """
+    environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if _is_local(master):
+        environment["PYSPARK_PYTHON"] = str(worker_python(environment))
+        environment[_OWN_PATH] = environment.get("PYTHONPATH", "")
+    else:
+        environment.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+def _is_local(master: str) -> bool:
+    return master.startswith("local")
+
+
 def java_options(*, short_run: bool, archive: Path | None, write_archive: bool = False) -> str:
     """Return the options of the driver's Java.
 
@@ -142,12 +162,10 @@ def build_session(
     Raises:
         SessionError: Spark does not start with these settings.
     """
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    name_pythons(master, os.environ)
     chosen = dict(_SETTINGS)
-    if master.startswith("local"):
+    if _is_local(master):
         chosen |= _LOCAL_SETTINGS
-        os.environ["PYSPARK_PYTHON"] = str(worker_python(os.environ))
-        os.environ[_OWN_PATH] = os.environ.get("PYTHONPATH", "")
     if java_settings:
         chosen["spark.driver.extraJavaOptions"] = java_settings
     chosen |= settings or {}

@@ -1,4 +1,4 @@
-"""The folder of a streaming query's Parquet files: which query owns it, which files are litter.
+"""The folder of a streaming query's files: which query owns it, which files are litter.
 
 Spark's file sink writes a micro-batch's files and then lists them in ``_spark_metadata``, in one
 file for each batch. Spark does not handle two consequences. A killed query leaves files that are in
@@ -7,7 +7,8 @@ checkpoint counts its batches from 0 again: batches whose number is listed alrea
 silently, as if they were written. Importable without Spark.
 
 A file that no list has may also be one that another run is writing. So a run holds its folders, by
-a lock that ends with its process, however that ends.
+a lock that ends with its process, however that ends. Places elsewhere, such as ``s3a://`` and
+``hdfs://``, have a file that names the run.
 """
 
 from __future__ import annotations
@@ -15,15 +16,21 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator
+import socket
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from penstock.spark_bridge.errors import BridgeError
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 _LOG = "_spark_metadata"
 _COMPACT = ".compact"
-_WRITTEN = "part-*.parquet"
+_WRITTEN = "part-*"
 _LOCK = ".penstock.lock"
 """Readers of a folder leave out names that begin with a dot."""
 
@@ -40,6 +47,14 @@ class FolderInUseError(BridgeError):
     """Another run has one of the folders."""
 
     status = 2
+
+
+def local_folder(place: str) -> Path | None:
+    """Return the folder that a path or URI of Spark's names on this machine; None for any other."""
+    parts = urlsplit(place)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    return None if parts.scheme else Path(place)
 
 
 @contextmanager
@@ -70,6 +85,81 @@ def held_folders(folders: Iterable[Path]) -> Iterator[None]:
         yield
 
 
+class PlaceError(BridgeError):
+    """A place in which Spark cannot write."""
+
+    status = 2
+
+
+@contextmanager
+def held_places(spark: SparkSession, places: Iterable[str]) -> Iterator[None]:
+    """Keep other runs out of places that are no folders of this machine, such as ``s3a://``.
+
+    Spark's own file system creates a file with the run's name where there is none. A run that is
+    killed leaves it. The next run on that machine takes it over; on another machine only the user
+    knows that the run has ended, and deletes it.
+
+    Args:
+        spark: whose file systems are used.
+        places: URIs, for output and checkpoints.
+
+    Raises:
+        FolderInUseError: another run holds one of them.
+        PlaceError: Spark has no file system for one of them, or cannot write there.
+    """
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    with ExitStack() as held:
+        for place in sorted({each.rstrip("/") for each in places}):
+            try:
+                held.callback(_hold(spark, place))
+            except Py4JJavaError as error:
+                raise PlaceError(
+                    f"{place}: Spark cannot write there ({error.java_exception.toString()}); "
+                    "allowed: a URI of a file system whose package and settings Spark has, such as "
+                    "by --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:VERSION for s3a"
+                ) from error
+        yield
+
+
+def _hold(spark: SparkSession, place: str) -> Callable[[], None]:
+    """Create the lock of a place; return what deletes it."""
+    context: Any = spark.sparkContext
+    java = context._jvm  # noqa: SLF001 - no other access to file systems
+    lock = java.org.apache.hadoop.fs.Path(f"{place}/{_LOCK}")
+    files = lock.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
+    text = json.dumps({"host": socket.gethostname(), "process": os.getpid()})
+    if files.exists(lock):
+        opened = files.open(lock)
+        owner = java.org.apache.commons.io.IOUtils.toString(opened, "UTF-8")
+        opened.close()
+        if not _has_ended(owner):
+            raise FolderInUseError(
+                f"{place} is in use by {owner}; allowed: one run at a time for each output and "
+                f"checkpoint. If that run was killed, delete {place}/{_LOCK}"
+            )
+        files.delete(lock, False)
+    # It fails where another run was faster. Amazon S3 may not notice that.
+    created = files.create(lock, False)
+    created.writeBytes(text)
+    created.close()
+    return lambda: files.delete(lock, False)
+
+
+def _has_ended(owner: str) -> bool:
+    """Say whether the run of a lock is known to have ended: it ran on this machine."""
+    try:
+        said = json.loads(owner)
+        if said["host"] != socket.gethostname():
+            return False
+        os.kill(said["process"], 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, KeyError, TypeError, OSError):
+        return False
+    return False
+
+
 def prepare_folder(folder: Path, checkpoint: Path) -> list[Path]:
     """Prepare a folder for its query, which must not be running.
 
@@ -86,7 +176,8 @@ def prepare_folder(folder: Path, checkpoint: Path) -> list[Path]:
     """
     planned = max(_batches(checkpoint / "offsets"), default=-1)
     listed = max(_batches(folder / _LOG), default=-1)
-    files = set(folder.glob(_WRITTEN))
+    # Partitions are folders in it.
+    files = {file for file in folder.rglob(_WRITTEN) if file.is_file()}
     if listed > planned or (planned < 0 and files):
         raise SinkFolderError(
             f"{folder} holds files of another query (batches up to {listed} are listed in it, "
@@ -97,8 +188,23 @@ def prepare_folder(folder: Path, checkpoint: Path) -> list[Path]:
     litter = sorted(file for file in files if file.name not in names)
     for file in litter:
         file.unlink()
-        (folder / f".{file.name}.crc").unlink(missing_ok=True)
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
     return litter
+
+
+def prepare_checkpoint(checkpoint: Path) -> None:
+    """Delete what a query has left that was killed while it planned its first micro-batch.
+
+    Spark writes a plan to a file whose name begins with a dot, and renames it. It refuses to start
+    a query whose checkpoint has such a file and no plan. The query must not be running.
+
+    Args:
+        checkpoint: of the query.
+    """
+    plans = checkpoint / "offsets"
+    if not _batches(plans):
+        for unfinished in plans.glob(".*"):
+            unfinished.unlink()
 
 
 def listed_names(folder: Path) -> set[str]:
@@ -114,6 +220,12 @@ def listed_names(folder: Path) -> set[str]:
     return names
 
 
+def newest_list(folder: Path) -> Path | None:
+    """Return the newest file that lists all batches up to its own; None where there is none."""
+    files = [file for file in _batches(folder / _LOG).values() if _is_compact(file)]
+    return files[-1] if files else None
+
+
 def _batches(log: Path) -> dict[int, Path]:
     """Return the files of one of Spark's logs by batch."""
     found = {}
@@ -121,7 +233,7 @@ def _batches(log: Path) -> dict[int, Path]:
         number = file.name.removesuffix(_COMPACT)
         if number.isdecimal() and (_is_compact(file) or int(number) not in found):
             found[int(number)] = file
-    return found
+    return dict(sorted(found.items()))
 
 
 def _is_compact(file: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Penstock's queue as a Spark data source: ``spark.readStream.format("penstock")``.
+"""Penstock's queues as a Spark data source: ``spark.readStream.format("penstock")``.
 
 How reading is exactly once. Spark writes a micro-batch's end position to its checkpoint before it
 runs, so a killed query asks for the same range again, and the queue answers a range the same way
@@ -13,7 +13,7 @@ a planner, and each task. They share no memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -22,16 +22,26 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     InputPartition,
 )
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from penstock.spark_bridge.errors import OptionError
-from penstock.spark_bridge.offsets import Position, Range, latest, plan_end, plan_ranges
+from penstock.spark_bridge.offsets import Position, Range, split
 from penstock.spark_bridge.options import SourceOptions, read_options
 from penstock.spark_bridge.queue_reader import QueueReader
-from penstock.spark_bridge.schema import COLUMNS, SPARK_DDL
+from penstock.spark_bridge.rows import arrow_schema
+from penstock.spark_bridge.schema import spark_ddl
+from penstock.spark_bridge.sink import BatchWriter, StreamWriter
 
 FORMAT = "penstock"
 
@@ -42,14 +52,20 @@ def register(spark: SparkSession) -> None:
 
 
 class QueuePartition(InputPartition):
-    """What one task reads: a range of one physical queue."""
+    """What one task reads.
 
-    def __init__(self, wanted: Range) -> None:
+    Args:
+        wanted: a range of one physical queue.
+        key: setting of the queue that says what a message's key is.
+    """
+
+    def __init__(self, wanted: Range, key: str | None) -> None:
         self.wanted = wanted
+        self.key = key
 
 
 class PenstockDataSource(DataSource):
-    """A logical queue; its options are those of ``penstock.spark_bridge.options``."""
+    """Logical queues; the options are those of ``penstock.spark_bridge.options``."""
 
     @classmethod
     def name(cls) -> str:
@@ -63,44 +79,71 @@ class PenstockDataSource(DataSource):
             OptionError: an option is wrong. Spark calls this in ``load()``, the best place to
                 report it.
         """
-        read_options(self._texts())
-        return SPARK_DDL
+        return spark_ddl(read_options(self._texts()).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader of what the queue holds now, for any group; it commits nothing."""
-        return BatchReader(self._checked(schema))
+        """Return a reader of what the queues hold, for any group; it commits nothing."""
+        options = self._checked(schema)
+        if options.starting_position in ("group", "latest"):
+            raise OptionError(
+                f"option 'startingPosition': read {options.starting_position!r} for a batch read; "
+                "allowed: earliest, a time or JSON"
+            )
+        return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return a reader that follows the queue."""
-        return StreamReader(self._checked(schema))
+        """Return a reader that follows the queues."""
+        options = self._checked(schema)
+        if options.ending_position is not None:
+            raise OptionError("option 'endingPosition': a stream has no end; allowed: batch reads")
+        return StreamReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's
+        """Return a writer that publishes rows to MQTT."""
+        if overwrite:
+            raise OptionError("mode: read overwrite; allowed: append, as nothing takes a row back")
+        return BatchWriter(schema, self._texts())
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: ARG002, FBT001, N802
+        """Return a writer that publishes each micro-batch, whatever the output mode is."""
+        return StreamWriter(schema, self._texts())
 
     def _checked(self, schema: StructType) -> SourceOptions:
-        names = [name for name, *_ in COLUMNS]
-        if schema.fieldNames() != names:
+        options = read_options(self._texts())
+        own = arrow_schema(options.columns)
+        given = to_arrow_schema(schema, timezone="UTC")
+        if [(one.name, one.type) for one in given] != [(one.name, one.type) for one in own]:
             raise OptionError(
-                f"schema: read the columns {', '.join(schema.fieldNames())}, the source has "
-                f"{', '.join(names)}; leave out .schema(...) and select what is wanted"
+                f"schema: read the columns {', '.join(_shown(given))}; the source has "
+                f"{', '.join(_shown(own))}: leave out .schema(...), and name the columns with the "
+                "option 'columns'"
             )
-        return read_options(self._texts())
+        return options
 
     def _texts(self) -> Mapping[str, str]:
         options: MutableMapping[str, str] = self.options
         return options
 
 
+def _shown(schema: pa.Schema) -> Iterator[str]:
+    return (f"{one.name} {one.type}" for one in schema)
+
+
 class BatchReader(DataSourceReader):
-    """Reads what the queue holds when the query is planned, and commits nothing."""
+    """Reads what lies between two positions when the query is planned, and commits nothing."""
 
     def __init__(self, options: SourceOptions) -> None:
+        self._options = options
         self._queue = QueueReader(options)
 
     def partitions(self) -> list[InputPartition]:
-        """Return one partition for each physical queue, empty ones included."""
-        held = self._queue.held()
-        return [
-            QueuePartition(Range(number, *ends, held.incarnation))
-            for number, ends in sorted(held.offsets.items())
-        ]
+        """Return one partition for each physical queue with messages, more by ``minPartitions``."""
+        options = self._options
+        start = self._queue.located(options.starting_position or "earliest")
+        end = self._queue.located(options.ending_position or "latest")
+        found = _partitions(self._queue, start, end)
+        # Spark takes no partition for one that it has to read.
+        return found or [QueuePartition(Range("", 0, 0, 0, ""), None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a partition."""
@@ -108,64 +151,73 @@ class BatchReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows the queue; Spark stores the position."""
+    """Follows the queues; Spark stores the position.
 
-    def __init__(self, options: SourceOptions) -> None:
+    Args:
+        options: of the source.
+        queue: reads; None for a reader of the options.
+    """
+
+    def __init__(self, options: SourceOptions, queue: QueueReader | None = None) -> None:
         self._options = options
-        self._queue = QueueReader(options)
+        self._queue = queue or QueueReader(options)
         self._target: Position | None = None
         self._latest: Position | None = None
-        self._has_joined = False
+        self._joined: Position | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the group's position: the start of a query without a checkpoint."""
-        position = self._queue.join()
-        self._has_joined = True
-        return position.to_json()
+        """Return the start of a query without a checkpoint."""
+        self._joined = self._queue.join()
+        place = self._options.starting_position
+        if place is None or place == "group":
+            return self._joined.to_json()
+        return self._queue.located(place).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return the limit of a micro-batch."""
-        return ReadMaxRows(self._options.max_messages_per_batch)
+        """Return the limit of a micro-batch; that in bytes has no place in it."""
+        return ReadMaxRows(self._options.max_rows_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix the end of an available-now run to the present end of the queue."""
-        self._target = latest(self._options.queue, self._queue.held())
+        """Fix the end of an available-now run to the present end of the queues."""
+        self._target = self._queue.located("latest")
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the end of the next micro-batch; ``start`` where nothing waits."""
-        if not self._has_joined:  # a query with a checkpoint
-            self._queue.join()
-            self._has_joined = True
-        held = self._queue.held()
-        position = self._queue.resume(self._position(start), held)
-        past = self._latest = latest(self._options.queue, held)
-        if self._target is not None:
-            past = self._target
-        elif past == position:
-            past = self._latest = self._queue.wait_for_messages(position)
-        max_messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return plan_end(position, past, max_messages=max_messages).to_json()
+        """Return the end of the next micro-batch; ``start`` where nothing waits.
+
+        Asks the server once, and waits there while nothing is to be read.
+        """
+        options = self._options
+        if self._joined is None:  # a query with a checkpoint
+            self._joined = self._queue.join()
+        # A queue that the query did not read before begins where its group stands.
+        position = Position({**self._joined.queues, **self._position(start).queues})
+        is_limited = not isinstance(limit, ReadAllAvailable)
+        plan = self._queue.plan(
+            position,
+            until=self._target,
+            max_messages=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
+            max_bytes=options.max_bytes_per_trigger if is_limited else None,
+            wait_seconds=0 if self._target is not None else options.wait_seconds,
+        )
+        self._latest = plan.latest
+        return plan.end.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """Return the end of the queue as last seen, for Spark's progress reports."""
+        """Return the end of the queues as last seen, for Spark's progress reports."""
         return None if self._latest is None else self._latest.to_json()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return one partition for each physical queue that has messages in the micro-batch."""
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return one partition for each physical queue with messages, more by ``minPartitions``."""
         if start == end:
             return []
-        held = self._queue.held()
-        begin, past = self._position(start), self._position(end)
-        self._queue.resume(begin, held)
-        self._queue.resume(past, held)
-        return [QueuePartition(wanted) for wanted in plan_ranges(begin, past, held)]
+        return _partitions(self._queue, self._position(start), self._position(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a partition."""
         return _read(self._queue, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Delete from the queue what Spark will not ask for again."""
+        """Delete from the queues what Spark will not ask for again."""
         self._queue.commit(self._position(end))
 
     def stop(self) -> None:
@@ -173,13 +225,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._queue.close()
 
     def _position(self, value: dict[str, Any]) -> Position:
-        return Position.from_json(value, self._options.queue)
+        return Position.from_json(value, self._options.queues)
+
+
+def _partitions(queue: QueueReader, start: Position, end: Position) -> list[InputPartition]:
+    options = queue.options
+    ranges = split(queue.ranges(start, end), options.min_partitions)
+    keys: dict[str, str | None] = {}
+    if "key" in options.columns:
+        keys = {one.queue: queue.key_setting(one.queue) for one in ranges}
+    return [QueuePartition(one, keys.get(one.queue)) for one in ranges]
 
 
 def _read(queue: QueueReader, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, QueuePartition):
         raise TypeError(f"a partition of another source: {partition!r}")
     try:
-        yield from queue.record_batches(partition.wanted)
+        yield from queue.read(partition.wanted, partition.key)
     finally:
         queue.close()

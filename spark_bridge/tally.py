@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+OBSERVATION: Final = "penstock"
+"""Name of the counts of payloads in Spark's progress reports."""
+
+MESSAGES: Final = "messages"
+EXPIRED: Final = "expired"
+"""Two of these counts: of all messages, and of those that were dropped after their lifetime. The
+others are of messages for the quarantine, by reason."""
 
 
 class Tally:
@@ -15,13 +23,15 @@ class Tally:
     while nothing waits for it; the last report of a batch counts.
 
     Attributes:
-        observation: name of the observed metrics that are added up.
         batch_id: the newest micro-batch reported; -1 before the first.
+        rate: rows per second of the newest micro-batch that had any.
+        lag: messages that wait behind the newest micro-batch, by ``QUEUE/NUMBER``.
     """
 
-    def __init__(self, observation: str = "") -> None:
-        self.observation = observation
+    def __init__(self) -> None:
         self.batch_id = -1
+        self.rate = 0.0
+        self.lag: dict[str, int] = {}
         self._finished: Counter[str] = Counter()
         self._newest: Counter[str] = Counter()
         self._end: dict[str, Any] | None = None
@@ -48,11 +58,12 @@ class Tally:
         if counts["rows"]:
             counts["batches"] = 1
             counts["milliseconds"] = report.get("durationMs", {}).get("triggerExecution", 0)
-        for state in report.get("stateOperators", []):
-            counts["late"] += state.get("numRowsDroppedByWatermark", 0)
-        for name, value in report.get("observedMetrics", {}).get(self.observation, {}).items():
-            counts[f"{self.observation}.{name}"] += value
+            self.rate = report.get("processedRowsPerSecond", 0.0)
+        counts["late"] = late_rows(report)
+        for name, value in observed_counts(report).items():
+            counts[f"{OBSERVATION}.{name}"] = value
         self._newest = counts
+        self.lag = lag_of(report)
         self._end = _position(report["sources"][0].get("endOffset"))
         return counts["rows"] > before
 
@@ -60,15 +71,63 @@ class Tally:
         """Return a count.
 
         Args:
-            name: ``rows``; ``batches`` and ``milliseconds`` of those that had any; ``late``; or
-                ``<observation>.<metric>``.
+            name: ``rows``; ``batches`` and ``milliseconds`` of those that had any; or ``late``.
         """
         return self._finished[name] + self._newest[name]
+
+    def observed(self) -> dict[str, int]:
+        """Return the counts of payloads by name; {} where the query decodes none."""
+        names = {*self._finished, *self._newest}
+        begin = f"{OBSERVATION}."
+        return {
+            name.removeprefix(begin): self[name] for name in sorted(names) if name.startswith(begin)
+        }
 
     @property
     def end(self) -> dict[str, Any] | None:
         """The first source's position after the newest batch; None where none was reported."""
         return self._end
+
+
+def late_rows(report: Mapping[str, Any]) -> int:
+    """Return how many rows came to an aggregate after their window was complete."""
+    states = report.get("stateOperators", [])
+    return sum(state.get("numRowsDroppedByWatermark", 0) for state in states)
+
+
+def observed_counts(report: Mapping[str, Any]) -> dict[str, int]:
+    """Return the counts of payloads in a report by name."""
+    return dict(report.get("observedMetrics", {}).get(OBSERVATION, {}))
+
+
+def lag_of(report: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many messages wait behind a micro-batch.
+
+    Args:
+        report: of it.
+
+    Returns:
+        ``QUEUE/NUMBER`` of each physical queue to the count; {} where the source does not tell.
+    """
+    lag: dict[str, int] = {}
+    for source in report["sources"]:
+        end = _offsets(_position(source.get("endOffset")))
+        for name, offset in _offsets(_position(source.get("latestOffset"))).items():
+            lag[name] = max(0, offset - end.get(name, offset))
+    return lag
+
+
+def _offsets(position: Mapping[str, Any] | None) -> dict[str, int]:
+    """Return ``QUEUE/NUMBER`` to offset; {} for a position of another source."""
+    if position is None:
+        return {}
+    queues = {position["queue"]: position} if "next" in position else position
+    return {
+        f"{queue}/{number}": offset
+        for queue, place in queues.items()
+        if isinstance(place, dict)
+        for number, offset in place.get("next", {}).items()
+    }
 
 
 def _position(value: Any) -> dict[str, Any] | None:

@@ -17,9 +17,11 @@ from tests.helpers.gateway import running_gateway
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Return one Spark for all tests; its start is what costs."""
     archive = class_archive_path(find_java(os.environ), os.environ)
+    folder = tmp_path_factory.mktemp("spark")
     session = build_session(
         java_settings=java_options(short_run=True, archive=archive),
-        log_file=tmp_path_factory.mktemp("spark") / "spark.log",
+        settings={"spark.sql.warehouse.dir": str(folder / "warehouse")},
+        log_file=folder / "spark.log",
     )
     yield session
     session.stop()

@@ -43,5 +43,5 @@ def test_the_rehearsal_goes_through_the_programs_queries(
 ) -> None:
     """What is not rehearsed is not in the archive."""
     rehearse(spark, tmp_path)
-    assert spark.read.parquet(str(tmp_path / "ingest")).count() == 10
-    assert spark.read.parquet(str(tmp_path / "aggregate")).columns[0] == "window_start"
+    assert spark.read.parquet(str(tmp_path / "messages")).count() == 10
+    assert spark.read.parquet(str(tmp_path / "windows")).columns[0] == "window_start"

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from penstock.spark_bridge.errors import OptionError, QueueChangedError, one_line
+from penstock.spark_bridge.errors import OptionError, QueueChangedError, one_line, step_line
 
 
 def test_an_error_text_stands_on_one_line() -> None:
@@ -39,3 +39,16 @@ def test_one_line_takes_the_innermost_cause_of_java() -> None:
     assert one_line(RuntimeError(text + "Caused by: java.io.IOException: full\n\tat x")) == (
         "java.io.IOException: full"
     )
+
+
+def test_an_error_of_java_alone_is_told_by_its_message() -> None:
+    """PySpark has no class for it; any other error is told as before."""
+
+    class UntranslatedError(Exception):
+        class java_exception:  # noqa: N801 - py4j's name
+            @staticmethod
+            def getMessage() -> str:  # noqa: N802 - Java's name
+                return "Failed to find\nthe data source: delta"
+
+    assert step_line(UntranslatedError("\tat x")) == "Failed to find the data source: delta"
+    assert step_line(RuntimeError("disk full\n  at java.io")) == "disk full"

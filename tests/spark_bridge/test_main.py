@@ -8,10 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from penstock.plugins.queue.client import QueueClient
-from penstock.spark_bridge.__main__ import StopSignals, describe, main, read_pairs, read_trigger
+from penstock.plugins.queue.client import OutgoingMessage, QueueClient
+from penstock.spark_bridge.__main__ import (
+    LONG_RUN_MESSAGES,
+    StopSignals,
+    check_queue,
+    is_short,
+    main,
+    read_pairs,
+    read_trigger,
+)
 from penstock.spark_bridge.errors import OptionError
-from penstock.spark_bridge.pipeline import Summary
+from penstock.spark_bridge.options import read_options
+from penstock.spark_bridge.pipelines.config import read_pipeline
 from penstock.spark_bridge.sink_folder import held_folders
 from tests.helpers.gateway import running_gateway
 
@@ -27,7 +36,7 @@ def arguments(folder: Path, url: str, *more: str) -> list[str]:
     [
         (["--trigger", "often"], "--trigger: read 'often'; allowed: available-now or a number"),
         (["--trigger", "0"], "--trigger: read '0'; allowed: available-now or a number"),
-        (["--option", "fail_on_data_loss"], "--option: read 'fail_on_data_loss'; allowed: NAME="),
+        (["--option", "failOnDataLoss"], "--option: read 'failOnDataLoss'; allowed: NAME="),
         (["--option", "retries=3"], "unknown option 'retries'"),
         (["--conf", "=1"], "--conf: read '=1'; allowed: NAME=VALUE"),
     ],
@@ -47,6 +56,8 @@ def test_a_missing_argument_ends_with_status_2(capsys: pytest.CaptureFixture[str
     """The usage names it."""
     assert main(["--url", "http://127.0.0.1:9"]) == 2
     assert "--queue" in capsys.readouterr().err
+    assert main(["run"]) == 2
+    assert "FILE" in capsys.readouterr().err
 
 
 def test_no_java_ends_with_status_2_and_what_to_install(
@@ -68,7 +79,7 @@ def test_a_queue_that_is_not_there_ends_with_status_1(
         assert main(arguments(tmp_path, client.url, "--queue", "alarms")) == 1
         assert "no queue 'alarms'" in capsys.readouterr().err
     gone: QueueClient = client
-    assert main(arguments(tmp_path, gone.url, "--option", "retry_seconds=0")) == 1
+    assert main(arguments(tmp_path, gone.url, "--option", "retrySeconds=0")) == 1
     error = capsys.readouterr().err
     assert error.startswith("penstock spark: queue 'telemetry' cannot be reached")
     assert not (tmp_path / "checkpoint").exists()
@@ -87,15 +98,70 @@ def test_pairs_keep_equals_signs_of_their_values() -> None:
     assert read_pairs("--conf", ["a=b=c", "d="]) == {"a": "b=c", "d": ""}
 
 
-def test_a_summary_names_only_what_happened() -> None:
-    """One line, zeros left out."""
-    plain = Summary(1_200, 2, 3.25, 0, {"malformed": 0}, 0)
-    assert describe(plain) == "ingested 1,200 messages in 2 micro-batches, 3.2 s"
-    full = Summary(10, 1, 0.5, 10, {"malformed": 3, "incomplete": 0}, 4)
-    assert describe(full) == (
-        "ingested 10 messages in 1 micro-batches, 0.5 s, aggregated 10, malformed 3, "
-        "late groups dropped 4"
-    )
+def test_a_new_pipeline_is_one_that_can_be_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the address and the queue that were given; a file that is there stays as it is."""
+    file = tmp_path / "plant.yaml"
+    given = ["new", str(file), "--url", "http://127.0.0.1:9", "--queue", "plant"]
+    assert main(given) == 0
+    assert f"penstock spark run {file}" in capsys.readouterr().out
+    pipeline = read_pipeline(file, str(file))
+    assert pipeline.source == {"url": "http://127.0.0.1:9", "queue": "plant"}
+    file.write_text("name: mine")
+    assert main(given) == 2
+    assert f"{file}: it exists; allowed: a file that does not" in capsys.readouterr().err
+    assert file.read_text() == "name: mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "plant.yaml: name: read nothing; allowed: a value"),
+        ("name: [", "plant.yaml: line 1, column 8: read"),
+        (None, "plant.yaml: file: read No such file or directory; allowed: a file that can be"),
+    ],
+)
+def test_a_wrong_pipeline_ends_with_status_2_and_a_line_for_each_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, told: str
+) -> None:
+    """Before anything is started or written."""
+    file = tmp_path / "plant.yaml"
+    if text is not None:
+        file.write_text(text)
+    before = list(tmp_path.iterdir())
+    assert main(["run", str(file)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("penstock spark: ") for line in lines)
+    assert told in lines[0]
+    assert list(tmp_path.iterdir()) == before
+
+
+def test_the_queue_of_a_pipeline_is_asked_before_spark_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong trigger or setting, and a queue that is not there."""
+    file = tmp_path / "plant.yaml"
+    with running_gateway(tmp_path) as client:
+        assert main(["new", str(file), "--url", client.url, "--queue", "alarms"]) == 0
+        assert main(["run", str(file), "--trigger", "often"]) == 2
+        assert main(["run", str(file), "--conf", "a"]) == 2
+        assert main(["run", str(file)]) == 1
+    error = capsys.readouterr().err
+    assert "--trigger: read 'often'" in error
+    assert "--conf: read 'a'; allowed: NAME=VALUE" in error
+    assert "no queue 'alarms'" in error
+    assert not (tmp_path / "telemetry-data").exists()
+
+
+def test_a_run_is_short_unless_it_follows_the_queue_or_much_waits(tmp_path: Path) -> None:
+    """The program asks how much waits before it starts Java."""
+    assert is_short(None, LONG_RUN_MESSAGES - 1)
+    assert not is_short(None, LONG_RUN_MESSAGES)
+    assert not is_short(2.0, 0)
+    with running_gateway(tmp_path) as client:
+        client.enqueue("telemetry", [OutgoingMessage("telemetry/a", b"x")] * 3)
+        assert check_queue(read_options({"url": client.url, "queue": "telemetry"})) == 3
 
 
 def test_a_folder_that_cannot_be_made_is_named(

@@ -7,47 +7,93 @@ from pathlib import Path
 import pytest
 
 from penstock.spark_bridge.errors import OptionError
-from penstock.spark_bridge.options import OPTION_NAMES, SourceOptions, read_options
-from penstock.spark_bridge.pipeline import source_texts
+from penstock.spark_bridge.options import (
+    OPTION_NAMES,
+    SourceOptions,
+    option_texts,
+    read_options,
+)
 
 NEEDED = {"url": "http://127.0.0.1:8080", "queue": "telemetry"}
 
 
 def test_defaults_are_filled_in() -> None:
     """Only url and queue must be given."""
-    assert read_options(NEEDED) == SourceOptions(url="http://127.0.0.1:8080", queue="telemetry")
+    assert read_options(NEEDED) == SourceOptions(url="http://127.0.0.1:8080", queues=("telemetry",))
+
+
+EVERY = {
+    "url": "http://127.0.0.1:8080",
+    "QUEUE": "telemetry, alarms",
+    "group": "reports",
+    "startingPosition": "earliest",
+    "endingPosition": "2026-11-23T04:00:00+00:00",
+    "columns": "topic,payload",
+    "topicfilter": "a/#,+/b",
+    "MAXROWSPERTRIGGER": "7",
+    "maxBytesPerTrigger": "9 kB",
+    "minPartitions": "8",
+    "largeAboveBytes": "1 MB",
+    "failOnDataLoss": "False",
+    "token": "secret",
+    "caFile": "ca.pem",
+    "waitSeconds": "0",
+    "timeoutSeconds": "1.5",
+    "retrySeconds": "0",
+}
 
 
 def test_every_option_is_read() -> None:
     """Each option's text changes its value, in any case of its name."""
-    texts = {
-        **NEEDED,
-        "group": "reports",
-        "token_file": "token",
-        "ca_file": "ca.pem",
-        "MAX_MESSAGES_PER_BATCH": "7",
-        "max_messages_per_request": "8",
-        "max_bytes_per_request": "9 kB",
-        "wait_seconds": "0",
-        "timeout_seconds": "1.5",
-        "retry_seconds": "0",
-        "fail_on_data_loss": "False",
-    }
-    assert {name.lower() for name in texts} == set(OPTION_NAMES)
-    assert read_options(texts) == SourceOptions(
+    names = {name.lower() for name in OPTION_NAMES}
+    assert {name.lower() for name in EVERY} | {"tokenfile"} == names
+    options = SourceOptions(
         url="http://127.0.0.1:8080",
-        queue="telemetry",
+        queues=("telemetry", "alarms"),
         group="reports",
-        token_file="token",
+        starting_position="earliest",
+        ending_position=1_795_406_400.0,
+        columns=("topic", "payload"),
+        topic_filters=("a/#", "+/b"),
+        max_rows_per_trigger=7,
+        max_bytes_per_trigger=9_000,
+        min_partitions=8,
+        large_above_bytes=1_000_000,
+        fail_on_data_loss=False,
+        token="secret",
         ca_file="ca.pem",
-        max_messages_per_batch=7,
-        max_messages_per_request=8,
-        max_bytes_per_request=9_000,
         wait_seconds=0.0,
         timeout_seconds=1.5,
         retry_seconds=0.0,
-        fail_on_data_loss=False,
     )
+    assert read_options(EVERY) == options
+    assert read_options({**NEEDED, "tokenFile": "token"}).token_file == "token"
+    assert "secret" not in repr(options)
+
+
+@pytest.mark.parametrize(
+    "more", [EVERY, {"startingPosition": '{"telemetry": {"0": 5}}', "topicFilter": '["a,b"]'}]
+)
+def test_options_reach_spark_and_come_back_unchanged(more: dict[str, str]) -> None:
+    """The program's source is the same as ``spark.readStream``'s."""
+    options = read_options({**NEEDED, **{key: more[key] for key in more if key != "QUEUE"}})
+    assert read_options(option_texts(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("Latest", "latest"),
+        ("group", "group"),
+        ("1700000000.5", 1_700_000_000.5),
+        ("2026-11-23T04:00:00Z", 1_795_406_400.0),
+        ('{"telemetry": {"0": 17, "1": -2, "2": -1}}', {"telemetry": {0: 17, 1: -2, 2: -1}}),
+        ('{"telemetry": {"incarnation": "x", "next": {"0": 3}}}', {"telemetry": {0: 3}}),
+    ],
+)
+def test_a_position_is_a_word_a_time_or_offsets(text: str, place: object) -> None:
+    """Offsets also as Spark's progress reports show them."""
+    assert read_options({**NEEDED, "startingPosition": text}).starting_position == place
 
 
 def test_a_slash_at_the_end_of_the_url_is_no_difference() -> None:
@@ -77,19 +123,31 @@ def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
         ("url", "127.0.0.1:8080", "http://host:port"),
         ("url", "ftp://h", "http://host:port"),
         ("url", "http://h:port", "http://host:port"),
-        ("queue", " ", "a name"),
+        ("queue", " ", "names, each once"),
+        ("queue", "a,a", "names, each once"),
+        ("startingPosition", "tomorrow", "group, earliest, latest, a time with its zone"),
+        ("startingPosition", "2026-11-23T04:00:00", "a time with its zone"),
+        ("startingPosition", '{"telemetry": {"0": "5"}}', "JSON of queues"),
+        ("startingPosition", '{"telemetry": {"0": -3}}', "JSON of queues"),
+        ("startingPosition", '{"alarms": {"0": 5}}', "of each queue of the query: 'telemetry'"),
+        ("endingPosition", "earliest", "allowed: latest, a time"),
+        ("columns", "topic,paylod", "(did you mean 'payload'?); allowed are queue, "),
+        ("columns", "topic,topic", "names, each once"),
+        ("topicFilter", "a/#/b", "# alone, as the last level"),
+        ("topicFilter", "$share/g/a", "a topic filter without $share/"),
+        ("topicFilter", "[1]", "MQTT topic filters"),
         ("group", " ", "a name"),
-        ("max_messages_per_batch", "0", "a whole number from 1"),
-        ("max_messages_per_batch", "many", "a whole number from 1"),
-        ("max_messages_per_request", "1.5", "a whole number from 1"),
-        ("max_bytes_per_request", "-1", "a number of bytes from 1"),
-        ("max_bytes_per_request", "1,000 kB", "a number of bytes from 1"),
-        ("wait_seconds", "-1", "a number of seconds from 0"),
-        ("timeout_seconds", "0", "a number of seconds above 0"),
-        ("timeout_seconds", "nan", "a number of seconds above 0"),
-        ("retry_seconds", "-1", "a number of seconds from 0"),
-        ("retry_seconds", "soon", "a number of seconds from 0"),
-        ("fail_on_data_loss", "yes", "true or false"),
+        ("maxRowsPerTrigger", "0", "a whole number from 1"),
+        ("maxRowsPerTrigger", "many", "a whole number from 1"),
+        ("minPartitions", "1.5", "a whole number from 1"),
+        ("maxBytesPerTrigger", "-1", "a number of bytes from 1"),
+        ("maxBytesPerTrigger", "1,000 kB", "a number of bytes from 1"),
+        ("waitSeconds", "-1", "a number of seconds from 0"),
+        ("timeoutSeconds", "0", "a number of seconds above 0"),
+        ("timeoutSeconds", "nan", "a number of seconds above 0"),
+        ("retrySeconds", "-1", "a number of seconds from 0"),
+        ("retrySeconds", "soon", "a number of seconds from 0"),
+        ("failOnDataLoss", "yes", "true or false"),
     ],
 )
 def test_a_wrong_value_names_option_text_and_what_is_allowed(
@@ -102,14 +160,24 @@ def test_a_wrong_value_names_option_text_and_what_is_allowed(
         assert part in str(caught.value)
 
 
-def test_names_are_those_of_the_dataclass() -> None:
+def test_one_token_is_given_in_one_way() -> None:
+    """Two might differ."""
+    with pytest.raises(OptionError, match="'token' and 'tokenFile': read both"):
+        read_options({**NEEDED, "token": "a", "tokenFile": "b"})
+
+
+def test_every_attribute_has_an_option() -> None:
     """An option cannot be added without being read."""
-    assert {field.name for field in fields(SourceOptions)} == set(OPTION_NAMES)
+    assert len(fields(SourceOptions)) == len(OPTION_NAMES)
 
 
 def test_the_documentation_lists_every_option_with_its_default() -> None:
     """A user reads the table, not the source."""
-    text = Path(__file__).parents[2] / "docs" / "spark.md"
-    rows = re.findall(r"^\| `(\w+)` \| ([\w.]*) ?\|", text.read_text(), re.MULTILINE)
-    defaults = source_texts(SourceOptions(url="", queue=""))
-    assert [row for row in rows if row[0] in defaults] == list(defaults.items())
+    text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    table = text.partition("| option | default |")[2].partition("\n\n")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([\w.]*) ?\|", table, re.MULTILINE))
+    assert list(rows) == list(OPTION_NAMES)
+    told = {name: text for name, text in rows.items() if text}
+    defaults = read_options(NEEDED)
+    assert read_options(NEEDED | told) == defaults
+    assert len(told) == 7

@@ -8,7 +8,12 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from penstock.spark_bridge.java import Java
-from penstock.spark_bridge.session import class_archive_path, java_options, worker_python
+from penstock.spark_bridge.session import (
+    class_archive_path,
+    java_options,
+    name_pythons,
+    worker_python,
+)
 
 JAVA = Java(Path("/usr/bin/java"), "17.0.1")
 
@@ -52,6 +57,19 @@ def test_without_a_cache_folder_the_plain_python_serves(tmp_path: Path) -> None:
     """A home that cannot be written to makes Spark slower, not fail."""
     (tmp_path / "file").write_text("")
     assert worker_python({"XDG_CACHE_HOME": str(tmp_path / "file")}) == Path(sys.executable)
+
+
+def test_the_python_of_a_cluster_is_the_users_choice(tmp_path: Path) -> None:
+    """Its machines may have none at the path of this one; on one machine it is this one."""
+    environment = {"PYSPARK_PYTHON": "./environment/bin/python", "XDG_CACHE_HOME": str(tmp_path)}
+    name_pythons("spark://master:7077", environment)
+    assert environment["PYSPARK_PYTHON"] == "./environment/bin/python"
+    assert environment["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    name_pythons("local[2]", environment)
+    assert environment["PYSPARK_PYTHON"] == str(worker_python(environment))
+    chosen: dict[str, str] = {}
+    name_pythons("spark://master:7077", chosen)
+    assert chosen["PYSPARK_PYTHON"] == sys.executable
 
 
 def test_a_class_archive_is_used_only_where_it_is_there(tmp_path: Path) -> None:

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,9 +12,13 @@ from pyspark.sql import SparkSession
 
 from penstock.spark_bridge.sink_folder import (
     FolderInUseError,
+    PlaceError,
     SinkFolderError,
     held_folders,
+    held_places,
     listed_names,
+    local_folder,
+    prepare_checkpoint,
     prepare_folder,
 )
 
@@ -42,6 +51,23 @@ def test_files_of_a_killed_run_go_and_listed_ones_stay(spark: SparkSession, tmp_
     assert {file.name for file in folder.glob("part-*.parquet")} == names
     assert not list(folder.glob(".part-*killed*"))
     assert prepare_folder(folder, checkpoint) == []
+
+
+def test_an_unfinished_first_plan_goes_and_finished_ones_stay(tmp_path: Path) -> None:
+    """Spark would never start the query again; behind a finished plan it does."""
+    prepare_checkpoint(tmp_path / "none")
+    plans = tmp_path / "offsets"
+    plans.mkdir()
+    unfinished = [plans / ".0.57a2.tmp", plans / "..0.57a2.tmp.crc"]
+    for file in unfinished:
+        file.write_text("")
+    prepare_checkpoint(tmp_path)
+    assert list(plans.iterdir()) == []
+    finished = [plans / "0", plans / ".0.crc"]
+    for file in finished:
+        file.write_text("")
+    prepare_checkpoint(tmp_path)
+    assert sorted(plans.iterdir()) == sorted(finished)
 
 
 def test_a_new_checkpoint_on_a_used_folder_is_refused(spark: SparkSession, tmp_path: Path) -> None:
@@ -86,4 +112,62 @@ def test_folders_are_held_until_the_run_ends(tmp_path: Path) -> None:
     with held_folders([tmp_path, link]), in_use, held_folders([link]):
         pass
     with held_folders([link]):
+        pass
+
+
+def test_files_in_partitions_are_swept_too(tmp_path: Path) -> None:
+    """A folder for each value of a column; what is no file of Spark's stays."""
+    (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
+    (tmp_path / "checkpoint" / "offsets" / "0").write_text("v1")
+    litter = tmp_path / "rows" / "host=a" / "part-00000-killed-c000.json"
+    litter.parent.mkdir(parents=True)
+    litter.write_bytes(b"")
+    (litter.parent / "notes").write_text("")
+    assert prepare_folder(tmp_path / "rows", tmp_path / "checkpoint") == [litter]
+    assert (litter.parent / "notes").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "folder"),
+    [
+        ("data/rows", Path("data/rows")),
+        ("file:///data/a%20b", Path("/data/a b")),
+        ("file:/data", Path("/data")),
+        ("s3a://bucket/rows", None),
+        ("hdfs://name/rows", None),
+    ],
+)
+def test_only_places_on_this_machine_are_folders(place: str, folder: Path | None) -> None:
+    """Others are Spark's alone."""
+    assert local_folder(place) == folder
+
+
+def test_places_elsewhere_are_held_by_a_file_that_names_the_run(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Another run is refused, one that is known to have ended replaced; it goes with the run."""
+    place = f"{tmp_path.as_uri()}/rows"
+    lock = tmp_path / "rows" / ".penstock.lock"
+    told = rf"rows is in use by .*\"process\": {os.getpid()}.*delete file:.*/\.penstock\.lock"
+    with held_places(spark, [place, f"{place}/"]):
+        with pytest.raises(FolderInUseError, match=told), held_places(spark, [place]):
+            pass
+        assert lock.exists()
+    assert not lock.exists()
+    for owner in ('{"host": "elsewhere", "process": 1}', "half a li"):
+        lock.write_text(owner)
+        (lock.parent / ".penstock.lock.crc").unlink(missing_ok=True)
+        with pytest.raises(FolderInUseError, match="in use by"), held_places(spark, [place]):
+            pass
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    lock.write_text(json.dumps({"host": socket.gethostname(), "process": ended.pid}))
+    with held_places(spark, [place]):
+        assert json.loads(lock.read_text())["process"] == os.getpid()
+
+
+def test_a_place_that_spark_has_no_file_system_for_is_named(spark: SparkSession) -> None:
+    """With what to give it."""
+    told = "nowhere://bucket/rows: Spark cannot write there .*nowhere.*spark.jars.packages"
+    with pytest.raises(PlaceError, match=told), held_places(spark, ["nowhere://bucket/rows"]):
         pass

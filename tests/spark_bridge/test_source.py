@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,17 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StringType, StructField, StructType
 
-from penstock.plugins.queue.client import Position, QueueClient
-from penstock.spark_bridge.errors import one_line
-from penstock.spark_bridge.schema import ARROW_SCHEMA
-from tests.helpers.gateway import GROUP, held, running_gateway
+from penstock.plugins.queue.client import QueueClient
+from penstock.spark_bridge.errors import OptionError, one_line
+from penstock.spark_bridge.options import SourceOptions
+from penstock.spark_bridge.queue_reader import QueueReader
+from penstock.spark_bridge.source import PenstockDataSource, StreamReader
+from tests.helpers.gateway import held
+from tests.spark_bridge.memory_queue import MemoryQueue
 
 
 def put(client: QueueClient, first: int, count: int) -> list[str]:
@@ -25,7 +31,7 @@ def put(client: QueueClient, first: int, count: int) -> list[str]:
 
 def stream(spark: SparkSession, client: QueueClient, **options: Any) -> DataFrame:
     """Return the queue as a stream that does not wait for a server that is away."""
-    given: dict[str, Any] = {"url": client.url, "queue": "telemetry", "retry_seconds": 0}
+    given: dict[str, Any] = {"url": client.url, "queue": "telemetry", "retrySeconds": 0}
     return spark.readStream.format("penstock").options(**(given | options)).load()
 
 
@@ -62,7 +68,7 @@ def test_each_message_is_written_once_and_deleted_a_batch_later(
 ) -> None:
     """Micro-batches stay under their limit, and a finished one leaves the queue with the next."""
     texts = put(gateway, 0, 250)
-    assert ingest(spark, gateway, tmp_path, max_messages_per_batch=100) == [100, 100, 50]
+    assert ingest(spark, gateway, tmp_path, maxRowsPerTrigger=100) == [100, 100, 50]
     assert held(gateway) == 50
     assert ingest(spark, gateway, tmp_path) == []
     texts += put(gateway, 250, 30)
@@ -113,36 +119,6 @@ def test_a_batch_that_failed_is_read_again_the_same(
     assert not set(replayed[1]) & set(following[1])
 
 
-def test_a_batch_read_leaves_the_queue_as_it_is(spark: SparkSession, gateway: QueueClient) -> None:
-    """``spark.read`` shows what is there, every column of it, and deletes nothing."""
-    put(gateway, 7, 1)
-    read = spark.read.format("penstock").options(url=gateway.url, queue="telemetry").load()
-    assert read.columns == ARROW_SCHEMA.names
-    (row,) = read.collect()
-    assert (row.topic, bytes(row.payload), row.publisher) == ("telemetry/h/7", b"7", "test")
-    assert row.properties is None
-    assert held(gateway) == 1
-
-
-def test_a_batch_read_of_an_empty_queue_has_no_rows(
-    spark: SparkSession, gateway: QueueClient
-) -> None:
-    """Nothing there is no error."""
-    read = spark.read.format("penstock").options(url=gateway.url, queue="telemetry").load()
-    assert read.count() == 0
-
-
-def test_more_physical_queues_need_no_new_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
-    """The policy file may grow a queue between two runs."""
-    with running_gateway(tmp_path, physical_queues=1) as client:
-        texts = put(client, 0, 10)
-        assert ingest(spark, client, tmp_path) == [10]
-    with running_gateway(tmp_path, physical_queues=3) as client:
-        texts += put(client, 10, 30)
-        assert ingest(spark, client, tmp_path) == [30]
-    assert written(spark, tmp_path) == Counter(texts)
-
-
 def test_a_queue_created_again_is_told_though_it_has_grown(
     spark: SparkSession, gateway: QueueClient, tmp_path: Path
 ) -> None:
@@ -160,79 +136,8 @@ def test_a_queue_created_again_is_told_though_it_has_grown(
         f"deleted and created again since the checkpoint was written (incarnation {before}" in text
     )
     assert f"the queue's is {after}" in text
-    assert ingest(spark, gateway, tmp_path, fail_on_data_loss=False) == [20]
+    assert ingest(spark, gateway, tmp_path, failOnDataLoss=False) == [20]
     assert written(spark, tmp_path) >= Counter(texts)
-
-
-def test_a_checkpoint_of_the_old_format_is_read_on(
-    spark: SparkSession, gateway: QueueClient, tmp_path: Path
-) -> None:
-    """Older positions have no incarnation; the next micro-batch stores it."""
-    texts = put(gateway, 0, 10)
-    assert ingest(spark, gateway, tmp_path) == [10]
-    (log,) = (tmp_path / "checkpoint" / "offsets").glob("[0-9]")
-    incarnation = gateway.position("telemetry").incarnation
-    text = log.read_text()
-    assert incarnation in text
-    log.write_text(text.replace(f'"incarnation": "{incarnation}", ', ""))
-    (tmp_path / "checkpoint" / "offsets" / f".{log.name}.crc").unlink()
-    texts += put(gateway, 10, 6)
-    assert ingest(spark, gateway, tmp_path) == [6]
-    assert written(spark, tmp_path) == Counter(texts)
-    newest = max((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda file: file.name)
-    assert incarnation in newest.read_text()
-
-
-def test_queries_of_two_groups_read_the_same_queue(
-    spark: SparkSession, gateway: QueueClient, tmp_path: Path
-) -> None:
-    """Each gets every message; the queue keeps what one of them has not read."""
-    texts = put(gateway, 0, 10)
-    for group in ("spark", "archive"):
-        assert ingest(spark, gateway, tmp_path / group, group=group) == [10]
-        assert written(spark, tmp_path / group) == Counter(texts)
-    assert gateway.group("telemetry", "archive")["settings"]["kind"] == "offsets"
-
-
-def test_a_queue_created_anew_is_told(spark: SparkSession, tmp_path: Path) -> None:
-    """Offsets that went back are never taken for "nothing new"."""
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-    with running_gateway(tmp_path / "first") as client:
-        put(client, 0, 10)
-        ingest(spark, client, tmp_path)
-    with running_gateway(tmp_path / "second") as client:
-        text = failure(spark, client, tmp_path)
-        assert "deleted and created again" in text
-        assert "empty checkpoint directory" in text
-        texts = put(client, 100, 4)
-        assert ingest(spark, client, tmp_path, fail_on_data_loss=False) == [4]
-        assert written(spark, tmp_path) >= Counter(texts)
-
-
-def test_messages_committed_by_another_query_are_told(
-    spark: SparkSession, gateway: QueueClient, tmp_path: Path
-) -> None:
-    """Two queries of one group would share its messages by chance."""
-    put(gateway, 0, 10)
-    ingest(spark, gateway, tmp_path)
-    put(gateway, 10, 10)
-    incarnation = gateway.position("telemetry").incarnation
-    gateway.commit("telemetry", GROUP, Position(incarnation, {0: 8, 1: 5}))
-    text = failure(spark, gateway, tmp_path)
-    assert "offsets 5 to 7 of physical queue 0 left the queue before this query read them" in text
-
-
-def test_a_checkpoint_of_another_queue_is_told(
-    spark: SparkSession, gateway: QueueClient, tmp_path: Path
-) -> None:
-    """A checkpoint directory belongs to one queue."""
-    put(gateway, 0, 1)
-    ingest(spark, gateway, tmp_path)
-    (tmp_path / "other").mkdir()
-    with running_gateway(tmp_path / "other", "alarms") as client:
-        text = failure(spark, client, tmp_path, queue="alarms")
-        assert text.startswith("the checkpoint belongs to queue 'telemetry', the query reads 'a")
 
 
 def test_an_unknown_queue_is_told_with_those_that_exist(
@@ -244,23 +149,14 @@ def test_an_unknown_queue_is_told_with_those_that_exist(
     assert "allowed: telemetry" in text
 
 
-def test_a_server_that_is_down_is_told(spark: SparkSession, tmp_path: Path) -> None:
-    """The address stands in the error."""
-    with running_gateway(tmp_path) as client:
-        pass
-    text = failure(spark, client, tmp_path)
-    assert text.startswith("queue 'telemetry' cannot be reached")
-    assert client.url in text
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         ({"queue": "telemetry"}, "option 'url' is missing"),
         ({"url": "http://127.0.0.1:1"}, "option 'queue' is missing"),
         (
-            {"url": "http://127.0.0.1:1", "queue": "q", "max_messages": "1"},
-            "unknown option 'max_messages' (did you mean 'max_messages_per_batch'?)",
+            {"url": "http://127.0.0.1:1", "queue": "q", "maxRowsPerTriger": "1"},
+            "unknown option 'maxrowspertriger' (did you mean 'maxRowsPerTrigger'?)",
         ),
     ],
 )
@@ -273,9 +169,118 @@ def test_wrong_options_are_told_by_load(
     assert one_line(caught.value).startswith(told)
 
 
-def test_a_schema_of_ones_own_is_refused(spark: SparkSession, gateway: QueueClient) -> None:
-    """The columns are the source's; anything else would fail late and unclearly."""
-    reader = spark.read.format("penstock").options(url=gateway.url, queue="telemetry")
+def test_a_batch_read_takes_what_lies_between_two_places(
+    spark: SparkSession, gateway: QueueClient
+) -> None:
+    """With the columns that it names, and leaves the queue as it is."""
+    put(gateway, 0, 20)
+
+    def read(**options: Any) -> DataFrame:
+        reader = spark.read.format("penstock").options(url=gateway.url, queue="telemetry")
+        return reader.options(**options).load()
+
+    rows = read(columns="topic,offset,user_properties")
+    assert rows.columns == ["topic", "offset", "user_properties"]
+    assert rows.count() == 20
+    (first, *_) = rows.orderBy("topic").collect()
+    assert (first.topic, first.user_properties) == ("telemetry/h/0", None)
+    half = json.dumps({"telemetry": {"0": 5, "1": 5}})
+    assert read(endingPosition=half, columns="offset").count() == 10
+    rest = read(startingPosition=half, minPartitions=4, columns="offset")
+    assert (rest.rdd.getNumPartitions(), rest.count()) == (4, 10)
+    assert read(topicFilter="telemetry/h/7").count() == 1
+    assert read(startingPosition="2100-01-01T00:00:00Z").count() == 0
+    assert held(gateway) == 20
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "told"),
+    [
+        ({"startingPosition": "latest"}, None, "option 'startingPosition': read 'latest' for a b"),
+        ({}, "payload STRING", "schema: read the columns payload string; the source has queue"),
+        ({"columns": "payload"}, "payload STRING", "schema: read the columns payload string; the"),
+    ],
+)
+def test_what_a_batch_read_cannot_do_is_told(
+    spark: SparkSession, options: dict[str, str], schema: str | None, told: str
+) -> None:
+    """Anything else would fail late and unclearly."""
+    reader = spark.read.format("penstock").options(url="http://127.0.0.1:1", queue="q", **options)
     with pytest.raises(PySparkException) as caught:
-        reader.schema("payload STRING").load().collect()
-    assert one_line(caught.value).startswith("schema: read the columns payload")
+        (reader.schema(schema) if schema else reader).load().collect()
+    assert one_line(caught.value).startswith(told)
+
+
+def test_a_query_reads_several_queues_from_a_place_on_in_many_tasks(
+    spark: SparkSession, gateway: QueueClient, tmp_path: Path
+) -> None:
+    """A queue that the checkpoint lacks begins where its group stands."""
+    texts = put(gateway, 0, 20)
+    start = json.dumps({"telemetry": {"0": 8, "1": 8}})
+    options = {"startingPosition": start, "minPartitions": 4}
+    assert ingest(spark, gateway, tmp_path, **options) == [4]
+    assert len(list((tmp_path / "rows").glob("part-*"))) == 4
+    gateway.put_queue("more", {"physical_queues": 1})
+    gateway.enqueue("more", [("t", b"more")])
+    texts += put(gateway, 20, 2)
+    assert ingest(spark, gateway, tmp_path, queue="telemetry,more") == [3]
+    assert sum(written(spark, tmp_path).values()) == 7
+    assert written(spark, tmp_path)["more"] == 1
+    assert set(written(spark, tmp_path)) < {*texts, "more"}
+    told = failure(spark, gateway, tmp_path)
+    assert told.startswith("the checkpoint belongs to queue 'more', the query reads 'telemetry'")
+
+
+def test_an_idle_query_asks_once_for_each_trigger() -> None:
+    """The server holds the question; neither group nor settings are asked for again."""
+    queue = MemoryQueue()
+    options = SourceOptions(url="http://127.0.0.1:9", queues=("telemetry",))
+    stream = StreamReader(options, QueueReader(options, queue))
+    start = stream.initialOffset()
+    queue.requests.clear()
+    for _ in range(10):
+        assert stream.latestOffset(start, stream.getDefaultReadLimit()) == start
+    assert queue.requests == ["plan"] * 10
+    assert queue.waits == [options.wait_seconds] * 10
+
+
+def test_a_trigger_with_messages_asks_for_a_plan_the_ranges_and_a_commit() -> None:
+    """Nothing else: positions say what a micro-batch reads."""
+    queue = MemoryQueue()
+    columns = ("offset", "payload")
+    options = SourceOptions(url="http://127.0.0.1:9", queues=("telemetry",), columns=columns)
+    stream = StreamReader(options, QueueReader(options, queue))
+    start = stream.initialOffset()
+    queue.put(0, b"a", b"b")
+    queue.requests.clear()
+    end = stream.latestOffset(start, ReadAllAvailable())
+    (part,) = stream.partitions(start, end)
+    assert [batch.num_rows for batch in stream.read(part)] == [2]
+    stream.commit(end)
+    assert queue.requests == ["plan", "read", "commit"]
+    assert stream.reportLatestOffset() == end
+
+
+def test_an_available_now_run_ends_where_the_queue_ended_at_its_start() -> None:
+    """What comes meanwhile is for the next run; nothing is waited for."""
+    queue = MemoryQueue()
+    options = SourceOptions(url="http://127.0.0.1:9", queues=("telemetry",))
+    stream = StreamReader(options, QueueReader(options, queue))
+    queue.put(0, b"a", b"b")
+    start = stream.initialOffset()
+    stream.prepareForTriggerAvailableNow()
+    queue.put(0, b"late")
+    end = stream.latestOffset(start, ReadMaxRows(1))
+    assert end["telemetry"]["next"] == {"0": 1, "1": 0}
+    end = stream.latestOffset(end, ReadMaxRows(5))
+    assert end["telemetry"]["next"] == {"0": 2, "1": 0}
+    assert stream.latestOffset(end, ReadMaxRows(5)) == end
+    assert queue.waits == [0, 0, 0]
+
+
+def test_a_stream_has_no_end() -> None:
+    """The option is for batch reads."""
+    given = {"url": "http://h:1", "queue": "q", "endingPosition": "latest", "columns": "topic"}
+    schema = StructType([StructField("topic", StringType(), False)])
+    with pytest.raises(OptionError, match="'endingPosition': a stream has no end"):
+        PenstockDataSource(given).streamReader(schema)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.spark_bridge.tally import Tally
+import pytest
+
+from penstock.spark_bridge.tally import OBSERVATION, Tally
 
 
 def report(batch: int, rows: int, end: Any = None, **more: Any) -> dict[str, Any]:
@@ -37,12 +39,32 @@ def test_counts_go_on_in_a_query_that_was_started_again() -> None:
 
 def test_late_groups_and_observed_counts_are_added_up() -> None:
     """What Spark dropped or marked is counted by reason."""
-    tally = Tally("telemetry")
+    tally = Tally()
     late = [{"numRowsDroppedByWatermark": 2}, {"numRowsDroppedByWatermark": 1}]
+    assert tally.observed() == {}
     for batch in (0, 1):
-        observed = {"telemetry": {"messages": 9, "malformed": 4}}
+        observed = {OBSERVATION: {"messages": 9, "malformed": 4}, "other": {"messages": 1}}
         tally.add(report(batch, 9, stateOperators=late, observedMetrics=observed))
-    assert (tally["late"], tally["telemetry.messages"], tally["telemetry.malformed"]) == (6, 18, 8)
+    assert tally["late"] == 6
+    assert tally.observed() == {"messages": 18, "malformed": 8}
+
+
+@pytest.mark.parametrize(
+    ("end", "latest"),
+    [
+        ('{"queue": "q", "next": {"0": 5, "1": 9}}', '{"queue": "q", "next": {"0": 7, "1": 9}}'),
+        ({"q": {"next": {"0": 5, "1": 9}}}, {"q": {"next": {"0": 7, "1": 9}}}),
+    ],
+)
+def test_lag_is_what_waits_behind_the_newest_batch(end: Any, latest: Any) -> None:
+    """For each physical queue; another source's offsets are none of a queue."""
+    tally = Tally()
+    source = [{"endOffset": end, "latestOffset": latest}]
+    tally.add(report(0, 5) | {"sources": source, "processedRowsPerSecond": 2.5})
+    assert tally.lag == {"q/0": 2, "q/1": 0}
+    assert tally.rate == 2.5
+    tally.add(report(1, 0) | {"sources": [{"endOffset": {"logOffset": 1}, "latestOffset": None}]})
+    assert (tally.lag, tally.rate) == ({}, 2.5)
 
 
 def test_the_end_is_that_of_the_newest_batch() -> None:

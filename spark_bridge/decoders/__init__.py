@@ -1,0 +1,1 @@
+"""Payloads to JSON texts, one module for each format. Importable without Spark."""

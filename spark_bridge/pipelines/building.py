@@ -1,0 +1,227 @@
+"""From a pipeline's file to queries of Spark, one for each sink.
+
+Each sink is a streaming query of its own, as in a program that calls ``writeStream`` several times:
+with its own checkpoint, and its own group of the queue. So a sink that fails or falls behind takes
+nothing from the others, and the queue keeps what one of them has still to read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Final, TypeVar
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from penstock.spark_bridge.decoders.formats import load_decoder
+from penstock.spark_bridge.errors import BridgeError, step_line
+from penstock.spark_bridge.options import read_options
+from penstock.spark_bridge.pipelines.changes import QueryRecord, compare, state_of
+from penstock.spark_bridge.pipelines.config import (
+    DECODED,
+    INFER,
+    MESSAGES,
+    QUARANTINED,
+    Decode,
+    Pipeline,
+    Sink,
+    as_texts,
+)
+from penstock.spark_bridge.pipelines.decoding import (
+    infer_schema,
+    mark,
+    sample_texts,
+    unusable,
+    usable,
+)
+from penstock.spark_bridge.pipelines.running import Query
+from penstock.spark_bridge.pipelines.storage import Storage
+from penstock.spark_bridge.source import FORMAT
+
+T = TypeVar("T")
+
+RECORD: Final = "pipeline.json"
+"""File in `storage` that says what the queries of the last run were."""
+
+INFERRED: Final = "schema.ddl"
+"""File in `storage` with the columns that were inferred when the pipeline was first run."""
+
+_SPARK_LOG: Final = "SQLQueryContextLogger"
+"""Writes each error of a query to standard error, too, with Java's stack."""
+
+
+class StepError(BridgeError):
+    """Spark cannot use a step of the pipeline; the text names its key."""
+
+    status = 2
+
+
+def read_stream(spark: SparkSession, texts: dict[str, str]) -> DataFrame:
+    """Return the messages of a queue as a stream."""
+    return spark.readStream.format(FORMAT).options(**texts).load()
+
+
+class Built:
+    """A pipeline whose steps Spark has checked; nothing runs yet.
+
+    Attributes:
+        queries: one for each sink.
+        notes: lines for the user: what was inferred, and what has changed since the last run.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        pipeline: Pipeline,
+        file: str,
+        read: Callable[[SparkSession, dict[str, str]], DataFrame] = read_stream,
+    ) -> None:
+        """Build it.
+
+        Args:
+            spark: a session that knows the source.
+            pipeline: checked.
+            file: its name, for errors.
+            read: returns the messages for options of the source.
+
+        Raises:
+            StepError: Spark refuses a step.
+            SampleError: no schema can be inferred.
+            ChangeError: a checkpoint cannot be continued.
+        """
+        self.notes: list[str] = []
+        self._spark = spark
+        self._pipeline = pipeline
+        self._file = file
+        self._read = read
+        self._has_tried = False
+        self._storage = Storage(spark, pipeline.storage)
+        logging.getLogger(_SPARK_LOG).setLevel(logging.CRITICAL)
+        self._schema = self._payload_schema()
+        self._read_tables()
+        self.queries = [self._query(name) for name in pipeline.all_sinks]
+        self._records = {query.name: self._record(query) for query in self.queries}
+        text = self._storage.read(RECORD)
+        before = {} if text is None else json.loads(text)["queries"]
+        known = {name: QueryRecord.from_json(each) for name, each in before.items()}
+        self.notes += compare(known, self._records)
+
+    def remember(self) -> None:
+        """Record the queries for the next run; to be called when they begin to run."""
+        queries = {name: record.to_json() for name, record in self._records.items()}
+        self._storage.write(RECORD, json.dumps({"queries": queries}, indent=1))
+
+    def _query(self, name: str) -> Query:
+        pipeline = self._pipeline
+        texts = pipeline.source_texts(name)
+        messages = self._step("source", partial(self._read, self._spark, texts))
+        views = {MESSAGES: messages}
+        if pipeline.decode is not None:
+            marked = self._marked(messages, pipeline.decode)
+            views |= {DECODED: usable(marked), QUARANTINED: unusable(marked)}
+        for view, rows in views.items():
+            rows.createOrReplaceTempView(view)
+        for view, sql in pipeline.views.items():
+            views[view] = self._step(f"views.{view}", partial(self._spark.sql, sql))
+            views[view].createOrReplaceTempView(view)
+        return Query(
+            name=name,
+            rows=views[pipeline.view_of(name)],
+            source=read_options(texts),
+            sink=pipeline.all_sinks[name],
+            checkpoint=pipeline.checkpoint(name),
+        )
+
+    def _marked(self, messages: DataFrame, decode: Decode) -> DataFrame:
+        """Decode the messages; the conditions are tried when the first sink's are."""
+        assert self._schema is not None  # noqa: S101 - there is one where payloads are decoded
+        options = self._pipeline.decoder_options()
+        expires_at = self._pipeline.expires_at
+        if not self._has_tried:
+            # Each alone, so that an error names its key.
+            bare = mark(messages, self._schema, options, {}, None)
+            for reason, condition in decode.refuse.items():
+                self._step(f"decode.refuse.{reason}", partial(bare.where, condition))
+            if expires_at is not None:
+                check = f"({expires_at}) < current_timestamp()"
+                self._step("expires_at", partial(bare.where, check))
+            self._has_tried = True
+        return mark(messages, self._schema, options, decode.refuse, expires_at)
+
+    def _payload_schema(self) -> StructType | None:
+        decode = self._pipeline.decode
+        if decode is None:
+            return None
+        options = self._pipeline.decoder_options()
+        ddl = decode.schema
+        if options is not None and decode.schema is None:
+            ddl = load_decoder(options).schema
+        if ddl == INFER:
+            ddl = self._storage.read(INFERRED)
+            if ddl is None:
+                ddl = self._inferred(decode)
+        text = ddl or ""
+        schema = self._step("decode.schema", lambda: StructType.fromDDL(text))
+        if not isinstance(schema, StructType):
+            raise StepError(f"{self._file}: decode.schema: read {text!r}; allowed: columns as DDL")
+        return schema
+
+    def _inferred(self, decode: Decode) -> str:
+        any_sink = next(iter(self._pipeline.sinks))
+        options = read_options(self._pipeline.source_texts(any_sink))
+        texts = sample_texts(options, self._pipeline.decoder_options(), decode.sample)
+        ddl = infer_schema(self._spark, texts)
+        self._storage.write(INFERRED, ddl)
+        self.notes.append(
+            f"decode.schema: inferred from {len(texts):,} messages, and kept in "
+            f"{self._pipeline.storage}/{INFERRED}: {ddl}"
+        )
+        return ddl
+
+    def _read_tables(self) -> None:
+        for name, table in self._pipeline.tables.items():
+            reader = self._spark.read.format(table.format).options(**as_texts(table.options))
+            if table.schema is not None:
+                reader = self._step(f"tables.{name}.schema", partial(reader.schema, table.schema))
+            self._step(f"tables.{name}", reader.load).createOrReplaceTempView(name)
+
+    def _record(self, query: Query) -> QueryRecord:
+        pipeline, sink = self._pipeline, query.sink
+        steps = {f"views.{name}": sql for name, sql in pipeline.views.items()}
+        if self._schema is not None:
+            steps["decode"] = json.dumps(asdict(pipeline.decode), sort_keys=True)  # type: ignore[arg-type]
+            steps["decode.schema"] = self._schema.toDDL()
+        steps["expires_at"] = pipeline.expires_at or ""
+        plan = query.rows._jdf.queryExecution().analyzed()  # noqa: SLF001 - plans have no other way in
+        return QueryRecord(
+            queue=", ".join(query.source.queues),
+            group=query.source.group,
+            place=place_of(sink),
+            mode=sink.mode,
+            state=state_of(plan),
+            columns=query.rows.schema.toDDL(),
+            steps=steps,
+        )
+
+    def _step(self, key: str, work: Callable[[], T]) -> T:
+        """Let Spark check a step.
+
+        Raises:
+            StepError: it refuses it.
+        """
+        try:
+            return work()
+        except (PySparkException, Py4JJavaError) as error:
+            raise StepError(f"{self._file}: {key}: {step_line(error)}") from error
+
+
+def place_of(sink: Sink) -> str:
+    """Return where a sink writes, as text."""
+    place = sink.table or sink.options.get("path", "")
+    return f"{sink.format} {place}".strip()

@@ -1,0 +1,151 @@
+"""What differs from the run before, and whether Spark can go on from its checkpoint with it.
+
+A checkpoint holds offsets, and for aggregates, joins of streams and duplicates their state. Spark
+compares little of it with the query: a sum in place of a maximum would go on from the maximum. So
+a run records what each sink's query was, and the next run compares.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from penstock.spark_bridge.errors import BridgeError
+
+_STATEFUL: Final = (
+    *("Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "Distinct"),
+    *("FlatMapGroupsWithState", "TransformWithState", "GlobalLimit"),
+)
+_NUMBER: Final = re.compile(r"#\d+L?(-T\d+ms)?")
+_ALIAS: Final = re.compile(r" AS (`[^`]*`|\w+)")
+_LONGEST_NODE: Final = 1_000_000
+
+
+class ChangeError(BridgeError):
+    """A checkpoint cannot be continued with the pipeline as it stands."""
+
+    status = 2
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRecord:
+    """What is compared of a sink's query.
+
+    Attributes:
+        queue: the logical queue.
+        group: as which it reads.
+        place: format, and path or table.
+        mode: Spark's output mode.
+        state: a line for each operator that keeps state, with its expressions.
+        columns: of the rows, as DDL.
+        steps: everything between source and sink, as texts.
+    """
+
+    queue: str
+    group: str
+    place: str
+    mode: str
+    state: tuple[str, ...]
+    columns: str
+    steps: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form in the file."""
+        return asdict(self) | {"state": list(self.state), "steps": dict(self.steps)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> QueryRecord:
+        """Read the form in the file back."""
+        return cls(**{**value, "state": tuple(value["state"])})
+
+
+def compare(before: Mapping[str, QueryRecord], present: Mapping[str, QueryRecord]) -> Iterator[str]:
+    """Yield a line for each change that is taken over.
+
+    Args:
+        before: sink to what its query was in the last run.
+        present: the same of this one.
+
+    Raises:
+        ChangeError: a change cannot be taken over; before it, no line is yielded.
+    """
+    refused = [
+        f"sinks.{name}: {text}"
+        for name in present.keys() & before.keys()
+        for text in _refused(before[name], present[name])
+    ]
+    if refused:
+        raise ChangeError(
+            f"{'; '.join(sorted(refused))}; allowed: what it was, or another name for the sink, "
+            "which then begins with a checkpoint and a group of its own"
+        )
+    for name in before.keys() - present.keys():
+        yield (
+            f"sinks.{name} is gone; its group keeps messages until it is deleted: "
+            f"penstock queue delete {before[name].queue} {before[name].group}"
+        )
+    for name, record in present.items():
+        if name not in before:
+            if before:
+                yield f"sinks.{name} is new and begins where its group {record.group} stands"
+            continue
+        yield from (f"sinks.{name}: {text}" for text in _taken_over(before[name], record))
+
+
+def _refused(before: QueryRecord, present: QueryRecord) -> Iterator[str]:
+    for name in ("queue", "place"):
+        old, new = getattr(before, name), getattr(present, name)
+        if old != new:
+            yield f"read {name} {new}, and its checkpoint is that of {old}"
+    if before.state != present.state:
+        yield (
+            "its aggregates, joins of streams or duplicates are not those whose state is in its "
+            "checkpoint"
+        )
+    elif before.mode != present.mode and present.state:
+        yield f"read mode {present.mode}, and its state is that of {before.mode}"
+
+
+def _taken_over(before: QueryRecord, present: QueryRecord) -> Iterator[str]:
+    if before.group != present.group:
+        yield (
+            f"reads as group {present.group}; {before.group} keeps messages until it is deleted: "
+            f"penstock queue delete {before.queue} {before.group}"
+        )
+    changed = sorted(
+        name
+        for name in before.steps.keys() | present.steps.keys()
+        if before.steps.get(name) != present.steps.get(name)
+    )
+    if changed:
+        yield f"changed from the next message on: {', '.join(changed)}"
+    if before.columns != present.columns:
+        yield f"its columns were {before.columns} and are {present.columns}; what is written stays"
+
+
+def state_of(plan: Any) -> tuple[str, ...]:
+    """Return a line for each operator of a plan that keeps state, from the sink to the source.
+
+    Args:
+        plan: an analyzed plan of Spark's, as its Java object.
+    """
+    found: list[str] = []
+
+    def walk(node: Any) -> None:
+        children = [node.children().apply(index) for index in range(node.children().size())]
+        name = node.nodeName()
+        joins_streams = name == "Join" and all(child.isStreaming() for child in children)
+        if joins_streams or (name in _STATEFUL and node.isStreaming()):
+            found.append(without_names(node.simpleString(_LONGEST_NODE)))
+        for child in children:
+            walk(child)
+
+    walk(plan)
+    return tuple(found)
+
+
+def without_names(line: str) -> str:
+    """Return an operator's line without what differs from run to run, and without aliases."""
+    return _ALIAS.sub("", _NUMBER.sub("", line.lstrip("~'")))

@@ -1,0 +1,353 @@
+"""Runs the queries of a pipeline to their end.
+
+A query that follows its queue runs until somebody asks the run to stop. Then all read what still
+waits, and the messages of the last micro-batch are deleted from the queue, as Spark itself would do
+so only when it plans another one.
+
+The folder of a sink of files is swept before a run and after it: files that a killed run has left
+are in no list of Spark's.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock.spark_bridge.errors import BridgeError, one_line, step_line
+from penstock.spark_bridge.offsets import Position
+from penstock.spark_bridge.options import SourceOptions
+from penstock.spark_bridge.pipelines.compaction import compact
+from penstock.spark_bridge.pipelines.config import Sink, as_texts
+from penstock.spark_bridge.queue_reader import QueueReader
+from penstock.spark_bridge.sink_folder import local_folder, prepare_checkpoint, prepare_folder
+from penstock.spark_bridge.tally import Tally
+
+_LOOK_SECONDS: Final = 0.25
+"""Time to wait for each running query before all are asked for their progress."""
+
+_RELEASE_SECONDS: Final = 5.0
+"""Without a new micro-batch for so long, the last one's messages are deleted from the queue."""
+
+_TASKS_END_SECONDS: Final = 10.0
+"""How long the tasks of a stopped query may take to end; Spark interrupts them."""
+
+_TASKS_LOOK_SECONDS: Final = 0.02
+
+WORKER_IS_LATE: Final = "Python worker failed to connect back"
+"""Spark fails a query whose Python worker has not started within 10 s, as on a busy machine. There
+is no setting for it, and the checkpoint is valid."""
+
+_STARTS: Final = 3
+"""Of queries whose workers are late."""
+
+_STOPS_AT_ONCE: Final = 2
+"""Requests to stop after which nothing more is read."""
+
+
+class PipelineError(BridgeError):
+    """A query failed; the text is the reason that Spark gave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """A streaming query from one queue to one sink.
+
+    Attributes:
+        name: of the query in Spark.
+        rows: what is written.
+        source: whose group is committed.
+        sink: where to.
+        checkpoint: path or URI of a folder of this query's own.
+    """
+
+    name: str
+    rows: DataFrame
+    source: SourceOptions
+    sink: Sink
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What one query did in this run.
+
+    Attributes:
+        rows: messages read.
+        micro_batches: those that had any.
+        seconds: duration of these, from the request for the queue's offsets to Spark's commit log.
+        late_groups: rows that reached an aggregate after their window was complete; Spark drops and
+            counts them when it has grouped a micro-batch.
+        observed: counts of the payloads: ``messages``, ``expired``, and each reason for the
+            quarantine; {} where the query decodes none.
+        rate: rows per second of the newest micro-batch.
+        lag: messages that wait behind it, by ``QUEUE/NUMBER`` of the physical queue.
+    """
+
+    rows: int
+    micro_batches: int
+    seconds: float
+    late_groups: int
+    observed: Mapping[str, int]
+    rate: float
+    lag: Mapping[str, int]
+
+
+Summaries = Mapping[str, Summary]
+"""Query to what it did."""
+
+
+def run(
+    spark: SparkSession,
+    queries: Sequence[Query],
+    trigger_seconds: float | None,
+    *,
+    stop_requests: Callable[[], int] = lambda: 0,
+    on_progress: Callable[[Summaries], None] = lambda _: None,
+) -> Summaries:
+    """Run queries to their end.
+
+    Args:
+        spark: a session that knows the source (see ``session.build_session``).
+        queries: what to run.
+        trigger_seconds: seconds from one micro-batch to the next, until the caller stops the run;
+            None reads what the queue holds now, and ends.
+        stop_requests: returns how often the run was asked to stop; called twice a second. From two
+            on it ends at once, with the rest left in the queue.
+        on_progress: called with the counts so far whenever they have changed.
+
+    Returns:
+        The counts of this run.
+
+    Raises:
+        PipelineError: a query failed; the others were stopped. Their checkpoints are valid: the
+            same run continues from there.
+        SinkFolderError: a folder holds the output of another query.
+    """
+    running = _Run(spark, queries, trigger_seconds, stop_requests, on_progress)
+    try:
+        running.run()
+    except PySparkException as error:
+        raise PipelineError(one_line(error)) from error
+    return running.summaries()
+
+
+class _Running:
+    """A query and its counts; it is started again for the second part of a run."""
+
+    def __init__(self, query: Query) -> None:
+        self.query = query
+        self.tally = Tally()
+        self.stream: StreamingQuery | None = None
+        self.released: dict[str, Any] | None = None
+        self.changed_at = time.monotonic()
+        every = query.sink.compact_every
+        self.compact_at = None if query.sink.compact is None else self.changed_at + every
+
+    def join(self) -> None:
+        """Create the query's group where it is missing."""
+        queue = QueueReader(self.query.source)
+        try:
+            queue.join()
+        finally:
+            queue.close()
+
+    def release(self) -> None:
+        """Delete the messages that the last finished micro-batch read.
+
+        Its report comes after Spark has written its number to the checkpoint's commit log, so Spark
+        never asks for it again.
+        """
+        end = self.tally.end
+        if end is not None and end != self.released:
+            queue = QueueReader(self.query.source)
+            try:
+                queue.commit(Position.from_json(end, self.query.source.queues))
+            finally:
+                queue.close()
+            self.released = end
+
+
+class _Run:
+    def __init__(
+        self,
+        spark: SparkSession,
+        queries: Sequence[Query],
+        trigger_seconds: float | None,
+        stop_requests: Callable[[], int],
+        on_progress: Callable[[Summaries], None],
+    ) -> None:
+        self._spark = spark
+        self._running = [_Running(query) for query in queries]
+        self._trigger_seconds = trigger_seconds
+        self._stop_requests = stop_requests
+        self._on_progress = on_progress
+
+    def run(self) -> None:
+        """Follow the queue if the options ask for that, then read the rest, then commit."""
+        self._prepare_folders()
+        # All groups are there before one commits: what a group has not read stays in the queue.
+        for one in self._running:
+            one.join()
+        seconds = self._trigger_seconds
+        while seconds is not None and not self._stop_requests():
+            self._go(self._running, stop_at=1, processingTime=f"{seconds} seconds")
+            self._tidy(is_over=False)
+        # One after the other: none needs to be quick, and each has some Python processes.
+        for one in self._running:
+            if self._stop_requests() < _STOPS_AT_ONCE:
+                self._go([one], stop_at=_STOPS_AT_ONCE, availableNow=True)
+        self._tidy(is_over=True)
+        for one in self._running:
+            one.release()
+
+    def summaries(self) -> Summaries:
+        """Return the counts so far."""
+        return {one.query.name: _summary(one.tally) for one in self._running}
+
+    def _go(self, running: list[_Running], *, stop_at: int, **trigger: Any) -> None:
+        """Start queries and watch them; again where a worker of Spark's did not start in time.
+
+        Raises:
+            PySparkException: one of them failed.
+        """
+        for starts_left in reversed(range(_STARTS)):
+            self._start(running, **trigger)
+            try:
+                self._watch(running, stop_at=stop_at)
+            except PySparkException as error:
+                if not starts_left or WORKER_IS_LATE not in str(error):
+                    raise
+            else:
+                return
+
+    def _start(self, running: list[_Running], **trigger: Any) -> None:
+        """Start queries.
+
+        Raises:
+            PipelineError: Spark refuses a sink, such as one whose package it lacks. None runs.
+        """
+        for one in running:
+            query, sink = one.query, one.query.sink
+            checkpoint = local_folder(query.checkpoint)
+            if checkpoint is not None:
+                prepare_checkpoint(checkpoint)
+            writer = query.rows.writeStream.format(sink.format).queryName(query.name)
+            writer = writer.outputMode(sink.mode).options(**as_texts(sink.options))
+            writer = writer.option("checkpointLocation", query.checkpoint).trigger(**trigger)
+            if sink.partition_by:
+                writer = writer.partitionBy(*sink.partition_by)
+            try:
+                one.stream = writer.start() if sink.table is None else writer.toTable(sink.table)
+            except (PySparkException, Py4JJavaError) as error:
+                for stream in [each.stream for each in running if each.stream is not None]:
+                    stream.stop()
+                raise PipelineError(f"sink {query.name!r}: {step_line(error)}") from error
+
+    def _watch(self, running: list[_Running], *, stop_at: int) -> None:
+        """Wait until the queries have ended, or one has failed, or files are to be joined.
+
+        Args:
+            running: queries that were started.
+            stop_at: stop them after so many requests.
+        """
+        streams = [one.stream for one in running if one.stream is not None]
+        try:
+            while any(stream.isActive for stream in streams):
+                if self._stop_requests() >= stop_at or any(map(_failure, streams)):
+                    break
+                for stream in streams:
+                    # Takes fractions of seconds, whatever its annotation says.
+                    stream.awaitTermination(_LOOK_SECONDS)  # type: ignore[arg-type]
+                self._collect()
+                if stop_at < _STOPS_AT_ONCE and self._is_time_to_compact():
+                    break
+        except PySparkException:
+            pass  # a query's, which is raised below
+        finally:
+            for stream in streams:
+                stream.stop()
+        self._collect()
+        for stream in streams:
+            failure = _failure(stream)
+            if failure is not None:
+                raise failure
+
+    def _is_time_to_compact(self) -> bool:
+        now = time.monotonic()
+        return any(one.compact_at is not None and now >= one.compact_at for one in self._running)
+
+    def _collect(self) -> None:
+        """Read the queries' reports, and release what idle ones have finished."""
+        has_changed = False
+        now = time.monotonic()
+        for one in self._running:
+            newest = None if one.stream is None else one.stream.lastProgress
+            if newest is not None and newest.batchId >= one.tally.batch_id:
+                assert one.stream is not None  # noqa: S101 - it has reported
+                for report in one.stream.recentProgress:
+                    if one.tally.add(json.loads(report.json)):
+                        has_changed, one.changed_at = True, now
+            if now - one.changed_at >= _RELEASE_SECONDS:
+                one.release()
+        if has_changed:
+            self._on_progress(self.summaries())
+
+    def _tidy(self, *, is_over: bool) -> None:
+        """Delete what stopped queries have left, and join small files where it is time."""
+        self._wait_for_tasks()
+        self._prepare_folders()
+        now = time.monotonic()
+        for one in self._running:
+            sink = one.query.sink
+            folder = None if sink.path is None else local_folder(sink.path)
+            if sink.compact is None or one.compact_at is None or folder is None:
+                continue
+            if is_over or now >= one.compact_at:
+                compact(folder, sink.compact)
+                one.compact_at = now + sink.compact_every
+
+    def _prepare_folders(self) -> None:
+        """Delete files that no list has, in each local folder. No query may be running."""
+        for one in self._running:
+            sink = one.query.sink
+            folder = None if sink.path is None else local_folder(sink.path)
+            checkpoint = local_folder(one.query.checkpoint)
+            if folder is not None and checkpoint is not None:
+                prepare_folder(folder, checkpoint)
+
+    def _wait_for_tasks(self) -> None:
+        """Wait until the tasks of stopped queries have ended.
+
+        A query that is stopped tells them to end and does not wait; until then they write.
+        """
+        java = self._spark.sparkContext._jsc  # noqa: SLF001 - no other access to tasks
+        tracker = java.sc().statusTracker()
+        deadline = time.monotonic() + _TASKS_END_SECONDS
+        while any(each.numRunningTasks() for each in tracker.getExecutorInfos()):
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_TASKS_LOOK_SECONDS)
+
+
+def _failure(stream: StreamingQuery) -> Exception | None:
+    return None if stream.isActive else stream.exception()
+
+
+def _summary(tally: Tally) -> Summary:
+    return Summary(
+        rows=tally["rows"],
+        micro_batches=tally["batches"],
+        seconds=tally["milliseconds"] / 1_000,
+        late_groups=tally["late"],
+        observed=tally.observed(),
+        rate=tally.rate,
+        lag=tally.lag,
+    )

@@ -1,0 +1,141 @@
+"""The options of ``format("penstock")`` as a sink, checked before anything is staged."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from penstock.spark_bridge.errors import OptionError
+from penstock.spark_bridge.options import (
+    Reader,
+    read_bytes,
+    read_flag,
+    read_positive,
+    read_seconds,
+    read_text,
+    read_texts,
+    read_url,
+)
+
+DEFAULT_ROWS_PER_REQUEST: Final = 5_000
+"""Half of what the server takes in one request."""
+
+DEFAULT_BYTES_PER_REQUEST: Final = 1024 * 1024
+"""Payloads in base64 are a third longer: together with the rest of their rows, these stay below the
+server's default of 4 MiB for a request."""
+
+_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname", "path"})
+"""Options of Spark's own, in lower case, that it hands to every sink."""
+
+_WRITE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,100}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """Options of the sink as checked values; ``docs/spark.md`` has their names for users.
+
+    Attributes:
+        url: of the queue's HTTP API of a broker, as ``http://host:port``.
+        defaults: by column, what a row has whose column is null or missing.
+        write_id: of a batch write: a later one of the same name publishes nothing. "" for none.
+        rows_per_request: rows of one upload at most.
+        bytes_per_request: payload bytes of one upload; a longer row is sent alone.
+        token: bearer token; "" where the server asks for none, or `token_file` has it.
+        token_file: file with the token, on the driver and where executors run.
+        ca_file: PEM file of the certificate authority of an https server, on the same machines; ""
+            for those of the system.
+        timeout_seconds: how long one request may take.
+        retry_seconds: for how long requests are repeated to a server that does not answer or has
+            no room, and for how long a commit may make no progress; 0 asks once.
+    """
+
+    url: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    write_id: str = ""
+    rows_per_request: int = DEFAULT_ROWS_PER_REQUEST
+    bytes_per_request: int = DEFAULT_BYTES_PER_REQUEST
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    ca_file: str = ""
+    timeout_seconds: float = 30.0
+    retry_seconds: float = 60.0
+
+
+def _as_given(_name: str, text: str) -> str:
+    return text
+
+
+def _qos(name: str, text: str) -> int:
+    if text.strip() not in ("0", "1", "2"):
+        raise OptionError(f"option {name!r}: read {text!r}; allowed: 0, 1 or 2")
+    return int(text)
+
+
+def _pairs(name: str, text: str) -> list[tuple[str, str]]:
+    try:
+        pairs = json.loads(text).items()
+    except (ValueError, AttributeError):
+        pairs = [(None, None)]
+    if not all(isinstance(value, str) for _, value in pairs):
+        raise OptionError(
+            f'option {name!r}: read {text!r}; allowed: a JSON object of texts, as {{"unit": "C"}}'
+        )
+    return list(pairs)
+
+
+def _write_id(name: str, text: str) -> str:
+    if not _WRITE_ID.fullmatch(text):
+        raise OptionError(
+            f"option {name!r}: read {text!r}; allowed: 1 to 100 letters, digits, dots, colons, "
+            "dashes and underscores"
+        )
+    return text
+
+
+_ROW_READERS: Final[Mapping[str, Reader]] = {
+    "topic": ("topic", _as_given),
+    "qos": ("qos", _qos),
+    "retain": ("retain", read_flag),
+    "expiry": ("expiry", read_positive),
+    "contentType": ("content_type", _as_given),
+    "responseTopic": ("response_topic", _as_given),
+    "correlationData": ("correlation_data", _as_given),
+    "userProperties": ("user_properties", _pairs),
+}
+"""Options that stand for a column, with its name."""
+
+_READERS: Final[Mapping[str, Reader]] = {
+    "url": ("url", read_url),
+    **_ROW_READERS,
+    "writeId": ("write_id", _write_id),
+    "rowsPerRequest": ("rows_per_request", read_positive),
+    "bytesPerRequest": ("bytes_per_request", read_bytes),
+    "token": ("token", read_text),
+    "tokenFile": ("token_file", read_text),
+    "caFile": ("ca_file", read_text),
+    "timeoutSeconds": ("timeout_seconds", lambda name, text: read_seconds(name, text, zero=False)),
+    "retrySeconds": ("retry_seconds", lambda name, text: read_seconds(name, text, zero=True)),
+}
+
+SINK_OPTION_NAMES: Final = tuple(_READERS)
+"""Every option's name, in the order of the documentation."""
+
+
+def read_sink_options(texts: Mapping[str, str]) -> SinkOptions:
+    """Turn Spark's option texts into checked values.
+
+    Raises:
+        OptionError: an option is missing, unknown or out of range; the text names it.
+    """
+    own = {name: text for name, text in texts.items() if name.lower() not in _OF_SPARK}
+    values = read_texts(own, _READERS, ("url",))
+    columns = {column for column, _ in _ROW_READERS.values()}
+    defaults = {name: value for name, value in values.items() if name in columns}
+    others = {name: value for name, value in values.items() if name not in columns}
+    options = SinkOptions(defaults=defaults, **others)
+    if options.token and options.token_file:
+        raise OptionError("options 'token' and 'tokenFile': read both; allowed: one of them")
+    return options
