@@ -25,7 +25,7 @@ app = CommandLine()
 @app.command()
 def broker(
     config: Annotated[
-        str, typer.Option("-c", "--config", help="Policy file; aMQTT's YAML file will do.")
+        str, typer.Option("-c", "--config", help="Policy file, or aMQTT's YAML file.")
     ],
     log_level: LogLevel = "info",
     *,

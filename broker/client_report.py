@@ -134,7 +134,7 @@ class LedgerFigures(NamedTuple):
         withheld: held by the gate.
         queued: waiting for other reasons.
         expired: their Message Expiry Interval had passed.
-        moved: to another member of their shared subscription.
+        moved: to another member of their shared subscription, or to the client's other lane.
         dropped: by reason.
         queued_bytes: payload bytes that wait, withheld or queued.
         waits_for: why no message leaves at the moment, as text.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeVar
 
 Key = TypeVar("Key")
@@ -147,6 +147,28 @@ def figures(value: int | Histogram) -> dict[str, Any]:
         return {"value": value}
     buckets = value.buckets()
     return {"buckets": buckets, "sum": round(value.total, 6), "count": buckets["+Inf"]}
+
+
+def by_name(counts: Any) -> dict[str, int]:
+    """Return all counters of a dataclass by their names, those of reasons as `by_reason` does."""
+    found: dict[str, int] = {}
+    for each in fields(counts):
+        found |= by_reason(each.name, getattr(counts, each.name))
+    return found
+
+
+def by_reason(name: str, counted: int | Mapping[Any, int]) -> dict[str, int]:
+    """Return a counter by its name, or each of its reasons below that.
+
+    A reason that is a number is a reason code.
+    """
+    if isinstance(counted, int):
+        return {name: counted}
+    found = {}
+    for key, number in sorted(counted.items()):
+        level = f"0x{key:02X}" if isinstance(key, int) else key.replace("/", ".")
+        found[f"{name}/{level}"] = number
+    return found
 
 
 def count(by_name: dict[Key, int], name: Key, number: int = 1) -> None:

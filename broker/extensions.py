@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -281,6 +281,14 @@ class PayloadStore:
         """
         return payload
 
+    def also_asked(self, topic: str) -> str | None:  # noqa: ARG002 (a default)
+        """Return a second topic that access control must allow for this one; None for none.
+
+        It is asked about both whenever a client publishes to `topic`, subscribes to it or receives
+        it. To subscribe, both are topic filters.
+        """
+        return None
+
     def figures(self) -> Mapping[str, int]:
         """Return figures by their names below ``$SYS/broker/penstock/payload_store/``."""
         return {}
@@ -512,6 +520,15 @@ class SinkRoutes(Protocol):
 LOCAL_CLIENT_PREFIX: Final = "$uplink/"
 """Client Identifiers that begin so are those of `LocalClients`, and refused to all others."""
 
+RELAY_CLIENT_PREFIX: Final = f"{LOCAL_CLIENT_PREFIX}$relay/"
+"""Client Identifiers that begin so are those of relays: local clients that publish what a user has
+handed to a plugin. Access control judges a relay as the user that its CONNECT names. A message that
+finds no room waits for it, as one of an MQTT 3.1.1 client does, and `QOS_PROPERTY` is read."""
+
+QOS_PROPERTY: Final = "penstock-qos"
+"""Last User Property of a message that a relay publishes: the QoS that it has for everybody else.
+The relay itself publishes at QoS 2, by which a repeat after a crash is recognised."""
+
 PUBLISHER_PROPERTY: Final = "penstock-publisher"
 """User Property with the Client Identifier of a message's publisher, for clients that are told."""
 
@@ -520,8 +537,9 @@ class LocalClients(Protocol):
     """Connects clients in the broker's own process, on the loop's thread.
 
     Such a client speaks MQTT on a transport in memory, and is a client as any other: it has a
-    session, limits of its outbox, a report. But it is neither authenticated nor judged by access
-    control, its session never expires, and it counts for no limit of connections or sessions.
+    session, limits of its outbox, a report. But it is not authenticated, access control judges only
+    relays (`RELAY_CLIENT_PREFIX`), its session never expires, and it counts for no limit of
+    connections or sessions.
 
     A plugin that connects any has `Plugin.has_local_clients`.
 
@@ -560,6 +578,21 @@ class LocalClients(Protocol):
                 look at that socket for the path to the subscriber.
         """
 
+    async def publish_problem(
+        self, client_id: str, first_byte: int, topic: str, properties: bytes, payload: bytes
+    ) -> str:
+        """Say why the broker would refuse a PUBLISH of a relay at this moment, or "".
+
+        Room is not looked at.
+
+        Args:
+            client_id: of a relay that has a session.
+            first_byte: of the PUBLISH, with the QoS that the message has for everybody else.
+            topic: Topic Name, valid.
+            properties: encoded, with their length before them.
+            payload: payload bytes.
+        """
+
     def limit(
         self,
         client_id: str,
@@ -584,10 +617,12 @@ class LocalClients(Protocol):
 
         A message does not leave for one of them while an earlier one of its topic waits for the
         other, or is unacknowledged by it; without an order of topics (`DeliveryGate.keeps_topics`)
-        it does.
+        it does. May be repeated. Nothing happens while one of them has no session. Sessions that
+        were restored are to be told of before one of the clients connects: a message that has been
+        sent does not wait.
 
         Args:
-            one: Client Identifier of a client that has a session.
+            one: Client Identifier of a client.
             other: another one, which no message comes to by the same subscription.
         """
 
@@ -621,6 +656,21 @@ class LocalClients(Protocol):
         Args:
             topic_filter: valid.
             publisher: Client Identifier of who published them.
+        """
+
+    def show_retained(self, prefix: str, show: Callable[[Message, int], Iterator[Message]]) -> None:
+        """Send new subscriptions below a prefix other forms of what is retained.
+
+        To a filter ``PREFIX F`` go, as retained messages go to a new subscription, the messages
+        that `show` returns for each retained message of ``F``. They are read one by one, as the
+        client takes them, and no further ones once another message is retained in the topic. The
+        size class of each is set by the broker. To be called in `Plugin.start`.
+
+        Args:
+            prefix: topic levels, with a ``/`` at the end.
+            show: is called with a retained message and its number, which no other message has that
+                is retained while the broker runs. It must not raise, nor the iterator. What it
+                returns is not retained, and its topics are below the prefix.
         """
 
     def subscriptions_of_others(self) -> Iterable[tuple[str, str, int]]:
@@ -716,6 +766,14 @@ class Plugin:
         Raises:
             PenstockError: as `start`.
         """
+
+    def also_asked(self, topic: str) -> str | None:  # noqa: ARG002 (a default)
+        """Return a second topic that access control must allow for this one; None for none.
+
+        It is asked about both whenever a client publishes to `topic`, subscribes to it or receives
+        it. To subscribe, both are topic filters.
+        """
+        return None
 
     def figures(self) -> Mapping[str, int]:
         """Return figures by their names below ``$SYS/broker/penstock/NAME/``.

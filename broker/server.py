@@ -42,7 +42,7 @@ from penstock.broker.reports.sampling import Sampling
 from penstock.broker.reports.sys_topics import SysTopics
 from penstock.broker.routing.retained import RETAINED_BLOCKS
 from penstock.broker.routing.topic_tree import PLAN_BLOCKS
-from penstock.broker.sessions.access import ExceptLocal, combine
+from penstock.broker.sessions.access import AlsoAsking, ExceptLocal, combine
 from penstock.broker.sessions.core import Core
 from penstock.broker.sessions.sink_routes import CoreSinks
 
@@ -190,7 +190,7 @@ class Server:
                 if not is_local(listener):
                     self._logger.warning(
                         "listener %s: AnonymousAuthPlugin accepts every client that can reach "
-                        "the listener, also from other machines",
+                        "the listener, including those on other machines",
                         listener.name,
                     )
         return policy.listeners
@@ -202,8 +202,13 @@ class Server:
         access = combine(
             [*([host] if host is not None else []), *plugins.access], plugins.authenticators
         )
-        if access is not None and any(one.has_local_clients for one in plugins.plugins):
-            access = ExceptLocal(access)
+        if access is not None:
+            for plugin in plugins.plugins:
+                second = overridden(plugin.also_asked, Plugin.also_asked)
+                if second is not None:
+                    access = AlsoAsking(access, second)
+            if any(one.has_local_clients for one in plugins.plugins):
+                access = ExceptLocal(access)
         self.core = self._driver.core = Core(
             self._limits,
             logger=self._logger,
@@ -259,7 +264,7 @@ class Server:
         """End what uplinks have left that the policy file names no more: it would only grow."""
         for client_id in self._local_clients.end_sessions(lambda _: True):
             self._logger.warning(
-                "client %s: no plugin has it any more; its session ends, with what waits in it",
+                "client %s: no plugin has it any more; its session ends with all waiting messages",
                 client_id,
             )
 
@@ -272,8 +277,8 @@ class Server:
         )
         if limits.connections is not None and limits.connections > most:
             self._logger.warning(
-                "limits.connections: %d, but the process may have files for %d; allow it more, "
-                "as by LimitNOFILE of systemd",
+                "limits.connections: %d, but the process may open files for %d; raise the limit of "
+                "files, as by LimitNOFILE of systemd",
                 limits.connections,
                 most,
             )

@@ -2,9 +2,10 @@
 
 Theory of operation. The addresses are in the order of preference. A new connection goes to the
 first address that is up; where it cannot be established, the address is down and the next one is
-tried. Where every address is down, all of them are tried in order. A task checks the addresses from
-which nothing was heard for a while. An address whose check succeeds is up again, and takes the new
-connections from those behind it. Connections that exist stay where they are.
+tried. Where every address is down, all of them are tried in order. Each address has a
+task that checks it when nothing was heard from it for a while. An address whose check succeeds is
+up again, and takes the new connections from those behind it. Connections that exist stay where they
+are.
 
 A check establishes a connection and closes it. An address that accepts connections and answers no
 CONNECT would pass: where its user says so (`failed` with `is_silent`), a check also sends a CONNECT
@@ -16,7 +17,6 @@ forwarder of connections does it to all while no broker is behind it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -33,6 +33,13 @@ from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
 from penstock.broker.mqtt.packets import Connect
 from penstock.broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode
 from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.network.tcp_options import (
+    RTO_MAX_SINCE,
+    Retransmissions,
+    plan_retransmissions,
+    set_give_up,
+    set_retransmissions,
+)
 from penstock.broker.network.tls import TlsFilesError, make_client_context
 from penstock.edge_proxy.upstream_config import UpstreamAddress, UpstreamKeys, UpstreamTlsKeys
 
@@ -40,7 +47,7 @@ P = TypeVar("P", bound=asyncio.Protocol)
 
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 """A firewall between proxy and broker that forgets an idle connection does so after some minutes at
-the earliest; a broker whose machine has gone is noticed after two minutes."""
+the earliest."""
 
 _CONNACK_BYTES: Final = 4
 _UNAVAILABLE: Final = CONNACK_RETURN_CODES[ReasonCode.SERVER_UNAVAILABLE]
@@ -139,11 +146,13 @@ class Upstreams:
         self._logger = logger
         self._path = path
         self._check_header = check_header
-        self._unsent_bytes = unsent_bytes
+        self._tcp = _tcp_options(keys, unsent_bytes)
+        if keys.rto_max_seconds is not None and self._tcp.retransmissions is None:
+            logger.warning("%s.rto_max_seconds has no effect: it needs %s", path, RTO_MAX_SINCE)
         self._clock = clock
         now = clock()
         self.each = tuple(Upstream(address, now) for address in keys.read_addresses())
-        self._checks: asyncio.Task[None] | None = None
+        self._checks: list[asyncio.Task[None]] = []
         self._context = None if keys.tls is None else self._new_context(keys.tls)
         if keys.tls is not None and not keys.tls.verify:
             logger.warning("%s.tls.verify: false: any certificate is accepted", path)
@@ -246,7 +255,7 @@ class Upstreams:
         address = upstream.address
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._keys.connect_timeout_seconds):
-            sock = await _open_socket(address, self._unsent_bytes)
+            sock = await _open_socket(address, self._tcp, self._keys.connect_timeout_seconds)
             try:
                 if header:
                     await loop.sock_sendall(sock, header)
@@ -301,32 +310,29 @@ class Upstreams:
 
     def start(self) -> None:
         """Start the checks, where there are several addresses."""
-        if self._keys.health_check_seconds is not None and self._is_checking:
+        period = self._keys.health_check_seconds
+        if period is not None and self._is_checking:
             loop = asyncio.get_running_loop()
-            self._checks = loop.create_task(
-                self._check_always(self._keys.health_check_seconds), name="health checks"
-            )
+            self._checks = [
+                loop.create_task(self._check_always(one, period), name=f"health checks of {one}")
+                for one in self.each
+            ]
 
-    async def _check_always(self, period: float) -> None:
+    async def _check_always(self, upstream: Upstream, period: float) -> None:
         while True:
-            await self.check(period)
+            await self.check(upstream, period)
             await asyncio.sleep(period)
 
-    async def check(self, period: float = 0.0) -> None:
-        """Check each address that is down or doubted, or from which nothing was heard for a period.
+    async def check(self, upstream: Upstream, period: float = 0.0) -> None:
+        """Check an address that is down or doubted, or from which nothing was heard for a period.
 
         Args:
+            upstream: one of `each`.
             period: seconds.
         """
-        now = self._clock()
-        due = [
-            one
-            for one in self.each
-            if one.is_doubted or not one.is_up or now - one.heard_at >= period
-        ]
-        await asyncio.gather(*map(self._check, due))
-
-    async def _check(self, upstream: Upstream) -> None:
+        is_quiet = self._clock() - upstream.heard_at >= period
+        if upstream.is_up and not upstream.is_doubted and not is_quiet:
+            return
         is_asking = upstream.is_silent or upstream.is_doubted
         upstream.is_doubted = False
         try:
@@ -362,11 +368,10 @@ class Upstreams:
 
     async def close(self) -> None:
         """End the checks; connections stay."""
-        checks, self._checks = self._checks, None
-        if checks is not None:
-            checks.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await checks
+        checks, self._checks = self._checks, []
+        for task in checks:
+            task.cancel()
+        await asyncio.gather(*checks, return_exceptions=True)
 
 
 class _Opened(asyncio.Protocol):
@@ -455,6 +460,30 @@ class _Check(asyncio.Protocol):
         self._transport.close()
 
 
+class _TcpOptions(NamedTuple):
+    """Options of TCP that are not the same for all upstreams.
+
+    Attributes:
+        unsent_bytes: see `Upstreams`.
+        retransmissions: None for those of the kernel.
+        give_up_ms: until a connection is lost on which nothing is acknowledged, or nothing is read;
+            None for what the kernel does.
+    """
+
+    unsent_bytes: int | None
+    retransmissions: Retransmissions | None
+    give_up_ms: int | None
+
+
+def _tcp_options(keys: UpstreamKeys, unsent_bytes: int | None) -> _TcpOptions:
+    rto_max, give_up = keys.rto_max_seconds, keys.tcp_user_timeout_seconds
+    return _TcpOptions(
+        unsent_bytes,
+        None if rto_max is None else plan_retransmissions(rto_max),
+        None if give_up is None else round(1000 * give_up),
+    )
+
+
 def _as_tls(keys: UpstreamTlsKeys) -> Tls:
     return Tls(
         certfile=keys.certfile or "",
@@ -465,33 +494,47 @@ def _as_tls(keys: UpstreamTlsKeys) -> Tls:
     )
 
 
-async def _open_socket(address: UpstreamAddress, unsent_bytes: int | None) -> socket.socket:
+async def _open_socket(
+    address: UpstreamAddress, options: _TcpOptions, seconds: float
+) -> socket.socket:
     """Return a connected socket, with the options of connections to a broker.
+
+    A name may have several IP addresses. Each of them gets an equal share of the time that is left,
+    so that one that drops packets does not hide the others.
+
+    Args:
+        address: from the file.
+        options: of TCP.
+        seconds: for all of it.
 
     Raises:
         OSError: it cannot be connected.
+        TimeoutError: nor in time.
     """
     loop = asyncio.get_running_loop()
     if address.socket_path is not None:
-        return await _connected(socket.AF_UNIX, address.socket_path, unsent_bytes)
+        return await _connected(socket.AF_UNIX, address.socket_path, options)
+    end = loop.time() + seconds
     found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    problem = OSError("no such address")
-    for family, *_, place in dict.fromkeys(found):
+    places = [(family, place) for family, *_, place in dict.fromkeys(found)]
+    problem: OSError = OSError("no such address")
+    for n_left, (family, place) in zip(range(len(places), 0, -1), places, strict=True):
         try:
-            return await _connected(family, place, unsent_bytes)
-        except OSError as error:
+            async with asyncio.timeout((end - loop.time()) / n_left):
+                return await _connected(family, place, options)
+        except OSError as error:  # TimeoutError is one
             problem = error
     raise problem
 
 
-async def _connected(family: int, place: Any, unsent_bytes: int | None) -> socket.socket:
+async def _connected(family: int, place: Any, options: _TcpOptions) -> socket.socket:
     is_tcp = family != socket.AF_UNIX
     # Event loops set TCP_NODELAY on a socket whose protocol is given as TCP.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP if is_tcp else 0)
     try:
         sock.setblocking(False)
         if is_tcp:
-            _set_options(sock, unsent_bytes)
+            _set_options(sock, options)
         await asyncio.get_running_loop().sock_connect(sock, place)
     except BaseException:
         sock.close()
@@ -499,16 +542,24 @@ async def _connected(family: int, place: Any, unsent_bytes: int | None) -> socke
     return sock
 
 
-def _set_options(sock: socket.socket, unsent_bytes: int | None) -> None:
+def _set_options(sock: socket.socket, options: _TcpOptions) -> None:
     """Set what a TCP connection to a broker needs.
 
     No packet waits for an acknowledgement of the last one (TCP_NODELAY). An idle connection stays
-    known on its way, and its end is noticed (SO_KEEPALIVE).
+    known on its way, and its end is noticed (SO_KEEPALIVE), as is that of a busy one
+    (TCP_USER_TIMEOUT).
+
+    Raises:
+        OSError: the kernel refuses one.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options: dict[str, int | None] = {**_KEEPALIVE, "TCP_NOTSENT_LOWAT": unsent_bytes}
-    for name, value in options.items():
+    values: dict[str, int | None] = {**_KEEPALIVE, "TCP_NOTSENT_LOWAT": options.unsent_bytes}
+    for name, value in values.items():
         number = getattr(socket, name, None)  # not every system has each
         if number is not None and value is not None:
             sock.setsockopt(socket.IPPROTO_TCP, number, value)
+    if options.retransmissions is not None:
+        set_retransmissions(sock, options.retransmissions)
+    if options.give_up_ms is not None:
+        set_give_up(sock, options.give_up_ms)

@@ -5,15 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, field_validator
+from pydantic import AfterValidator, Field, field_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from penstock.broker.config.checked_yaml import check_is_no_pipe
 from penstock.broker.config.key_types import STRICT, Seconds
-from penstock.broker.config.listener_config import DEFAULT_PORT, TLS_VERSIONS, split_bind
+from penstock.broker.config.listener_config import (
+    DEFAULT_PORT,
+    TLS_VERSIONS,
+    RtoMaxSeconds,
+    split_bind,
+)
 
 DEFAULT_TLS_PORT: Final = 8883
 
+_DAY: Final = 86_400
 _UNIX: Final = "unix:"
 _LONGEST_SOCKET_PATH: Final = 107
 """Bytes that `sun_path` of Linux holds beside its end."""
@@ -152,6 +158,14 @@ class UpstreamKeys:
             connection that is closed at once. None: no checks; each new connection tries the
             addresses from the first. So often a broker that has gone costs few clients a wait, and
             one that is back is used soon.
+        rto_max_seconds: as of a listener: the longest retransmission timeout (TCP_RTO_MAX_MS); None
+            for the system's.
+        tcp_user_timeout_seconds: a connection with data under way is lost after so long without an
+            acknowledgement, and also after so long in which the broker reads nothing
+            (TCP_USER_TIMEOUT). None: as the system does, which ends one to a machine that has gone
+            after a quarter of an hour, and never one to a broker that reads nothing; with
+            `rto_max_seconds` both after a quarter of an hour, as on a listener. The default is as
+            long as TCP keepalive takes on an idle connection.
     """
 
     address: Address | None = None
@@ -160,6 +174,8 @@ class UpstreamKeys:
     connect_timeout_seconds: Seconds = 5.0
     connack_timeout_seconds: Seconds = 30.0
     health_check_seconds: Seconds | None = 5.0
+    rto_max_seconds: RtoMaxSeconds | None = None
+    tcp_user_timeout_seconds: Annotated[float, Field(ge=1, le=_DAY)] | None = 120.0
 
     @field_validator("tls", mode="before")
     @classmethod
@@ -183,6 +199,11 @@ class UpstreamKeys:
         if self.tls is not None and paths:
             raise ValueError(
                 f"tls: read TLS for {paths[0]}; allowed: host:port in addresses beside it"
+            )
+        if self.rto_max_seconds is not None and len(paths) == len(read):
+            raise ValueError(
+                f"rto_max_seconds: read {self.rto_max_seconds:g} for {paths[0]}; "
+                "allowed: only with an address host:port"
             )
 
     def read_addresses(self) -> tuple[UpstreamAddress, ...]:

@@ -7,10 +7,11 @@ wrong key or value looks the same wherever it stands.
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import re
 import stat
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -42,6 +43,9 @@ _OF_VALUES = (":str", ":int", ":float")
 
 _OF_KEYS = (*_OF_VALUES, ":merge", ":value")
 """These and those of the keys `<<` and `=`, which YAML resolves as it reads their mapping."""
+
+_reader: Final[Callable[[type], TypeAdapter[Any]]] = functools.cache(TypeAdapter)
+"""Returns what makes a class from JSON. To build it takes longer than to read a file."""
 
 _MISSING = frozenset({"missing", "missing_argument"})
 
@@ -138,7 +142,7 @@ def parse_mapping(text: str, file: str) -> dict[str, Any]:
         read = " ".join(str(error).split())
         raise ConfigError(file, [ConfigProblem("file", read, "YAML")]) from error
     except RecursionError as error:
-        problem = ConfigProblem("file", "lists or mappings in too many others", "a few levels")
+        problem = ConfigProblem("file", "lists or mappings nested too deeply", "a few levels")
         raise ConfigError(file, [problem]) from error
     if read is None:
         return {}
@@ -169,7 +173,7 @@ def _problems_of_node(root: yaml.Node, loader: yaml.SafeLoader) -> list[ConfigPr
 
     def look(node: yaml.Node, path: str, parents: frozenset[int]) -> None:
         if id(node) in parents:
-            problems.append(ConfigProblem(path, "an alias of what holds it", "a tree"))
+            problems.append(ConfigProblem(path, "an alias of a node that contains it", "a tree"))
             return
         if id(node) in seen:
             return
@@ -336,9 +340,10 @@ def fit(cls: type[T], value: Any) -> T:
         MisfitError: with each wrong key or value.
     """
     try:
-        return TypeAdapter(cls).validate_json(json.dumps(value, default=str))
+        made: T = _reader(cls).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         raise MisfitError(_misfits(cls, value, error)) from error
+    return made
 
 
 def _misfits(cls: type, value: Any, error: ValidationError) -> list[Misfit]:
@@ -435,7 +440,8 @@ def _keys_known_at(annotation: Any, keys: Sequence[str]) -> list[str]:
         return [key for member in arguments for key in _keys_known_at(member, keys)]
     if not arguments or not keys:
         return []
-    return _keys_known_at(arguments[-1] if len(arguments) == 2 else arguments[0], keys[1:])
+    is_mapping = isinstance(origin, type) and issubclass(origin, Mapping)
+    return _keys_known_at(arguments[1] if is_mapping else arguments[0], keys[1:])
 
 
 def suggest(read: str, known: Iterable[str]) -> str:

@@ -58,6 +58,9 @@ _MAX_SOCKET_BYTES: Final = 2**30
 """Less than an option of a socket can say, more than a kernel gives."""
 
 
+RtoMaxSeconds: TypeAlias = Annotated[float, Field(ge=1, le=120)]
+"""Longest time between two retransmissions, as Linux takes it."""
+
 Wrong: TypeAlias = Callable[[str, str, str], None]
 """Takes note of a wrong place: its path, what was read, what is allowed."""
 
@@ -135,7 +138,7 @@ class ConnectionOptions:
     congestion_control: (
         Annotated[str, Field(min_length=1, max_length=_LONGEST_CONGESTION_CONTROL)] | None
     ) = None
-    rto_max_seconds: Annotated[float, Field(ge=1, le=120)] | None = None
+    rto_max_seconds: RtoMaxSeconds | None = None
     sizes: SizeClass | None = None
 
 

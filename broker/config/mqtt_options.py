@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from penstock.broker.config.key_types import STRICT
+from penstock.broker.config.key_types import STRICT, Seconds
 from penstock.broker.errors import PeerError
 from penstock.broker.message import SizeClass
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -63,6 +63,10 @@ class MqttOptions:
         sizes_by_client: pattern of client ids (``*``, ``?``, ``[...]``) to the size class of the
             messages that these clients subscribe to, where their SUBSCRIBE names none; None for
             both. The first pattern that matches decides, before `sizes` of the listener.
+        lane_takeover_seconds: one of two connections that are lanes of a client is taken over by
+            the other after it was away for so long. A client that only reconnects is back sooner.
+        lane_give_up_seconds: after a lane was away for so long, its unacknowledged messages hold
+            back later ones of their topics no more: it may not come back. Their order is lost then.
     """
 
     allow_mqtt31: bool = True
@@ -80,11 +84,15 @@ class MqttOptions:
     reveal_refusals: bool = True
     check_payload_format: bool = False
     sizes_by_client: dict[str, SizeClass | None] = Field(default_factory=dict)
+    lane_takeover_seconds: Seconds = 10.0
+    lane_give_up_seconds: Seconds = 60.0
 
     def __post_init__(self) -> None:
         """Check the values against each other."""
         if self.redirect is not None and self.server_reference is None:
             raise ValueError("redirect only with a server_reference")
+        if self.lane_give_up_seconds < self.lane_takeover_seconds:
+            raise ValueError("lane_give_up_seconds of at least lane_takeover_seconds")
         information = self.response_information
         if information is not None:
             try:

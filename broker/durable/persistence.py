@@ -119,7 +119,7 @@ class PersistentState:
             )
         if self._database.n_staying:
             self._logger.warning(
-                "persistence: no room for %d payloads outside %s: they are sent from there",
+                "persistence: no room for %d payloads outside %s: they are sent from this database",
                 self._database.n_staying,
                 self._config.path,
             )
@@ -174,8 +174,8 @@ class PersistentState:
         if now - self._logged_at >= LOG_PERIOD_SECONDS:
             self._logged_at = now
             self._logger.error(
-                "persistence: %s; until it is written, publishes to sessions that must keep them "
-                "are refused",
+                "persistence: %s; until it is written, publishes to persistent sessions are "
+                "refused",
                 error,
                 exc_info=None if isinstance(error, DatabaseWriteError) else error,
             )
@@ -216,7 +216,7 @@ class PersistentState:
         """Commit everything, then close the file."""
         if not await self.flush():
             self._logger.error(
-                "persistence: %s could not be written: what was not acknowledged is lost",
+                "persistence: %s could not be written: unacknowledged messages are lost",
                 self._config.path,
             )
         self._end()

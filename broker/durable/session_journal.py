@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 from penstock.broker.durable.records import SessionRow
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from penstock.broker.durable.journal import Journal
     from penstock.broker.outbox.delivery import Delivery
     from penstock.broker.sessions.session import Session
@@ -58,6 +60,13 @@ class DeliveryJournal(ABC):
             journal._note()
         elif was_noted and not journal.is_dirty:
             journal._hurry()
+
+    def unstored(self) -> Collection[Delivery]:
+        """Return what has come to any session since the last commit, in that order.
+
+        What has changed since is among it as well.
+        """
+        return self._journal._deliveries
 
     @abstractmethod
     def place_of(self, delivery: Delivery) -> tuple[int, bool] | None:

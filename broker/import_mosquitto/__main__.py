@@ -33,9 +33,12 @@ class OutputError(PenstockError):
 
 @app.command()
 def import_mosquitto(
-    conf: Annotated[Path, typer.Argument(metavar="MOSQUITTO.CONF", help="As mosquitto reads it.")],
+    conf: Annotated[
+        Path, typer.Argument(metavar="MOSQUITTO.CONF", help="mosquitto's configuration file.")
+    ],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="A new file; default: standard output.")
+        Path | None,
+        typer.Option("-o", "--output", help="New file to write; standard output by default."),
     ] = None,
 ) -> None:
     """Write a policy file with the same listeners, users, topics, limits and bridges."""

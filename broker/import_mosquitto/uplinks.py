@@ -29,6 +29,10 @@ _TLS_VERSIONS: Final = {"tlsv1.3": 1.3, "tlsv1.2": 1.2, "tlsv1.1": 1.2}
 _TLS_FILES: Final = ("cafile", "capath", "certfile", "keyfile")
 _TLS_SIGNS: Final = ("bridge_cafile", "bridge_capath")
 _EMPTY: Final = '""'
+_HALF_RECEIVED: Final = (
+    "what mosquitto has received of this at QoS 2 and not passed on when it stops is lost; write "
+    "QoS 1 there for the move"
+)
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -220,6 +224,8 @@ class Bridge:
         for line in self.topics:
             topic = read_topic(line.value)
             rule = topic._asdict()
+            if topic.qos == 2 and "down" in topic.directions and "adopts_session" in keys:
+                self.notes.append((line, _HALF_RECEIVED))
             for direction in rule.pop("directions"):
                 when = {"when": "always"} if direction == "down" else {}
                 keys.setdefault(direction, []).append(rule | when)

@@ -22,10 +22,12 @@ from penstock.broker.network.accepted import AcceptedConnection, Reception
 from penstock.broker.network.transport import MqttProtocol
 from penstock.broker.outbox.lane_order import join_lanes
 from penstock.broker.quotas.admission import Places
+from penstock.broker.receiving.publishing import relay_problem
 from penstock.broker.sending.sender import TellingSender
 from penstock.broker.sessions.lanes import lane_of
 
 if TYPE_CHECKING:
+    from penstock.broker.message import Message
     from penstock.broker.network.driver import Driver
 
 LISTENER: Final = "$local"
@@ -270,6 +272,16 @@ class InProcessClients:
         protocol.connection_made(theirs)
         return theirs
 
+    async def publish_problem(
+        self, client_id: str, first_byte: int, topic: str, properties: bytes, payload: bytes
+    ) -> str:
+        """Say why a PUBLISH of a relay would be refused; see `LocalClients.publish_problem`."""
+        core = self._driver.core
+        session = core.sessions.get(client_id)
+        if session is None:
+            return "the relay has no session"
+        return await relay_problem(core, session, first_byte, topic, properties, payload)
+
     def limit(
         self,
         client_id: str,
@@ -292,17 +304,17 @@ class InProcessClients:
     def keep_order(self, one: str, other: str) -> None:
         """Keep the order of topics across two clients; see `LocalClients.keep_order`."""
         core = self._driver.core
-        sessions = [core.sessions.get(client_id) for client_id in (one, other)]
-        first, second = (None if each is None else lane_of(each, core.timers) for each in sessions)
-        if first is not None and second is not None:
-            self._driver.take_turn(lambda: join_lanes(first, second))
+        first, second = (core.sessions.get(client_id) for client_id in (one, other))
+        if first is not None and second is not None and first.outbox.order is None:
+            lanes = lane_of(first, core.timers), lane_of(second, core.timers)
+            self._driver.take_turn(lambda: join_lanes(*lanes))
 
     def take_over(self, client_id: str, *, is_away: bool) -> None:
         """Let the other client have what waits for one; see `LocalClients.take_over`."""
         session = self._driver.core.sessions.get(client_id)
         order = None if session is None else session.outbox.order
         if order is not None:
-            order.take_over(is_away=is_away)
+            self._driver.take_turn(lambda: order.take_over(is_away=is_away))
 
     def give_up_order(self, client_id: str) -> int:
         """Wait no more for what one is still to acknowledge; see `LocalClients.give_up_order`."""
@@ -336,6 +348,21 @@ class InProcessClients:
             if message is not None and message.publisher == publisher:
                 found.append((message.topic, message.payload_bytes))
         return found
+
+    def show_retained(self, prefix: str, show: Callable[[Message, int], Iterator[Message]]) -> None:
+        """Send new subscriptions other forms of what is retained.
+
+        See `penstock.broker.extensions.LocalClients.show_retained`.
+        """
+        core = self._driver.core
+
+        def shown(message: Message, number: int) -> Iterator[Message]:
+            for form in show(message, number):
+                threshold_s = core.threshold_s(form.topic)
+                form.is_large = threshold_s is not None and form.payload_bytes > threshold_s
+                yield form
+
+        core.retained.show(prefix, shown)
 
     def subscriptions_of_others(self) -> Iterator[tuple[str, str, int]]:
         """Yield the (client id, topic filter, QoS) of all clients but these."""

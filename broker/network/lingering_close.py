@@ -1,4 +1,4 @@
-"""Sockets closed in the middle of a packet: kept until the peer has seen the end.
+"""How connections are closed whose peers are still to get the rest.
 
 Theory of operation. If a socket with unread bytes is closed, the kernel discards what it still has
 to send and sends one reset. If that reset is lost, the peer waits without end. So a connection that
@@ -26,6 +26,22 @@ MOST_SOCKETS: Final = RESERVE // 3
 """A third of the descriptors that are reserved for other things than connections."""
 
 _READ_BYTES: Final = 65_536
+
+
+def half_close(transport: asyncio.Transport, *, is_reading: bool) -> None:
+    """End what is sent to a peer, and go on reading what it sends.
+
+    Args:
+        transport: of the connection; it is dropped where the peer has reset it.
+        is_reading: whether it is being read from.
+    """
+    try:
+        transport.write_eof()
+    except OSError:  # a reset, as asyncio's own loop tells
+        transport.abort()
+        return
+    if not is_reading:
+        transport.resume_reading()
 
 
 class LingeringClose:

@@ -11,7 +11,7 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.config.listener_config import Listener, Tls
@@ -50,7 +50,7 @@ _NOTSENT_LOWAT: Final[int | None] = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 """None on a system without it."""
 
 _PORT_ATTEMPTS: Final = 20
-"""To find a port that is free in each family; one of a thousand or so is not."""
+"""Ports of the kernel's choice to try, before one that another address has is an error."""
 
 _NO_SUCH_FAMILY: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
@@ -350,7 +350,7 @@ def _bound_socket(
 
 
 def _bound_sockets(
-    found: Iterable[tuple[Any, ...]], listener: Listener, plan: Retransmissions | None
+    found: Collection[tuple[Any, ...]], listener: Listener, plan: Retransmissions | None
 ) -> list[socket.socket]:
     """Return a bound socket for each address, all of one port.
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.broker.network.accepted import CLOSE_TIMEOUT_SECONDS, AcceptedConnection
 from penstock.broker.network.driver import BUSY_SECONDS, TURNS_SECONDS, WORTH_BYTES
+from penstock.broker.network.lingering_close import half_close
 from penstock.broker.receiving.connection import Connection
 from penstock.broker.receiving.serving import look, write
 
@@ -400,13 +401,7 @@ class MqttProtocol(asyncio.Protocol):
         if connection.outgoing.out:
             return  # the rest of a payload goes as there is room for it, then this is called again
         if connection.client.is_heard_out and transport.can_write_eof():
-            try:
-                transport.write_eof()
-            except OSError:  # the peer has reset it, as asyncio's own loop tells
-                transport.abort()
-                return
-            if not self.is_reading:
-                self.is_reading = True
-                transport.resume_reading()
+            half_close(transport, is_reading=self.is_reading)
+            self.is_reading = True
         else:
             transport.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Final, Protocol
 
@@ -92,6 +92,9 @@ class DeliveryWatcher(Protocol):
 
     def ended(self, *, has_expired: bool) -> None:
         """Note that the session ends, with its messages still in their places."""
+
+    def unstored(self) -> Collection[Delivery]:
+        """Return what has come to any session since the last commit, in that order."""
 
 
 NOTHING_BEFORE: Final = Delivery(Message("", b""), 0)

@@ -12,6 +12,10 @@ first pending one of its topic in the other lane has a smaller number. The outbo
 with what comes after it on its topic, as it does behind a large message; other topics pass. When a
 delivery has left or is acknowledged, the outbox of the other lane is asked to unpark its topic.
 
+Both lanes together are one subscriber: a message to which both have subscribed comes on one of
+them, the first to which it is given. So a client can move a subscription from one lane to the
+other: it subscribes on both before it unsubscribes on one, and gets every message once.
+
 A lane that is away may be taken over: what waits in it moves to the other lane, in its place among
 the messages of its topic. What is unacknowledged stays with its session, and later messages of its
 topics wait for it, until the order is given up.
@@ -20,14 +24,16 @@ topics wait for it, until the order is given up.
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.outbox.delivery import Delivery, DeliveryWatcher, by_sequence
 
 if TYPE_CHECKING:
+    from penstock.broker.message import Message
     from penstock.broker.outbox.inflight import Inflight
     from penstock.broker.outbox.ledger import Ledger
     from penstock.broker.outbox.outbox import Outbox
@@ -48,6 +54,7 @@ class LaneOrder(DeliveryWatcher):
         ledger: of the same.
         pending: topic to its messages in this lane, oldest first; some may have left.
         other: the other lane.
+        entered: messages that were given to this lane in this turn.
         is_taken_over: what waits here, or comes, moves to the other lane.
         is_given_up: what is unacknowledged here holds back nothing on the other lane.
     """
@@ -82,6 +89,7 @@ class LaneOrder(DeliveryWatcher):
         self._journal: DeliveryWatcher | None = None
         self._numbers = itertools.count(1)
         self._left: dict[str, None] = {}
+        self.entered: set[Message] = set()
         self._is_moving = False
 
     # -- asked by the outbox -------------------------------------------------------------------
@@ -90,14 +98,22 @@ class LaneOrder(DeliveryWatcher):
         """Return the number of the next delivery of both lanes."""
         return next(self._numbers)
 
+    def has_other(self, delivery: Delivery) -> bool:
+        """Say whether the other lane was given the same message right before."""
+        return delivery.message in self.other.entered and _is_own(delivery)
+
     def enter(self, delivery: Delivery) -> None:
         """Take note of a delivery that waits in the outbox now; its `sequence` is set."""
         topic = delivery.message.topic
+        if _is_own(delivery):
+            if not self.entered:
+                self._later(self.entered.clear)  # by then the message is with all subscribers
+            self.entered.add(delivery.message)
         queue = self.pending.get(topic)
         if queue is None:
             queue = self.pending[topic] = deque()
         elif len(queue) >= _LEAST_CLEANED and not len(queue) & (len(queue) - 1):
-            queue = self.pending[topic] = deque(filter(self._is_pending, queue))
+            queue = self._forget_left(topic)
         if queue and queue[-1].sequence > delivery.sequence:
             insort(queue, delivery, key=by_sequence)
         else:
@@ -137,6 +153,10 @@ class LaneOrder(DeliveryWatcher):
         if self._journal is not None:
             self._journal.ended(has_expired=has_expired)
 
+    def unstored(self) -> Collection[Delivery]:
+        """Return what has come to any session since the last commit, in that order."""
+        return () if self._journal is None else self._journal.unstored()
+
     # -- within --------------------------------------------------------------------------------
 
     def first_pending(self, topic: str) -> Delivery | None:
@@ -150,6 +170,12 @@ class LaneOrder(DeliveryWatcher):
             queue.popleft()
         del self.pending[topic]
         return None
+
+    def _forget_left(self, topic: str) -> deque[Delivery]:
+        """Forget the messages of a topic that are in this lane no more; return the others."""
+        found = deque(filter(self._is_pending, self.pending.get(topic, ())))
+        self.pending[topic] = found
+        return found
 
     def _is_pending(self, delivery: Delivery) -> bool:
         return delivery.is_waiting or (
@@ -214,49 +240,70 @@ class LaneOrder(DeliveryWatcher):
         self._is_moving = False
         if not self.is_taken_over or self.outbox.order is not self:
             return
-        taken = self.outbox.take_where(
-            lambda delivery: not (delivery.share or delivery.is_leased), SLICE_MESSAGES
-        )
-        for delivery in taken:
+        taken = self.outbox.take_where(_is_own, SLICE_MESSAGES)
+        topics = dict.fromkeys(delivery.message.topic for delivery in taken)
+        for topic in topics:
+            self._forget_left(topic)
+        for delivery in taken:  # the same object: it keeps its row, and with it its place
             self.ledger.moved += 1
             self.other.ledger.matched += 1
-            moved = type(delivery)(
-                delivery.message,
-                delivery.qos,
-                retain=delivery.retain,
-                subscription_ids=delivery.subscription_ids,
-            )
-            self.other.outbox.take_up(moved, delivery.sequence)
-        for topic in dict.fromkeys(delivery.message.topic for delivery in taken):
+            delivery.withheld_since = None
+            self.other.outbox.take_up(delivery, delivery.sequence)
+        for topic in topics:
             self.other.outbox.unpark(topic)
         self.other._wake()  # noqa: SLF001 (of its kind)
         if taken and self.outbox.n_messages:
             self._move_soon()
 
 
+def _is_own(delivery: Delivery) -> bool:
+    """Say whether a delivery comes by a subscription of the lane alone, of no share or queue."""
+    return not (delivery.share or delivery.is_leased)
+
+
 def join_lanes(one: LaneOrder, other: LaneOrder) -> None:
     """Keep the order of each topic across two lanes, from what is in them on.
 
-    What is in them was restored from the disk, in the order of its rows.
+    What is in them was restored from the disk, in the order of its rows, or has come since. A
+    message that waits in both stays in one.
     """
     numbers = itertools.count(1)
     one.join(other, numbers)
     other.join(one, numbers)
-    found: list[tuple[tuple[int, int], LaneOrder, Delivery]] = []
+    unstored = {
+        delivery: place for place, delivery in enumerate(one.unstored() or other.unstored())
+    }
+
+    def came(delivery: Delivery) -> tuple[float, float, float, int]:
+        """Return what sorts by coming: what has no row yet is later than what has one."""
+        return (
+            delivery.row or math.inf,
+            unstored.get(delivery, math.inf),
+            delivery.message.arrived_at,
+            delivery.sequence,
+        )
+
+    found: list[tuple[LaneOrder, Delivery]] = []
     topics: list[set[str]] = []
     for lane in (one, other):
         mine = [*lane.inflight, *lane.outbox.waiting()]
         topics.append({delivery.message.topic for delivery in mine})
-        found += [((delivery.row, delivery.sequence), lane, delivery) for delivery in mine]
+        found += [(lane, delivery) for delivery in mine]
     common = topics[0] & topics[1]
     waiting = set[Delivery]()
     for lane in (one, other):
         waiting.update(lane.outbox.take_where(lambda delivery: delivery.message.topic in common))
         lane.outbox.order = lane
-    found.sort(key=lambda each: each[0])
-    for _, lane, delivery in found:
+    found.sort(key=lambda each: came(each[1]))
+    kept = {each.message for _, each in found if each not in waiting and _is_own(each)}
+    for lane, delivery in found:
         number = lane.next_sequence()
         if delivery in waiting:
+            if _is_own(delivery):
+                if delivery.message in kept:
+                    lane.ledger.moved += 1
+                    continue
+                kept.add(delivery.message)
             lane.outbox.take_up(delivery, number)
         else:
             delivery.sequence = number

@@ -16,8 +16,9 @@ class Ledger:
         matched: messages to be delivered to the subscriber.
         delivered: QoS 0: handed to the connection; QoS 1 and 2: acknowledged.
         expired: removed as their Message Expiry Interval had passed.
-        moved: moved to another member of their shared subscription, where they count as matched
-            again, or given back to the source of the subscription.
+        moved: moved to another member of their shared subscription or to the other lane, where they
+            count as matched again; given to the other lane already; or given back to the source of
+            the subscription.
         dropped: removed for another reason, by its name; see `DROP_REASONS`.
         large: those of them that were large for the subscriber when they came to its outbox; not
             part of the sum.

@@ -143,6 +143,12 @@ class Outbox:
             rules.over_half.add(self)
 
     @property
+    def place(self) -> Outbox:
+        """The outbox in which what comes will wait: after a takeover, that of the other lane."""
+        order = self.order
+        return self if order is None or not order.is_taken_over else order.other.outbox
+
+    @property
     def n_withheld(self) -> int:
         """Messages held by the gate: large ones that wait for it, and those behind them."""
         return 0 if self._held is None else self._held.n_withheld
@@ -189,10 +195,16 @@ class Outbox:
     def add(self, delivery: Delivery, *, is_restored: bool = False) -> bool:
         """Let a message wait; return False where the outbox is full: it was dropped and counted.
 
+        What the other lane was given right before does not wait here, too.
+
         With `is_restored` there is no limit: the message waited before a restart, and its publisher
         has its acknowledgement.
         """
         message = delivery.message
+        order = self.order
+        if order is not None and order.has_other(delivery):
+            self._ledger.moved += 1
+            return True
         is_large = message.is_large and self.is_large(message)
         if is_large or delivery.after is not None:  # it may have been large for another subscriber
             delivery.after = NOTHING_BEFORE if is_large else None
@@ -200,8 +212,9 @@ class Outbox:
             self._ledger.large += 1
             if self._rules.supersedes and self._supersede(delivery):
                 return True
-        if not is_restored and self._why_full(message):
-            reason = self._make_room_for(delivery)
+        place = self if order is None or not order.is_taken_over else order.other.outbox  # in line
+        if not is_restored and place.why_full(message):
+            reason = place.make_room_for(delivery)
             if reason:
                 self._rules.drop(self._link, self._ledger, reason, message)
                 return False
@@ -212,7 +225,6 @@ class Outbox:
         behind = held.chains.get(message.topic) if held is not None else None
         ready = self._ready if delivery.qos else self._ready0
         is_of_run = ready and ready[-1].sequence == self._sequence
-        order = self.order
         if order is not None:
             self._sequence = order.next_sequence()
         elif behind is not None or is_large or not is_of_run:
@@ -280,7 +292,7 @@ class Outbox:
         for first in list(held.parked) if held is not None else ():
             self.unpark(first.message.topic)
 
-    def _why_full(self, message: Message) -> str:
+    def why_full(self, message: Message) -> str:
         """Return why there is no room for a message; "" where there is room."""
         rules = self._rules
         if (
@@ -291,7 +303,7 @@ class Outbox:
         backlog = rules.backlog
         return "broker_full" if backlog is not None and backlog.is_full_for(message) else ""
 
-    def _make_room_for(self, delivery: Delivery) -> str:
+    def make_room_for(self, delivery: Delivery) -> str:
         """Drop what need not be kept; return why there is still no room, "" where there is.
 
         If the rules say so, the messages that have waited longest are evicted: QoS 0 that waits for
@@ -302,7 +314,7 @@ class Outbox:
         rules = self._rules
         backlog = rules.backlog
         self.drop_expired(message.arrived_at)
-        reason = self._why_full(message)
+        reason = self.why_full(message)
         is_too_small = backlog is not None and backlog.is_too_small_for(message)
         if not rules.drops_oldest or is_too_small or message.size_bytes > rules.max_bytes:
             return reason
@@ -320,7 +332,7 @@ class Outbox:
                 self._remove(source.popleft())
             n_bytes += oldest.message.memory_bytes
             rules.drop(self._link, self._ledger, "pushed_out", message)
-            reason = self._why_full(message)
+            reason = self.why_full(message)
         return ""
 
     def _oldest_for(self, delivery: Delivery) -> tuple[Delivery | None, deque[Delivery] | None]:
@@ -360,7 +372,7 @@ class Outbox:
         if last.after is None:
             return False
         self._remove(last)
-        if self._why_full(message):
+        if self.why_full(message):
             self._enter(last)
             return False
         last.message = message

@@ -29,6 +29,11 @@ NO_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 """Permissions that group and others never get for files that a service creates."""
 
 
+SWITCH_SECONDS: Final = 0.001
+"""After which a thread that runs Python code lets the loop's thread run, where that waits; 5 ms by
+default. The thread that writes a queue's messages would delay each round of the loop by as much."""
+
+
 class Service(Protocol):
     """Something that is started, serves, and is stopped."""
 
@@ -96,6 +101,7 @@ def run_until_stopped(service: Service) -> None:
         PenstockError: the service cannot start.
     """
     os.umask(os.umask(NO_OTHERS) | NO_OTHERS)  # keeps stricter bits of the present mask
+    sys.setswitchinterval(SWITCH_SECONDS)
     loop_factory = None
     with contextlib.suppress(ImportError):  # uvloop does not exist for Windows
         import uvloop  # noqa: PLC0415

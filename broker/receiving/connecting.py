@@ -14,7 +14,7 @@ from penstock.broker.config.capabilities import check_connect, connack_propertie
 from penstock.broker.counters import count
 from penstock.broker.errors import ProtocolError
 from penstock.broker.events import ClientConnected
-from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
+from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, RELAY_CLIENT_PREFIX
 from penstock.broker.message import LANE_PROPERTY
 from penstock.broker.mqtt.enums import MQTT_3_1, MQTT_5, PacketType
 from penstock.broker.mqtt.packets import ConnAck, Connect, Will
@@ -125,6 +125,7 @@ def _check_client_id(packet: Connect, *, may_be_empty: bool) -> None:
 async def _connect(client: Client, packet: Connect, now: float) -> None:
     core = client.core
     if client.is_local:
+        client.is_relay = packet.client_id.startswith(RELAY_CLIENT_PREFIX)
         await let_in(client, packet, packet.client_id, _ACCEPTED, {}, now)
         return
     client_id = packet.client_id or _assigned_client_id(core)

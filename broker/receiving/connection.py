@@ -242,7 +242,7 @@ class Connection:
         if n_messages:
             count(client.core.counters.publish_refused, "publisher gone", n_messages)
             client.core.logger.info(
-                "%s: gone; %d of the messages that it had sent were not handled",
+                "%s: gone; %d of its messages were not handled",
                 client.peer(),
                 n_messages,
             )

@@ -111,12 +111,12 @@ def reserve(
         Why there is no room; "" where `Router.store` is to follow.
     """
     core = receipt.client.core
-    is_5 = receipt.client.version == MQTT_5
+    can_tell = not receipt.client.waits_for_room
     if (targets or chosen) and core.room.rejects and not receipt.was_routed:
-        full = core.room.lacks(message, targets, chosen, now, can_tell=is_5)
+        full = core.room.lacks(message, targets, chosen, now, can_tell=can_tell)
         if full:
             return full
-    return core.router.reserve(message, plan.sinks, can_tell=is_5)
+    return core.router.reserve(message, plan.sinks, can_tell=can_tell)
 
 
 def hold(client: Client, message: Message, packet_id: int, now: float, *, is_repeat: bool) -> None:

@@ -9,6 +9,7 @@ from penstock.broker.access_control import PUBLISH
 from penstock.broker.config.capabilities import check_publish, is_payload_valid
 from penstock.broker.errors import PeerError, ProtocolError
 from penstock.broker.events import MessageReceived
+from penstock.broker.extensions import QOS_PROPERTY
 from penstock.broker.message import Message, Properties
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import MQTT_5
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
     from penstock.broker.routing.topic_tree import Target
     from penstock.broker.sessions.client import Client
-    from penstock.broker.sessions.core import FastPlan
+    from penstock.broker.sessions.core import Core, FastPlan
     from penstock.broker.sessions.session import Session
 
 SMALL_PROPERTIES_BYTES: Final = 1024
@@ -53,8 +54,15 @@ MAX_LOGGED_TOPIC: Final = 80
 DUP: Final = 0x08
 """DUP in the first byte of a PUBLISH."""
 
+_QOS_BITS: Final = 0x06
+"""QoS in the first byte of a PUBLISH."""
+
 _QOS_2_OR_DUP: Final = 0x0C
 """Bits in the first byte of a PUBLISH, one of which each PUBLISH that may be a repeat has."""
+
+MOST_HEADER_BYTES: Final = 9
+"""Of a PUBLISH besides topic, properties and payload: the first byte, the Remaining Length, the
+length of the topic and the Packet Identifier."""
 
 _CLOSING: Final = (ReasonCode.TOPIC_NAME_INVALID, ReasonCode.PAYLOAD_FORMAT_INVALID)
 """They end the connection where no acknowledgement can say so: at QoS 0 and in MQTT 3.1.1."""
@@ -109,6 +117,7 @@ def receive_publish(
             topic_bytes = client.incoming_aliases.resolve(alias, topic_bytes)
     if first_byte & _QOS_2_OR_DUP and _is_repeat(client, packet_id, qos):
         return None
+    asked_byte = _asked_byte(first_byte, properties) if client.is_relay else first_byte
     plan = core.tree.plans.get(topic_bytes)
     if plan is None:
         topic = _topic(topic_bytes)
@@ -119,17 +128,16 @@ def receive_publish(
             return _refuse(client, shown, packet_id, qos, problem, code)
         plan = core.tree.plan(topic, topic_bytes)
     if core.is_restricted:
-        check_publish(core.options, first_byte)
+        check_publish(core.options, asked_byte)
         if not is_payload_valid(core.options, properties, data[payload_at:stop]):
             code = ReasonCode.PAYLOAD_FORMAT_INVALID
             return _refuse(client, plan.topic, packet_id, qos, _NOT_UTF_8, code)
     is_long = stop - payload_at > plan.most_bytes
     if is_long and stop - payload_at > core.most_payload_bytes:
         code = ReasonCode.PACKET_TOO_LARGE
-        allowed = core.limits.payload_bytes
-        reason = f"payload of {stop - payload_at} bytes; allowed: at most {allowed}"
+        reason = _payload_problem(core, stop - payload_at)
         return _refuse(client, plan.topic, packet_id, qos, reason, code)
-    message = _message(client, plan, data[payload_at:stop], first_byte, properties, now)
+    message = _message(client, plan, data[payload_at:stop], asked_byte, properties, now)
     if message is None:
         return _refuse(client, plan.topic, packet_id, qos, _NOT_KEPT)
     if properties is not None and n_properties_bytes > SMALL_PROPERTIES_BYTES:
@@ -138,7 +146,7 @@ def receive_publish(
     if is_sys and not may_publish_sys(client.session.client_id, plan.topic):
         code = ReasonCode.NOT_AUTHORIZED
         return _refuse(client, plan.topic, packet_id, qos, _IS_SYS, code)
-    if core.is_plain:
+    if core.is_plain and not client.is_relay:
         is_simple = core.takes_runs or (first_byte == 0x30 and properties is None)
         if is_simple and not (first_byte & 1 or is_sys):
             core.fast_plan(plan, client.version)
@@ -149,6 +157,58 @@ def receive_publish(
         event = MessageReceived(client.session, message)
         core.guard.tell(core.callbacks.message_received, event)
     return client.run(_take_checked(client, plan.of(message), message, packet_id, first_byte, now))
+
+
+def _asked_byte(first_byte: int, properties: dict[str, Any] | None) -> int:
+    """Return the first byte of a relay's PUBLISH with the QoS that it names; see `QOS_PROPERTY`.
+
+    The User Property is removed.
+    """
+    pairs = [] if properties is None else properties.get("user_property", [])
+    if properties is None or not pairs or pairs[-1][0] != QOS_PROPERTY:
+        return first_byte
+    _, qos = pairs.pop()
+    if not pairs:
+        del properties["user_property"]
+    return first_byte & ~_QOS_BITS | int(qos) << 1
+
+
+async def relay_problem(
+    core: Core,
+    session: Session,
+    first_byte: int,
+    topic: str,
+    properties: bytes,
+    payload: bytes,
+) -> str:
+    """Say why a PUBLISH of a relay would be refused; see `LocalClients.publish_problem`."""
+    limits = core.limits
+    topic_bytes = topic.encode()
+    n_bytes = len(topic_bytes) + len(properties) + len(payload) + MOST_HEADER_BYTES
+    if n_bytes > limits.maximum_packet_size:
+        return f"packet of {n_bytes} bytes; allowed: at most {limits.maximum_packet_size}"
+    problem = limits.topic_problem(topic)
+    if problem:
+        return problem
+    try:
+        if len(properties) > limits.properties_bytes:
+            limits.check_properties_bytes(read_variable_byte_integer(properties, 0)[0])
+        found, _ = read_publish_properties(properties, 0, limits.properties)
+        check_publish(core.options, first_byte)
+    except PeerError as error:
+        return str(error)
+    if not is_payload_valid(core.options, found, payload):
+        return _NOT_UTF_8
+    if len(payload) > core.most_payload_bytes:
+        return _payload_problem(core, len(payload))
+    if topic_bytes.startswith(b"$SYS") and not may_publish_sys(session.client_id, topic):
+        return _IS_SYS
+    is_allowed = await core.router.is_allowed(session, topic, PUBLISH)
+    return "" if is_allowed else _NOT_AUTHORIZED
+
+
+def _payload_problem(core: Core, n_bytes: int) -> str:
+    return f"payload of {n_bytes} bytes; allowed: at most {core.limits.payload_bytes}"
 
 
 def are_direct(sessions: Sequence[Session]) -> bool:
@@ -444,8 +504,9 @@ async def _take_checked(
     """
     core = client.core
     receipt = None
-    if message.qos:
-        receipt = book_receipt(client, packet_id, message.qos, 1, is_repeat=bool(first_byte & DUP))
+    qos = (first_byte & _QOS_BITS) >> 1  # of the exchange: a relay's message may have another
+    if qos:
+        receipt = book_receipt(client, packet_id, qos, 1, is_repeat=bool(first_byte & DUP))
     try:
         if not await core.router.is_allowed(client.session, message.topic, PUBLISH):
             code = ReasonCode.NOT_AUTHORIZED
@@ -463,7 +524,7 @@ async def _take_checked(
         raise
     if not full or receipt is None:
         return None
-    if receipt.client.version != MQTT_5:
+    if receipt.client.waits_for_room:
         return core.room.hold(receipt, message, route_held, now)
     return _refuse_booked(client, receipt, plan.topic, no_room(full), counted_as=full)
 

@@ -77,7 +77,7 @@ def _take_publishes(
     if client.receipts or client.sender.held:
         return 0
     qos = (data[position] >> 1) & 3
-    if qos == 2 and client.session.journal is not None:
+    if qos == 2 and (client.session.journal is not None or client.is_relay):
         return 0
     if not data[start - 1]:
         return 0  # a Remaining Length that is not in its shortest form [MQTT-1.5.5-1]

@@ -89,6 +89,8 @@ class Subject(NamedTuple):
         sizes: size class of each of its subscriptions, None for both; None instead of the list
             where that is not known.
         left_at: monotonic seconds at which it went; None while it is there.
+        n_apart: messages that wait for its connection outside of its outbox, as in a proxy.
+        apart_bytes: of their payloads.
     """
 
     client_id: str
@@ -103,6 +105,8 @@ class Subject(NamedTuple):
     threshold_l: Callable[[Link], float | None]
     sizes: list[SizeClass | None] | None = None
     left_at: float | None = None
+    n_apart: int = 0
+    apart_bytes: int = 0
 
 
 def subject_of(session: Session) -> Subject:
@@ -223,18 +227,21 @@ def ledger_figures(subject: Subject, _now: float) -> LedgerFigures:
     """Return where a client's messages are."""
     outbox, ledger = subject.outbox, subject.ledger
     withheld = outbox.n_withheld
-    says_why = subject.is_connected or not outbox.n_messages
+    if outbox.n_messages and not subject.is_connected:
+        waits_for = "not connected"
+    else:
+        waits_for = "waiting for room" if subject.n_apart else outbox.why_nothing()
     return LedgerFigures(
         matched=ledger.matched,
         delivered=ledger.delivered,
         inflight=subject.n_inflight,
         withheld=withheld,
-        queued=outbox.n_messages - withheld,
+        queued=outbox.n_messages - withheld + subject.n_apart,
         expired=ledger.expired,
         moved=ledger.moved,
         dropped=dict(ledger.dropped),
-        queued_bytes=outbox.n_bytes,
-        waits_for=outbox.why_nothing() if says_why else "not connected",
+        queued_bytes=outbox.n_bytes + subject.apart_bytes,
+        waits_for=waits_for,
     )
 
 

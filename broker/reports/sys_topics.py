@@ -7,13 +7,11 @@ Figures of single clients are in `penstock.broker.reports.client_topics`.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import fields
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from penstock.broker.config.limits import OF_MEMORY
-from penstock.broker.counters import Metric, figures
-from penstock.broker.extensions import SinkCounts
+from penstock.broker.counters import Metric, by_name, by_reason, figures
 from penstock.broker.faults import note_fault
 from penstock.broker.message import Message
 from penstock.broker.outbox.ledger import Ledger
@@ -179,16 +177,16 @@ class SysTopics:
         backlog = self._core.outbox_rules.backlog
         if backlog is not None:
             yield root + "queued_memory_bytes", str(backlog.n_bytes)
-        yield from _counter("ledger/dropped", ledger.dropped)
+        for name, n in by_reason("dropped", ledger.dropped).items():
+            yield root + name, str(n)
         yield "penstock/withholding/withheld_total", str(ledger.withheld_total)
         yield "penstock/withholding/released_total", str(ledger.released_total)
         yield "penstock/withholding/broken_off_total", str(self._core.counters.broken_off)
         for metric in self._core.outbox_rules.record.metrics():
             yield from _metric(metric)
         for sink in self._core.sinks:
-            for field in fields(SinkCounts):
-                name = f"ledger/sinks/{sink.name}/{field.name}"
-                yield from _counter(name, getattr(sink.counts, field.name))
+            for name, n in by_name(sink.counts).items():
+                yield f"{root}sinks/{sink.name}/{name}", str(n)
 
     def _payload_store(self) -> Iterator[tuple[str, str]]:
         store = self._core.payload_store
@@ -210,9 +208,9 @@ class SysTopics:
         yield "penstock/subscription_bytes", str(core.tree.n_bytes)
         yield "penstock/will_bytes", str(core.sessions.will_bytes)
         yield "penstock/retained_bytes", str(core.retained.n_bytes)
-        for field in fields(core.counters):
-            if field.name not in _NOT_BY_NAME:
-                yield from _counter(field.name, getattr(core.counters, field.name))
+        for name, n in by_name(core.counters).items():
+            if name not in _NOT_BY_NAME:
+                yield f"penstock/{name}", str(n)
 
 
 def _metric(metric: Metric) -> Iterator[tuple[str, str]]:
@@ -229,13 +227,3 @@ def _metric(metric: Metric) -> Iterator[tuple[str, str]]:
                 yield f"{root}/le/{level}", str(number)
             yield f"{root}/sum", str(found["sum"])
             yield f"{root}/count", str(found["count"])
-
-
-def _counter(name: str, counted: int | dict[Any, int]) -> Iterator[tuple[str, str]]:
-    """Yield the figures of one counter; a reason that is a number is a reason code."""
-    if isinstance(counted, int):
-        yield f"penstock/{name}", str(counted)
-        return
-    for key, number in sorted(counted.items()):
-        level = f"0x{key:02X}" if isinstance(key, int) else key.replace("/", ".")
-        yield f"penstock/{name}/{level}", str(number)

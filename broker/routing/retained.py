@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, TypeAlias
 
 from penstock.broker.message import Message
 from penstock.broker.timers import Timer, Timers
@@ -29,6 +29,11 @@ LEVEL_BYTES: Final = 144
 
 TABLE_BYTES: Final = 216
 """What its table of next levels takes, if there is any; the first levels' does not count."""
+
+
+Show: TypeAlias = Callable[[Message, int], Iterator[Message]]
+"""Returns the forms in which a retained message is found below a prefix, one after another. The
+number is that of the message: no other one that is retained while the process runs has it."""
 
 
 class _Node:
@@ -104,6 +109,7 @@ class RetainedMessages:
         self.n_bytes = 0
         self.on_change: Callable[[str], None] | None = None
         self.expired_total = 0
+        self._shown: dict[str, Show] = {}
 
     def __len__(self) -> int:
         return len(self.by_topic)
@@ -227,6 +233,14 @@ class RetainedMessages:
 
         Only the levels before the first wildcard are looked at.
         """
+        if self._shown:
+            for prefix in self._shown:
+                name = topic_filter.removeprefix(prefix)
+                if name not in ("", topic_filter) and self._may_match(name):
+                    return True
+        return self._may_match(topic_filter)
+
+    def _may_match(self, topic_filter: str) -> bool:
         if not self.n_limited and not topic_filter.startswith("$"):
             return False  # what is left are the broker's own
         node = self._root
@@ -242,8 +256,23 @@ class RetainedMessages:
             node = child
         return True
 
+    def show(self, prefix: str, show: Show) -> None:
+        """Let walks below a prefix find each retained message in another form.
+
+        Args:
+            prefix: topic levels with a ``/`` at the end; a walk to ``PREFIX a/b`` finds what `show`
+                returns for the message of ``a/b``, after what is retained there itself.
+            show: see `Show`.
+        """
+        self._shown[prefix] = show
+
     def walk(self, topic_filter: str) -> RetainedWalk:
         """Begin a walk through the messages that match a filter and are retained now."""
+        for prefix, show in self._shown.items():
+            name = topic_filter.removeprefix(prefix)
+            if name not in ("", topic_filter):
+                source = RetainedWalk(self, self._root, self._n_sets, name)
+                return ShownWalk(self, self._root, self._n_sets, topic_filter, source, show)
         return RetainedWalk(self, self._root, self._n_sets, topic_filter)
 
 
@@ -325,6 +354,11 @@ class RetainedWalk:
             is_ahead = True
         return node.message if is_ahead and path and node.set_at <= self._started else None
 
+    @property
+    def number(self) -> int:
+        """Number of the set that brought the message which `step` has returned."""
+        return self._path[-1].set_at
+
     def _message(self, node: _Node, depth: int, now: float) -> Message | None:
         n_levels = len(self._levels)
         message = node.message
@@ -352,6 +386,50 @@ class RetainedWalk:
             if child is not None:
                 return iter(((level, child),))
         return iter(())
+
+
+class ShownWalk(RetainedWalk):
+    """A walk that also finds other forms of what is retained, by `RetainedMessages.show`.
+
+    The forms of a message end as soon as another one is retained in its topic, or none.
+    """
+
+    __slots__ = ("_forms", "_message_shown", "_show", "_source")
+
+    def __init__(
+        self,
+        store: RetainedMessages,
+        root: _Node,
+        started: int,
+        topic_filter: str,
+        source: RetainedWalk,
+        show: Show,
+    ) -> None:
+        super().__init__(store, root, started, topic_filter)
+        self._source = source
+        self._show = show
+        self._message_shown: Message | None = None
+        self._forms: Iterator[Message] = iter(())
+
+    def step(self, now: float) -> Message | None:
+        """Go on to the next topic level, or to the next form of a message."""
+        if self._path:
+            found = super().step(now)
+            self.is_done = False
+            return found
+        source = self._message_shown
+        if source is not None:
+            is_retained = self._store.by_topic.get(source.topic) is source
+            form = next(self._forms, None) if is_retained and not source.is_expired(now) else None
+            if form is None:
+                self._message_shown = None
+                self._forms = iter(())
+            return form
+        self._message_shown = message = self._source.step(now)
+        if message is not None:
+            self._forms = self._show(message, self._source.number)
+        self.is_done = self._source.is_done
+        return None
 
 
 def _cost(message: Message) -> tuple[int, int]:

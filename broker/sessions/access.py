@@ -30,7 +30,7 @@ from penstock.broker.access_control import (
     SessionView,
 )
 from penstock.broker.contracts import overridden
-from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
+from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, RELAY_CLIENT_PREFIX
 
 
 class SeveralSources(AccessControl):
@@ -152,7 +152,7 @@ def combine(
 
 
 class ExceptLocal(AccessControl):
-    """Access control that does not judge the clients in the broker's own process."""
+    """Access control that does not judge the clients in the broker's own process, except relays."""
 
     def __init__(self, inner: AccessControl) -> None:
         self._inner = inner
@@ -165,10 +165,44 @@ class ExceptLocal(AccessControl):
         return self._inner.authenticate(attempt)
 
     def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
-        """Allow the process's own clients everything."""
-        if session.client_id.startswith(LOCAL_CLIENT_PREFIX):
+        """Allow the process's own clients everything; ask about relays and all others."""
+        client_id = session.client_id
+        if client_id.startswith(LOCAL_CLIENT_PREFIX) and not client_id.startswith(
+            RELAY_CLIENT_PREFIX
+        ):
             return True
         return self._inner.authorize(session, topic, action)
+
+
+class AlsoAsking(AccessControl):
+    """Access control that must allow a second topic, too, for some topics.
+
+    Args:
+        inner: asked about both.
+        second: see `penstock.broker.extensions.Plugin.also_asked`.
+    """
+
+    def __init__(self, inner: AccessControl, second: Callable[[str], str | None]) -> None:
+        self._inner = inner
+        self._second = second
+        self.checks_publish = inner.checks_publish
+        self.checks_subscribe = inner.checks_subscribe
+        self.checks_receive = inner.checks_receive
+
+    def authenticate(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:
+        """Ask the inner one."""
+        return self._inner.authenticate(attempt)
+
+    def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
+        """Ask about the topic, and about the second one if there is one."""
+        inner = self._inner
+        answer = inner.authorize(session, topic, action)
+        second = self._second(topic)
+        if second is None or answer is False:
+            return answer
+        if answer is True:
+            return inner.authorize(session, second, action)
+        return _authorize_later(answer, (inner,), session, second, action)
 
 
 def _authorizes(source: AccessControl) -> bool:

@@ -8,14 +8,15 @@ had these options.
 
 A bridge also announces itself: "1" in ``$SYS/broker/connection/CLIENT_ID/state``, retained, with a
 will that says "0". This is all that a client may publish below ``$SYS``. A client in the broker's
-own process is its bridge to another broker, and may say the same of any connection.
+own process is its bridge to another broker, and may say the same of any connection; a relay
+publishes nothing there.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
+from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, RELAY_CLIENT_PREFIX
 from penstock.broker.mqtt.packets import SubscriptionRequest
 from penstock.broker.mqtt.topics import parse_share
 
@@ -37,6 +38,8 @@ def of_bridge(request: SubscriptionRequest) -> SubscriptionRequest:
 
 def may_publish_sys(client_id: str, topic: str) -> bool:
     """Say whether a client may publish to a topic below ``$SYS``: its own state as a bridge."""
+    if client_id.startswith(RELAY_CLIENT_PREFIX):
+        return False
     if client_id.startswith(LOCAL_CLIENT_PREFIX):
         return topic.startswith(CONNECTIONS)
     return topic == _STATE.format(client_id)

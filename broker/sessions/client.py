@@ -217,6 +217,7 @@ class Client:
         is_bridge: the client has said that it is another broker's bridge.
         is_local: it is a part of the broker's own process; see
             `penstock.broker.extensions.LocalClients`.
+        is_relay: it publishes for a user; see `penstock.broker.extensions.RELAY_CLIENT_PREFIX`.
         known_properties: of a PUBLISH that came in a run, found good; see
             `penstock.broker.receiving.runs`.
         maximum_packet_size: bytes of the largest packet that is taken from an accepted client.
@@ -256,6 +257,7 @@ class Client:
         "is_heard_out",
         "is_local",
         "is_open",
+        "is_relay",
         "known_properties",
         "last_received",
         "listener",
@@ -311,6 +313,7 @@ class Client:
         self.has_begun_session = False
         self.is_bridge = False
         self.is_local = False
+        self.is_relay = False
         self.is_closing = False
         self.is_broken_off = False
         self.is_heard_out = False
@@ -400,6 +403,11 @@ class Client:
             then,
             lambda: sessions.get(session.client_id) is session,
         )
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether a message without room is held, and not refused by a reason code."""
+        return self.version != MQTT_5 or self.is_relay
 
     def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a handler now; where it has to wait, receive nothing more until it is done."""

@@ -6,18 +6,20 @@ one of them while an earlier one of its topic waits for the other, or is unackno
 (`penstock.broker.outbox.lane_order`). The CONNACK has the property, too: with the name if that
 client has a session, and empty if it has none yet.
 
-A lane that is away for `TAKEOVER_SECONDS` while the other one is connected is taken over: what
-waits for it goes to the other. After `GIVE_UP_SECONDS`, what it has not acknowledged holds back no
-later message any more.
+A lane that is away for `lane_takeover_seconds` while the other one is connected is taken over: what
+waits for it goes to the other. After `lane_give_up_seconds`, what it has not acknowledged holds
+back no later message any more.
 
-Only sessions of one user can be lanes: otherwise any client could hold back another's messages.
+Only sessions of one user can be lanes, and a client that is connected must have named the other
+one: otherwise any client could hold back another's messages. A session that was restored is a lane
+of the first client that names it, as nobody has told yet whom it names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
 from penstock.broker.message import LANE_PROPERTY
@@ -27,15 +29,10 @@ from penstock.broker.routing.subscriber import Subscriber
 if TYPE_CHECKING:
     import logging
 
+    from penstock.broker.config.mqtt_options import MqttOptions
     from penstock.broker.counters import Counters
     from penstock.broker.outbox.ledger import Ledger
     from penstock.broker.timers import Timer, Timers
-
-TAKEOVER_SECONDS: Final = 10.0
-"""A client that only reconnects is back sooner."""
-
-GIVE_UP_SECONDS: Final = 60.0
-"""A client that is away for so long may not come back, and its topics must not stand still."""
 
 
 class LaneSession(Subscriber, Protocol):
@@ -70,6 +67,7 @@ class Lanes:
         sessions: Callable[[str], LaneSession | None],
         timers: Timers,
         counters: Counters,
+        options: MqttOptions,
         logger: logging.Logger,
     ) -> None:
         """Begin without lanes.
@@ -78,13 +76,17 @@ class Lanes:
             sessions: returns the session of a Client Identifier; None where it has none.
             timers: of the broker.
             counters: the same.
+            options: the same; say when a lane is taken over.
             logger: the same.
         """
+        self._takeover_seconds = options.lane_takeover_seconds
+        self._give_up_seconds = options.lane_give_up_seconds
         self._session_of = sessions
         self._broker_timers = timers
         self._counters = counters
         self._logger = logger
         self._others: dict[str, str] = {}
+        self._joined: dict[str, str] = {}
         self._timers: dict[str, Timer] = {}
 
     def asked(
@@ -127,17 +129,34 @@ class Lanes:
             now: monotonic seconds.
         """
         client_id = session.client_id
-        if self._others.get(client_id, "") != other_id:
-            if session.outbox.order is not None:
-                session.outbox.order.leave()
-            self._others.pop(client_id, None)
+        if self._joined.get(client_id, "") != other_id:
+            self._part(session)
+        self._others.pop(client_id, None)
         if not other_id:
             return
         self._others[client_id] = other_id
         other = self._session_of(other_id)
-        if other is not None and session.outbox.order is None and other.outbox.order is None:
+        if other is not None and self._may_join(session, other):
             join_lanes(lane_of(session, self._broker_timers), lane_of(other, self._broker_timers))
+            self._joined |= {client_id: other_id, other_id: client_id}
         self._look(session, now)
+
+    def _may_join(self, session: LaneSession, other: LaneSession) -> bool:
+        is_named = self._others.get(other.client_id) == session.client_id
+        return (
+            (is_named or other.client is None)
+            and session.outbox.order is None
+            and other.outbox.order is None
+        )
+
+    def _part(self, session: LaneSession) -> None:
+        """End the order of two lanes, if a session is one of them."""
+        if session.outbox.order is not None:
+            session.outbox.order.leave()
+        other_id = self._joined.pop(session.client_id, "")
+        self._joined.pop(other_id, None)
+        for client_id in (session.client_id, other_id):
+            self._cancel(client_id)
 
     def connection_lost(self, session: LaneSession, now: float) -> None:
         """Take note of a client that has gone."""
@@ -146,14 +165,12 @@ class Lanes:
 
     def ended(self, session: LaneSession) -> None:
         """Take note of a session that ends, with its messages still in their places."""
-        if session.outbox.order is not None:
-            session.outbox.order.leave()
+        self._part(session)
         self._others.pop(session.client_id, None)
-        self._cancel(session.client_id)
 
     def _look(self, session: LaneSession, now: float) -> None:
         """See which of two lanes the other one is to take over."""
-        other = self._session_of(self._others.get(session.client_id, ""))
+        other = self._session_of(self._joined.get(session.client_id, ""))
         if other is None:
             return
         for one, partner in ((session, other), (other, session)):
@@ -165,7 +182,7 @@ class Lanes:
                 order.take_over(is_away=False)
             elif one.client_id not in self._timers and not order.is_taken_over:
                 self._timers[one.client_id] = self._broker_timers.at(
-                    now + TAKEOVER_SECONDS, partial(self._take_over, one)
+                    now + self._takeover_seconds, partial(self._take_over, one)
                 )
 
     def _take_over(self, session: LaneSession, now: float) -> None:
@@ -173,24 +190,25 @@ class Lanes:
         if order is None:
             return
         self._logger.info(
-            "client %s: away for %.0f s: what waits goes to its other lane, %s",
+            "client %s: away for %g s: its waiting messages go to its other lane, %s",
             session.client_id,
-            TAKEOVER_SECONDS,
-            self._others.get(session.client_id, ""),
+            self._takeover_seconds,
+            self._joined.get(session.client_id, ""),
         )
         order.take_over(is_away=True)
         self._timers[session.client_id] = self._broker_timers.at(
-            now + GIVE_UP_SECONDS - TAKEOVER_SECONDS, lambda _at: self._give_up(session)
+            now + self._give_up_seconds - self._takeover_seconds,
+            lambda _at: self._give_up(session),
         )
 
     def _give_up(self, session: LaneSession) -> None:
         order = session.outbox.order
         if order is not None and len(session.inflight):
             self._logger.warning(
-                "client %s: away for %.0f s: later messages of the topics of %d that it has not "
-                "acknowledged wait for these no more",
+                "client %s: away for %g s: later messages no longer wait for %d of their "
+                "topics that it has not acknowledged",
                 session.client_id,
-                GIVE_UP_SECONDS,
+                self._give_up_seconds,
                 len(session.inflight),
             )
             order.give_up()

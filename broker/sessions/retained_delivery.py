@@ -278,7 +278,9 @@ def _give(due: RetainedDue, message: Message, now: float) -> None:
     delivery = Delivery(
         session.core.router.for_one(message),
         min(message.qos, subscription.qos),
-        retain=True,  # [MQTT-3.3.1-8] of MQTT 3.1.1; Retain As Published is for live messages
+        # [MQTT-3.3.1-8] of MQTT 3.1.1; Retain As Published is for live messages. Other forms of a
+        # retained message are not retained themselves.
+        retain=message.retain,
         subscription_ids=(identifier,) if identifier else (),
     )
     ledger = session.ledger

@@ -284,7 +284,7 @@ class Session:
             message: to be delivered.
             n_copies: how often.
         """
-        outbox = self.outbox
+        outbox = self.outbox.place
         rules = outbox.rules
         if rules.is_of_one:
             return True
@@ -308,7 +308,11 @@ class Session:
         A client that is away learns only by the missing session that it has missed messages.
         """
         self.overflow_timer = None
-        self.core.logger.warning("client %s: cut off: its outbox was full", self.client_id)
+        self.core.logger.warning(
+            "client %s: its outbox was full: %s",
+            self.client_id,
+            "session ended" if self.client is None else "connection closed",
+        )
         if self.client is not None:
             self.client.close(ReasonCode.QUOTA_EXCEEDED, now)
         else:

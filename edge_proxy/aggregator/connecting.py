@@ -13,6 +13,7 @@ from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
     Packet,
+    Publish,
     Subscribe,
     SubscriptionRequest,
     Will,
@@ -130,6 +131,23 @@ def will_of(settings: JointSettings) -> Will | None:
     """Return the will that tells of the end of a connection; None for none."""
     topic = settings.state_topic
     return None if topic is None else Will(topic, b"0", 1, retain=True)
+
+
+def state_of(settings: JointSettings, payload: bytes, version: int) -> bytes:
+    """Return the PUBLISH that tells of a connection; b"" where nothing is to be told.
+
+    Args:
+        settings: of the uplink.
+        payload: ``1``, ``0``, or nothing for a client that does not come again.
+        version: of the connection that it goes to.
+    """
+    topic = settings.state_topic
+    return b"" if topic is None else write_packet(Publish(topic, payload, retain=True), version)
+
+
+def cloud_state(settings: JointSettings, payload: bytes) -> bytes:
+    """Return the same for the cloud's broker; b"" where the site alone is told."""
+    return state_of(settings, payload, settings.version) if settings.tells_cloud_state else b""
 
 
 def connect_up(up_id: str, receive_maximum: int) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Final
 
 DROP_REASONS: Final[Mapping[str, str]] = {
@@ -62,14 +62,3 @@ class UplinkCounts:
     changed: dict[str, int] = field(default_factory=dict)
     subscribe_refused: int = 0
     retained_cleared: int = 0
-
-    def figures(self) -> dict[str, int]:
-        """Return all of them, each reason below the name of its counter."""
-        found: dict[str, int] = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, int):
-                found[each.name] = value
-            else:
-                found |= {f"{each.name}/{reason}": n for reason, n in sorted(value.items())}
-        return found

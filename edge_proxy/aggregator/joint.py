@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from logging import Logger
-from typing import Final
+from typing import Final, get_args
 
 from penstock.broker.counters import count
 from penstock.broker.errors import PeerError, ProtocolError
@@ -58,10 +58,12 @@ from penstock.edge_proxy.aggregator.connecting import (
     JointSettings,
     UplinkRefusedError,
     check_accepted,
+    cloud_state,
     connect_cloud,
     connect_up,
     read_connack,
     read_frame,
+    state_of,
     subscribe_up,
     will_of,
 )
@@ -100,6 +102,9 @@ class Joint:
         is_accepted: the cloud's broker has accepted the connection: the local clients connect.
         keep_alive: seconds; the cloud's broker may have asked for another than the configured one.
         session_present: the cloud's broker has the session, once it is accepted.
+        is_safe: the site's broker has the session of *down*, with persistence on its disk. The
+            cloud is asked for messages from then on: a site that is killed before has the cloud's
+            session ended, with what waits in it.
         lanes_are_kept: it keeps the order of topics across both lanes.
         has_other_lane: it has a session of the other lane.
         markers: payloads that have come for the marker's topic, not taken yet; None where the cloud
@@ -142,6 +147,7 @@ class Joint:
         self.is_accepted = False
         self.keep_alive = settings.keep_alive
         self.session_present = False
+        self.is_safe = False
         self.lanes_are_kept = False
         self.has_other_lane = False
         self.answers: list[tuple[str, int | None]] = []
@@ -212,41 +218,40 @@ class Joint:
         """Send PINGREQ to the cloud."""
         self.cloud.send(write_packet(PingReq(), self.version))
 
-    def subscribe(
-        self,
-        requests: Sequence[Request],
-        marker: bytes | None = None,
-        sizes: SizeClass | None = None,
-    ) -> None:
+    def subscribe(self, requests: Sequence[Request], marker: bytes | None = None) -> None:
         """Ask the cloud for topics.
 
         Args:
             requests: each filter once.
             marker: payload that is retained for the marker's topic before, and comes last.
-            sizes: size class of what is to come; None for both.
         """
-        of_size = {"user_property": [(SIZE_PROPERTY, sizes)]} if sizes else {}
-        is_5 = self.version == MQTT_5
         topic = self.settings.marker_topic
         if marker is not None and topic is not None:
             self.unsubscribe((topic,))  # else it would come as a live message, too
             self._publish_marker(topic, marker)
-        for start in range(0, len(requests), FILTERS_AT_ONCE):
-            some = requests[start : start + FILTERS_AT_ONCE]
-            packet_id = self._packet_id()
-            self._asked[packet_id] = tuple(request.topic_filter for request in some)
-            asked = tuple(
-                SubscriptionRequest(name, qos, True, True, 0 if wants_retained else 2)
-                if is_5
-                else SubscriptionRequest(name, qos, False, False, 0)
-                for name, qos, wants_retained in some
-            )
-            self.cloud.send(write_packet(Subscribe(packet_id, asked, of_size), self.version))
+        for sizes in (None, *get_args(SizeClass)):
+            of_class = [request for request in requests if request.sizes == sizes]
+            for start in range(0, len(of_class), FILTERS_AT_ONCE):
+                self._subscribe(of_class[start : start + FILTERS_AT_ONCE], sizes)
         if marker is not None and topic is not None:
             packet_id = self._packet_id()
             self._asked[packet_id] = (topic,)
             own = SubscriptionRequest(topic, 1, False, False, 0)
             self.cloud.send(write_packet(Subscribe(packet_id, (own,)), self.version))
+
+    def _subscribe(self, requests: Sequence[Request], sizes: SizeClass | None) -> None:
+        """Send one SUBSCRIBE."""
+        packet_id = self._packet_id()
+        self._asked[packet_id] = tuple(request.topic_filter for request in requests)
+        is_5 = self.version == MQTT_5
+        asked = tuple(
+            SubscriptionRequest(name, qos, True, True, 0 if wants_retained else 2)
+            if is_5
+            else SubscriptionRequest(name, qos, False, False, 0)
+            for name, qos, wants_retained, _ in requests
+        )
+        of_size = {"user_property": [(SIZE_PROPERTY, sizes)]} if sizes else {}
+        self.cloud.send(write_packet(Subscribe(packet_id, asked, of_size), self.version))
 
     def _publish_marker(self, topic: str, payload: bytes) -> None:
         qos = min(1, self.maximum_qos)
@@ -291,30 +296,28 @@ class Joint:
         if names:
             self.down.send(write_packet(Unsubscribe(2, names), self.version))
 
-    def disconnect(self) -> bool:
+    def disconnect(self, *, for_good: bool = False) -> bool:
         """Say goodbye on all connections.
+
+        Args:
+            for_good: they do not come again: no state of them is retained.
 
         Returns:
             False where the cloud cannot be told, as a message is on its way: it publishes the will.
         """
+        state = b"" if for_good else b"0"
         if self.is_accepted:
-            self.down.send(self._state(self.settings.version, b"0"))
+            self.down.send(state_of(self.settings, state, self.version))
             self.down.send(write_packet(Disconnect(), self.version))
             self.up.send(write_packet(Disconnect(), MQTT_5))
         if self.cloud.is_in_payload:
             return False
-        if self.is_accepted and self.settings.tells_cloud_state:
-            self.cloud.send(self._state(self.version, b"0"))
+        if self.is_accepted:
+            self.cloud.send(cloud_state(self.settings, state))
         self.cloud.send(write_packet(Disconnect(), self.version))
         return True
 
     # -- within ----------------------------------------------------------------------------------
-
-    def _state(self, version: int, payload: bytes) -> bytes:
-        topic = self.settings.state_topic
-        if topic is None:
-            return b""
-        return write_packet(Publish(topic, payload, retain=True), version)
 
     def _packet_id(self) -> int:
         """Return a packet identifier that no message on its way up has [MQTT-2.2.1-3]."""
@@ -350,9 +353,8 @@ class Joint:
             )
         self._connect_up(window)
         self._connect_down()
-        state = self._state(self.version, b"1")
-        if state and self.settings.tells_cloud_state and self.retain_available:
-            self.cloud.send(state)
+        if self.retain_available:
+            self.cloud.send(cloud_state(self.settings, b"1"))
 
     def _connect_up(self, window: int) -> None:
         """Let the client that subscribes connect; its version is 5, whatever the cloud's is."""
@@ -378,9 +380,7 @@ class Joint:
             properties={"session_expiry_interval": SESSION_NEVER_EXPIRES} if is_5 else {},
         )
         self.down.send(write_packet(connect, self.version))
-        state = self._state(self.version, b"1")
-        if state:
-            self.down.send(state)
+        self.down.send(state_of(self.settings, b"1", self.version))
 
     def answered(self, packet: SubAck | UnsubAck) -> None:
         """Take the cloud's answer to a SUBSCRIBE or UNSUBSCRIBE."""
@@ -634,7 +634,9 @@ class _Down(_Local):
                 if code >= 0x80:
                     self.joint.drop("down", "refused", "", f": {describe_reason_code(code)}")
         else:
-            self.other_packet(first_byte, frame, body_at, self.joint.version)
+            packet = self.other_packet(first_byte, frame, body_at, self.joint.version)
+            if isinstance(packet, ConnAck):
+                self.joint.is_safe = True
 
     def publish(
         self, first_byte: int, topic: bytes, packet_id: int, properties: bytes, payload_bytes: int
@@ -732,13 +734,14 @@ class _Cloud:
             return
         name, local = self._renamed(topic)
         reason = "" if local is not None else "not_mapped"
-        if not reason and _OWN_MARK in properties and self._is_loop(properties):
-            reason = "hops"
+        told = ""
+        if not reason and _OWN_MARK in properties and (why := self._why_loop(properties)):
+            reason, told = "hops", f": {why}"
         qos = first_byte >> 1 & 3
         self._answer = b""
         self._is_dropping = bool(reason)
         if reason or local is None:
-            joint.drop("down", reason, name)
+            joint.drop("down", reason, name, told)
             if qos:  # a PUBREL for it passes: the site's broker answers that it knows none
                 self._answer = _short(_PUBACK if qos == 1 else _PUBREC, packet_id)
             return
@@ -768,9 +771,9 @@ class _Cloud:
             known = self._names[topic] = (name, None if local is None else local.encode())
         return known
 
-    def _is_loop(self, encoded: bytes) -> bool:
+    def _why_loop(self, encoded: bytes) -> str:
         properties, _ = read_publish_properties(encoded, 0)
-        return self.joint.loops.is_loop(properties.get("user_property", ()))
+        return self.joint.loops.why_loop(properties.get("user_property", ()))
 
     def payload(self, piece: Buffer, bytes_left: int) -> None:
         """Pass a piece of a payload on, or skip it."""

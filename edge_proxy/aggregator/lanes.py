@@ -122,12 +122,14 @@ class Lane:
         up: rules of what goes up on it.
         down: rules of what comes down on it.
         sizes: size class of its messages; None for both.
+        leaves: it is configured no more. It carries what is left in its sessions, and ends them.
     """
 
     name: str
     up: Sequence[Rule]
     down: Sequence[DownRule]
     sizes: SizeClass | None = None
+    leaves: bool = False
 
     def of(self, text: str, separator: str) -> str:
         """Return a name for this lane alone; that of the uplink where it has none of its own."""

@@ -32,6 +32,9 @@ _BUDGET: Final = "budget"
 WISHED: Final = "wished"
 """Reason of an end that is no failure."""
 
+NOTHING_LEFT: Final = "nothing is left in it"
+"""Why a lane disconnects that is configured no more."""
+
 GOODBYE_SECONDS: Final = 2.0
 """How long a stop waits for the cloud's connection to take what is written."""
 
@@ -124,6 +127,7 @@ class Link:
         self._down = Side(self, "down")
         self._loop = loop
         self._is_local = False
+        self._is_safe = False
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.TimerHandle | None = None
         self._is_asking_soon = False
@@ -177,9 +181,11 @@ class Link:
         if self._is_timing and not joint.timed_id:
             self._is_timing = False
             self.uplink.pacing.acknowledged(self.uplink.clock())
-        if self.joint.is_accepted and not self._is_local:
+        if joint.is_accepted and not self._is_local:
             self._connect_locally()
-        if self.joint.answers or self.joint.markers or self.joint.retained:
+        is_safe_now = joint.is_safe and not self._is_safe
+        self._is_safe = joint.is_safe
+        if is_safe_now or joint.answers or joint.markers or joint.retained:
             self._ask()
         self._flush()
 
@@ -195,7 +201,6 @@ class Link:
         clients.connect(self._down)
         clients.connect(self._up, tells_publisher=True, extra=extra)
         self.uplink.accepted(self.joint, self.upstream)
-        self._ask()
         self._watch()
         self._look_at_conditions()
 
@@ -203,7 +208,7 @@ class Link:
 
     def want_subscriptions(self) -> None:
         """Ask the cloud for what has changed, soon: clients subscribe to several filters."""
-        if self._is_local and not self._is_asking_soon:
+        if self._is_safe and not self._is_asking_soon:
             self._is_asking_soon = True
             self._loop.call_soon(self._ask_now)
 
@@ -275,7 +280,7 @@ class Link:
         """Disconnect where the conditions do not hold any more, and look again later."""
         why, seconds = self.uplink.look()
         if why:
-            self.leave(why)
+            self.leave(why, for_good=why == NOTHING_LEFT)
         else:
             self._looking = self._loop.call_later(
                 max(seconds, LEAST_LOOK_SECONDS), self._look_at_conditions
@@ -363,9 +368,14 @@ class Link:
                 await self.closed.wait()
         self.close()
 
-    def leave(self, why: str) -> None:
-        """Disconnect, as is wished."""
-        is_told = self.joint.disconnect()
+    def leave(self, why: str, *, for_good: bool = False) -> None:
+        """Disconnect, as is wished.
+
+        Args:
+            why: for the log.
+            for_good: the lane does not connect again.
+        """
+        is_told = self.joint.disconnect(for_good=for_good)
         self._flush()
         transport = self.cloud.transport
         if is_told and transport is not None:
@@ -387,7 +397,7 @@ class Link:
             if timer is not None:
                 timer.cancel()
         self._timer = self._asking = self._looking = self._paying = self._pacing = None
-        if self._is_timing:
+        if self.uplink.lanes[0] is self.uplink:  # its messages are timed
             self._is_timing = False
             self.uplink.pacing.connection_lost()
         for side in (self._up, self._down):

@@ -44,14 +44,9 @@ LEAST_STEP_SECONDS: Final = 0.5
 
 
 class Pacing:
-    """The pace of the large lane, by what is timed on the small one.
-
-    Attributes:
-        n_begun: how often pacing has begun.
-    """
+    """The pace of the large lane, by what is timed on the small one."""
 
     def __init__(self) -> None:
-        self.n_begun = 0
         self._measured_rate = 0.0
         self._rate: float | None = None
         self._stepped_at = 0.0
@@ -109,7 +104,6 @@ class Pacing:
         if not delay or not self._measured_rate:
             self._rate = None
         elif self._rate is None:
-            self.n_begun += 1
             self._rate = FIRST_RATIO * self._measured_rate
             self._stepped_at = now
         elif now - self._stepped_at >= max(LEAST_STEP_SECONDS, delay):

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 
+from penstock.broker.counters import by_name
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.events import (
     Callbacks,
@@ -21,10 +22,9 @@ from penstock.broker.extensions import (
 )
 from penstock.edge_proxy.aggregator.conditions import Budget
 from penstock.edge_proxy.aggregator.config import UplinkConfig
-from penstock.edge_proxy.aggregator.lanes import Lane, lanes_of
+from penstock.edge_proxy.aggregator.lanes import LARGE, Lane, lanes_of
 from penstock.edge_proxy.aggregator.pacing import Pacing
-from penstock.edge_proxy.aggregator.uplink import Uplink
-from penstock.edge_proxy.parts.config import PARTS_CLIENTS
+from penstock.edge_proxy.aggregator.uplink import Uplink, join_uplinks
 
 
 class UplinkPlugin(Plugin):
@@ -67,25 +67,44 @@ class UplinkPlugin(Plugin):
     ) -> Sequence[Uplink]:
         """Return all lanes of an uplink."""
         budget, pacing = Budget(), Pacing()
-        uplinks = [
-            Uplink(
-                name,
-                self.config.site,
-                self.config.uplinks[name],
-                lane,
-                local_clients,
-                self.context.logger,
-                budget=budget,
-                pacing=pacing,
-                rng=random.Random(),  # noqa: S311 (no secret)
-                clock=self.context.clock,
-                wall=time.time,
-            )
-            for lane in lanes
-        ]
-        for uplink in uplinks:
-            uplink.lanes = uplinks
+        uplinks = [self._lane(name, lane, local_clients, budget, pacing) for lane in lanes]
+        join_uplinks(uplinks)
         return uplinks
+
+    def _lane(
+        self, name: str, lane: Lane, local_clients: LocalClients, budget: Budget, pacing: Pacing
+    ) -> Uplink:
+        return Uplink(
+            name,
+            self.config.site,
+            self.config.uplinks[name],
+            lane,
+            local_clients,
+            self.context.logger,
+            budget=budget,
+            pacing=pacing,
+            rng=random.Random(),  # noqa: S311 (no secret)
+            clock=self.context.clock,
+            wall=time.time,
+        )
+
+    def _add_leaving(self, local_clients: LocalClients) -> None:
+        """Add a lane to each uplink that has sessions of one which is configured no more."""
+        for name, lanes in self._lanes.items():
+            one, *others = lanes
+            if others:
+                continue
+            lane = Lane(LARGE, [], [], leaves=True)
+            leaving = self._lane(name, lane, local_clients, one.budget, one.pacing)
+            if any(local_clients.subscriptions(each) is not None for each in leaving.local_ids):
+                self.context.logger.warning(
+                    "uplink %s: it is configured no more: what is left in its sessions passes, "
+                    "then they end",
+                    leaving.name,
+                )
+                self._lanes[name] = one, leaving
+                join_uplinks(self._lanes[name])
+        self.uplinks = [uplink for uplinks in self._lanes.values() for uplink in uplinks]
 
     def _subscribed(self, event: ClientSubscribed) -> None:
         client_id = event.session.client_id
@@ -109,23 +128,30 @@ class UplinkPlugin(Plugin):
         """
         if self._local_clients is None:
             return
+        self._add_leaving(self._local_clients)
         keeps = {client_id for uplink in self.uplinks for client_id in uplink.local_ids}
         for client_id in self._local_clients.end_sessions(
-            lambda one: one not in keeps and not one.startswith(PARTS_CLIENTS)
+            # Those of other plugins begin so; no uplink has such a name.
+            lambda one: one not in keeps and not one.startswith(f"{LOCAL_CLIENT_PREFIX}$")
         ):
             self.context.logger.warning(
                 "client %s: its uplink is not configured any more; its session ends, with what "
                 "waits in it",
                 client_id,
             )
+        self._keep_order(self._local_clients)
         for uplink in self.uplinks:
             await uplink.prepare()
+        self._keep_order(self._local_clients)
+        for uplink in self.uplinks:
+            uplink.start()
+
+    def _keep_order(self, local_clients: LocalClients) -> None:
+        """Keep the order of topics across the lanes that have sessions."""
         for lanes in self._lanes.values():
             if len(lanes) > 1:
                 small, large = lanes
-                self._local_clients.keep_order(small.up_id, large.up_id)
-        for uplink in self.uplinks:
-            uplink.start()
+                local_clients.keep_order(small.up_id, large.up_id)
 
     async def reload(self) -> Sequence[str]:
         """Read the files of TLS again; that of a password is read for each connection.
@@ -146,7 +172,7 @@ class UplinkPlugin(Plugin):
         return {
             f"{uplink.name}/{name}": n
             for uplink in self.uplinks
-            for name, n in uplink.counts.figures().items()
+            for name, n in by_name(uplink.counts).items()
         }
 
     async def close(self) -> None:

@@ -1,32 +1,85 @@
-"""Clients of one purpose, which an uplink has before it stands.
+"""Clients of one purpose, which connect before those that stay.
 
-One lets the site's broker keep what goes up from now on, the other ends what the cloud's broker has
-kept for an earlier life of the site.
+One lets the site's broker keep messages for a client that is to come, the other ends what the
+cloud's broker has kept for an earlier life of the site.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from collections.abc import Container, Mapping, Sequence
+from typing import Final, cast
 
-from penstock.broker.errors import PeerError
+from penstock.broker.errors import PeerError, PenstockError
+from penstock.broker.extensions import LocalClients
+from penstock.broker.message import SizeClass
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
-from penstock.broker.mqtt.packets import Disconnect
+from penstock.broker.mqtt.packets import Disconnect, PingReq, Unsubscribe
 from penstock.broker.mqtt.writer import write_packet
 from penstock.edge_proxy.aggregator.connecting import (
     JointSettings,
     UplinkRefusedError,
     check_accepted,
+    cloud_state,
     connect_cloud,
+    connect_up,
     read_connack,
+    subscribe_up,
 )
 from penstock.edge_proxy.aggregator.packet_stream import Buffer, PacketStream
 
+PREPARE_SECONDS: Final = 30.0
+"""How long the site's own broker may take to subscribe; it waits for its disk."""
+
+
+async def prepare_session(
+    clients: LocalClients,
+    client_id: str,
+    filters: Mapping[str, int],
+    known: Sequence[str],
+    sizes: SizeClass | None = None,
+    *,
+    with_retained: Container[str] = (),
+) -> None:
+    """Let a session have some subscriptions and no others, so that it keeps messages from now on.
+
+    Args:
+        clients: of the broker.
+        client_id: of the session.
+        filters: topic filter to QoS.
+        known: topic filters that the session has.
+        sizes: size class of the messages; None for both.
+        with_retained: those of the filters whose retained messages are sent to the client that is
+            to come; it asks for others itself.
+
+    Raises:
+        PenstockError: the broker does not let it.
+    """
+    without = [name for name in filters if name not in with_retained]
+    gone = tuple(name for name in known if name not in filters)
+    client = Preparing(asyncio.get_running_loop())
+    transport = clients.connect(client)
+    transport.write(connect_up(client_id, 1))
+    transport.write(subscribe_up(filters, sizes, without_retained=without))
+    if gone:
+        transport.write(write_packet(Unsubscribe(2, gone), MQTT_5))
+    transport.write(write_packet(PingReq(), MQTT_5))  # its answer says that all of it is done
+    try:
+        async with asyncio.timeout(PREPARE_SECONDS):
+            await client.answered
+    except (TimeoutError, ConnectionError) as error:
+        told = str(error) or f"no answer in {PREPARE_SECONDS:g} s"
+        raise PenstockError(
+            f"client {client_id}: the broker does not let it subscribe: {told}"
+        ) from error
+    transport.close()
+
 
 class Preparing(asyncio.Protocol):
-    """The local client that subscribes, before there is a connection to the cloud.
+    """The local client that subscribes for another one.
 
-    It acknowledges nothing: a message that comes is sent again to the next connection.
+    It reads on whatever comes, as the last answer stands behind that. It acknowledges nothing: a
+    message that comes is sent again to the next connection.
 
     Attributes:
         answered: done when a PINGRESP has come.
@@ -62,13 +115,25 @@ class Preparing(asyncio.Protocol):
 class Forgetting(asyncio.Protocol):
     """A connection to the cloud that ends the session there, and does no more.
 
+    Args:
+        settings: of the uplink.
+        loop: running.
+        clears_state: the client does not come again: the cloud is to retain no state of it.
+
     Attributes:
         answered: done when the cloud's broker has accepted it.
     """
 
-    def __init__(self, settings: JointSettings, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        settings: JointSettings,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        clears_state: bool = False,
+    ) -> None:
         self.answered: asyncio.Future[None] = loop.create_future()
         self._settings = settings
+        self._clears_state = clears_state
         self._transport: asyncio.Transport
         self._stream = PacketStream(self, settings.version, settings.maximum_packet_size)
 
@@ -87,7 +152,10 @@ class Forgetting(asyncio.Protocol):
     def packet(self, first_byte: int, frame: bytes, body_at: int) -> None:
         """Take it."""
         if not self.answered.done():
-            check_accepted(read_connack(first_byte, frame, body_at, self._settings.version))
+            connack = read_connack(first_byte, frame, body_at, self._settings.version)
+            check_accepted(connack)
+            if self._clears_state and connack.properties.get("retain_available", 1):
+                self._transport.write(cloud_state(self._settings, b""))
             self.answered.set_result(None)
 
     def publish(
@@ -109,5 +177,6 @@ class Forgetting(asyncio.Protocol):
 
     def close(self) -> None:
         """Disconnect."""
-        self._transport.write(write_packet(Disconnect(), self._settings.version))
-        self._transport.close()
+        if not self._transport.is_closing():  # uvloop lets nothing be written then
+            self._transport.write(write_packet(Disconnect(), self._settings.version))
+            self._transport.close()

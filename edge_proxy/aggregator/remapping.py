@@ -232,18 +232,18 @@ class Loops:
     site: str
     max_hops: int
 
-    def is_loop(self, user_properties: Iterable[tuple[str, str]]) -> bool:
-        """Say whether a message that comes down, or is to go up, has to end here.
+    def why_loop(self, user_properties: Iterable[tuple[str, str]]) -> str:
+        """Say why a message that comes down, or is to go up, has to end here; "" where it does not.
 
         It comes from this site, or it went up too many uplinks. A number of hops that is none
         counts as too many: nobody but an uplink writes the property.
         """
         for name, value in user_properties:
             if name == SITE_PROPERTY and value == self.site:
-                return True
+                return f"it went up first from site {value}, as this one is called"
             if name == HOPS_PROPERTY and _hops(value) > self.max_hops:
-                return True
-        return False
+                return f"it went up {value:.10} uplinks; allowed: at most {self.max_hops}"
+        return ""
 
     def marked(self, user_properties: Sequence[tuple[str, str]]) -> list[tuple[str, str]] | None:
         """Return the User Properties with which a message goes up; None where it is a loop.
@@ -251,7 +251,7 @@ class Loops:
         Args:
             user_properties: of the message as the site's broker delivers it.
         """
-        if self.is_loop(user_properties):
+        if self.why_loop(user_properties):
             return None
         site, hops = self.site, 0.0
         for name, value in user_properties:

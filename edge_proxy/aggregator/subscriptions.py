@@ -15,15 +15,23 @@ The cloud's broker keeps its session, and with it the subscriptions. What is ask
 difference to what it is known to have. It is first asked for what is new. When it has granted that,
 it is told what is wanted no more: a topic that moves from one filter to another is never
 without. What it was asked for, and has not answered when the connection ended, is asked again.
+
+An uplink with lanes has one object of this kind for each lane, joined by `join_lanes`. A lane asks
+for a filter in its own size class only while the cloud has granted that filter to the other lane,
+or while the other lane is about to ask for it as well. Otherwise it asks for both classes. It gives
+up a filter that the other lane wants when the cloud has granted that to the other lane in both
+classes. So a size class that the cloud has granted is never without a lane. Where both lanes take
+a class for a moment, the cloud's broker sends one copy (`penstock.broker.sessions.lanes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from penstock.broker.errors import MalformedPacketError
+from penstock.broker.message import SizeClass
 from penstock.broker.mqtt.topics import parse_share
 from penstock.edge_proxy.aggregator.filters import FilterTree, canonical, covers, intersection
 from penstock.edge_proxy.aggregator.remapping import DownRule
@@ -34,6 +42,15 @@ UNSURE: Final = -1
 _REFUSED: Final = 0x80
 """Return codes of SUBACK from here on are refusals."""
 
+NOTHING: Final = "nothing"
+"""In place of a size class: nothing is to come down on a lane."""
+
+Classes: TypeAlias = SizeClass | Literal["nothing"] | None
+"""What is to come down on a connection: a size class, `NOTHING`, or None for both classes."""
+
+_LETTERS: Final = {"": None} | {sizes[0]: sizes for sizes in get_args(SizeClass)}
+"""Size classes by their letter in a record."""
+
 
 class Request(NamedTuple):
     """One filter of a SUBSCRIBE for the cloud.
@@ -42,11 +59,27 @@ class Request(NamedTuple):
         topic_filter: by its name in the cloud.
         qos: maximum QoS.
         wants_retained: retained messages are to be sent (Retain Handling 0, else 2).
+        sizes: size class of the messages; None for both.
     """
 
     topic_filter: str
     qos: int
     wants_retained: bool
+    sizes: SizeClass | None = None
+
+
+class _Known(NamedTuple):
+    """What is known of one subscription of the cloud's session.
+
+    Attributes:
+        qos: with which it was asked for last; `UNSURE` where that was not answered.
+        sizes: size class with which it was asked for last; None for both.
+        is_there: the session has it, with another QoS or with both classes at worst.
+    """
+
+    qos: int
+    sizes: SizeClass | None
+    is_there: bool
 
 
 class Changes(NamedTuple):
@@ -249,10 +282,11 @@ class Union:
 
 
 class Subscriptions:
-    """What the cloud is to be asked for, and what it is known to have.
+    """What the cloud is to be asked for on one connection, and what it is known to have.
 
     Attributes:
         union: what is wanted.
+        is_coming: this lane is connected, or about to be.
     """
 
     def __init__(self, rules: Iterable[DownRule], *, linger_seconds: float) -> None:
@@ -265,7 +299,10 @@ class Subscriptions:
         self.union = Union()
         self._linger_seconds = linger_seconds
         self._rules = []
+        self._in_parts = []
         for rule in rules:
+            if rule.parts:
+                self._in_parts.append(canonical(rule.remote_filter))
             if rule.when == "always":
                 self.union.count(canonical(rule.remote_filter), rule.qos, rule.qos, 1)
             else:
@@ -273,12 +310,83 @@ class Subscriptions:
         self._of_client: dict[str, dict[str, int]] = {}
         self._interests: dict[str, _Interest] = {}
         self._due: dict[str, None] = {}
-        self._known: dict[str, int] = {}
+        self._known: dict[str, _Known] = {}
         self._tree = FilterTree()
         self._asked: dict[str, Request] = {}
         self._given_up: set[str] = set()
         self._incomplete: set[str] = set()
         self._recorded: dict[str, str] = {}
+        self._takes: Classes = None
+        self.is_coming = False
+        self._other: Subscriptions | None = None
+        self._wake: Callable[[], None] = lambda: None
+
+    # -- the other lane ------------------------------------------------------------------------
+
+    def take(self, classes: Classes) -> None:
+        """Note what is to come down on this lane while the other one is well.
+
+        Args:
+            classes: the same for all filters.
+        """
+        if classes != self._takes:
+            self._takes = classes
+            self.union.changed |= self._known.keys() | self.union.subscribed().keys()
+
+    def comes(self, *, is_so: bool) -> None:
+        """Note whether this lane is connected, or about to be: it will ask for what is wanted."""
+        if self.is_coming and not is_so and self._other is not None:
+            self._other.look_again(self._other.union.subscribed())
+        self.is_coming = is_so
+
+    @property
+    def has_none(self) -> bool:
+        """Whether the cloud's session has no subscription for certain."""
+        return not self._known
+
+    def cloud_has_lost(self) -> None:
+        """Note that the cloud has no session of this lane."""
+        for name in list(self._known):
+            self._set_known(name, None)
+        self._recorded.clear()  # with the session that holds them
+        self.union.changed |= self.union.subscribed().keys()
+
+    def look_again(self, names: Iterable[str]) -> None:
+        """Look again at some filters: something has changed on the other lane."""
+        self.union.changed.update(names)
+        self._wake()
+
+    def has(self, name: str) -> bool:
+        """Say whether the cloud has granted a filter, in this lane's size class at least."""
+        known = self._known.get(name)
+        return known is not None and known.is_there
+
+    def has_both_classes(self, name: str) -> bool:
+        """Say whether the cloud has granted a filter in both size classes."""
+        known = self._known.get(name)
+        return known is not None and known.qos != UNSURE and known.sizes is None
+
+    def wants(self, name: str) -> bool:
+        """Say whether a filter is to be subscribed to on this lane."""
+        return self._qos_of(name) is not None
+
+    def _qos_of(self, name: str) -> int | None:
+        return None if self._takes == NOTHING else self.union.qos_of(name)
+
+    def _sizes_of(self, name: str) -> SizeClass | None:
+        """Return the size class in which a filter is to be subscribed to; None for both."""
+        own, other = self._takes, self._other
+        if own is None or own == NOTHING or other is None or other.has(name):
+            return None if own == NOTHING else own
+        if not other.is_coming:
+            return None
+        # The other lane asks for it, too. Until that is granted, what comes must not become less.
+        known = self._known.get(name)
+        return own if known is None else known.sizes
+
+    def _may_give_up(self, name: str) -> bool:
+        other = self._other
+        return other is None or not other.wants(name) or other.has_both_classes(name)
 
     # -- the site ------------------------------------------------------------------------------
 
@@ -366,9 +474,11 @@ class Subscriptions:
             records: texts of `record_changes` that were added and not removed.
         """
         for record in records:
-            qos, _, name = record.partition("/")
-            is_sure = name not in self._recorded and qos in ("0", "1", "2")
-            self._set_known(name, int(qos) if is_sure else UNSURE)
+            head, _, name = record.partition("/")
+            qos, letter = head[:1], head[1:]
+            is_sure = name not in self._recorded and qos in ("0", "1", "2") and letter in _LETTERS
+            sizes = _LETTERS.get(letter)
+            self._set_known(name, _Known(int(qos) if is_sure else UNSURE, sizes, is_sure))
             self._recorded[name] = record
         self.union.changed |= self._known.keys()
 
@@ -377,24 +487,22 @@ class Subscriptions:
 
         Args:
             session_present: it has the session.
-            refreshes: all that is wanted is asked for again, with its retained messages.
+            refreshes: all that is wanted is asked for again, with its retained messages, but for
+                parts: the session has kept them, as none has QoS 0, and what is retained may be
+                long.
         """
         if refreshes:
             for name in list(self._known):
-                self._set_known(name, UNSURE)
-                self.union.changed.add(name)
+                if not any(covers(parts, name) for parts in self._in_parts):
+                    self._doubt(name)
         if not session_present:
-            for name in list(self._known):
-                self._set_known(name, None)
-            self._recorded.clear()  # with the session that holds them
-            self.union.changed |= self.union.subscribed().keys()
+            self.cloud_has_lost()
         self.union.forget_refusals()
 
     def connection_lost(self) -> None:
         """Note that what was not answered will not be."""
         for name in (*self._asked, *self._given_up, *self._incomplete):
-            self._set_known(name, UNSURE)
-            self.union.changed.add(name)
+            self._doubt(name)
         self._asked.clear()
         self._given_up.clear()
         self._incomplete.clear()
@@ -415,23 +523,32 @@ class Subscriptions:
         changed, later, wanted_less = self.union.changed, set(), []
         requests = []
         for name in sorted(changed):
-            qos = self.union.qos_of(name)
+            qos, known = self._qos_of(name), self._known.get(name)
             if name in self._asked or name in self._given_up:
                 later.add(name)
             elif qos is None:
-                if name in self._known:
+                if known is None:
+                    continue
+                if self._may_give_up(name):
                     wanted_less.append(name)
-            elif self._known.get(name) != qos:
-                requests.append(Request(name, qos, self._wants_retained(name)))
+                else:
+                    later.add(name)
+            elif known is None or known[:2] != (qos, self._sizes_of(name)):
+                requests.append(
+                    Request(name, qos, self._wants_retained(name), self._sizes_of(name))
+                )
         for request in requests:
-            self._asked[request.topic_filter] = request
-            self._set_known(request.topic_filter, UNSURE)
+            name = request.topic_filter
+            self._asked[name] = request
+            self._set_known(name, _Known(UNSURE, request.sizes, self.has(name)))
             if request.wants_retained:  # they may come before the answer
-                self._incomplete.add(request.topic_filter)
+                self._incomplete.add(name)
         if self._asked:
             later.update(wanted_less)
             wanted_less = []
         self._given_up.update(wanted_less)
+        for name in wanted_less:
+            self._set_known(name, self._known[name]._replace(is_there=False))
         self.union.changed = later
         return Changes(requests, wanted_less)
 
@@ -447,7 +564,7 @@ class Subscriptions:
             self.union.refuse(topic_filter)
             return
         # The cloud may grant less: it was asked, and is not asked again.
-        self._set_known(topic_filter, request.qos)
+        self._set_known(topic_filter, _Known(request.qos, request.sizes, is_there=True))
 
     def unsubscribed(self, topic_filter: str) -> None:
         """Take one answer of UNSUBACK, whatever it is: there is no subscription any more."""
@@ -468,13 +585,17 @@ class Subscriptions:
     def record_changes(self) -> tuple[list[str], list[str]]:
         """Return what is to be stored of the cloud's session: (texts to add, texts to remove).
 
-        Each text is a QoS, or ``?`` where that is not sure, a slash, and a filter.
+        Each text is a QoS, or ``?`` where that is not sure, ``s`` or ``l`` where it is of one size
+        class, a slash, and a filter.
         """
         added, removed = [], []
         for name in self._known.keys() | self._recorded.keys():
-            qos = self._known.get(name)
-            is_sure = name not in self._incomplete and qos != UNSURE
-            record = "" if qos is None else f"{qos if is_sure else '?'}/{name}"
+            known = self._known.get(name)
+            record = ""
+            if known is not None:
+                is_sure = name not in self._incomplete and known.qos != UNSURE
+                letter = "" if known.sizes is None else known.sizes[0]
+                record = f"{known.qos if is_sure else '?'}{letter}/{name}"
             last = self._recorded.get(name, "")
             if record == last:
                 continue
@@ -489,20 +610,51 @@ class Subscriptions:
 
     def _wants_retained(self, name: str) -> bool:
         """Say whether retained messages are not known to be here."""
-        if self._known.get(name) == UNSURE:
+        known = self._known.get(name)
+        if known is not None and known.qos == UNSURE:
             return True
         return all(
-            self._known[one] == UNSURE or one in self._incomplete
+            self._known[one].qos == UNSURE or one in self._incomplete
             for one in self._tree.covering(name)
         )
 
-    def _set_known(self, name: str, qos: int | None) -> None:
-        if qos is None:
+    def _doubt(self, name: str) -> None:
+        """Ask for a filter again: its last answer has not come, or is not enough."""
+        known = self._known.get(name)
+        if known is not None:
+            self._set_known(name, known._replace(qos=UNSURE))
+        self.union.changed.add(name)
+
+    def _set_known(self, name: str, known: _Known | None) -> None:
+        last = self._known.get(name)
+        if known is None:
             self._known.pop(name, None)
             self._tree.discard(name)
         else:
-            self._known[name] = qos
+            self._known[name] = known
             self._tree.add(name)
+        if self._other is not None and known != last:
+            self._other.look_again((name,))
+
+
+def join_lanes(
+    one: Subscriptions,
+    other: Subscriptions,
+    *,
+    wake_one: Callable[[], None],
+    wake_other: Callable[[], None],
+) -> None:
+    """Join two lanes of an uplink.
+
+    Args:
+        one: lane.
+        other: lane.
+        wake_one: has `changes` of this one called soon, once.
+        wake_other: the same of the other.
+    """
+    for mine, its, wake in ((one, other, wake_one), (other, one, wake_other)):
+        mine._other = its  # noqa: SLF001 (of its kind)
+        mine._wake = wake  # noqa: SLF001
 
 
 def remote_of(rule: DownRule, local_filter: str) -> str | None:

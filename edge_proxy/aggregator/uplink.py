@@ -18,31 +18,33 @@ import random
 from collections.abc import Callable, Sequence
 from logging import Logger
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from penstock.broker.counters import count
 from penstock.broker.errors import PeerError, PenstockError
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, LocalClients
-from penstock.broker.message import SizeClass
 from penstock.broker.mqtt.enums import MQTT_5, ProtocolVersion
-from penstock.broker.mqtt.packets import PingReq, Unsubscribe
-from penstock.broker.mqtt.writer import write_packet
 from penstock.edge_proxy.aggregator.asking import Asking
 from penstock.edge_proxy.aggregator.conditions import Budget, Demand
 from penstock.edge_proxy.aggregator.config import MARKER_TOPIC, STATE_TOPIC, UplinkKeys
 from penstock.edge_proxy.aggregator.connecting import (
     JointSettings,
     UplinkRefusedError,
-    connect_up,
-    subscribe_up,
 )
 from penstock.edge_proxy.aggregator.counts import UplinkCounts
 from penstock.edge_proxy.aggregator.joint import Joint
 from penstock.edge_proxy.aggregator.lanes import Lane
-from penstock.edge_proxy.aggregator.link import GOODBYE_SECONDS, WISHED, WRITE_LOW_BYTES, Link
+from penstock.edge_proxy.aggregator.link import (
+    GOODBYE_SECONDS,
+    NOTHING_LEFT,
+    WISHED,
+    WRITE_LOW_BYTES,
+    Link,
+)
 from penstock.edge_proxy.aggregator.pacing import Pacing
-from penstock.edge_proxy.aggregator.preparation import Forgetting, Preparing
+from penstock.edge_proxy.aggregator.preparation import Forgetting, prepare_session
 from penstock.edge_proxy.aggregator.remapping import Loops, Remapping, in_parts, of_parts
+from penstock.edge_proxy.aggregator.subscriptions import NOTHING, Classes, join_lanes
 from penstock.edge_proxy.upstream import Upstream, UpstreamError, Upstreams
 
 SHORT_SECONDS: Final = 10.0
@@ -51,18 +53,15 @@ SHORT_SECONDS: Final = 10.0
 SHORT_IN_A_ROW: Final = 3
 """So many short connections in a row are told as such."""
 
-PREPARE_SECONDS: Final = 30.0
-"""How long the site's own broker may take to subscribe; it waits for its disk."""
-
-
 LOOK_SECONDS: Final = 0.5
 """Between two looks at what waits, with `start.when` of ``on_demand``."""
 
+QUIET_SECONDS: Final = 60.0
+"""After which a lane that is configured no more has nothing left in the cloud: its session there
+has no subscription, and nothing has come of it for so long."""
+
 OF_THE_BROKER: Final = frozenset({"connack", "refused", "disconnected", "silent", "protocol"})
 """Reasons of an end for which another address is tried next, if there is one."""
-
-_NOTHING: Final = "nothing"
-"""In place of a size class: no message is to come."""
 
 MOST_SWEEP_SECONDS: Final = 60.0
 """Between two looks at what has waited for too long."""
@@ -168,6 +167,7 @@ class Uplink:
         self._demand = Demand(keys.start)
         self._wall = wall
         self._rng = rng
+        self._is_due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._link: Link | None = None
         self._old_filters: Sequence[str] = ()
@@ -176,9 +176,9 @@ class Uplink:
         self._is_stopping = False
         self._sweeping: asyncio.TimerHandle | None = None
         self._taking: asyncio.TimerHandle | None = None
-        self._accepted_at = 0.0
-        self._asked_sizes: SizeClass | Literal["nothing"] | None = _NOTHING if keys.lanes else None
         self._down_sizes = ""
+        self._n_passed = 0
+        self._quiet_since = 0.0
 
     @property
     def local_ids(self) -> tuple[str, ...]:
@@ -219,12 +219,14 @@ class Uplink:
         """Subscribe to what goes up, so that it waits for the cloud from now on.
 
         Raises:
-            UplinkError: the site's own broker does not let it.
+            PenstockError: the site's own broker does not let it.
         """
         self.password()
         known = self.local_clients.subscriptions(self.up_id)
         self._old_filters = known or ()
-        await self._subscribe(known or ())
+        filters = self.remapping.up_filters()
+        sizes = self.lane.sizes
+        await prepare_session(self.local_clients, self.up_id, filters, self._old_filters, sizes)
         backlog = self.keys.backlog
         self.local_clients.limit(
             self.up_id,
@@ -233,34 +235,6 @@ class Uplink:
             drops_oldest=backlog.when_full == "drop_oldest",
         )
         self._restore_subscriptions()
-
-    async def _subscribe(self, known: Sequence[str]) -> None:
-        """Let the session of *up* have the subscriptions of the rules, and no others.
-
-        Args:
-            known: topic filters that it has.
-
-        Raises:
-            UplinkError: as `prepare`.
-        """
-        filters = self.remapping.up_filters()
-        gone = tuple(name for name in known if name not in filters)
-        client = Preparing(asyncio.get_running_loop())
-        transport = self.local_clients.connect(client)
-        transport.write(connect_up(self.up_id, 1))
-        transport.write(subscribe_up(filters, self.lane.sizes, without_retained=filters))
-        if gone:
-            transport.write(write_packet(Unsubscribe(2, gone), MQTT_5))
-        # Its answer says that all of the above is done.
-        transport.write(write_packet(PingReq(), MQTT_5))
-        try:
-            async with asyncio.timeout(PREPARE_SECONDS):
-                await client.answered
-        except (TimeoutError, ConnectionError) as error:
-            raise UplinkError(
-                f"uplink {self.name}: the site's own broker does not let it subscribe: {error}"
-            ) from error
-        transport.close()
 
     def _restore_subscriptions(self) -> None:
         """Find out what the cloud was asked for before a restart, and what clients want."""
@@ -282,7 +256,7 @@ class Uplink:
     def client_subscribed(self, client_id: str, topic_filter: str, qos: int) -> None:
         """Note what a client of the site was granted."""
         self._client_subscribed(client_id, topic_filter, qos, self.clock())
-        self._wants_changed()
+        self.want_subscriptions()
 
     def _client_subscribed(self, client_id: str, topic_filter: str, qos: int, now: float) -> None:
         """Note that a client wants messages, and their parts; these are lost at QoS 0."""
@@ -297,14 +271,15 @@ class Uplink:
         if self._has_parts_down:
             name = in_parts(topic_filter, self.keys.parts_prefix)
             self.subscriptions.client_unsubscribed(client_id, name, self.clock())
-        self._wants_changed()
+        self.want_subscriptions()
 
     def session_ended(self, client_id: str) -> None:
         """Note that a client of the site has given up everything."""
         self.subscriptions.session_ended(client_id, self.clock())
-        self._wants_changed()
+        self.want_subscriptions()
 
-    def _wants_changed(self) -> None:
+    def want_subscriptions(self) -> None:
+        """Ask the cloud for what has changed, soon, if there is a connection."""
         if self._link is not None:
             self._link.want_subscriptions()
 
@@ -330,14 +305,9 @@ class Uplink:
         joint.answers.clear()
         joint.retained.clear()
         joint.markers.clear()
-        sizes, wait = self._sizes_down(joint)
-        if sizes == _NOTHING:
-            return wait
-        if sizes != self._asked_sizes:
-            asking.accepted(session_present=True, refreshes=True)
-            self._asked_sizes = sizes
+        self.subscriptions.take(self._classes_down(joint))
         asks = asking.take(self.clock())
-        joint.subscribe(asks.subscribe, asks.marker, sizes)
+        joint.subscribe(asks.subscribe, asks.marker)
         if asks.ends_marker:
             joint.end_marker()
         joint.unsubscribe(asks.unsubscribe)
@@ -353,20 +323,16 @@ class Uplink:
         at = asking.next_deadline()
         return None if at is None else max(0.0, at - self.clock())
 
-    def _sizes_down(
-        self, joint: Joint
-    ) -> tuple[SizeClass | Literal["nothing"] | None, float | None]:
-        """Say of which size class messages are to come down on this lane.
+    def _classes_down(self, joint: Joint) -> Classes:
+        """Return what is to come down on this lane while both stand.
 
-        Where the cloud's broker keeps no order across lanes, all come on that of small messages. So
-        they do where it has no session of the lane of large ones, and that cannot connect.
-
-        Returns:
-            (the class, or None for both; seconds until the answer may be another one, or None).
+        Where the cloud's broker keeps no order across lanes, or they are connected to two brokers,
+        all comes on the lane of small messages.
         """
-        sizes, other, keys = self.lane.sizes, self._other, self.keys.lanes
-        if sizes is None or other is None or keys is None:
-            return None, None
+        sizes, other = self.lane.sizes, self._other
+        if sizes is None or other is None:
+            return None
+        of_one_lane: Classes = NOTHING if self.lane.name else None
         is_told = self._down_sizes
         if not joint.lanes_are_kept:
             if is_told != "one lane":
@@ -380,23 +346,15 @@ class Uplink:
                     if self.lane.name
                     else "all messages come down on this lane",
                 )
-            return (_NOTHING if self.lane.name else None), None
+            return of_one_lane
         self._down_sizes = ""
-        stands = other.stands_at(self.link_address)
-        if self.lane.name or stands or joint.has_other_lane:
-            is_elsewhere = bool(other.counts.connected) and not stands
-            return (_NOTHING if self.lane.name else None) if is_elsewhere else sizes, None
-        left = self._accepted_at + keys.takeover_seconds - self.clock()
-        return (_NOTHING, left) if left > 0 else (None, None)
+        is_elsewhere = other.counts.connected and other.link_address != self.link_address
+        return of_one_lane if is_elsewhere else sizes
 
     @property
     def link_address(self) -> str:
         """Address of the cloud's broker to which this lane is connected; "" for none."""
         return str(self._link.upstream) if self.counts.connected and self._link else ""
-
-    def stands_at(self, address: str) -> bool:
-        """Say whether this lane is connected to the broker at an address."""
-        return bool(self.counts.connected) and self.link_address == address
 
     @property
     def _other(self) -> Uplink | None:
@@ -441,6 +399,9 @@ class Uplink:
             if reason == WISHED:
                 self.logger.info("uplink %s: disconnected: %s", self.name, told)
                 self._failures = 0
+                if self.lane.leaves and self._is_quiet(self.clock()):
+                    await self._end_sessions()
+                    return
                 continue
             count(self.counts.failures, reason)
             wait = self._wait_seconds(reason, self.clock() - began_at)
@@ -451,7 +412,54 @@ class Uplink:
                 told,
                 wait,
             )
-            await asyncio.sleep(wait)
+            await self._wait_for_retry(wait)
+
+    def _is_quiet(self, now: float) -> bool:
+        """Say whether all that was left in the sessions of a lane has passed."""
+        n_passed = self.counts.up_messages + self.counts.down_messages
+        is_left = self.local_clients.waiting(self.up_id) or not self.subscriptions.has_none
+        if is_left or n_passed != self._n_passed:
+            self._n_passed, self._quiet_since = n_passed, now
+            return False
+        return now - self._quiet_since >= QUIET_SECONDS
+
+    async def _end_sessions(self) -> None:
+        """End the sessions of a lane that is configured no more, on both sides."""
+        while True:
+            link = Link(self, asyncio.get_running_loop())
+            try:
+                dialled = await self.upstreams.dial(lambda: link.cloud)  # noqa: B023 (at once)
+                settings = self._settings(dialled.upstream)
+                await self._forget(settings, dialled.transport, clears_state=True)
+            except PenstockError as error:
+                wait = self._wait_seconds("", 0.0)
+                self.logger.warning(
+                    "uplink %s: its session in the cloud cannot be ended: %s; the next attempt in "
+                    "%.1f s",
+                    self.name,
+                    error,
+                    wait,
+                )
+                await self._wait_for_retry(wait)
+            else:
+                break
+        self.local_clients.end_sessions(lambda client_id: client_id in self.local_ids)
+        self.logger.info(
+            "uplink %s: it is configured no more, and nothing is left in it: its sessions have "
+            "ended, here and in the cloud",
+            self.name,
+        )
+
+    async def _wait_for_retry(self, seconds: float) -> None:
+        """Wait until the next attempt is due, or the other lane has connected."""
+        self._is_due.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._is_due.wait()
+
+    def retry_now(self) -> None:
+        """Wait for the next attempt no longer: the cloud's broker is there."""
+        self._is_due.set()
 
     async def _until_wanted(self) -> None:
         """Wait until the uplink may stand, and something makes it connect."""
@@ -479,6 +487,9 @@ class Uplink:
         if not opening.is_open:
             return "it is outside of its times", 0.0
         self.budget.set_rate(opening.max_bytes_per_second, now)
+        if self.lane.leaves:
+            why = NOTHING_LEFT if self._is_quiet(now) else ""
+            return why, min(QUIET_SECONDS / 4, opening.look_again_seconds)
         counts = [lane.counts for lane in self.lanes]
         n_passed = sum(each.up_messages + each.down_messages for each in counts)
         stop_in = self._demand.stop_in_seconds(n_passed, self.n_waiting, now)
@@ -521,16 +532,20 @@ class Uplink:
             (the reason as one word, what to log).
         """
         link = self._link = Link(self, asyncio.get_running_loop())
+        self.subscriptions.comes(is_so=True)
+        self._quiet_since = self.clock()
         try:
-            joint = await self._dial(link)
+            link.begin(await self._dial(link))
         except UpstreamError as error:
+            self.subscriptions.comes(is_so=False)
             return "unreachable", str(error)
         except UplinkRefusedError as error:
             link.end(error.reason, str(error))
         except PenstockError as error:
             link.end("configuration", str(error))
-        else:
-            link.begin(joint)
+        except Exception:
+            self.logger.exception("uplink %s: a fault of the uplink", self.name)
+            link.end("fault", "a fault of the uplink")
         try:
             reason, told = await link.ended
             if reason in OF_THE_BROKER:
@@ -545,6 +560,7 @@ class Uplink:
             if link.is_accepted:
                 self._lost_at = self.clock()
             self.asking.lost()
+            self.subscriptions.comes(is_so=False)
 
     async def _dial(self, link: Link) -> Joint:
         """Establish the network connection to the cloud's broker.
@@ -566,17 +582,22 @@ class Uplink:
             await self._forget(settings, dialled.transport)
             self._without_session.add(upstream)
 
-    async def _forget(self, settings: JointSettings, transport: asyncio.Transport) -> None:
-        """End the session in the cloud: the sessions of this site are new.
+    async def _forget(
+        self, settings: JointSettings, transport: asyncio.Transport, *, clears_state: bool = False
+    ) -> None:
+        """End the session in the cloud: the sessions of this site are new, or end.
 
         Args:
             settings: of the connection.
             transport: of the connection, which ends with it.
+            clears_state: the cloud is to retain no state of the client.
 
         Raises:
             UplinkRefusedError: it cannot be ended.
         """
-        client = Forgetting(settings, asyncio.get_running_loop())
+        client = Forgetting(settings, asyncio.get_running_loop(), clears_state=clears_state)
+        if transport.is_closing():
+            raise UplinkRefusedError("closed", "the connection was closed")
         transport.set_protocol(client)
         client.connection_made(transport)
         timeout = self.keys.upstream.connack_timeout_seconds
@@ -644,7 +665,7 @@ class Uplink:
         for lane in self.lanes:
             lane.look_at_takeover()
         if self._other is not None:
-            self._other._wants_changed()  # noqa: SLF001 (of its kind)
+            self._other.want_subscriptions()
 
     def look_at_takeover(self) -> None:
         """Begin to wait for a takeover of this lane, or end that or the takeover."""
@@ -690,6 +711,11 @@ class Uplink:
                 n_messages,
             )
 
+    def cloud_has_no_session(self) -> None:
+        """Note that the cloud's broker has told the other lane so."""
+        if not self.counts.connected:
+            self.subscriptions.cloud_has_lost()
+
     @property
     def _refreshes(self) -> bool:
         """Whether changes of retained messages may have been lost; a restart is an outage."""
@@ -710,8 +736,12 @@ class Uplink:
         if others:
             self.local_clients.end_sessions(lambda client_id: client_id in others)
         self._old_filters = tuple(self.remapping.up_filters())
-        self._accepted_at = self.clock()
         self.asking.accepted(session_present=joint.session_present, refreshes=self._refreshes)
+        other = self._other
+        if other is not None:
+            other.retry_now()
+            if joint.lanes_are_kept and not joint.has_other_lane:
+                other.cloud_has_no_session()
         self._connected_is(1)
         self.counts.connections += 1
         self.logger.info(
@@ -720,4 +750,18 @@ class Uplink:
             upstream,
             self.client_id,
             ", which has its session" if joint.session_present else "",
+        )
+
+
+def join_uplinks(lanes: Sequence[Uplink]) -> None:
+    """Make lanes of uplinks; one alone is an uplink without lanes."""
+    for lane in lanes:
+        lane.lanes = lanes
+    if len(lanes) > 1:
+        one, other = lanes
+        join_lanes(
+            one.subscriptions,
+            other.subscriptions,
+            wake_one=one.want_subscriptions,
+            wake_other=other.want_subscriptions,
         )

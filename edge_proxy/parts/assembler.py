@@ -13,6 +13,12 @@ spool has noted that the message was delivered; until then the next start releas
 that come after that, as their PUBACKs were lost, are known by the identifier of the message.
 
 What cannot be put together is dropped as a whole, counted and logged, and its parts are refused.
+The parts of each message of a topic and sender stand behind those of the one before. So where a
+part of a later one comes, what is missing of earlier ones is lost. This is told at once. The parts
+stay for a while, as lanes of an uplink may have given up the order of their topics.
+
+Messages are told apart by their topic and their identifier: who may not publish in a topic cannot
+spoil a message of it, although the identifier can be read in each of its parts.
 """
 
 from __future__ import annotations
@@ -20,12 +26,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from logging import Logger
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.broker.counters import count
 from penstock.broker.errors import MalformedPacketError
-from penstock.broker.extensions import LocalClients, MessageSink, Receipt, SinkCounts
+from penstock.broker.extensions import (
+    PUBLISHER_PROPERTY,
+    MessageSink,
+    Receipt,
+    SinkCounts,
+)
 from penstock.broker.faults import is_logged
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MQTT_5, PacketType
@@ -33,9 +43,8 @@ from penstock.broker.mqtt.properties import read_publish_properties, write_prope
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.mqtt.topics import validate_topic
 from penstock.broker.mqtt.writer import publish_header
-from penstock.edge_proxy.parts.assembly import Assembly
-from penstock.edge_proxy.parts.config import PARTS_CLIENTS, PartsConfig
-from penstock.edge_proxy.parts.counts import PartsCounts
+from penstock.edge_proxy.parts.assembly import Assembly, key_of, place_of
+from penstock.edge_proxy.parts.config import PARTS_CLIENTS
 from penstock.edge_proxy.parts.local_client import (
     AGAIN_SECONDS,
     PUBACK,
@@ -48,7 +57,8 @@ from penstock.edge_proxy.parts.local_client import (
 )
 from penstock.edge_proxy.parts.part import Part, PartError, read_part
 from penstock.edge_proxy.parts.splitter import MARKS, PART_ID
-from penstock.edge_proxy.parts.spool import Ended, Piece, Spool, Spooled, SpoolError
+from penstock.edge_proxy.parts.spool import Ended, Piece, Spooled, SpoolError, SpoolReadError
+from penstock.edge_proxy.parts.surroundings import Surroundings
 
 WHOLE_ID: Final = f"{PARTS_CLIENTS}whole"
 """Client Identifier of what publishes the messages that were put together."""
@@ -58,6 +68,17 @@ BATCH_BYTES: Final = 4 * 1024**2
 
 MESSAGE_BYTES: Final = 1_024
 """What a message takes besides its payload, on the disk and in memory."""
+
+PIECE_BYTES: Final = 128
+"""The same of each piece of its payload, which may be as short as a byte."""
+
+WAITING_BYTES: Final = 16 * 1024**2
+"""Payload bytes that wait to be written, above which parts that came at QoS 0 are dropped; others
+are bounded by what clients may have unacknowledged."""
+
+MOST_AGAIN_SECONDS: Final = 30.0
+"""Between two attempts to publish what the broker has no room for, at most; each wait is twice as
+long as the one before."""
 
 REMEMBERED: Final = 100_000
 """Messages that are remembered at most, some 30 MB of memory."""
@@ -73,6 +94,7 @@ SWEEP_SECONDS: Final = 60.0
 
 _CODES: Final = {
     "not_a_part": ReasonCode.PAYLOAD_FORMAT_INVALID,
+    "too_many": ReasonCode.QUOTA_EXCEEDED,
     "mismatch": ReasonCode.PAYLOAD_FORMAT_INVALID,
     "hash": ReasonCode.PAYLOAD_FORMAT_INVALID,
     "topic": ReasonCode.TOPIC_NAME_INVALID,
@@ -100,45 +122,28 @@ class Assembler(MessageSink):
     """The sink.
 
     Args:
-        config: of the plugin.
-        clients: of the broker.
-        spool: to be opened before `prepare`.
-        in_thread: calls a function of the spool in its thread.
-        counts: of the plugin.
-        logger: of the plugin.
-        clock: monotonic seconds.
+        of: what both ends have in common.
         wall: seconds since 1970.
     """
 
     name = "parts"
 
-    def __init__(
-        self,
-        config: PartsConfig,
-        clients: LocalClients,
-        spool: Spool,
-        in_thread: Callable[..., Any],
-        counts: PartsCounts,
-        logger: Logger,
-        clock: Callable[[], float],
-        wall: Callable[[], float],
-    ) -> None:
-        self.topic_filters = [f"{config.prefix}/{name}" for name in config.assemble]
+    def __init__(self, of: Surroundings, wall: Callable[[], float]) -> None:
+        self.topic_filters = [f"{of.config.prefix}/{name}" for name in of.config.assemble]
         self.counts = SinkCounts()
-        self._config = config
-        self._clients = clients
-        self._spool = spool
-        self._in_thread = in_thread
-        self._done = counts
-        self._logger = logger
-        self._clock = clock
+        self._config, self._clients, self._spool, self._in_thread, *_ = of
+        self._done, self._logger, self._clock = of.counts, of.logger, of.clock
         self._wall = wall
-        self._courier = Courier(clients, WHOLE_ID)
+        self._courier = Courier(of.clients, WHOLE_ID)
         self._taken: deque[Taken] = deque()
         self._news = asyncio.Event()
         self._messages: dict[bytes, Spooled] = {}
-        self._whole: deque[tuple[bytes, Receipt | None]] = deque()
+        self._taken_bytes = 0
+        self._waiting: dict[bytes, dict[bytes, None]] = {}
+        self._overtaken: dict[bytes, None] = {}
+        self._whole: dict[bytes, Receipt | None] = {}
         self._is_whole = asyncio.Event()
+        self._not_taken: set[bytes] = set()
         self._ended: dict[bytes, Ended] = {}
         self._last_number = 0
         self._held_bytes = 0
@@ -152,7 +157,12 @@ class Assembler(MessageSink):
         if message.publisher == PART_ID:  # it was cut here
             self._settle(receipt, 0)
             return
+        if receipt is None and self._taken_bytes > WAITING_BYTES:
+            self._tell_drop("too_many", message.topic, f"; allowed: {WAITING_BYTES} bytes")
+            self._settle(None, 0, "too_many")
+            return
         self.counts.queued += 1
+        self._taken_bytes += message.payload_bytes
         self._taken.append(Taken(message, receipt))
         self._news.set()
 
@@ -182,10 +192,13 @@ class Assembler(MessageSink):
         for spooled in await self._in_thread(self._spool.messages):
             assembly = spooled.assembly
             self._messages[assembly.message_id] = spooled
-            self._held_bytes += MESSAGE_BYTES + assembly.received_bytes
+            self._held_bytes += _held_bytes(spooled)
             self._last_number = spooled.number
             if assembly.is_whole:
-                self._whole.append((assembly.message_id, None))
+                self._whole[assembly.message_id] = None
+            else:
+                place = place_of(assembly.message_id)
+                self._waiting.setdefault(place.of, {})[assembly.message_id] = None
         if self._messages:
             self._logger.info(
                 "%d messages are in the spool, of which %d are whole",
@@ -204,27 +217,57 @@ class Assembler(MessageSink):
                     batch.append(self._taken.popleft())
                     n_bytes += batch[-1].message.payload_bytes
                 await self._store(batch)
+                self._taken_bytes -= n_bytes
             self._news.clear()
             await self._news.wait()
 
     async def publish(self) -> None:
         """Publish whole messages until cancelled."""
+        wait = AGAIN_SECONDS
         while True:
-            while self._whole:
-                message_id, receipt = self._whole[0]
-                answer = _Answer(self, receipt)
-                try:
-                    await self._publish(self._messages[message_id], answer)
-                except (LostError, SpoolError) as error:
-                    answer.give()
-                    self._tell_fault("a whole message waits to be published", error)
-                    self._whole[0] = message_id, None
-                    await asyncio.sleep(AGAIN_SECONDS)
+            n_left = len(self._whole)
+            try:
+                waiting = await self._publish_all()
+            except (LostError, SpoolError) as error:
+                waiting = f"{error}"
+            if not waiting:
+                wait = AGAIN_SECONDS
+                if not self._whole:
+                    self._is_whole.clear()
+                    await self._is_whole.wait()
+                continue
+            self._tell_fault("a whole message waits to be published", waiting)
+            wait = AGAIN_SECONDS if len(self._whole) < n_left else wait
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, MOST_AGAIN_SECONDS)
+
+    async def _publish_all(self) -> str:
+        """Publish whole messages that there is room for, those of a topic in their order.
+
+        Returns:
+            Why one is left; "" for none.
+
+        Raises:
+            LostError: the connection to the broker has ended.
+            SpoolError: the spool cannot be written.
+        """
+        full: dict[str, None] = {}
+        for message_id in list(self._whole):
+            spooled = self._messages[message_id]
+            topic = spooled.assembly.topic
+            answer = _Answer(self, self._whole[message_id])
+            self._whole[message_id] = None
+            try:
+                if topic in full or not await self._publish(spooled, answer):
+                    full[topic] = None
                     continue
-                self._whole.popleft()
+            except SpoolReadError as error:
+                answer.reason = "disk"
+                await self._drop(message_id, topic, "disk", f": {error}")
+            finally:
                 answer.give()
-            self._is_whole.clear()
-            await self._is_whole.wait()
+            del self._whole[message_id]
+        return f"the broker has no room for it, of topic {next(iter(full))!r}" if full else ""
 
     async def sweep(self) -> None:
         """Drop what is too old, again and again, until cancelled."""
@@ -232,9 +275,11 @@ class Assembler(MessageSink):
         while True:
             await asyncio.sleep(seconds)
             now = self._wall()
-            whole = {message_id for message_id, _ in self._whole}
             for message_id, one in list(self._messages.items()):
-                if message_id not in whole and now - one.last_at > self._config.max_age_seconds:
+                if (
+                    message_id not in self._whole
+                    and now - one.last_at > self._config.max_age_seconds
+                ):
                     await self._drop(message_id, one.assembly.topic, "too_old")
             oldest = now - self._config.remember_seconds
             n_too_many = len(self._ended) - REMEMBERED
@@ -277,23 +322,23 @@ class Assembler(MessageSink):
             spooled = self._messages.get(message_id)
             if message_id in self._ended:
                 self._answer(receipt, self._ended[message_id].reason)
-            elif (
-                spooled is None
-                or not spooled.assembly.is_whole
-                or any(known == message_id for known, _ in self._whole)
-            ):
+            elif spooled is None or not spooled.assembly.is_whole or message_id in self._whole:
                 self._answer(receipt)
             else:
                 if receipt is None:  # at QoS 0, nothing waits for the answer
                     self._answer(None)
-                self._whole.append((message_id, receipt))
+                self._whole[message_id] = receipt
                 self._is_whole.set()
 
     async def _take(self, part: Part, taken: Taken, writes: _Writes) -> None:
         """Add a part to its message, and to what is to be written."""
-        message_id = part.message_id
         topic = taken.message.topic[len(self._config.prefix) + 1 :]
+        message_id = key_of(part, topic)
+        part = part._replace(message_id=message_id)
         ended = self._ended.get(message_id)
+        if ended is not None and self._is_wanted_again(part, topic, ended):
+            del self._ended[message_id]
+            ended = None
         if ended is not None:
             self._done.repeated_parts += 1
             self._answer(taken.receipt, ended.reason)
@@ -311,15 +356,29 @@ class Assembler(MessageSink):
                 await self._drop(message_id, topic, reason, told)
                 self._answer(taken.receipt, reason)
                 return
+            self._tell_overtaken(message_id)
             self._last_number += 1
             known = Spooled(self._last_number, Assembly(part, topic), b"\0", None, 0.0, None)
-            self._held_bytes += MESSAGE_BYTES
+            self._held_bytes += _held_bytes(known)
         await self._add(part, taken, known, writes)
+
+    def _is_wanted_again(self, part: Part, topic: str, ended: Ended) -> bool:
+        """Say whether a message that the other end retains is to be put together once more.
+
+        It was delivered, and is not retained here any more, as after a restart without persistence.
+        Or it was dropped, and a new subscription brings it from its begin.
+        """
+        if not part.is_kept or ended.packet_id is not None:
+            return False
+        if ended.reason:
+            return part.offset == 0
+        return not self._clients.retained(topic, WHOLE_ID)
 
     async def _add(self, part: Part, taken: Taken, known: Spooled, writes: _Writes) -> None:
         """Add a part that fits to its message."""
         assembly = known.assembly
         is_new = assembly.trailer is None and part.trailer is not None
+        held_bytes = _held_bytes(known)
         gaps = assembly.add(part)
         if not gaps and not is_new:  # the first one may not be on the disk yet
             self._done.repeated_parts += 1
@@ -328,10 +387,13 @@ class Assembler(MessageSink):
         expires_at = known.expires_at
         if taken.message.expires_at is not None:
             expires_at = self._wall() + taken.message.expires_at - self._clock()
-        self._messages[part.message_id] = writes.messages[part.message_id] = known._replace(
+        new = known._replace(
             marks=_marks(taken.message), expires_at=expires_at, last_at=self._wall()
         )
-        self._held_bytes += sum(gap.end - gap.start for gap in gaps)
+        self._messages[part.message_id] = writes.messages[part.message_id] = new
+        self._held_bytes += _held_bytes(new) - held_bytes
+        if self._held_bytes > self._config.spool_bytes:
+            await self._drop_overtaken(part.message_id, writes)
         if self._held_bytes > self._config.spool_bytes:
             told = f"; allowed: {self._config.spool_bytes} bytes in all"
             await self._drop(part.message_id, assembly.topic, "spool_full", told)
@@ -344,6 +406,49 @@ class Assembler(MessageSink):
             for start, end in gaps
         )
         writes.answers.append((part.message_id, taken.receipt))
+
+    def _tell_overtaken(self, message_id: bytes) -> None:
+        """Count and log messages of which parts are lost, as one has come of this later message."""
+        place = place_of(message_id)
+        waiting = self._waiting.setdefault(place.of, {})
+        for earlier in [one for one in waiting if place_of(one).number < place.number]:
+            del waiting[earlier]
+            spooled = self._messages.get(earlier)
+            if spooled is None or spooled.assembly.is_whole:
+                continue
+            self._overtaken[earlier] = None
+            self._done.overtaken_messages += 1
+            if is_logged(n_overtaken := self._done.overtaken_messages):
+                assembly = spooled.assembly
+                self._logger.warning(
+                    "%d messages in parts are not whole, and a later one of the same sender and "
+                    "topic has come: parts of them were lost, most often by a queue that was full "
+                    "on the way; the last of topic %r, %d of %d bytes",
+                    n_overtaken,
+                    assembly.topic,
+                    assembly.received_bytes,
+                    assembly.total_bytes,
+                )
+        waiting[message_id] = None
+
+    async def _drop_overtaken(self, message_id: bytes, writes: _Writes) -> None:
+        """Make room for a message, as far as others have lost parts."""
+        for other in list(self._overtaken):
+            if self._held_bytes <= self._config.spool_bytes:
+                break
+            spooled = self._messages.get(other)
+            if spooled is not None and other != message_id and not spooled.assembly.is_whole:
+                await self._drop(other, spooled.assembly.topic, "incomplete")
+                writes.forget(other)
+
+    def _forget_place(self, message_id: bytes) -> None:
+        """Note that a message is delivered or dropped."""
+        self._overtaken.pop(message_id, None)
+        of = place_of(message_id).of
+        waiting = self._waiting.get(of, {})
+        waiting.pop(message_id, None)
+        if not waiting:
+            self._waiting.pop(of, None)
 
     def _refusal(self, part: Part, topic: str) -> tuple[str, str]:
         """Return (why a message is dropped with its first part, or ""; more of it for the log)."""
@@ -369,7 +474,9 @@ class Assembler(MessageSink):
         """Drop a message with all of its parts."""
         known = self._messages.pop(message_id, None)
         if known is not None:
-            self._held_bytes -= MESSAGE_BYTES + known.assembly.received_bytes
+            self._held_bytes -= _held_bytes(known)
+        self._not_taken.discard(message_id)
+        self._forget_place(message_id)
         ended = self._ended[message_id] = Ended(message_id, reason, self._wall(), None)
         self._tell_drop(reason, topic, told)
         try:
@@ -377,7 +484,7 @@ class Assembler(MessageSink):
         except SpoolError as error:
             self._tell_fault("what was dropped stays in the spool until the next start", error)
 
-    def _tell_fault(self, what: str, error: Exception) -> None:
+    def _tell_fault(self, what: str, error: Exception | str) -> None:
         """Log what is tried again, at growing intervals."""
         count(self._faults, what)
         if is_logged(n_faults := self._faults[what]):
@@ -397,8 +504,8 @@ class Assembler(MessageSink):
 
     # -- whole messages --------------------------------------------------------------------------
 
-    async def _publish(self, spooled: Spooled, answer: _Answer) -> None:
-        """Publish a whole message, once.
+    async def _publish(self, spooled: Spooled, answer: _Answer) -> bool:
+        """Publish a whole message, once; return False where the broker has no room for it.
 
         Raises:
             LostError: the connection to the broker has ended.
@@ -408,45 +515,47 @@ class Assembler(MessageSink):
         message_id, topic = assembly.message_id, assembly.topic
         trailer = assembly.trailer
         assert trailer is not None  # noqa: S101 (it is whole)
-        is_repeat = spooled.packet_id is not None
-        if not is_repeat and await self._in_thread(self._spool.digest, spooled.number) != (
+        is_checked = spooled.packet_id is not None
+        is_repeat = is_checked and message_id not in self._not_taken
+        if not is_checked and await self._in_thread(self._spool.digest, spooled.number) != (
             trailer.digest
         ):
             await self._drop(message_id, topic, "hash")
             answer.reason = "hash"
-            return
+            return True
         seconds = None if spooled.expires_at is None else spooled.expires_at - self._wall()
         if seconds is not None and seconds <= 0:
             await self._drop(message_id, topic, "expired")
-            return
+            return True
         client = await self._client()
         packet_id = spooled.packet_id
         if packet_id is None:
             packet_id = self._new_packet_id()
+            self._messages[message_id] = spooled._replace(packet_id=packet_id)
             if assembly.qos != 1:  # which may be published twice
-                self._messages[message_id] = spooled._replace(packet_id=packet_id)
                 await self._in_thread(self._spool.publishing, spooled.number, packet_id)
         elif not assembly.qos:  # it may have been published
             await self._end(spooled, None)
-            return
+            return True
         properties = _of_whole(trailer.properties, spooled.marks, seconds)
         n_bytes = len(properties) + len(topic.encode()) + assembly.total_bytes + _HEADER_BYTES
         if n_bytes > self._clients.maximum_packet_size:
             answer.reason = "too_large"
             await self._drop(message_id, topic, "too_large", f", of {n_bytes} bytes in one packet")
-            return
+            return True
+        self._not_taken.discard(message_id)
         code = await self._send(client, spooled, packet_id, properties, is_repeat=is_repeat)
-        while code == ReasonCode.QUOTA_EXCEEDED:
-            answer.give()
-            await asyncio.sleep(AGAIN_SECONDS)
-            code = await self._send(client, spooled, packet_id, properties, is_repeat=False)
+        if code == ReasonCode.QUOTA_EXCEEDED:
+            self._not_taken.add(message_id)
+            return False
         if code >= 0x80:
             answer.reason = "refused"
             await self._drop(message_id, topic, "refused", f": {describe_reason_code(code)}")
-            return
+            return True
         await self._end(spooled, packet_id if assembly.qos == 2 else None)
         if assembly.qos == 2:
             await self._release(client, message_id, packet_id)
+        return True
 
     def _new_packet_id(self) -> int:
         """Return a packet identifier that no message has which may be sent again or released."""
@@ -517,8 +626,18 @@ class Assembler(MessageSink):
         await self._in_thread(self._spool.end, spooled.number, ended)
         self._ended[message_id] = ended
         del self._messages[message_id]
-        self._held_bytes -= MESSAGE_BYTES + spooled.assembly.received_bytes
+        self._forget_place(message_id)
+        self._held_bytes -= _held_bytes(spooled)
         self._done.assembled_messages += 1
+        if spooled.assembly.retain:
+            await self._drop_replaced(message_id, spooled.assembly.topic)
+
+    async def _drop_replaced(self, message_id: bytes, topic: str) -> None:
+        """Drop what the sender of a message had retained before, of which it sends no more."""
+        for earlier in list(self._waiting.get(place_of(message_id).of_kept, ())):
+            known = self._messages.get(earlier)
+            if earlier != message_id and known is not None and not known.assembly.is_whole:
+                await self._drop(earlier, topic, "replaced")
 
     async def _release(self, client: LocalClient, message_id: bytes, packet_id: int) -> None:
         """End the exchange of a message of QoS 2."""
@@ -574,9 +693,26 @@ def _code_of(reason: str) -> int:
     return int(_CODES.get(reason, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)) if reason else 0
 
 
+def _held_bytes(spooled: Spooled) -> int:
+    """Return what a message takes of `spool_bytes`."""
+    assembly = spooled.assembly
+    n_bytes = MESSAGE_BYTES + assembly.received_bytes + PIECE_BYTES * assembly.n_pieces
+    if assembly.trailer is not None:
+        n_bytes += len(assembly.trailer.properties)
+    return n_bytes + len(spooled.marks)
+
+
 def _marks(message: Message) -> bytes:
-    """Return the properties of a part that are those of the whole message."""
-    pairs = [pair for pair in message.properties.get("user_property", ()) if pair[0] in MARKS]
+    """Return the properties of a part that are those of the whole message.
+
+    An uplink tells who has published a part. That is a splitter, or a client that may not pretend
+    to be another one.
+    """
+    pairs = [
+        (name, value)
+        for name, value in message.properties.get("user_property", ())
+        if name in MARKS or (name == PUBLISHER_PROPERTY and value != PART_ID)
+    ]
     return write_properties({"user_property": pairs} if pairs else {}, PacketType.PUBLISH)
 
 
@@ -590,7 +726,10 @@ def _of_whole(properties: bytes, marks: bytes, seconds: float | None) -> bytes:
     """
     found, _ = read_publish_properties(properties, 0)
     more, _ = read_publish_properties(marks, 0)
-    pairs = [*found.get("user_property", ()), *more.get("user_property", ())]
+    own = more.get("user_property", ())
+    told = {*MARKS, *(name for name, _ in own)}
+    pairs = [pair for pair in found.pop("user_property", ()) if pair[0] not in told]
+    pairs += own
     if pairs:
         found["user_property"] = pairs
     if seconds is not None:

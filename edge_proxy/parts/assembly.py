@@ -3,9 +3,40 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from hashlib import blake2b
 from typing import NamedTuple
 
-from penstock.edge_proxy.parts.part import Part, Trailer
+from penstock.edge_proxy.parts.part import ID_BYTES, NUMBER_BYTES, STREAM_BYTES, Part, Trailer
+
+
+class Place(NamedTuple):
+    """Messages of one topic and stream, and the place of one among them.
+
+    Attributes:
+        of: what all of them have in common, and `Part.is_kept`.
+        number: of the message.
+    """
+
+    of: bytes
+    number: int
+
+    @property
+    def of_kept(self) -> bytes:
+        """What those in common have that were retained before their receiver subscribed."""
+        return self.of[:-1] + b"\1"
+
+
+def key_of(part: Part, topic: str) -> bytes:
+    """Return what tells a message from all others: its identifier, topic and kind."""
+    of_topic = blake2b(topic.encode(), digest_size=ID_BYTES).digest()
+    return part.message_id + of_topic + bytes((part.is_kept,))
+
+
+def place_of(key: bytes) -> Place:
+    """Return the place of a message, by what `key_of` has returned."""
+    number_end = STREAM_BYTES + NUMBER_BYTES
+    number = int.from_bytes(key[STREAM_BYTES:number_end])
+    return Place(key[:STREAM_BYTES] + key[ID_BYTES:], number)
 
 
 class Span(NamedTuple):
@@ -34,6 +65,7 @@ class Assembly:
         retain: the same.
         trailer: what the last part tells; None until it has come.
         spans: what has come of the payload.
+        n_pieces: that it has come in.
     """
 
     def __init__(self, part: Part, topic: str) -> None:
@@ -45,6 +77,7 @@ class Assembly:
         self.retain = part.retain
         self.trailer: Trailer | None = None
         self.spans: list[Span] = []
+        self.n_pieces = 0
 
     @property
     def is_whole(self) -> bool:
@@ -102,6 +135,7 @@ class Assembly:
         if position < end:
             gaps.append(Span(position, end))
         spans[first:last] = [Span(low, high)]
+        self.n_pieces += len(gaps)
         return gaps
 
     def check_invariants(self) -> None:

@@ -46,8 +46,8 @@ class PartsConfig:
         assemble: filters of the topics whose messages are put together and published, without the
             prefix; [] for none.
         max_message_bytes: a longer message is refused with its first part.
-        spool_bytes: payload bytes of all messages that are not published yet, and 1 KiB for each
-            of them. A message that does not fit is dropped.
+        spool_bytes: payload bytes of all messages that are not published yet, 1 KiB for each of
+            them, and 128 bytes for each part. A message that does not fit is dropped.
         max_age_seconds: a message of which no part has come for so long is dropped. An outage is
             shorter.
         remember_seconds: for how long a message that was delivered or dropped is known, among the

@@ -32,6 +32,7 @@ class Cutter:
         properties: bytes,
         part_bytes: int,
         skip_bytes: int = 0,
+        is_kept: bool = False,
     ) -> None:
         """Begin a message; `feed` follows.
 
@@ -44,6 +45,7 @@ class Cutter:
             part_bytes: payload bytes of each part but the last.
             skip_bytes: from the payload's begin, which the other end has: parts that lie before
                 are not made.
+            is_kept: as `Part.is_kept`.
         """
         self.message_id = message_id
         self.total_bytes = total_bytes
@@ -53,6 +55,7 @@ class Cutter:
         self._properties = properties
         self._part_bytes = part_bytes
         self._skip_bytes = skip_bytes
+        self._is_kept = is_kept
         self._hash = sha256()
         self._pieces: deque[memoryview] = deque()
         self._fed_bytes = 0
@@ -92,7 +95,14 @@ class Cutter:
             elif self.sent_bytes <= self._skip_bytes:
                 continue
             return Part(
-                self.message_id, offset, self.total_bytes, self._qos, self._retain, trailer, data
+                self.message_id,
+                offset,
+                self.total_bytes,
+                self._qos,
+                self._retain,
+                trailer,
+                data,
+                self._is_kept,
             )
         return None
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final
 
 from penstock.broker.errors import PenstockError, ProtocolError
 from penstock.broker.extensions import LocalClients
 from penstock.broker.mqtt.enums import MAX_PACKET_ID, MAX_REMAINING_LENGTH, MQTT_5, PacketType
-from penstock.broker.mqtt.packets import ConnAck, Connect, Disconnect, PingReq
+from penstock.broker.mqtt.packets import Connect, PingReq
 from penstock.broker.mqtt.reader import read_packet
-from penstock.broker.mqtt.reason_codes import describe_reason_code
 from penstock.broker.mqtt.writer import publish_header, write_packet
+from penstock.broker.network.local_protocol import LocalProtocol
 from penstock.edge_proxy.aggregator.packet_stream import Buffer, PacketStream
 
 SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
@@ -30,27 +29,20 @@ class LostError(PenstockError):
     """The broker has ended the connection, or refuses it."""
 
 
-class LocalClient(asyncio.Protocol):
+class LocalClient(LocalProtocol):
     """One connection of a client to its own broker, in MQTT 5.
 
     Attributes:
         client_id: of its session, which never expires.
-        transport: of the connection.
-        session_present: the broker has had the session before.
-        is_lost: the connection has ended.
     """
 
+    lost_error = LostError
+
     def __init__(self, client_id: str, receive_maximum: int = MAX_PACKET_ID) -> None:
+        super().__init__()
         self.client_id = client_id
-        self.transport: asyncio.Transport
-        self.session_present = False
-        self.is_lost = False
         self._receive_maximum = receive_maximum
         self._stream = PacketStream(self, MQTT_5, MAX_REMAINING_LENGTH + 5)
-        self._answers: dict[tuple[int, int], asyncio.Future[int]] = {}
-        self._can_write = asyncio.Event()
-        self._can_write.set()
-        self._told = "the connection has ended"
 
     async def connect(self, clients: LocalClients, *, tells_publisher: bool = False) -> None:
         """Connect.
@@ -71,18 +63,6 @@ class LocalClient(asyncio.Protocol):
         connect = Connect(self.client_id, clean_start=False, keep_alive=0, properties=properties)
         self.transport.write(write_packet(connect, MQTT_5))
         await answer
-
-    def expect(self, first_byte: int, packet_id: int) -> asyncio.Future[int]:
-        """Return what is done with the reason code of an answer.
-
-        It fails with `LostError` when the connection ends before.
-        """
-        answer = asyncio.get_running_loop().create_future()
-        if self.is_lost:
-            answer.set_exception(LostError(self._told))
-        else:
-            self._answers[first_byte, packet_id] = answer
-        return answer
 
     def publish_part(self, topic: bytes, payload: bytes, properties: bytes, packet_id: int) -> None:
         """Publish a message at QoS 1, whose PUBACK is to be expected."""
@@ -106,43 +86,9 @@ class LocalClient(asyncio.Protocol):
         self.transport.write(write_packet(PingReq(), MQTT_5))
         await answer
 
-    async def drain(self) -> None:
-        """Wait until the broker takes more."""
-        await self._can_write.wait()
-
-    def disconnect(self) -> None:
-        """End the connection; the session stays."""
-        if not self.is_lost:
-            self.transport.write(write_packet(Disconnect(), MQTT_5))
-            self.transport.close()
-
-    # -- asyncio's -----------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
-        self.transport = cast("asyncio.Transport", transport)
-
     def data_received(self, data: Buffer) -> None:
         """Take bytes from the broker."""
         self._stream.receive_data(data)
-
-    def pause_writing(self) -> None:
-        """Let `drain` wait."""
-        self._can_write.clear()
-
-    def resume_writing(self) -> None:
-        """Let it go on."""
-        self._can_write.set()
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)
-        """Let everything fail that is expected."""
-        self.is_lost = True
-        self._can_write.set()
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(LostError(self._told))
-                answer.exception()  # who gave up waiting has no use for it
-        self._answers.clear()
 
     # -- packets -------------------------------------------------------------------------------
 
@@ -151,24 +97,11 @@ class LocalClient(asyncio.Protocol):
         if first_byte in (PUBACK, PUBREC, PUBCOMP):
             packet_id = int.from_bytes(frame[body_at : body_at + 2])
             code = frame[body_at + 2] if len(frame) > body_at + 2 else 0
-            self._answered(first_byte, packet_id, code)
+            self.answered(first_byte, packet_id, code)
         elif first_byte == PUBREL:
             self.released(int.from_bytes(frame[body_at : body_at + 2]))
         else:
-            packet = read_packet(first_byte, frame[body_at:], MQTT_5)
-            if isinstance(packet, ConnAck | Disconnect) and packet.reason_code:
-                self._told = describe_reason_code(packet.reason_code)
-                self.transport.close()
-            elif isinstance(packet, ConnAck):
-                self.session_present = packet.session_present
-                self._answered(first_byte, 0, 0)
-            elif packet.packet_type == PacketType.PINGRESP:
-                self._answered(first_byte, 0, 0)
-
-    def _answered(self, first_byte: int, packet_id: int, code: int) -> None:
-        answer = self._answers.pop((first_byte, packet_id), None)
-        if answer is not None and not answer.done():
-            answer.set_result(code)
+            self.take(first_byte, read_packet(first_byte, frame[body_at:], MQTT_5))
 
     def released(self, packet_id: int) -> None:
         """Take a PUBREL.

@@ -6,13 +6,17 @@ big-endian.
 
     bytes  0 to 3    "PART"
     byte   4         version of this form, 1
-    byte   5         flags: bits 0 and 1 QoS of the message, bit 2 RETAIN, bit 3: the last part
-    bytes  6 to 21   identifier of the message, random
+    byte   5         flags: bits 0 and 1 QoS of the message, bit 2 RETAIN, bit 3: the last part,
+                     bit 4: the message was retained before its receiver subscribed
+    bytes  6 to 21   identifier of the message: stream (6 bytes), number (6), random (4)
     bytes 22 to 25   where the data stand in the message's payload
     bytes 26 to 29   length of the message's payload
     last part alone: SHA-256 of the message's payload (32 bytes), then the properties of the message
                      in the form of MQTT 5 (2.2.2), with their length
     then             the data
+
+Who cuts has a stream of its own, and cuts one message after another. So a part of a higher number
+of a stream stands behind all parts of the lower ones in the same topic.
 
 The hash stands in the last part, so that a message can be cut while it is still being received. The
 topic is that of the PUBLISH without the prefix of all parts: an uplink renames it as any other.
@@ -29,12 +33,17 @@ from penstock.broker.mqtt.properties import read_publish_properties
 MAGIC: Final = b"PART"
 VERSION: Final = 1
 ID_BYTES: Final = 16
+STREAM_BYTES: Final = 6
+NUMBER_BYTES: Final = 6
 HASH_BYTES: Final = 32
 
 _HEAD: Final = Struct("!4sBB16sII")
 _RETAIN: Final = 4
 _LAST: Final = 8
-_KNOWN_FLAGS: Final = 15
+_KEPT: Final = 16
+_KNOWN_FLAGS: Final = 31
+
+_OF_ONE_HOP: Final = frozenset({"topic_alias", "subscription_identifier"})
 
 HEAD_BYTES: Final = _HEAD.size
 """What stands before the data of all parts but the last."""
@@ -67,6 +76,8 @@ class Part(NamedTuple):
         retain: the same.
         trailer: of the last part; None in the others.
         data: bytes of the payload.
+        is_kept: the message was retained before its receiver subscribed. Each new subscription may
+            bring it again, with the same identifier.
     """
 
     message_id: bytes
@@ -76,11 +87,14 @@ class Part(NamedTuple):
     retain: bool
     trailer: Trailer | None
     data: bytes | memoryview
+    is_kept: bool = False
 
 
 def write_part(part: Part) -> bytes:
     """Return a part as the payload of a PUBLISH."""
     flags = part.qos | (_RETAIN if part.retain else 0) | (_LAST if part.trailer else 0)
+    if part.is_kept:
+        flags |= _KEPT
     head = _HEAD.pack(MAGIC, VERSION, flags, part.message_id, part.offset, part.total_bytes)
     if part.trailer is None:
         return b"".join((head, part.data))
@@ -103,7 +117,7 @@ def read_part(payload: bytes | memoryview) -> Part:
         raise PartError(f"read version {version}; allowed: {VERSION}")
     qos = flags & 3
     if flags & ~_KNOWN_FLAGS or qos == 3:
-        raise PartError(f"read flags {flags:#x}; allowed: QoS 0 to 2, RETAIN, last")
+        raise PartError(f"read flags {flags:#x}; allowed: QoS 0 to 2, RETAIN, last, kept")
     position = HEAD_BYTES
     trailer = None
     if flags & _LAST:
@@ -120,7 +134,8 @@ def read_part(payload: bytes | memoryview) -> Part:
         raise PartError(
             f"read no data at byte {offset} of {total_bytes}; allowed: one byte or more"
         )
-    return Part(message_id, offset, total_bytes, qos, bool(flags & _RETAIN), trailer, data)
+    is_retained, is_kept = bool(flags & _RETAIN), bool(flags & _KEPT)
+    return Part(message_id, offset, total_bytes, qos, is_retained, trailer, data, is_kept)
 
 
 def _read_trailer(view: memoryview, position: int) -> tuple[Trailer, int]:
@@ -130,7 +145,9 @@ def _read_trailer(view: memoryview, position: int) -> tuple[Trailer, int]:
             f"read {len(view)} bytes of a last part; allowed: {properties_at + 1} or more"
         )
     try:
-        _, end = read_publish_properties(view, properties_at)
+        properties, end = read_publish_properties(view, properties_at)
     except PeerError as error:
         raise PartError(f"properties: {error.args[0]}") from error
+    for name in _OF_ONE_HOP & properties.keys():
+        raise PartError(f"properties: read {name}; allowed: those of the message itself")
     return Trailer(bytes(view[position:properties_at]), bytes(view[properties_at:end])), end

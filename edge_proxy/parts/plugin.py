@@ -9,13 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
+from penstock.broker.counters import by_name
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.extensions import Plugin, PluginContext
 from penstock.edge_proxy.parts.assembler import Assembler
 from penstock.edge_proxy.parts.config import PartsConfig
 from penstock.edge_proxy.parts.counts import PartsCounts
+from penstock.edge_proxy.parts.kept import KeptMessages
 from penstock.edge_proxy.parts.splitter import Splitter, end_session
 from penstock.edge_proxy.parts.spool import Spool
+from penstock.edge_proxy.parts.surroundings import Surroundings
 
 T = TypeVar("T")
 
@@ -46,15 +49,32 @@ class PartsPlugin(Plugin):
         self._tasks: list[asyncio.Task[None]] = []
         self._assembler: Assembler | None = None
         self._splitter: Splitter | None = None
+        self._kept: KeptMessages | None = None
         clients = context.local_clients
         if clients is None:  # nothing runs where a file is only checked
             return
-        shared = (config, clients, self._spool, self._in_thread, self.counts, context.logger)
+        # As in the broker's database, a clock that is set changes nothing while the process runs.
+        epoch = time.time() - context.clock()
+        of = Surroundings(
+            config,
+            clients,
+            self._spool,
+            self._in_thread,
+            self.counts,
+            context.logger,
+            context.clock,
+        )
         if config.assemble:
-            self._assembler = Assembler(*shared, context.clock, time.time)
+            self._assembler = Assembler(of, lambda: context.clock() + epoch)
             self.sinks = (self._assembler,)
         if config.split:
-            self._splitter = Splitter(*shared, context.clock)
+            self._splitter = Splitter(of)
+            self._kept = KeptMessages(config, self.counts, context.logger)
+
+    def also_asked(self, topic: str) -> str | None:
+        """Return the topic of the message that a part belongs to; None for what is no part."""
+        prefix = f"{self.config.prefix}/"
+        return topic[len(prefix) :] or None if topic.startswith(prefix) else None
 
     async def _in_thread(self, call: Callable[..., T], *args: object) -> T:
         """Call a function of the spool in its thread; they block for the disk."""
@@ -66,11 +86,15 @@ class PartsPlugin(Plugin):
         Raises:
             PenstockError: it cannot be used.
         """
-        if self.context.local_clients is None:
+        clients = self.context.local_clients
+        if clients is None:
             return
         self._thread = ThreadPoolExecutor(1, "penstock-parts")
         for name in await self._in_thread(self._spool.open):
             self.context.logger.warning("%s could be read by other users; it cannot any more", name)
+        if self._splitter is not None and self._kept is not None:
+            self._splitter.stream = self._kept.stream = await self._in_thread(self._spool.stream)
+            clients.show_retained(f"{self.config.prefix}/", self._kept.parts)
 
     async def restored(self) -> None:
         """Begin to cut messages, and to put them together.
@@ -107,7 +131,7 @@ class PartsPlugin(Plugin):
 
     def figures(self) -> Mapping[str, int]:
         """Return what was done."""
-        return self.counts.figures()
+        return by_name(self.counts)
 
     async def close(self) -> None:
         """End what runs; what is not done goes on at the next start."""

@@ -18,22 +18,19 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
-from logging import Logger
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from penstock.broker.counters import count
 from penstock.broker.extensions import PUBLISHER_PROPERTY, LocalClients
 from penstock.broker.faults import is_logged
-from penstock.broker.mqtt.enums import MQTT_5, PacketType
-from penstock.broker.mqtt.packets import Subscribe, SubscriptionRequest, Unsubscribe
+from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.properties import read_publish_properties, write_properties
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
-from penstock.broker.mqtt.writer import write_packet
 from penstock.edge_proxy.aggregator.packet_stream import Buffer
+from penstock.edge_proxy.aggregator.preparation import prepare_session
 from penstock.edge_proxy.aggregator.remapping import HOPS_PROPERTY, SITE_PROPERTY
-from penstock.edge_proxy.parts.config import PARTS_CLIENTS, PartsConfig
-from penstock.edge_proxy.parts.counts import PartsCounts
+from penstock.edge_proxy.parts.config import PARTS_CLIENTS
 from penstock.edge_proxy.parts.cutting import Cutter
 from penstock.edge_proxy.parts.local_client import (
     AGAIN_SECONDS,
@@ -44,8 +41,9 @@ from penstock.edge_proxy.parts.local_client import (
     LocalClient,
     LostError,
 )
-from penstock.edge_proxy.parts.part import ID_BYTES, Part, write_part
-from penstock.edge_proxy.parts.spool import Spool, SpoolError
+from penstock.edge_proxy.parts.part import ID_BYTES, NUMBER_BYTES, Part, write_part
+from penstock.edge_proxy.parts.spool import NUMBERS, SpoolError
+from penstock.edge_proxy.parts.surroundings import Surroundings
 
 T = TypeVar("T")
 
@@ -70,6 +68,10 @@ WAITING_MESSAGES: Final = 8
 
 MARKS: Final = frozenset({SITE_PROPERTY, HOPS_PROPERTY})
 """User Properties that stay with the PUBLISH of each part: uplinks read and write them."""
+
+
+_OF_EACH_PART: Final = frozenset({"message_expiry_interval", "subscription_identifier"})
+"""Properties that stay with the PUBLISH of each part, or belong to one subscription."""
 
 
 class Incoming:
@@ -195,40 +197,25 @@ class Splitter:
     """Cuts the messages of some topic filters.
 
     Args:
-        config: of the plugin.
-        clients: of the broker.
-        spool: open while `run` does.
-        in_thread: calls a function of the spool in its thread.
-        counts: of the plugin.
-        logger: of the plugin.
-        clock: monotonic seconds.
+        of: what both ends have in common.
+
+    Attributes:
+        stream: of the messages that are cut, once the spool is open.
     """
 
-    def __init__(
-        self,
-        config: PartsConfig,
-        clients: LocalClients,
-        spool: Spool,
-        in_thread: Callable[..., Any],
-        counts: PartsCounts,
-        logger: Logger,
-        clock: Callable[[], float],
-    ) -> None:
-        self._config = config
-        self._clients = clients
-        self._spool = spool
-        self._in_thread = in_thread
-        self._counts = counts
-        self._logger = logger
-        self._clock = clock
-        self._prefix = f"{config.prefix}/".encode()
-        self._courier = Courier(clients, PART_ID)
+    def __init__(self, of: Surroundings) -> None:
+        self._config, self._clients, self._spool, self._in_thread, *_ = of
+        self._counts, self._logger, self._clock = of.counts, of.logger, of.clock
+        self._prefix = f"{of.config.prefix}/".encode()
+        self._courier = Courier(of.clients, PART_ID)
         self._intake: Intake | None = None
         self._cutting: dict[int, tuple[bytes, int]] = {}
+        self.stream = b""
+        self._number = 0
         self._n_faults = 0
 
     async def prepare(self) -> None:
-        """Subscribe, so that messages wait for `run` from now on.
+        """Subscribe, so that messages wait for `run` from now on, and what is retained does.
 
         Raises:
             PenstockError: the broker does not let it, or the spool cannot be used.
@@ -237,18 +224,9 @@ class Splitter:
         if known is None:  # packet identifiers of its messages begin anew
             await self._in_thread(self._spool.end_cutting, None)
         self._cutting = await self._in_thread(self._spool.cutting)
-        intake = await self._connect()
-        gone = tuple(name for name in known or () if name not in self._config.split)
-        requests = tuple(
-            SubscriptionRequest(
-                name, 2, no_local=False, retain_as_published=True, retain_handling=1
-            )
-            for name in self._config.split
-        )
-        intake.transport.write(write_packet(Subscribe(1, requests), MQTT_5))
-        if gone:
-            intake.transport.write(write_packet(Unsubscribe(2, gone), MQTT_5))
-        await intake.ping()
+        filters = dict.fromkeys(self._config.split, 2)
+        new = [name for name in filters if name not in (known or ())]
+        await prepare_session(self._clients, SPLIT_ID, filters, known or (), with_retained=new)
 
     async def _connect(self) -> Intake:
         intake = Intake(self._clock)
@@ -320,11 +298,14 @@ class Splitter:
         Returns:
             (why it was not cut to its end, or ""; a reason code that refuses it, or 0).
         """
-        properties, marks, publisher, expiry = self._properties(message.properties)
+        found, _ = read_publish_properties(message.properties, 0)
+        publisher = take_publisher(found)
+        expiry = found.get("message_expiry_interval")
+        properties, marks = divided(found, publisher, tells_publisher=self._config.tells_publisher)
         if publisher.startswith(PARTS_CLIENTS):
             return "", 0  # its parts are here
         known = self._cutting.get(message.packet_id) if message.first_byte & 8 else None
-        message_id, skip_bytes = known or (secrets.token_bytes(ID_BYTES), 0)
+        message_id, skip_bytes = known or (await self._new_id(), 0)
         if message.qos and known is None:
             await self._note(message, message_id, 0)
         cutter = Cutter(
@@ -354,6 +335,17 @@ class Splitter:
                 await self._note(message, message_id, cutter.sent_bytes)
         self._counts.split_messages += 1
         return "", 0
+
+    async def _new_id(self) -> bytes:
+        """Return the identifier of one more message.
+
+        With the random bytes, a spool that was put back from a copy repeats none.
+        """
+        if not self._number % NUMBERS:
+            self._number = await self._in_thread(self._spool.reserve_numbers)
+        number = self._number.to_bytes(NUMBER_BYTES)
+        self._number += 1
+        return self.stream + number + secrets.token_bytes(ID_BYTES - len(self.stream + number))
 
     async def _next(self, intake: Intake, message: Incoming, cutter: Cutter) -> list[Part]:
         """Return the next parts of a message, one at least."""
@@ -397,36 +389,43 @@ class Splitter:
                 await asyncio.sleep(AGAIN_SECONDS)
         return 0
 
-    def _properties(self, encoded: bytes) -> tuple[bytes, dict[str, Any], str, int | None]:
-        """Take the properties of a message apart.
-
-        Returns:
-            (encoded properties of the whole; properties of each part; Client Identifier of the
-            publisher; Message Expiry Interval).
-        """
-        properties, _ = read_publish_properties(encoded, 0)
-        expiry = properties.pop("message_expiry_interval", None)
-        properties.pop("subscription_identifier", None)
-        pairs: list[tuple[str, str]] = list(properties.pop("user_property", ()))
-        publisher = ""
-        if pairs and pairs[-1][0] == PUBLISHER_PROPERTY:  # what the broker says
-            _, publisher = pairs.pop()
-        marks = [pair for pair in pairs if pair[0] in MARKS]
-        pairs = [pair for pair in pairs if pair[0] not in MARKS]
-        if not marks:  # of another site's message, who published it there stays
-            pairs = [pair for pair in pairs if pair[0] != PUBLISHER_PROPERTY]
-            if self._config.tells_publisher:
-                pairs.append((PUBLISHER_PROPERTY, publisher))
-        if pairs:
-            properties["user_property"] = pairs
-        with_marks: dict[str, Any] = {"user_property": marks} if marks else {}
-        return write_properties(properties, PacketType.PUBLISH), with_marks, publisher, expiry
-
     def close(self) -> None:
         """End the connections; the sessions stay."""
         if self._intake is not None:
             self._intake.disconnect()
         self._courier.close()
+
+
+def take_publisher(properties: dict[str, Any]) -> str:
+    """Take the Client Identifier of the publisher, which the broker has put behind the others."""
+    pairs = properties.get("user_property", ())
+    return pairs.pop()[1] if pairs and pairs[-1][0] == PUBLISHER_PROPERTY else ""
+
+
+def divided(
+    properties: Mapping[str, Any], publisher: str, *, tells_publisher: bool
+) -> tuple[bytes, dict[str, Any]]:
+    """Divide the properties of a message that is cut.
+
+    Args:
+        properties: of the message, without what the broker has said of its publisher.
+        publisher: its Client Identifier.
+        tells_publisher: as in `PartsConfig`.
+
+    Returns:
+        (encoded properties of the whole; properties of each part, but for its expiry).
+    """
+    whole = {name: value for name, value in properties.items() if name not in _OF_EACH_PART}
+    pairs: list[tuple[str, str]] = list(whole.pop("user_property", ()))
+    marks = [pair for pair in pairs if pair[0] in MARKS]
+    pairs = [pair for pair in pairs if pair[0] not in MARKS]
+    if not marks:  # of another site's message, who published it there stays
+        pairs = [pair for pair in pairs if pair[0] != PUBLISHER_PROPERTY]
+        if tells_publisher:
+            pairs.append((PUBLISHER_PROPERTY, publisher))
+    if pairs:
+        whole["user_property"] = pairs
+    return write_properties(whole, PacketType.PUBLISH), {"user_property": marks} if marks else {}
 
 
 def end_session(clients: LocalClients) -> bool:

@@ -2,28 +2,31 @@
 
 Each method is one transaction, which is on the disk when it returns (``synchronous=FULL``). The
 methods block; one thread at a time calls them.
+
+On a full disk nothing is stored, and what is there can be published and deleted with the space of a
+`DiskReserve`.
 """
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from typing import Final, NamedTuple
 
 from penstock.broker.durable.database_file import (
-    DatabaseFile,
     DatabaseFileError,
     Format,
-    connect,
+    behind_links,
     in_words,
-    set_up,
-    transaction,
 )
+from penstock.broker.durable.disk_reserve import DiskReserve
+from penstock.broker.durable.plugin_database import PluginDatabase
 from penstock.broker.errors import PenstockError
 from penstock.edge_proxy.parts.assembly import Assembly, Span
-from penstock.edge_proxy.parts.part import Part, Trailer
+from penstock.edge_proxy.parts.part import STREAM_BYTES, Part, Trailer
 
 FORMAT: Final = Format(
     application_id=0x50617274,
@@ -43,17 +46,29 @@ FORMAT: Final = Format(
         """CREATE TABLE ended (
             id BLOB PRIMARY KEY, reason TEXT NOT NULL, at REAL NOT NULL, packet_id INTEGER)""",
         # A message that is being cut, by its packet identifier in the session that it comes from.
+        # With 0: (the stream, the first number that was not reserved).
         """CREATE TABLE cutting (
             packet_id INTEGER PRIMARY KEY, id BLOB NOT NULL, sent_bytes INTEGER NOT NULL)""",
     ),
 )
 
-SPARE_PAGES: Final = 1_000
-"""Unused pages that the file keeps, 8 MB."""
+NUMBERS: Final = 2**28
+"""That are reserved at a time; a stream has as many as a million times."""
+
+RESERVE_BYTES: Final = 4 * 1024**2
+"""Enough to delete what a large message has: one page in a thousand is written for it."""
 
 
 class SpoolError(PenstockError):
     """The file cannot be used or written; the message names it."""
+
+
+class SpoolFullError(SpoolError):
+    """The disk is full."""
+
+
+class SpoolReadError(SpoolError):
+    """Pieces of a message cannot be read, though the file is there."""
 
 
 class Spooled(NamedTuple):
@@ -106,81 +121,68 @@ class Piece(NamedTuple):
     data: bytes | memoryview
 
 
-class Spool:
+class Spool(PluginDatabase):
     """The file.
 
     Args:
         path: its name.
     """
 
+    what = "spool"
+    allowed = "a spool that was made here, or a path where no file is and one can be created"
+    format = FORMAT
+    error = SpoolError
+    full_error = SpoolFullError
+    no_space = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+
+    _reserve: DiskReserve
+
     def __init__(self, path: str) -> None:
-        self._path = path
-        self._file: DatabaseFile | None = None
-        self._connection: sqlite3.Connection | None = None
+        # Beside the file itself, as a link may lead to another disk.
+        reserve = DiskReserve(f"{behind_links(path)}.reserve", RESERVE_BYTES)
+        super().__init__(path, reserve=reserve)
 
-    def open(self) -> list[str]:
-        """Open the file, or create it.
+    def _write(self, change: Callable[[sqlite3.Connection], object]) -> None:
+        """Make a small change, or delete; on a full disk, with the space of the reserve."""
+        try:
+            with self._transaction() as connection:
+                change(connection)
+        except SpoolFullError:
+            self._shorten_log()
+            self._reserve.spend()
+            with self._transaction() as connection:
+                change(connection)
 
-        Returns:
-            Names of its files that other users could read until now.
+    def _shorten_log(self) -> None:
+        connection, _ = self._opened()
+        with suppress(sqlite3.Error):
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _hold_reserve(self) -> None:
+        """See that there is space in addition to the reserve.
 
         Raises:
-            SpoolError: it cannot be used.
+            SpoolFullError: there is none.
         """
         try:
-            self._file = DatabaseFile(self._path)
-            self._connection = connection = connect(self._path)
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            set_up(connection, FORMAT)
-            connection.execute("PRAGMA synchronous = FULL")
-            self._file.watch()
+            if self._reserve.hold():
+                return
+            self._shorten_log()
+            if self._reserve.hold():
+                return
         except DatabaseFileError as error:
-            self.close()
             raise SpoolError(f"spool {self._path}: {error}") from error
-        except sqlite3.Error as error:
-            self.close()
-            raise SpoolError(
-                f"spool {self._path}: {in_words(error)}; allowed: a path where the file is, or "
-                "where one can be created"
-            ) from error
-        return self._file.tightened
-
-    def close(self) -> None:
-        """Close the file; may be called again."""
-        if self._connection is not None:
-            with suppress(sqlite3.Error):
-                self._connection.close()
-        if self._file is not None:
-            self._file.close()
-        self._connection = self._file = None
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        connection, file = self._opened()
-        self._check_there(file)
-        try:
-            with transaction(connection):
-                yield connection
-        except sqlite3.Error as error:
-            raise SpoolError(f"spool {self._path}: {in_words(error)}") from error
-        self._check_there(file)
-
-    def _opened(self) -> tuple[sqlite3.Connection, DatabaseFile]:
-        if self._connection is None or self._file is None:
-            raise SpoolError(f"spool {self._path}: it is closed")
-        return self._connection, self._file
-
-    def _check_there(self, file: DatabaseFile) -> None:
-        lost = file.why_lost()
-        if lost:
-            raise SpoolError(f"spool {self._path}: {lost}")
+        raise SpoolFullError(
+            f"spool {self._path}: the disk has less than the {RESERVE_BYTES:,} bytes left that are "
+            "kept for deleting"
+        )
 
     # -- messages that are put together --------------------------------------------------------
 
     def messages(self) -> list[Spooled]:
         """Return all messages, oldest first."""
         found = []
-        with self._writing() as connection:
+        with self._transaction() as connection:
             for row in connection.execute("SELECT * FROM message ORDER BY number").fetchall():
                 number, message_id, topic, total_bytes, qos, retain, digest, properties, *rest = row
                 trailer = None if digest is None else Trailer(digest, properties)
@@ -196,7 +198,7 @@ class Spool:
 
     def ended(self) -> list[Ended]:
         """Return what is known of messages that were delivered or dropped."""
-        with self._writing() as connection:
+        with self._transaction() as connection:
             rows = connection.execute(
                 "SELECT id, reason, at, packet_id FROM ended ORDER BY rowid"
             ).fetchall()
@@ -208,9 +210,12 @@ class Spool:
         Raises:
             SpoolError: nothing is stored.
         """
-        with self._writing() as connection:
+        self._hold_reserve()
+        with self._transaction() as connection:
             for number, one, marks, expires_at, last_at, _ in messages:
                 digest, properties = one.trailer or (None, None)
+                # Of a message that is delivered once more.
+                connection.execute("DELETE FROM ended WHERE id = ?", (one.message_id,))
                 connection.execute(
                     "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)"
                     " ON CONFLICT (number) DO UPDATE SET digest = excluded.digest,"
@@ -236,33 +241,45 @@ class Spool:
             )
 
     def pieces(self, number: int) -> list[tuple[int, int]]:
-        """Return the (row, bytes) of a message's pieces in the order of the payload."""
-        with self._writing() as connection:
+        """Return the (row, bytes) of a message's pieces in the order of the payload.
+
+        Raises:
+            SpoolReadError: they cannot be read.
+        """
+        connection, _ = self._opened()
+        with self._reading():
             return connection.execute(
                 "SELECT rowid, n_bytes FROM piece WHERE message = ? ORDER BY start", (number,)
             ).fetchall()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise SpoolReadError(f"spool {self._path}: {in_words(error)}") from error
 
     def read(self, rows: Sequence[int]) -> bytes:
         """Return the data of some pieces, joined.
 
         Raises:
-            SpoolError: they cannot be read.
+            SpoolReadError: they cannot be read.
         """
         connection, _ = self._opened()
-        try:
-            return b"".join(
-                connection.execute("SELECT data FROM piece WHERE rowid = ?", (row,)).fetchone()[0]
-                for row in rows
-            )
-        except (sqlite3.Error, TypeError) as error:
-            told = in_words(error) if isinstance(error, sqlite3.Error) else "a piece is missing"
-            raise SpoolError(f"spool {self._path}: {told}") from error
+        found: list[bytes] = []
+        with self._reading():
+            for row in rows:
+                piece = connection.execute("SELECT data FROM piece WHERE rowid = ?", (row,))
+                found += piece.fetchone() or ()
+        if len(found) < len(rows):
+            raise SpoolReadError(f"spool {self._path}: a piece is missing")
+        return b"".join(found)
 
     def digest(self, number: int) -> bytes:
         """Return the SHA-256 of a message's payload.
 
         Raises:
-            SpoolError: it cannot be read.
+            SpoolReadError: it cannot be read.
         """
         found = sha256()
         for row, _ in self.pieces(number):
@@ -271,10 +288,11 @@ class Spool:
 
     def publishing(self, number: int, packet_id: int) -> None:
         """Note that a whole message is going to be published."""
-        with self._writing() as connection:
-            connection.execute(
+        self._write(
+            lambda connection: connection.execute(
                 "UPDATE message SET packet_id = ? WHERE number = ?", (packet_id, number)
             )
+        )
 
     def end(self, number: int | None, ended: Ended) -> None:
         """Forget a message's parts, and remember that it was delivered or dropped.
@@ -283,16 +301,22 @@ class Spool:
             number: of the message; None where it has none.
             ended: what is remembered.
         """
-        with self._writing() as connection:
+
+        def change(connection: sqlite3.Connection) -> None:
             connection.execute("INSERT OR REPLACE INTO ended VALUES (?, ?, ?, ?)", ended)
             if number is not None:
                 connection.execute("DELETE FROM piece WHERE message = ?", (number,))
                 connection.execute("DELETE FROM message WHERE number = ?", (number,))
 
+        self._write(change)
+
     def released(self, message_id: bytes) -> None:
         """Note that the PUBREL of a message was taken."""
-        with self._writing() as connection:
-            connection.execute("UPDATE ended SET packet_id = NULL WHERE id = ?", (message_id,))
+        self._write(
+            lambda connection: connection.execute(
+                "UPDATE ended SET packet_id = NULL WHERE id = ?", (message_id,)
+            )
+        )
 
     def forget(self, before: float, n_kept: int) -> None:
         """Forget messages that were delivered or dropped, and give unused space back.
@@ -301,40 +325,63 @@ class Spool:
             before: seconds since 1970; older ones are forgotten.
             n_kept: of the newest; older ones are forgotten.
         """
-        with self._writing() as connection:
-            connection.execute(
+        self._write(
+            lambda connection: connection.execute(
                 "DELETE FROM ended WHERE packet_id IS NULL"
                 " AND (at < ? OR rowid <= (SELECT max(rowid) FROM ended) - ?)",
                 (before, n_kept),
             )
-        try:
-            (n_free,) = connection.execute("PRAGMA freelist_count").fetchone()
-            if n_free > SPARE_PAGES:
-                # Each step of the statement frees a page; `execute` makes only one.
-                connection.executescript(f"PRAGMA incremental_vacuum({n_free - SPARE_PAGES})")
-        except sqlite3.Error as error:
-            raise SpoolError(f"spool {self._path}: {in_words(error)}") from error
+        )
+        self._trim()
 
     # -- messages that are cut -----------------------------------------------------------------
 
     def cutting(self) -> dict[int, tuple[bytes, int]]:
         """Return the messages that are being cut: packet identifier to (id, bytes published)."""
-        with self._writing() as connection:
-            rows = connection.execute("SELECT packet_id, id, sent_bytes FROM cutting").fetchall()
+        with self._transaction() as connection:
+            rows = connection.execute(
+                "SELECT packet_id, id, sent_bytes FROM cutting WHERE packet_id > 0"
+            ).fetchall()
         return {packet_id: (message_id, sent) for packet_id, message_id, sent in rows}
 
     def cut(self, packet_id: int, message_id: bytes, sent_bytes: int) -> None:
         """Note how far a message was cut, and that its parts are published."""
-        with self._writing() as connection:
-            connection.execute(
+        self._write(
+            lambda connection: connection.execute(
                 "INSERT OR REPLACE INTO cutting VALUES (?, ?, ?)",
                 (packet_id, message_id, sent_bytes),
             )
+        )
 
     def end_cutting(self, packet_id: int | None) -> None:
         """Forget a message that was cut; None for all."""
-        with self._writing() as connection:
-            if packet_id is None:
-                connection.execute("DELETE FROM cutting")
-            else:
-                connection.execute("DELETE FROM cutting WHERE packet_id = ?", (packet_id,))
+        self._write(
+            lambda connection: connection.execute(
+                "DELETE FROM cutting WHERE packet_id > 0 AND (?1 IS NULL OR packet_id = ?1)",
+                (packet_id,),
+            )
+        )
+
+    def stream(self) -> bytes:
+        """Return the stream of what is cut here, the same as long as there is the file."""
+        stream, _ = self._reserve_numbers(0)
+        return stream
+
+    def reserve_numbers(self) -> int:
+        """Return the first of `NUMBERS` numbers, higher than all before, also after a kill."""
+        _, number = self._reserve_numbers(NUMBERS)
+        return number
+
+    def _reserve_numbers(self, n_numbers: int) -> tuple[bytes, int]:
+        found: list[tuple[bytes, int]] = []
+
+        def change(connection: sqlite3.Connection) -> None:
+            rows = connection.execute("SELECT id, sent_bytes FROM cutting WHERE packet_id = 0")
+            stream, number = rows.fetchone() or (secrets.token_bytes(STREAM_BYTES), 0)
+            connection.execute(
+                "INSERT OR REPLACE INTO cutting VALUES (0, ?, ?)", (stream, number + n_numbers)
+            )
+            found[:] = [(stream, number)]
+
+        self._write(change)
+        return found[0]

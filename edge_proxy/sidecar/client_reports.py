@@ -56,11 +56,12 @@ class ProxyReports:
         return () if self._shared is None else self._shared.outbox_rules.record.metrics()
 
     def proxy(self) -> Mapping[str, Any] | None:
-        """Return the state of the proxy: `upstreams`, `clients` and `payload_store`.
+        """Return the state of the proxy: `upstreams`, `clients`, `messages` and `payload_store`.
 
         Of each address: `address`, `is_up`, `since_seconds` (it is up or down), `why` (it is down,
-        or ""), `connections`. Of clients: `connected`, `gone`, `refused` by reason. Of the store:
-        `payloads`, which wait, and its own figures.
+        or ""), `connections`. Of clients: `connected`, `gone`, `refused` by reason. Of messages:
+        where those of all clients are, gone ones included, with the names of a client's ledger. Of
+        the store: `payloads`, which wait, and its own figures.
         """
         shared, upstreams = self._shared, self._upstreams
         if shared is None or upstreams is None:
@@ -79,15 +80,34 @@ class ProxyReports:
                 for one in upstreams.each
             ],
             "clients": {
-                "connected": len(shared.pairs),
+                "connected": sum(pair.is_accepted for pair in shared.running),
                 "gone": shared.n_ended,
                 "refused": dict(sorted(shared.counters.connections_refused.items())),
             },
+            "messages": _messages(shared),
             "payload_store": {
                 "payloads": len(shared.payloads),
                 **shared.guard.call(store, store.figures, otherwise={}),
             },
         }
+
+
+def _messages(shared: Shared) -> dict[str, Any]:
+    """Return where the messages of all clients are."""
+    ledger = shared.ledger()
+    clients = [pair.client for pair in shared.running]
+    inflight = sum(client.acks.n_inflight for client in clients)
+    withheld = sum(client.outbox.n_withheld for client in clients)
+    return {
+        "matched": ledger.matched,
+        "delivered": ledger.delivered,
+        "inflight": inflight,
+        "withheld": withheld,
+        "queued": sum(client.n_waiting for client in clients) - withheld,
+        "expired": ledger.expired,
+        "moved": ledger.moved,
+        "dropped": ledger.dropped,
+    }
 
 
 def _subject_of(pair: Pair, threshold_l: Callable[[Link], float | None]) -> Subject:
@@ -103,4 +123,6 @@ def _subject_of(pair: Pair, threshold_l: Callable[[Link], float | None]) -> Subj
         n_inflight=client.acks.n_inflight,
         n_broken_off=0,
         threshold_l=threshold_l,
+        n_apart=client.runs.n_messages,
+        apart_bytes=client.runs.n_bytes,
     )

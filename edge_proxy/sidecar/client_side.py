@@ -81,6 +81,7 @@ RETRY_SECONDS: Final = 1.0
 """Until a payload that the store has refused is offered again: other clients may have made room."""
 
 _PINGRESP: Final = 0xD0
+_DISCONNECT: Final = 0xE0
 
 _MOST_PUBACKS: Final = 256
 """That are taken at once: more gain nothing."""
@@ -101,8 +102,9 @@ _BEFORE_CONNACK: Final = frozenset({PacketType.CONNACK, PacketType.AUTH})
 class ClientSide:
     """The way to one client.
 
-    Invariants: ``ledger.matched`` is the sum of delivered, expired, dropped, waiting and inflight
-    messages; no more than `receive_maximum` messages are inflight. See `check_invariants`.
+    Invariants: until `close`, ``ledger.matched`` is the sum of delivered, expired, dropped, waiting
+    and inflight messages; no more than `receive_maximum` messages are inflight. See
+    `check_invariants`.
 
     Attributes:
         receive_maximum: of the client: QoS 1 and 2 messages that it takes unacknowledged.
@@ -114,6 +116,8 @@ class ClientSide:
         ledger: the account of this client.
         samplers: of this client's path.
         connack: the broker's CONNACK once it has come, before that None.
+        disconnect: reason code of the broker's DISCONNECT; None before it.
+        n_pings: PINGREQ packets without an answer.
         is_paused: the client's transport has called `pause_writing`.
         is_unreadable: a payload cannot be read back from its store: the connection must end.
         wants_pump: something may be able to leave.
@@ -143,8 +147,7 @@ class ClientSide:
         self._is_window_told = False
         self._properties = PublishProperties(shared.limits)
         self._urgent_bytes = 0
-        self._n_pings = 0  # PINGREQ packets without an answer
-        self._n_answered = 0  # of which the broker's answer is still to come, and is discarded
+        self._n_answered = 0  # PINGREQ packets whose PINGRESP from the broker is to be discarded
         self._out: list[Buffer | PayloadReader] = []
         self._out_bytes = 0
         self._has_reader = False
@@ -159,6 +162,8 @@ class ClientSide:
         self.receive_maximum = receive_maximum
         self.refusals: list[bytes] = []
         self.connack: ConnAck | None = None
+        self.disconnect: int | None = None
+        self.n_pings = 0
         self.is_paused = False
         self.is_unreadable = False
         self.wants_pump = False
@@ -248,13 +253,15 @@ class ClientSide:
             if self._n_answered:
                 self._n_answered -= 1
                 return False
-            self._n_pings = max(0, self._n_pings - 1)
+            self.n_pings = max(0, self.n_pings - 1)
         elif packet[0] >> 4 == PacketType.CONNACK:
             if self.connack is not None:
                 raise ProtocolError("a second CONNACK")
             read = read_packet(packet[0], packet[start:], self._version)
             self.connack = cast("ConnAck", read)
             return self._tell_maximum_packet_size(self.connack)
+        elif packet[0] == _DISCONNECT:
+            self.disconnect = packet[start] if len(packet) > start else 0
         return True
 
     def _tell_maximum_packet_size(self, connack: ConnAck) -> bool:
@@ -276,16 +283,16 @@ class ClientSide:
 
     def pinged(self) -> None:
         """The client has sent a PINGREQ, which is passed on."""
-        self._n_pings += 1
+        self.n_pings += 1
         if self._is_stopped:
             self._answer_pings()
 
     def _answer_pings(self) -> None:
         """Answer PINGREQ packets in place of the broker, whose answers are not read for now."""
-        if self._n_pings and self._urgent_bytes <= MAX_URGENT_BYTES:
-            self._put(write_packet(PingResp(), self._version) * self._n_pings)
-            self._n_answered += self._n_pings
-            self._n_pings = 0
+        if self.n_pings and self._urgent_bytes <= MAX_URGENT_BYTES:
+            self._put(write_packet(PingResp(), self._version) * self.n_pings)
+            self._n_answered += self.n_pings
+            self.n_pings = 0
 
     # -- PUBLISH -----------------------------------------------------------------------------
 
@@ -569,7 +576,7 @@ class ClientSide:
         self.wants_pump = True
 
     def link_changed(self) -> None:
-        """Ask the gate again: a sampler has a new estimate."""
+        """A sampler has a new estimate: ask the gate again."""
         self.outbox.link_changed()
         self.wants_pump = True
 
@@ -689,7 +696,7 @@ class ClientSide:
 
     @property
     def has_rest(self) -> bool:
-        """Whether a packet that was begun is still to be written, and can be."""
+        """Whether the rest of a packet is still to be written, and can be read."""
         return bool(self._out) and not self.is_unreadable
 
     def _send(self, delivery: Delivery, now: float) -> bool:
@@ -822,9 +829,10 @@ class ClientSide:
             self._arrivals.pop(packet_id, None)
 
     def close(self) -> None:
-        """Drop waiting messages of QoS 0; the broker still has those of QoS 1 and 2."""
+        """Drop waiting messages of QoS 0, and leave those of QoS 1 and 2 to the broker."""
         self.outbox.drop_qos0("connection_lost")
         self.ledger.drop("connection_lost", self.runs.clear())
+        self.ledger.moved += self.ledger.outstanding()
         self.samplers.forget()
         gate = self._shared.gate
         self._shared.guard.call(gate, gate.forget, self._link, otherwise=None)

@@ -2,8 +2,8 @@
 
 Theory of operation. A frame is passed on as its bytes arrive, never collected, so that a client
 that publishes a large message takes no memory here and adds no delay. Only the first bytes of a
-PUBACK, PUBREC or PUBCOMP are parsed, for the message that they finish; a PINGREQ is noted. Between
-two frames, and only there, the proxy may insert a packet of its own.
+PUBACK, PUBREC or PUBCOMP are parsed, for the message that they finish; PINGREQ and DISCONNECT are
+noted. Between two frames, and only there, the proxy may insert a packet of its own.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _PUBLISH: Final = frozenset((0x30, 0x31, 0x32, 0x33, 0x34, 0x35))
 
 _PUBACK: Final = 0x40
 _PINGREQ: Final = 0xC0
+_DISCONNECT: Final = 0xE0
 _ACKNOWLEDGEMENTS: Final = frozenset({PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP})
 _LOOKED_AT_BYTES: Final = 3
 """Packet id and reason code; properties may follow."""
@@ -42,6 +43,9 @@ class ClientStream:
 
     Invariant: the passed-on bytes end inside a frame exactly while `_rest_bytes` is above 0 and the
     frame is not being discarded.
+
+    Attributes:
+        has_disconnected: the client has sent a DISCONNECT.
     """
 
     __slots__ = (
@@ -54,6 +58,7 @@ class ClientStream:
         "_rest_bytes",
         "_tail",
         "_version",
+        "has_disconnected",
     )
 
     def __init__(
@@ -82,6 +87,7 @@ class ClientStream:
         self._is_discarding = False
         self._rest_bytes = 0
         self._tail = b""
+        self.has_disconnected = False
 
     def allow(self, maximum_packet_size: int) -> None:
         """Pass on no larger frames than this from now on, if that is less than before."""
@@ -140,6 +146,8 @@ class ClientStream:
                     self._is_discarding = True
                 if data[position] == _PINGREQ:
                     self._on_ping()
+                elif data[position] == _DISCONNECT:
+                    self.has_disconnected = True
                 self._rest_bytes = length
                 position = start
         finally:

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Final
 
 from penstock.broker.errors import MalformedPacketError, ProtocolError
-from penstock.broker.mqtt.enums import MQTT_3_1, PacketType
+from penstock.broker.mqtt.enums import MQTT_3_1, MQTT_5, PacketType
 from penstock.broker.mqtt.reader import USED_FIRST_BYTES_3_1
 
 
@@ -29,12 +29,17 @@ _PUBLISH: Final = frozenset(
     for retain in (0, 1)
     if qos or not dup  # [MQTT-3.3.1-2]
 )
-_BOTH_WAYS: Final = _PUBLISH | {0x40, 0x50, 0x62, 0x70, 0xE0, 0xF0}
+_BOTH_WAYS: Final = _PUBLISH | {0x40, 0x50, 0x62, 0x70}
 _FIRST_BYTES: Final = {
-    Direction.UPSTREAM: _BOTH_WAYS | {0x10, 0x82, 0xA2, 0xC0},
+    Direction.UPSTREAM: _BOTH_WAYS | {0x10, 0x82, 0xA2, 0xC0, 0xE0},
     Direction.DOWNSTREAM: _BOTH_WAYS | {0x20, 0x90, 0xB0, 0xD0},
 }
-"""Packet types and flags of Table 2-1 and 2-2, by the way that they go."""
+"""Packet types and flags of Tables 2-1 and 2-2 of every version, by direction."""
+
+_OF_MQTT_5: Final = frozenset({0xE0, 0xF0})
+"""DISCONNECT and AUTH, which MQTT 5.0 has in both directions."""
+
+_VERSION_NAMES: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 
 
 def check_first_byte(first_byte: int, direction: Direction, version: int) -> None:
@@ -47,14 +52,19 @@ def check_first_byte(first_byte: int, direction: Direction, version: int) -> Non
 
     Raises:
         MalformedPacketError: no packet has this type and these flags [MQTT-2.1.3-1].
-        ProtocolError: such a packet never has this direction.
+        ProtocolError: such a packet never has this direction in this version.
     """
     if first_byte in _FIRST_BYTES[direction]:
         return
+    if version == MQTT_5 and first_byte in _OF_MQTT_5:
+        return
     if version == MQTT_3_1 and USED_FIRST_BYTES_3_1.get(first_byte) in _FIRST_BYTES[direction]:
         return
-    if any(first_byte in allowed for allowed in _FIRST_BYTES.values()):
-        raise ProtocolError(f"{PacketType(first_byte >> 4).name} from the {direction.sender}")
+    if first_byte in _OF_MQTT_5 or any(first_byte in each for each in _FIRST_BYTES.values()):
+        raise ProtocolError(
+            f"{PacketType(first_byte >> 4).name} from the {direction.sender}, "
+            f"in MQTT {_VERSION_NAMES[version]}"
+        )
     raise MalformedPacketError(
         f"first byte: read 0x{first_byte:02X}; allowed: the packet types and flags of MQTT"
     )

@@ -15,6 +15,7 @@ the proxy's, which keeps to the client's own itself. Maximum Packet Size is at m
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
 
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 _ANY_SIZE: Final = 2**32
 
-_CLIENT_CLOSED: Final = "the client's connection was closed"
-
 
 class Pair:
     """One client and its connection to the broker.
@@ -53,13 +52,14 @@ class Pair:
     Attributes:
         client: the way to the client; only once `wants_broker`.
         link: to the client.
+        version: protocol version of the CONNECT; before it, 3.1.1.
         fileno: file descriptor of the client's socket, or -1; set by `PairTransport`.
         wants_broker: CONNECT has come: a connection to the broker is needed.
         is_closing: both connections are to be closed after everything to be sent was written.
         is_unanswered: it is closing because the broker has not answered the CONNECT.
-        is_cut_off: it is closing because the broker has answered the CONNECT by an end, or by
-            something else than a CONNACK.
-        has_left: the client's connection has ended, before that to the broker.
+        is_cut_off: it is closing because the broker has ended the connection, or sent something
+            else, in place of a CONNACK.
+        has_left: the client's connection has ended before that to the broker.
     """
 
     def __init__(
@@ -89,10 +89,9 @@ class Pair:
         self._identity = identity
         self._connack_timeout_seconds = connack_timeout_seconds
         self._connack_due: float | None = None
-        self._has_connack = False
         self._peer = peer
         self._limits = shared.limits
-        self._version = int(ProtocolVersion.MQTT_3_1_1)
+        self.version = int(ProtocolVersion.MQTT_3_1_1)
         self._buffer = ReceiveBuffer(shared.limits.connect_bytes)
         self._connect_due: float | None = now + shared.limits.connect_timeout_seconds
         self._to_broker: list[bytes] = []
@@ -123,7 +122,7 @@ class Pair:
         try:
             if direction is Direction.DOWNSTREAM:
                 self.client.receive_data(chunk, now)
-                if not self._has_connack:
+                if not self._is_accepted:
                     self._look_for_connack(now)
             elif self.wants_broker:
                 self._stream.receive_data(chunk, self._to_broker)
@@ -136,7 +135,7 @@ class Pair:
         """The connection to the broker is established."""
         self._has_broker = True
         if self.has_left:
-            self._end(_CLIENT_CLOSED)
+            self._end(self._how_it_ended(Direction.UPSTREAM, ""))
 
     def broker_unreachable(self, reason: str) -> None:
         """There will be no connection to the broker: refuse the client [MQTT-3.2.2-7].
@@ -151,9 +150,9 @@ class Pair:
     def connection_lost(self, direction: Direction, now: float, reason: str = "") -> None:
         """The connection whose bytes have a direction has ended.
 
-        A client may send everything at once and go. TLS and WebSocket tell of its end in the same
-        breath, while the connection to the broker is still being established: the pair ends when
-        what has come was passed on.
+        A client may send all of its packets and leave at once. Over TLS and WebSocket, its end is
+        then known while the connection to the broker is still being established. The pair ends
+        after what has come was passed on.
 
         Args:
             direction: UPSTREAM for that of the client, DOWNSTREAM for that of the broker.
@@ -166,7 +165,26 @@ class Pair:
             self.has_left = not self.is_closing
             if self.wants_broker and not self._has_broker and not reason:
                 return
-        self._end(f"the {direction.sender}'s connection {reason or 'was closed'}")
+        self._end(self._how_it_ended(direction, reason))
+
+    def _how_it_ended(self, direction: Direction, reason: str) -> str:
+        """Return why one of the connections has ended, for the log.
+
+        Args:
+            direction: of its bytes.
+            reason: as the transport has it; "" where it was closed normally.
+        """
+        if not reason and self.wants_broker:
+            if self._stream.has_disconnected:
+                return "the client has disconnected"
+            if self.client.disconnect is not None:
+                return f"the broker sent DISCONNECT: {describe_reason_code(self.client.disconnect)}"
+        if direction is Direction.DOWNSTREAM and self.client.connack is None:
+            return f"the broker has sent no CONNACK: its connection {reason or 'was closed'}"
+        ended = f"the {direction.sender}'s connection {reason or 'was closed'}"
+        if direction is Direction.UPSTREAM and self.wants_broker and self.client.n_pings:
+            return f"{ended}; the broker has not answered its PINGREQ"
+        return ended
 
     def _note_cut_off(self, direction: Direction) -> None:
         if direction is Direction.DOWNSTREAM and not self.is_closing:
@@ -299,8 +317,8 @@ class Pair:
 
     def __str__(self) -> str:
         """Return the client's name for the log."""
-        client_id = self.link.client_id
-        return f"client {client_id} ({self._peer})" if client_id else f"client at {self._peer}"
+        client_id, peer = self.link.client_id, self._peer
+        return f"client at {peer}" if client_id in ("", peer) else f"client {client_id} ({peer})"
 
     # -- CONNECT and CONNACK ------------------------------------------------------------------
 
@@ -326,7 +344,7 @@ class Pair:
             data[0], data[start:stop], ProtocolVersion.MQTT_5, self._limits.properties
         )
         connect = cast("Connect", packet)
-        self._version = connect.protocol_version
+        self.version = connect.protocol_version
         self._client_maximum = connect.properties.get("maximum_packet_size", _ANY_SIZE)
         self.link.client_id = connect.client_id
         self.link.username = connect.username
@@ -338,23 +356,24 @@ class Pair:
         self.client = ClientSide(
             self._shared,
             self.link,
-            self._version,
+            self.version,
             receive_maximum=connect.properties.get("receive_maximum", MAX_PACKET_IDS),
         )
         self._stream = ClientStream(
-            self._version,
+            self.version,
             self._limits.maximum_packet_size,
             self._acknowledged,
             self.client.acknowledged_run,
             self.client.pinged,
         )
         self.wants_broker = True
+        self._shared.running.add(self)
         self._connect_due = None
         self._connack_due = now + self._connack_timeout_seconds
         frame = data[:stop]
         if self._identity is not None:
             connect = self._identity.told_in(connect)
-            frame = write_packet(connect, self._version)
+            frame = write_packet(connect, self.version)
         self._to_broker.append(upstream_connect(connect, frame, self._limits))
         self._stream.receive_data(data[stop:], self._to_broker)
 
@@ -362,19 +381,16 @@ class Pair:
         return self.client.acknowledged(packet_type, packet_id, reason_code, self._now)
 
     def _look_for_connack(self, now: float) -> None:
-        """Note the broker's answer to CONNECT, once."""
+        """Take the broker's answer to CONNECT, once it has come."""
         connack = self.client.connack
         if connack is None:
             return
-        self._has_connack = True
-        if connack.reason_code:
-            self._shared.logger.info(
-                "%s: refused by the broker: %s", self, describe_reason_code(connack.reason_code)
-            )
+        if connack.reason_code:  # the connection ends here [MQTT-3.2.2-7]
+            self._end(f"refused by the broker: {describe_reason_code(connack.reason_code)}")
             return
-        self.link.client_id = connack.properties.get(
-            "assigned_client_identifier", self.link.client_id
-        )
+        # MQTT 3.1.1 tells nobody which Client Identifier the broker has given.
+        given = connack.properties.get("assigned_client_identifier")
+        self.link.client_id = given or self.link.client_id or self._peer
         self._stream.allow(connack.properties.get("maximum_packet_size", MAX_PACKET_SIZE))
         self._is_accepted = True
         self._shared.pairs[self.link.client_id] = self
@@ -383,10 +399,7 @@ class Pair:
         self.client.samplers.connected(now)
 
     def _no_connack(self) -> None:
-        """End the pair: the broker has neither accepted the client nor closed the connection."""
-        if self._has_connack:
-            self._end("refused by the broker, which left the connection open")
-            return
+        """End the pair: the broker has neither answered the CONNECT nor closed the connection."""
         self.is_unanswered = True
         self._refuse(ReasonCode.SERVER_UNAVAILABLE)
         self._end(f"refused: no CONNACK in {self._connack_timeout_seconds:g} s")
@@ -395,7 +408,6 @@ class Pair:
 
     def _peer_failed(self, direction: Direction, error: PeerError) -> None:
         """End the pair for the fault of one side."""
-        self._shared.logger.warning("%s: closed: the %s sent: %s", self, direction.sender, error)
         self._note_cut_off(direction)
         if self.is_cut_off:
             self._refuse(ReasonCode.SERVER_UNAVAILABLE)
@@ -405,21 +417,20 @@ class Pair:
             self._disconnect(error.reason_code)
         else:
             self._refuse(error.reason_code)
-        self._end(f"{direction.sender} sent: {error}")
+        self._end(f"the {direction.sender} sent: {error}", logging.WARNING)
 
     def _payload_lost(self) -> None:
         """End the pair: what the client was to get, or is just getting, cannot be read back."""
-        self._shared.logger.warning("%s: closed: a payload cannot be read back", self)
-        self._end("a payload cannot be read back")
+        self._end("a payload cannot be read back", logging.WARNING)
 
     def _disconnect(self, reason_code: ReasonCode, server_reference: str | None = None) -> None:
         """Send an accepted MQTT 5 client a DISCONNECT [MQTT-3.14.0-1]."""
-        if not self._is_accepted or self._version != ProtocolVersion.MQTT_5:
+        if not self._is_accepted or self.version != ProtocolVersion.MQTT_5:
             return
         properties = {"server_reference": server_reference} if server_reference else {}
-        packet = write_packet(Disconnect(reason_code, properties), self._version)
+        packet = write_packet(Disconnect(reason_code, properties), self.version)
         if len(packet) > self._client_maximum:  # [MQTT-3.1.2-24]
-            packet = write_packet(Disconnect(reason_code), self._version)
+            packet = write_packet(Disconnect(reason_code), self.version)
         self._last_words.append(packet)
 
     def _refuse(self, reason_code: ReasonCode) -> None:
@@ -427,12 +438,17 @@ class Pair:
 
         Before a CONNECT, the version is taken as 3.1.1.
         """
-        if self._version == ProtocolVersion.MQTT_5 or reason_code in CONNACK_RETURN_CODES:
+        if self.version == ProtocolVersion.MQTT_5 or reason_code in CONNACK_RETURN_CODES:
             connack = ConnAck(session_present=False, reason_code=reason_code)
-            self._last_words.append(write_packet(connack, self._version))
+            self._last_words.append(write_packet(connack, self.version))
 
-    def _end(self, reason: str) -> None:
-        """Close the ledger, once."""
+    def _end(self, reason: str, level: int = logging.INFO) -> None:
+        """Close the ledger, once, and log its sums.
+
+        Args:
+            reason: for the log.
+            level: of the line in the log.
+        """
         if self.is_closing:
             return
         self.is_closing = True
@@ -440,13 +456,14 @@ class Pair:
         if self.wants_broker:
             self.client.close()
             self._stream.end()
+            shared.running.discard(self)
             shared.ended.add(self.client.ledger)
         account = ""
         if self._is_accepted:
             shared.n_ended += 1
             self._leave()
             account = f"; {describe(self.client.ledger)}"
-        shared.logger.info("%s: ended: %s%s", self, reason, account)
+        shared.logger.log(level, "%s: ended: %s%s", self, reason, account)
 
     def _leave(self) -> None:
         """Let reports tell of the client as one that has gone, without what waited for it."""

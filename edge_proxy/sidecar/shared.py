@@ -39,16 +39,12 @@ def describe_large(metrics: Iterable[Metric]) -> str:
 
 
 def describe(ledger: Ledger) -> str:
-    """Return a ledger on one line.
-
-    Outstanding messages wait here or are inflight. After the client has left, they are the
-    broker's, which sends them again to a session that persists.
-    """
+    """Return the ledger of clients that have left on one line."""
     by_reason = ", ".join(f"{reason} {n}" for reason, n in sorted(ledger.dropped.items()))
     return (
         f"messages matched {ledger.matched}, delivered {ledger.delivered}, "
         f"expired {ledger.expired}, dropped {sum(ledger.dropped.values())}"
-        f"{f' ({by_reason})' if by_reason else ''}, left to the broker {ledger.outstanding()}; "
+        f"{f' ({by_reason})' if by_reason else ''}, left to the broker {ledger.moved}; "
         f"withheld {ledger.withheld_total}, released {ledger.released_total}"
     )
 
@@ -65,7 +61,9 @@ class Shared:
         payloads: waiting payloads, each once.
         logger: for what an operator should know.
         counters: of connections that were refused.
-        ended: the sum of the ledgers of clients that have left.
+        ended: the sum of the ledgers of clients that have left. What they had not acknowledged has
+            `moved`: the broker sends it again to a session that persists.
+        running: pairs that have sent a CONNECT to the broker, until they end.
         pairs: Client Identifier to its pair, of clients that the broker has accepted.
         last_clients: those that have left last.
         n_ended: how many have left; clients that the broker refused are not counted.
@@ -107,10 +105,19 @@ class Shared:
         )
         self.payloads = ContentIndex(payload_store)
         self.ended = Ledger()
+        self.running: set[Pair] = set()
         self.pairs: dict[str, Pair] = {}
         self.last_clients = LastClients()
         self.n_ended = 0
         self.user_properties_ignored = 0
+
+    def ledger(self) -> Ledger:
+        """Return the sum of the ledgers of all clients, past and present."""
+        total = Ledger()
+        total.add(self.ended)
+        for pair in self.running:
+            total.add(pair.client.ledger)
+        return total
 
     def threshold_l(self, link: Link) -> float | None:
         """Return the RTT above which the gate takes a path for congested; None if it has none."""

@@ -14,7 +14,6 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.network.accepted import Reception
 from penstock.broker.network.listeners import Listening, reload_files
 from penstock.broker.network.open_files import most_connections
-from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
 from penstock.broker.quotas.admission import Admission
 from penstock.edge_proxy.sidecar.client_reports import ProxyReports
@@ -137,16 +136,6 @@ class Sidecar:
             )
         return wanted or most
 
-    def ledger(self) -> Ledger:
-        """Return the sum of the ledgers of all clients, past and present."""
-        total = Ledger()
-        total.add(self.shared.ended)
-        for pair_transport in self._pairs.running:
-            pair = pair_transport.pair
-            if pair is not None and pair.wants_broker and not pair.is_closing:
-                total.add(pair.client.ledger)
-        return total
-
     async def reload(self) -> None:
         """Have every plugin reload its files, and reload certificates.
 
@@ -192,7 +181,7 @@ class Sidecar:
         self._pairs.disconnect_all()
         await self._wait_for_the_end(CLOSE_SECONDS)
         await self._close()
-        self._logger.info("served %d clients: %s", self.shared.n_ended, describe(self.ledger()))
+        self._logger.info("served %d clients: %s", self.shared.n_ended, describe(self.shared.ended))
         large = describe_large(self.shared.outbox_rules.record.metrics())
         if large:
             self._logger.info("large messages: %s", large)

@@ -16,7 +16,7 @@ from typing import Final, cast
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.network.accepted import CLOSE_TIMEOUT_SECONDS, AcceptedConnection, Reception
-from penstock.broker.network.lingering_close import LingeringClose
+from penstock.broker.network.lingering_close import LingeringClose, half_close
 from penstock.edge_proxy.sidecar.config import Identity
 from penstock.edge_proxy.sidecar.direction import Direction
 from penstock.edge_proxy.sidecar.identity import ClientIdentity
@@ -276,6 +276,15 @@ class PairTransport:
         if answer is None or self.upstream is None:
             return
         self._is_answered = True
+        if pair.is_accepted:
+            self.logger.debug(
+                "%s: connected, user %r, protocol level %d, on listener %s, to the broker at %s",
+                pair,
+                pair.link.username,
+                pair.version,
+                pair.link.listener,
+                self.upstream,
+            )
         if answer in _OUT_OF_SERVICE:
             told = f"CONNACK: {describe_reason_code(answer)}"
             self._pairs.upstreams.failed(self.upstream, told, is_silent=True)
@@ -419,7 +428,7 @@ class PairTransport:
         self._set_timer(pair, now)
 
     def _read_or_not(self, pair: Pair) -> None:
-        """Read what the pair wants to be read, of both sides."""
+        """Start or stop reading from either side, as the pair wants."""
         wanted = pair.wants_reading(Direction.UPSTREAM)
         if wanted != self._is_client_read and _read(self._client, is_wanted=wanted):
             self._is_client_read = wanted
@@ -461,7 +470,7 @@ class PairTransport:
         pair.close(ReasonCode.UNSPECIFIED_ERROR, now)
 
     def _close(self) -> None:
-        """Close open transports after they have sent the rest, within a time limit."""
+        """Close the transports once they have sent the rest, or when time is up."""
         if self.pair is not None and self.pair.is_cut_off and self.upstream is not None:
             self._pairs.upstreams.doubt(self.upstream)
         if self._timer is not None:
@@ -500,14 +509,8 @@ class PairTransport:
         elif not transport.get_write_buffer_size():
             self._pairs.lingering.break_off(transport)
         else:
-            try:
-                transport.write_eof()
-            except OSError:  # the broker has reset it, as asyncio's own loop tells
-                transport.abort()
-                return
-            if not self._is_broker_read:
-                self._is_broker_read = True
-                transport.resume_reading()
+            half_close(transport, is_reading=self._is_broker_read)
+            self._is_broker_read = True
 
     def _end(self) -> None:
         """Both connections are gone."""

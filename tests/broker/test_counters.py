@@ -1,15 +1,27 @@
 from __future__ import annotations
 
-from penstock.broker.counters import Counters, Histogram, Metric, Sample, count
+from penstock.broker.counters import Counters, Histogram, Metric, Sample, by_name, count
 from tests.helpers.virtual import VirtualBroker
 
 
 def test_counting_by_name_starts_at_one() -> None:
     """A name that was not seen before is counted as well as one that was."""
-    by_name: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name in ("a", "b", "a"):
-        count(by_name, name)
-    assert by_name == {"a": 2, "b": 1}
+        count(counts, name)
+    assert counts == {"a": 2, "b": 1}
+
+
+def test_counters_have_their_reasons_below_their_names() -> None:
+    """Reason codes as MQTT writes them; no name makes a level of its own."""
+    counters = Counters(bytes_sent=3, faults={"b/c": 2, "a": 1}, peer_errors={0x82: 4})
+    figures = by_name(counters)
+    assert figures["bytes_sent"] == 3
+    assert [(name, n) for name, n in figures.items() if "/" in name] == [
+        ("peer_errors/0x82", 4),
+        ("faults/a", 1),
+        ("faults/b.c", 2),
+    ]
 
 
 def test_a_histogram_counts_what_is_at_most_its_bounds() -> None:

@@ -112,7 +112,7 @@ def test_log_level_decides_what_is_logged(tmp_path: Path, monkeypatch: pytest.Mo
     """With debug the log says more than where it listens."""
     monkeypatch.setenv("PENSTOCK_LOG_LEVEL", "debug")
     with (
-        running_broker(anonymous_policy(), tmp_path, is_forked=False) as broker,
+        running_broker(anonymous_policy(), tmp_path) as broker,
         socket.create_connection(("127.0.0.1", broker.port)) as client,
     ):
         assert " DEBUG " in broker.log
@@ -125,7 +125,7 @@ def test_a_client_that_is_refused_writes_no_line_of_its_own(tmp_path: Path) -> N
     policy = {"listeners": {"default": {"bind": "127.0.0.1:0"}}, "plugins": {"access": {}}}
     connect = write_packet(Connect(client_id="a\nINFO penstock: all is well"), 5)
     with (
-        running_broker(policy, tmp_path, is_forked=False) as broker,
+        running_broker(policy, tmp_path) as broker,
         socket.create_connection(("127.0.0.1", broker.port)) as client,
     ):
         client.sendall(connect)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
@@ -14,10 +15,13 @@ import pytest
 from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.mqtt.packets import ConnAck, Connect
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.network.tcp_options import Retransmissions, set_give_up
+from penstock.edge_proxy import upstream as upstream_module
 from penstock.edge_proxy.upstream import Upstream, UpstreamError, Upstreams
 from penstock.edge_proxy.upstream_config import UpstreamKeys
 from tests.helpers.certificates import Authority, break_file
-from tests.helpers.scripted import ScriptedBroker
+from tests.helpers.process import SECONDS
+from tests.helpers.scripted import ScriptedBroker, until
 
 LOGGER = logging.getLogger("penstock.proxy")
 
@@ -120,8 +124,87 @@ async def test_over_tcp() -> None:
         sock = dialled.transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        # Keepalive rests while data is unacknowledged: that has a limit of its own.
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000
         dialled.transport.abort()
         assert await exchange(upstreams) == (upstreams.each[0], b"hello")
+
+
+@pytest.mark.parametrize(
+    ("keys", "give_up_ms"),
+    [
+        ({}, 120_000),
+        ({"tcp_user_timeout_seconds": 3.5}, 3_500),
+        ({"tcp_user_timeout_seconds": None}, 0),
+        ({"rto_max_seconds": 5.0}, 120_000),
+        ({"rto_max_seconds": 5.0, "tcp_user_timeout_seconds": None}, 924_600),
+    ],
+)
+async def test_retransmissions_are_as_configured(
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], give_up_ms: int
+) -> None:
+    """A lower maximum of the timeout changes nothing about when a connection is given up."""
+    plan = Retransmissions(max_ms=5_000, give_up_ms=924_600, orphan_ms=102_200)
+    asked: list[float] = []
+    set_to: list[int] = []
+
+    def planned(seconds: float) -> Retransmissions:
+        asked.append(seconds)
+        return plan
+
+    def set_both(sock: socket.socket, plan: Retransmissions) -> None:
+        set_to.append(plan.max_ms)  # the kernel of the test may be older than the option
+        set_give_up(sock, plan.give_up_ms)
+
+    monkeypatch.setattr(upstream_module, "plan_retransmissions", planned)
+    monkeypatch.setattr(upstream_module, "set_retransmissions", set_both)
+    async with echoing() as (address, _):
+        dialled = await make_upstreams(address, **keys).dial(Taker)
+        sock = dialled.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == give_up_ms
+        dialled.transport.abort()
+    has_maximum = "rto_max_seconds" in keys
+    assert (asked, set_to) == (([5.0], [5_000]) if has_maximum else ([], []))
+
+
+def test_an_old_kernel_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has no maximum for one connection."""
+    monkeypatch.setattr(upstream_module, "plan_retransmissions", lambda _seconds: None)
+    make_upstreams("127.0.0.1:1", rto_max_seconds=5.0)
+    assert "upstream.rto_max_seconds has no effect: it needs Linux 6.15" in caplog.text
+
+
+async def test_an_ip_address_that_drops_packets_does_not_hide_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As an IPv6 address without a route does, before the IPv4 address of the same name."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        # A full queue of connections drops further ones silently.
+        filling = [socket.socket() for _ in range(3)]
+        for sock in filling:
+            sock.setblocking(False)
+            sock.connect_ex(full.getsockname())
+        async with echoing() as (address, _):
+            ports = [full.getsockname()[1], int(address.rpartition(":")[2])]
+            found = [(socket.AF_INET, 0, 0, "", ("127.0.0.1", port)) for port in ports]
+            look_up = loop.getaddrinfo
+
+            async def look_up_name(host: str, *rest: Any, **options: Any) -> Any:
+                return found if host == "broker.example" else await look_up(host, *rest, **options)
+
+            monkeypatch.setattr(loop, "getaddrinfo", look_up_name)
+            upstreams = make_upstreams("broker.example", connect_timeout_seconds=1.0)
+            async with asyncio.timeout(SECONDS):
+                while True:
+                    # On a busy machine the second one may be late, too.
+                    with contextlib.suppress(UpstreamError):
+                        assert (await exchange(upstreams))[1] == b"hello"
+                        break
+        for sock in filling:
+            sock.close()
 
 
 async def test_over_a_unix_socket(tmp_path: Path) -> None:
@@ -256,10 +339,10 @@ async def test_the_first_address_that_is_up(caplog: pytest.LogCaptureFixture) ->
         assert (await exchange(upstreams))[0] is second
         assert (first.is_up, first.why) == (False, "connection refused")
         assert upstreams.choose() == [second]
-        await upstreams.check()
+        await upstreams.check(first)
         assert not first.is_up
         server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", port)
-        await upstreams.check()
+        await upstreams.check(first)
         assert upstreams.choose() == [first, second]
         server.close()
     assert f"upstream: {first} is down: connection refused" in caplog.text
@@ -310,6 +393,20 @@ async def test_checks_run_by_themselves() -> None:
         await upstreams.close()
 
 
+async def test_a_check_without_an_answer_holds_up_no_other() -> None:
+    """Each address is checked by itself: one that is back is used meanwhile."""
+    async with ScriptedBroker() as broker, echoing() as (other, _):
+        upstreams = make_upstreams(f"127.0.0.1:{broker.port}", other, health_check_seconds=0.01)
+        silent, back = upstreams.each
+        upstreams.failed(silent, "no CONNACK", is_silent=True)
+        upstreams.start()
+        assert await (await broker.connected()).receive()
+        upstreams.failed(back, "test")
+        await until(lambda: back.is_up)
+        assert not silent.is_up
+        await upstreams.close()
+
+
 async def test_a_broker_that_answers_no_connect() -> None:
     """It accepts connections all the while, and is up again when it answers a CONNECT."""
     async with ScriptedBroker() as broker, echoing() as (other, _):
@@ -321,7 +418,7 @@ async def test_a_broker_that_answers_no_connect() -> None:
         assert (dialled.upstream, first.is_up) == (first, False)
         dialled.transport.abort()
         await (await broker.connected()).receive_end()
-        checks = asyncio.create_task(upstreams.check())
+        checks = asyncio.create_task(upstreams.check(first))
         peer = await broker.connected()
         peer.version = 4
         assert isinstance(await peer.receive(), Connect)
@@ -353,7 +450,7 @@ async def test_a_broker_that_serves_no_clients_stays_down() -> None:
         upstreams = make_upstreams(f"127.0.0.1:{broker.port}", other)
         first = upstreams.each[0]
         upstreams.failed(first, "test", is_silent=True)
-        checks = asyncio.create_task(upstreams.check())
+        checks = asyncio.create_task(upstreams.check(first))
         peer = await broker.connected()
         for piece in (b"\x20", b"\x02\0\x03"):
             peer.writer.write(piece)
@@ -369,7 +466,7 @@ async def test_a_broker_that_speaks_nonsense() -> None:
         first = upstreams.each[0]
         upstreams.failed(first, "no CONNACK", is_silent=True)
         for nonsense, why in ((b"HTTP", "read 0x48"), (b"", "it closed the connection")):
-            checks = asyncio.create_task(upstreams.check())
+            checks = asyncio.create_task(upstreams.check(first))
             peer = await broker.connected()
             peer.writer.write(nonsense)
             peer.writer.write_eof()
@@ -388,7 +485,7 @@ async def test_a_broker_that_ends_a_connection_without_a_connack(*, is_answering
         await (await broker.connected()).close()
         await dialled.protocol.lost
         upstreams.doubt(first)
-        checks = asyncio.create_task(upstreams.check(3600.0))
+        checks = asyncio.create_task(upstreams.check(first, 3600.0))
         peer = await broker.connected()
         peer.version = 4
         if is_answering:

@@ -79,6 +79,18 @@ ADDRESSES = "host:port, host, [IPv6 address]:port with a port of 1 to 65535, or 
             f"upstream.tls.cafile: read {__file__}; allowed: only with verify: true",
         ),
         (
+            {"address": "a", "rto_max_seconds": 0.5},
+            "upstream.rto_max_seconds: read 0.5; allowed: greater than or equal to 1",
+        ),
+        (
+            {"address": "unix:/a", "rto_max_seconds": 5.0},
+            "upstream.rto_max_seconds: read 5 for unix:/a; allowed: only with an address host:port",
+        ),
+        (
+            {"address": "a", "tcp_user_timeout_seconds": 0.1},
+            "upstream.tcp_user_timeout_seconds: read 0.1; allowed: greater than or equal to 1",
+        ),
+        (
             {"address": "a", "tls": {"server_name": ""}},
             "upstream.tls.server_name: read ''; allowed: a name, or null",
         ),

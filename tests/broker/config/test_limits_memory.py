@@ -31,8 +31,6 @@ from penstock.broker.timers import Timers
 from tests.helpers.guard import NoFaults
 from tests.helpers.virtual import VirtualBroker
 
-pytestmark = pytest.mark.memory
-
 N = 1000
 
 

@@ -36,6 +36,8 @@ def test_keys_with_dashes_are_read_too() -> None:
         ("redirect: sometimes", "mqtt.redirect", "temporary"),
         ("response_information: answers", "mqtt", "response_information with {client_id} in it"),
         ("response_information: '+/{client_id}'", "mqtt", "response_information without +, #"),
+        ("lane_takeover_seconds: 0", "mqtt.lane_takeover_seconds", "greater than 0"),
+        ("lane_give_up_seconds: 5", "mqtt", "lane_give_up_seconds of at least lane_takeover"),
         ("aliases: 3", "mqtt.aliases", "topic_alias_maximum"),
     ],
 )

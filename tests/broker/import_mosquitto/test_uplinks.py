@@ -63,6 +63,22 @@ def test_a_bridge_is_an_uplink_with_mosquittos_defaults() -> None:
 
 
 @pytest.mark.parametrize(
+    ("lines", "is_told"),
+    [
+        ("topic t in 2", True),
+        ("topic t both 2", True),
+        ("topic t out 2", False),
+        ("topic t in 1", False),
+        ("topic t in 2\ncleansession true", False),
+    ],
+)
+def test_messages_that_no_session_would_bring_again_are_told(lines: str, is_told: bool) -> None:  # noqa: FBT001
+    """Between PUBREC and PUBREL only mosquitto has them."""
+    _, notes, _ = translated(f"connection cloud\naddress a.example\n{lines}")
+    assert any("QoS 1 there for the move" in str(note) for note in notes) is is_told
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("a/#", (("up",), "a/#", 0, "", "")),

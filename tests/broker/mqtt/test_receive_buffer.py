@@ -112,7 +112,6 @@ def test_large_frame_is_handed_out_at_once(payload_bytes: int, size_bytes: int) 
     assert buffer.receive_data(last + SMALL) == frame + SMALL
 
 
-@pytest.mark.memory
 def test_frame_that_is_put_together_while_it_comes_is_not_copied_at_its_end() -> None:
     """To join 16 MB takes 15 ms, in which nobody is served; the last chunk costs that chunk."""
     frame = write_packet(Publish("t", bytes(2 * LARGE_FRAME_BYTES)), 4)
@@ -132,7 +131,6 @@ def test_frame_that_is_put_together_while_it_comes_is_not_copied_at_its_end() ->
     assert buffer.pending_bytes == 0
 
 
-@pytest.mark.memory
 def test_memory_for_a_frame_follows_its_bytes_and_not_its_announcement() -> None:
     """Whoever announces 256 MB and sends nothing takes nothing."""
     tracemalloc.start()
@@ -168,7 +166,6 @@ def test_bytes_that_are_missing_are_known_with_the_length() -> None:
     assert missing == [0, 1, len(LARGE) - 100, 1, 0]
 
 
-@pytest.mark.memory
 def test_trickle_of_a_large_frame_costs_its_bytes() -> None:
     """A peer that sends byte by byte makes no object for each byte."""
     buffer = ReceiveBuffer(MAXIMUM)

@@ -10,7 +10,10 @@ from penstock.broker.mqtt.packets import (
     Connect,
     Packet,
     PubAck,
+    PubComp,
     Publish,
+    PubRec,
+    PubRel,
     SubAck,
     Subscribe,
     SubscriptionRequest,
@@ -21,7 +24,7 @@ from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network.in_process import InProcessClients, MemoryTransport
 from penstock.broker.server import Server
-from tests.broker.serving import driver_of, port_of, serving
+from tests.broker.serving import driver_of, port_of, serving, until
 from tests.helpers.frames import frames_of
 from tests.helpers.process import SECONDS
 from tests.helpers.wire import WireClient, connected
@@ -117,6 +120,41 @@ async def test_a_client_that_is_told_gets_the_publisher_behind_other_properties(
         ]
 
 
+async def test_messages_of_a_relay_have_the_qos_that_it_names() -> None:
+    """Though it publishes at QoS 2; the last user property says so, and nobody else sees it."""
+    async with serving() as server, await connected(port_of(server), "other") as other:
+        await other.subscribe("a", 2)
+        relay = _LocalClient()
+        local_clients(server).connect(relay)
+        relay.send(Connect("$uplink/$relay/x", clean_start=False, keep_alive=0))
+        await relay.take(ConnAck)
+        pairs = [("k", "v"), ("penstock-qos", "1")]
+        relay.send(
+            *(
+                Publish("a", b"x", 2, packet_id=n, properties={"user_property": pairs})
+                for n in (1, 2)
+            ),
+            *(Publish("a", b"y", 2, packet_id=n) for n in (3, 4)),
+        )
+        for expected in ((1, {"user_property": [("k", "v")]}),) * 2 + ((2, {}),) * 2:
+            message = await other.take(Publish)
+            assert (message.qos, message.properties) == expected
+        assert [(await relay.take(PubRec)).packet_id for _ in range(4)] == [1, 2, 3, 4]
+        relay.send(Publish("a", b"x", 2, dup=True, packet_id=1), PubRel(1))
+        assert await relay.take(PubRec) == PubRec(1)
+        assert await relay.take(PubComp) == PubComp(1)
+
+
+async def test_only_a_relay_names_another_qos() -> None:
+    """To all others it is a user property as any."""
+    async with serving() as server, await connected(port_of(server), "sensor") as sensor:
+        local = await joined(server)
+        properties = {"user_property": [("penstock-qos", "0")]}
+        await sensor.send(Publish("a", b"x", 1, packet_id=1, properties=properties))
+        message = await local.take(Publish)
+        assert (message.qos, message.properties) == (1, properties)
+
+
 async def test_client_ids_of_local_clients_are_refused_to_all_others() -> None:
     """Nobody takes the session over, nor makes one."""
     async with serving() as server:
@@ -152,6 +190,29 @@ async def test_sessions_that_are_not_configured_any_more_end() -> None:
         assert clients.end_sessions(lambda client_id: client_id == "$uplink/b") == []
         assert clients.end_sessions(lambda _: True) == ["$uplink/a"]
         assert clients.subscriptions("$uplink/a") is None
+
+
+async def test_what_waits_for_a_lane_moves_as_soon_as_it_is_taken_over() -> None:
+    """Nothing else has to happen in the broker for that."""
+    async with serving() as server, await connected(port_of(server), "publisher") as publisher:
+        clients = local_clients(server)
+        one, other = _LocalClient(), _LocalClient()
+        for number, client in enumerate((one, other)):
+            clients.connect(client)
+            client.send(Connect(f"$uplink/{number}", clean_start=False))
+            await client.take(ConnAck)
+        one.send(Subscribe(1, (SubscriptionRequest("x", 1, False, False, 0),)))
+        await one.take(SubAck)
+        clients.keep_order("$uplink/0", "$uplink/1")
+        one.transport.abort()
+        await one.lost.wait()
+        await publisher.send(Publish("x", b"1", qos=1, packet_id=1))
+        await publisher.take(PubAck)
+        driver = driver_of(server)
+        await until(lambda: driver._timer_at > 0.0)
+        clients.take_over("$uplink/0", is_away=True)
+        assert driver._timer_at <= (driver.core.timers.next_deadline() or 0.0)
+        assert (await other.take(Publish)).payload == b"1"
 
 
 async def test_a_stop_of_the_broker_ends_local_clients() -> None:

@@ -26,6 +26,7 @@ from penstock.broker.network.listeners import ListenError
 from penstock.broker.network.tcp_options import RTO_MAX_SINCE, plan_retransmissions
 from penstock.broker.quotas.admission import MAX_REFUSED
 from penstock.broker.server import Server
+from penstock.netem.runs.broker_process import reserved_port
 from tests.broker.serving import make_server, port_of, protocol_of, serving, until
 from tests.helpers.access import Access
 from tests.helpers.certificates import Authority, break_file
@@ -75,25 +76,41 @@ IPV6 = {"::1"} if has_ipv6() else set()
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="options of Linux")
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Yield a port that no other program listens on, of either family: both are bound here."""
+    with contextlib.ExitStack() as held:
+        while True:
+            port = held.enter_context(reserved_port())
+            if not IPV6:
+                break
+            keeper = held.enter_context(socket.socket(socket.AF_INET6))
+            keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                keeper.bind(("::1", port))
+                break
+        yield port
+
+
 @pytest.mark.parametrize(
-    ("bind", "reached"),
+    ("host", "reached"),
     [
-        (":0", {"127.0.0.1"} | IPV6),
-        ("0.0.0.0:0", {"127.0.0.1"}),
-        ("127.0.0.1:0", {"127.0.0.1"}),
-        *((bind, IPV6) for bind in ("[::]:0", "[::1]:0") if IPV6),
+        ("", {"127.0.0.1"} | IPV6),
+        ("0.0.0.0", {"127.0.0.1"}),
+        ("127.0.0.1", {"127.0.0.1"}),
+        *((host, IPV6) for host in ("[::]", "[::1]") if IPV6),
     ],
 )
-async def test_which_addresses_a_listener_has(bind: str, reached: set[str]) -> None:
-    """No host means both families on one port; an IPv6 address is IPv6 alone."""
-    async with serving(listeners={"default": {"bind": bind}}) as server:
-        for host in ("127.0.0.1", "::1"):
+async def test_which_addresses_a_listener_has(host: str, reached: set[str], port: int) -> None:
+    """No host means both families; an IPv6 address is IPv6 alone."""
+    async with serving(listeners={"default": {"bind": f"{host}:{port}"}}):
+        for address in ("127.0.0.1", "::1"):
             try:
-                _, writer = await asyncio.open_connection(host, port_of(server))
+                _, writer = await asyncio.open_connection(address, port)
             except OSError:
-                assert host not in reached
+                assert address not in reached
             else:
-                assert host in reached
+                assert address in reached
                 writer.close()
 
 
@@ -512,7 +529,7 @@ async def test_limit_that_the_system_does_not_allow_is_told(
     """Better than connections that are never accepted."""
     async with serving(limits={"connections": 2**31 - 1}):
         pass
-    assert "limits.connections: 2147483647, but the process may have files for" in caplog.text
+    assert "limits.connections: 2147483647, but the process may open files for" in caplog.text
 
 
 async def test_address_that_the_proxy_tells_is_the_one_that_counts() -> None:

@@ -73,12 +73,14 @@ class Lane:
 class Lanes:
     """A small and a large lane of one subscriber."""
 
-    def __init__(self, *, max_messages: int = 1000, keeps_topics: bool = True) -> None:
+    def __init__(
+        self, *, max_messages: int = 1000, keeps_topics: bool = True, drops_oldest: bool = True
+    ) -> None:
         rules = OutboxRules(
             Gate(keeps_topics=keeps_topics),
             NoFaults(),
             max_messages=max_messages,
-            drops_oldest=True,
+            drops_oldest=drops_oldest,
         )
         self.later: list[Callable[[], None]] = []
         self.small, self.large = Lane(rules, self.later), Lane(rules, self.later)
@@ -91,15 +93,28 @@ class Lanes:
     def put(self, text: str, topic: str, qos: int = 1, expires_at: float | None = None) -> Delivery:
         """Let a message come; its name begins with L where it is large."""
         is_large = text[0] == "L"
-        payload = text.encode().ljust(LARGE if is_large else 1, b".")
-        delivery = Delivery(Message(topic, payload, is_large=is_large, expires_at=expires_at), qos)
+        delivery = Delivery(message(text, topic, expires_at), qos)
         (self.large if is_large else self.small).box.add(delivery)
         return delivery
+
+    def put_on_both(self, text: str, topic: str) -> None:
+        """Let a message come to which both lanes have subscribed."""
+        one = message(text, topic)
+        for lane in (self.small, self.large):
+            lane.ledger.matched += 1
+            lane.box.add(Delivery(one, 1))
 
     def settle(self) -> None:
         """Do what was put off."""
         while self.later:
             self.later.pop(0)()
+
+
+def message(text: str, topic: str, expires_at: float | None = None) -> Message:
+    """Return a message, which is large if its name begins with L."""
+    is_large = text[0] == "L"
+    payload = text.encode().ljust(LARGE if is_large else 1, b".")
+    return Message(topic, payload, is_large=is_large, expires_at=expires_at)
 
 
 def name(delivery: Delivery) -> str:
@@ -226,6 +241,50 @@ def test_what_was_restored_keeps_the_order_of_its_rows() -> None:
     assert drain(lanes.large) == ["L2"]
 
 
+def test_a_message_for_which_both_lanes_have_subscribed_comes_once() -> None:
+    """On one of them; what comes by a share comes as well."""
+    lanes = Lanes().joined()
+    lanes.put_on_both("s1", "cam")
+    lanes.put_on_both("L2", "cam")
+    lanes.small.box.add(Delivery(message("share", "job"), 1, share="$share/g/job"))
+    lanes.settle()
+    assert [lane.box.n_messages for lane in (lanes.small, lanes.large)] == [3, 0]
+    lanes.put_on_both("s3", "cam")
+    assert [lane.ledger.moved for lane in (lanes.small, lanes.large)] == [0, 3]
+
+
+def test_what_waited_on_both_lanes_before_they_were_lanes_comes_once() -> None:
+    """As after a restart: until a lane connects, nothing says that they are one subscriber."""
+    lanes = Lanes()
+    for row, text in enumerate(("s1", "L2", "s3"), 1):
+        one = message(text, "cam")
+        for lane in (lanes.small, lanes.large):
+            delivery = Delivery(one, 1)
+            lane.box.add(delivery)
+            delivery.row_start = 2 * row
+    first = lanes.large.take()
+    assert first is not None
+    lanes.joined()
+    assert drain(lanes.small) == []
+    lanes.large.acknowledge(first)
+    assert drain(lanes.small) + drain(lanes.large) == ["L2", "s3"]
+
+
+@pytest.mark.parametrize("drops_oldest", [True, False])
+def test_what_comes_for_a_lane_that_is_taken_over_has_the_limits_of_the_other_one(
+    *, drops_oldest: bool
+) -> None:
+    """Which may not send: nothing grows without bound."""
+    lanes = Lanes(max_messages=3, drops_oldest=drops_oldest).joined()
+    lanes.large.order.take_over(is_away=True)
+    for number in range(5):
+        lanes.put(f"L{number}", "cam")
+        lanes.settle()
+    assert lanes.small.box.n_messages == 3
+    expected = ["L2", "L3", "L4"] if drops_oldest else ["L0", "L1", "L2"]
+    assert drain(lanes.small) == expected
+
+
 def test_a_lane_that_is_taken_over_gives_what_waits_and_what_comes() -> None:
     """What is unacknowledged stays with it, and later messages of its topic wait for that."""
     lanes = Lanes().joined()
@@ -247,6 +306,21 @@ def test_a_lane_that_is_taken_over_gives_what_waits_and_what_comes() -> None:
     assert drain(lanes.large) == ["L6"]
     assert lanes.large.ledger.moved == 3
     assert lanes.small.ledger.matched == 3
+
+
+def test_what_moves_keeps_its_row() -> None:
+    """So the order of the rows is that of the messages after a restart, too."""
+    lanes = Lanes().joined()
+    for row, text in enumerate(("L1", "s2", "L3"), 1):
+        lanes.put(text, "cam").row_start = row
+    lanes.large.order.take_over(is_away=True)
+    lanes.settle()
+    assert sorted(each.row for each in lanes.small.box.waiting()) == [1, 2, 3]
+    lanes.large.order.take_over(is_away=False)
+    assert lanes.large.order.first_pending("cam") is None
+    lanes.put("L4", "cam")
+    assert drain(lanes.large) == []
+    assert drain(lanes.small) == ["L1", "s2", "L3"]
 
 
 def test_what_moves_keeps_its_place_among_the_messages_of_its_topic() -> None:

@@ -5,13 +5,9 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
-import pytest
-
 from penstock.broker.durable.records import Batch
 from penstock.broker.mqtt.packets import PubAck
 from tests.helpers.durable import DurableBroker, MemoryDisk
-
-pytestmark = pytest.mark.memory
 
 MESSAGES = 1_000
 PAYLOAD_BYTES = 1_000

@@ -52,7 +52,6 @@ class Process:
 def process() -> Iterator[Process]:
     """Give a process with a collector, and its tests' own process back to Python."""
     yield Process()
-    gc.unfreeze()
     gc.enable()
 
 

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +42,16 @@ def test_a_service_runs_on_uvloop_until_a_signal() -> None:
     service = Service()
     run_until_stopped(service)
     assert service.steps == ["start on uvloop", "stop"]
+
+
+def test_a_busy_thread_keeps_the_loop_waiting_for_a_millisecond_at_most() -> None:
+    """Such as the one that writes a queue's messages to its database."""
+    before = sys.getswitchinterval()
+    try:
+        run_until_stopped(Service())
+        assert sys.getswitchinterval() == pytest.approx(0.001)
+    finally:
+        sys.setswitchinterval(before)
 
 
 class Writing(Service):
@@ -95,7 +106,6 @@ def test_a_service_that_has_started_is_not_collected_for_every_few_objects() -> 
         assert not gc.isenabled()
     finally:
         gc.enable()
-        gc.unfreeze()
 
 
 class Keeping(Service):
@@ -114,7 +124,6 @@ def test_a_service_that_knows_what_it_keeps_is_asked() -> None:
         run_until_stopped(service)
     finally:
         gc.enable()
-        gc.unfreeze()
     assert "kept" in service.steps
 
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import tracemalloc
 
-import pytest
-
 from penstock.broker.mqtt.packets import PingReq, PingResp, Publish
 from penstock.broker.mqtt.receive_buffer import LARGE_FRAME_BYTES
 from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.virtual import VirtualBroker
-
-pytestmark = pytest.mark.memory
 
 CLIENTS = 200
 MOST_BYTES = 4_000

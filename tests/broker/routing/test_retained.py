@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -182,3 +184,32 @@ def test_levels_under_sys_are_not_asked_for_as_they_do_not_count() -> None:
     unlimited = RetainedMessages()
     assert unlimited.set(message)
     assert RetainedMessages(max_bytes=unlimited.n_bytes).set(message)
+
+
+def test_a_prefix_shows_other_forms_of_what_is_retained() -> None:
+    """After what is retained below it; those of a message end when another one takes its place."""
+    retained = RetainedMessages()
+
+    def forms(message: Message, number: int) -> Iterator[Message]:
+        for part in b"ab":
+            yield Message(f"parts/{message.topic}", b"%c%d" % (part, number))
+
+    retained.show("parts/", forms)
+    keep(retained, "x/1")
+    keep(retained, "parts/x/2", b"own")
+    keep(retained, "x/3")
+    shown = [(message.topic, message.payload) for message in found(retained, "parts/x/+", 0.0)]
+    assert shown == [
+        ("parts/x/2", b"own"),
+        *(("parts/x/1", b"%c1" % part) for part in b"ab"),
+        *(("parts/x/3", b"%c3" % part) for part in b"ab"),
+    ]
+    assert len(found(retained, "x/+", 0.0)) == 2
+    assert retained.may_match("parts/x/1")
+    assert not any(retained.may_match(name) for name in ("parts/y", "parts/", "y"))
+    walk = retained.walk("parts/x/1")
+    while walk.step(0.0) is None:
+        pass
+    keep(retained, "x/1", b"new")
+    while not walk.is_done:
+        assert walk.step(0.0) is None

@@ -33,6 +33,7 @@ from penstock.broker.mqtt.writer import write_packet
 from tests.broker.routing.test_size_split import Gate, asking
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
+from tests.helpers.effort import examples
 from tests.helpers.shares import check_books
 from tests.helpers.virtual import VirtualClient, will
 
@@ -391,5 +392,5 @@ class Asked(Ways):
 TestWays = Ways.TestCase
 TestOneByOne = OneByOne.TestCase
 TestAsked = Asked.TestCase
-SETTINGS = settings(max_examples=60, stateful_step_count=20, deadline=None)
+SETTINGS = settings(max_examples=examples(60), stateful_step_count=20, deadline=None)
 TestWays.settings = TestOneByOne.settings = TestAsked.settings = SETTINGS

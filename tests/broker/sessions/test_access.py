@@ -18,7 +18,7 @@ from penstock.broker.access_control import (
 from penstock.broker.mqtt.packets import ConnAck, Connect
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.receiving.connecting import close_if_revoked
-from penstock.broker.sessions.access import ExceptLocal, SeveralSources, combine
+from penstock.broker.sessions.access import AlsoAsking, ExceptLocal, SeveralSources, combine
 from tests.helpers.access import Access, finish
 from tests.helpers.riddle import Riddle
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -60,6 +60,21 @@ def test_clients_of_the_brokers_own_process_are_not_judged_and_others_are() -> N
     assert access.authorize(session, "t", PUBLISH) is False
     session.client_id = "$uplink/a/down"
     assert access.authorize(session, "t", PUBLISH) is True
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("refused", ["t", "parts/t"])
+def test_a_second_topic_must_be_allowed_too(refused: str, waits: bool) -> None:  # noqa: FBT001
+    """Whichever of both is refused, and whether answers take a wait or not."""
+    inner = Access(receive=False)
+    inner.waits = waits
+    inner.refused = {("publish", refused)}
+    access = AlsoAsking(inner, lambda topic: topic[6:] if topic.startswith("parts/") else None)
+    assert (access.checks_publish, access.checks_receive) == (True, False)
+    session = VirtualBroker().connect().session
+    topics = ("parts/t", "parts/u", "u")
+    allowed = [run(access.authorize(session, topic, PUBLISH)) for topic in topics]
+    assert allowed == [False, True, True]
 
 
 class Passwords(AccessControl):

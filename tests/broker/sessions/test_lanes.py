@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
+from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.mqtt.packets import PubAck, Publish
-from penstock.broker.sessions.lanes import GIVE_UP_SECONDS, TAKEOVER_SECONDS
+from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 LARGE = b"L".ljust(20_000, b".")
@@ -55,6 +57,24 @@ def test_lanes_that_name_each_other_keep_the_order_of_a_topic() -> None:
     assert small.payloads() == [b"after"]
 
 
+def test_a_message_to_which_both_have_subscribed_comes_on_one_of_them() -> None:
+    """So a subscription may move from one lane to the other while messages come."""
+    broker = VirtualBroker()
+    small, large = lanes(broker)
+    small.subscribe("#", 1)
+    sender = publisher(broker)
+    for payload in (LARGE, b"s"):
+        sender.publish("cam", payload, qos=1)
+    sender.send(
+        *(Publish("cam", b"%d" % n, qos=1, packet_id=n) for n in range(1, 5)),
+    )
+    got = []
+    for _ in range(6):
+        got += [*large.acknowledge(), *small.acknowledge()]
+        broker.settle()
+    assert got == [LARGE, b"s", b"1", b"2", b"3", b"4"]
+
+
 def test_the_order_holds_as_soon_as_one_lane_is_back_after_a_restart() -> None:
     """The session of the other one is there, whoever connects first."""
     broker = VirtualBroker()
@@ -66,6 +86,45 @@ def test_the_order_holds_as_soon_as_one_lane_is_back_after_a_restart() -> None:
     assert answered(small) == [("penstock-lane-of", "l")]
     publisher(broker).publish("cam", b"after", qos=1)
     assert small.payloads() == []
+
+
+@pytest.mark.parametrize("commits", [(), ("cam",), ("cam", "more")])
+def test_what_came_before_a_lane_is_back_keeps_its_order_wherever_it_is_stored(
+    commits: Sequence[str],
+) -> None:
+    """Some of it is from before the restart, some is stored since, and some not yet."""
+    broker = DurableBroker()
+    small, large = lanes(broker)
+    publish_in_turn(broker, range(2))
+    broker = broker.crash()
+    broker.commits_at_once = False
+    for first in (2, 4, 6):
+        publish_in_turn(broker, range(first, first + 2))
+        if commits and first < 2 + 2 * len(commits):
+            broker.commit()
+    broker.commits_at_once = True  # behind the CONNECT
+    small, large = connect(broker, "s", "l"), connect(broker, "l", "s")
+    got: list[int] = []
+    for _ in range(20):
+        for client in (small, large):
+            got += [int(payload.rstrip(b".")) for payload in client.acknowledge()]
+        broker.settle()
+    assert got == list(range(8))
+
+
+def publish_in_turn(broker: VirtualBroker, numbers: Iterable[int]) -> None:
+    """Publish numbers to one topic: even ones are large."""
+    sender = publisher(broker)
+    for number in numbers:
+        payload = b"%d" % number
+        sender.send(
+            Publish(
+                "cam",
+                payload if number % 2 else payload.ljust(20_000, b"."),
+                qos=1,
+                packet_id=number + 1,
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -83,6 +142,24 @@ def test_what_cannot_be_a_lane_is_ignored_and_counted(
     assert answered(client) == []
     assert broker.core.counters.user_properties_ignored == 1
     assert client.session.outbox.order is None
+
+
+def test_a_client_that_names_no_other_one_is_no_lane() -> None:
+    """Another one that names it holds back none of its messages."""
+    broker = VirtualBroker()
+    victim = broker.connect("l", properties={"session_expiry_interval": 1000})
+    victim.subscribe("#", 1)
+    other = connect(broker, "s", "l")
+    other.subscribe("#", 1)
+    assert victim.session.outbox.order is None
+    victim.lose()
+    other = connect(broker, "s", "l")  # it may be a lane whose broker has been restarted
+    assert other.session.outbox.order is not None
+    victim = broker.connect("l", clean_start=False)
+    assert other.session.outbox.order is victim.session.outbox.order is None
+    publisher(broker).publish("cam", b"1", qos=1)
+    assert other.payloads() == [b"1"]
+    assert victim.acknowledge() == [b"1"]
 
 
 def test_a_third_client_does_not_join() -> None:
@@ -113,20 +190,28 @@ def test_what_waits_for_a_lane_that_is_no_more_goes(end: str) -> None:
     assert small.session.is_direct
 
 
-def test_a_lane_that_is_away_is_taken_over_and_given_up() -> None:
+@pytest.mark.parametrize(("takeover_seconds", "give_up_seconds"), [(10.0, 60.0), (3.0, 700.0)])
+def test_a_lane_that_is_away_is_taken_over_and_given_up(
+    takeover_seconds: float, give_up_seconds: float
+) -> None:
     """What waits goes by the other one; what is unacknowledged holds its topic for a while."""
-    broker = VirtualBroker()
+    options = MqttOptions()
+    if takeover_seconds != options.lane_takeover_seconds:
+        options = MqttOptions(
+            lane_takeover_seconds=takeover_seconds, lane_give_up_seconds=give_up_seconds
+        )
+    broker = VirtualBroker(options=options)
     small, large = lanes(broker)
     sender = publisher(broker)
     sender.publish("cam", LARGE, qos=1)
     large.lose()
     for topic, payload in (("other", LARGE), ("other", b"o"), ("cam", b"c")):
         sender.publish(topic, payload, qos=1)
-    broker.advance(TAKEOVER_SECONDS - 0.1)
+    broker.advance(takeover_seconds - 0.1)
     assert small.payloads() == []
     broker.advance(0.2)
     assert small.acknowledge() == [LARGE, b"o"]
-    broker.advance(GIVE_UP_SECONDS - TAKEOVER_SECONDS)
+    broker.advance(give_up_seconds - takeover_seconds)
     assert small.acknowledge() == [b"c"]
     large = connect(broker, "l", "s")
     (again,) = large.take_all(Publish)

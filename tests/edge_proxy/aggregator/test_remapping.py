@@ -130,9 +130,9 @@ def test_a_message_ends_where_it_returns_to_its_site() -> None:
     loops = Loops("berlin", 8)
     marked = loops.marked([])
     assert marked is not None
-    assert loops.is_loop(marked)
+    assert loops.why_loop(marked) == "it went up first from site berlin, as this one is called"
     assert loops.marked(marked) is None
-    assert not Loops("paris", 8).is_loop(marked)
+    assert not Loops("paris", 8).why_loop(marked)
 
 
 def test_a_message_ends_after_too_many_hops() -> None:
@@ -142,15 +142,15 @@ def test_a_message_ends_after_too_many_hops() -> None:
         more = Loops("paris", 3).marked(marked)
         assert more is not None
         marked = more
-        assert not Loops("paris", 3).is_loop(marked)
+        assert not Loops("paris", 3).why_loop(marked)
     assert Loops("paris", 3).marked(marked) is None
-    assert Loops("paris", 2).is_loop(marked)
+    assert Loops("paris", 2).why_loop(marked) == "it went up 3 uplinks; allowed: at most 2"
 
 
 @pytest.mark.parametrize("hops", ["", "-1", "1e3", "999999", "²"])
 def test_hops_that_are_no_number_count_as_too_many(hops: str) -> None:
     """A message that nobody can count on is not passed on and on."""
-    assert Loops("paris", 8).is_loop([(HOPS, hops)])
+    assert Loops("paris", 8).why_loop([(HOPS, hops)])
 
 
 def test_a_rule_with_parts_stands_for_the_topics_of_parts() -> None:

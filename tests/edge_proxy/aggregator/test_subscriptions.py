@@ -8,12 +8,14 @@ import pytest
 
 from penstock.broker.mqtt.topics import matches
 from penstock.edge_proxy.aggregator.filters import covers
-from penstock.edge_proxy.aggregator.remapping import DownRule, Remapping
+from penstock.edge_proxy.aggregator.remapping import DownRule, Remapping, of_parts
 from penstock.edge_proxy.aggregator.subscriptions import (
+    NOTHING,
     Changes,
     Request,
     Subscriptions,
     Union,
+    join_lanes,
     local_of,
     remote_of,
 )
@@ -358,7 +360,7 @@ def test_whatever_happens_the_cloud_has_the_union_in_the_end(seed: int) -> None:
             site.connection_lost()
             for changes in unanswered:  # the cloud got some of it
                 if rng.random() < 0.5:
-                    cloud.update({name: qos for name, qos, _ in changes.subscribe})
+                    cloud.update({name: qos for name, qos, *_ in changes.subscribe})
             unanswered.clear()
             is_connected = False
         elif not is_connected:
@@ -382,3 +384,231 @@ def test_whatever_happens_the_cloud_has_the_union_in_the_end(seed: int) -> None:
             unanswered.append(changes)
     check_union(site.union, clients)
     assert cloud == site.union.subscribed()
+
+
+# -- two lanes ------------------------------------------------------------------------------------
+
+
+class Cloud:
+    """A cloud's broker with the sessions of both lanes, each connection with its own delay.
+
+    Attributes:
+        lanes: by name, that of small messages first.
+        sessions: what each session has: filter to size class, None for both.
+        connected: lanes that stand.
+    """
+
+    def __init__(self, *rules: DownRule) -> None:
+        self.lanes = {
+            name: Subscriptions(rules or EVERYTHING, linger_seconds=0.0)
+            for name in ("small", "large")
+        }
+        self.sessions: dict[str, dict[str, str | None]] = {"small": {}, "large": {}}
+        self.connected = set[str]()
+        self._unanswered: dict[str, list[Changes]] = {"small": [], "large": []}
+        self._received: dict[str, list[Changes]] = {"small": [], "large": []}
+        small, large = self.lanes.values()
+        self._woken = set[str]()
+        join_lanes(
+            small,
+            large,
+            wake_one=lambda: self._woken.add("small"),
+            wake_other=lambda: self._woken.add("large"),
+        )
+
+    def connect(self, lane: str, *, session_present: bool = True) -> None:
+        """Let a lane connect."""
+        site = self.lanes[lane]
+        site.comes(is_so=True)
+        if not session_present:
+            self.sessions[lane].clear()
+        site.connected(session_present=session_present)
+        site.take("small" if lane == "small" else "large")
+        self.connected.add(lane)
+        self.ask(lane)
+
+    def ask(self, lane: str) -> None:
+        """Let a lane ask, and whichever it wakes."""
+        if lane in self.connected:
+            changes = self.lanes[lane].changes(0.0)
+            if any(changes):
+                self._unanswered[lane].append(changes)
+        while self._woken:
+            self.ask(self._woken.pop())
+
+    def receive(self, lane: str) -> None:
+        """Let the cloud take what a lane has asked first."""
+        if self._unanswered[lane]:
+            changes = self._unanswered[lane].pop(0)
+            for request in changes.subscribe:
+                self.sessions[lane][request.topic_filter] = request.sizes
+            for name in changes.unsubscribe:
+                self.sessions[lane].pop(name, None)
+            self._received[lane].append(changes)
+
+    def answer(self, lane: str) -> None:
+        """Let an answer of the cloud come."""
+        if self._received[lane]:
+            changes = self._received[lane].pop(0)
+            site = self.lanes[lane]
+            for request in changes.subscribe:
+                site.answered(request.topic_filter, request.qos)
+            site.retained_came(request.topic_filter for request in changes.subscribe)
+            for name in changes.unsubscribe:
+                site.unsubscribed(name)
+            self.ask(lane)
+
+    def lose(self, lane: str) -> None:
+        """Let a connection be lost, with all that is on its way."""
+        self.connected.discard(lane)
+        self._unanswered[lane].clear()
+        self._received[lane].clear()
+        self.lanes[lane].connection_lost()
+        self.lanes[lane].comes(is_so=False)
+        self.settle_woken()
+
+    def settle_woken(self) -> None:
+        """Let those ask that were woken."""
+        while self._woken:
+            self.ask(self._woken.pop())
+
+    def settle(self) -> None:
+        """Let everything come."""
+        for _ in range(20):
+            for lane in self.lanes:
+                self.receive(lane)
+                self.answer(lane)
+
+    def classes(self, name: str) -> set[str]:
+        """Return the size classes of a filter that come down on any lane."""
+        found = [session[name] for session in self.sessions.values() if name in session]
+        return {"small", "large"} if None in found else {one for one in found if one}
+
+
+def test_each_lane_asks_for_its_own_class_where_both_are_coming() -> None:
+    """So nothing comes twice, not even what is retained."""
+    cloud = Cloud()
+    for site in cloud.lanes.values():
+        site.comes(is_so=True)
+        site.client_subscribed("a", "x", 1, 0.0)
+    cloud.connect("small")
+    cloud.connect("large")
+    cloud.settle()
+    assert cloud.sessions == {"small": {"x": "small"}, "large": {"x": "large"}}
+
+
+def test_a_lane_alone_asks_for_both_classes_until_the_other_one_was_granted_its_own() -> None:
+    """Also for what a client subscribes to while the other lane is away; the other way, too."""
+    for here, away in (("small", "large"), ("large", "small")):
+        cloud = Cloud()
+        for site in cloud.lanes.values():
+            site.client_subscribed("a", "x", 1, 0.0)
+        cloud.connect(here)
+        cloud.settle()
+        assert cloud.sessions == {here: {"x": None}, away: {}}
+        cloud.connect(away)
+        for lane in (here, away, here):
+            cloud.receive(lane)
+        assert cloud.sessions == {here: {"x": None}, away: {"x": away}}
+        cloud.settle()
+        assert cloud.sessions == {here: {"x": here}, away: {"x": away}}
+        cloud.lose(away)
+        for site in cloud.lanes.values():
+            site.client_subscribed("a", "y", 1, 0.0)
+        cloud.ask(here)
+        cloud.settle()
+        assert cloud.sessions == {here: {"x": here, "y": None}, away: {"x": away}}
+
+
+def test_a_lane_whose_session_the_cloud_has_lost_is_stood_in_for() -> None:
+    """The other lane is told so, and asks for both classes."""
+    cloud = Cloud(DownRule("x", when="always"))
+    cloud.connect("small")
+    cloud.connect("large")
+    cloud.settle()
+    cloud.lose("large")
+    cloud.lose("small")
+    cloud.sessions["large"].clear()
+    cloud.lanes["large"].cloud_has_lost()
+    cloud.connect("small")
+    cloud.settle()
+    assert cloud.sessions == {"small": {"x": None}, "large": {}}
+
+
+def test_a_lane_gives_up_what_the_other_one_takes_over_when_that_was_granted() -> None:
+    """In both classes: lanes were removed, or the cloud divides by size no more."""
+    cloud = Cloud(DownRule("x", when="always"))
+    cloud.connect("small")
+    cloud.connect("large")
+    cloud.settle()
+    cloud.lanes["large"].take(NOTHING)
+    cloud.ask("large")
+    cloud.settle()
+    assert cloud.sessions == {"small": {"x": "small"}, "large": {"x": "large"}}
+    cloud.lanes["small"].take(None)
+    cloud.ask("small")
+    cloud.receive("small")
+    assert cloud.sessions == {"small": {"x": None}, "large": {"x": "large"}}
+    cloud.settle()
+    assert cloud.sessions == {"small": {"x": None}, "large": {}}
+
+
+def test_a_restart_knows_in_which_class_the_cloud_was_asked() -> None:
+    """A site that has lanes no more asks for both, though the QoS is the same."""
+    cloud = Cloud(DownRule("x", when="always"))
+    cloud.connect("small")
+    cloud.connect("large")
+    cloud.settle()
+    assert [site.record_changes()[0] for site in cloud.lanes.values()] == [["2s/x"], ["2l/x"]]
+    site = Subscriptions([DownRule("x", when="always")], linger_seconds=0.0)
+    site.restore(["2s/x"])
+    site.connected(session_present=True)
+    assert site.changes(0.0) == Changes([Request("x", 2, False, None)], [])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_no_class_that_came_down_is_without_a_lane(seed: int) -> None:
+    """Lanes come and go, and what is on its way comes late, or is lost."""
+    rng = random.Random(seed)  # noqa: S311 (no secret)
+    cloud = Cloud()
+    for site in cloud.lanes.values():
+        site.client_subscribed("a", "x", 1, 0.0)
+    came = set[str]()
+    for _ in range(400):
+        lane = rng.choice(("small", "large"))
+        what = rng.random()
+        if what < 0.4:
+            cloud.receive(lane)
+        elif what < 0.8:
+            cloud.answer(lane)
+        elif lane in cloud.connected:
+            cloud.lose(lane)
+        elif what < 0.85:
+            cloud.lanes[lane].comes(is_so=True)  # an attempt, which may fail
+        elif what < 0.9:
+            cloud.lanes[lane].comes(is_so=False)
+            cloud.settle_woken()
+        else:
+            cloud.connect(lane)
+        assert came <= cloud.classes("x")
+        came = cloud.classes("x")
+    for lane in cloud.lanes:
+        if lane not in cloud.connected:
+            cloud.connect(lane)
+    cloud.settle()
+    assert cloud.sessions == {"small": {"x": "small"}, "large": {"x": "large"}}
+
+
+def test_parts_are_not_asked_for_again_while_the_cloud_has_the_session() -> None:
+    """It has kept them all; what is retained may be long."""
+    rules = Remapping((), of_parts((DownRule("a/#", parts=True), DownRule("b/#")), "parts"))
+    site = make(*rules.down_rules)
+    site.client_subscribed("c", "parts/a/#", 1, 0.0)
+    site.client_subscribed("c", "b/#", 1, 0.0)
+    assert grant(site, site.changes(0.0)) == Changes([], [])
+    for session_present, names in ((True, {"b/#": 1}), (False, {"b/#": 1, "parts/a/#": 1})):
+        site.connection_lost()
+        site.connected(session_present=session_present, refreshes=True)
+        changes = site.changes(0.0)
+        assert asked(changes) == names
+        grant(site, changes)

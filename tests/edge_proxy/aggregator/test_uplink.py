@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import socket
-import sys
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ import pytest
 from penstock.broker.config.policy import parse_policy
 from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel, Unsubscribe
 from penstock.broker.server import Server
+from penstock.edge_proxy.aggregator.joint import Joint
 from penstock.edge_proxy.aggregator.plugin import UplinkPlugin
 from penstock.edge_proxy.aggregator.uplink import Uplink, UplinkError
-from penstock.edge_proxy.upstream import UpstreamError, Upstreams
 from penstock.netem.runs.broker_process import reserved_port
+from penstock.plugins.queue.publishing.relay import Relay, relay_id
+from tests.broker.network.test_in_process import local_clients
 from tests.broker.serving import make_server, port_of, serving, until
 from tests.helpers.certificates import Authority
 from tests.helpers.process import anonymous_policy
@@ -221,6 +223,17 @@ async def test_sessions_of_an_uplink_that_is_gone_end(tmp_path: Path) -> None:
             assert other.core.sessions.client_ids() == []
 
 
+async def test_local_clients_of_other_plugins_stay(tmp_path: Path) -> None:
+    """Their names begin with another character than those of uplinks."""
+    keys = {"persistence": {"path": str(tmp_path / "edge.db")}}
+    async with serving() as cloud:
+        async with site(port_of(cloud), policy=keys) as edge:
+            await stands(edge)
+            await Relay("").connect(local_clients(edge), clean_start=True)
+        async with site(port_of(cloud), policy=keys) as edge:
+            assert edge.core.sessions.get(relay_id("")) is not None
+
+
 async def test_an_uplink_with_the_client_id_of_another_is_told() -> None:
     """Each takes the connection over; both would go on without end."""
     async with serving() as cloud, site(port_of(cloud)) as edge:
@@ -239,6 +252,24 @@ async def test_a_refused_uplink_tries_again() -> None:
     ):
         uplink = uplink_of(edge)
         await until(lambda: uplink.counts.failures.get("refused", 0) > 1)
+
+
+@pytest.mark.parametrize("adopts_session", [False, True])
+async def test_a_cloud_that_speaks_no_mqtt_and_hangs_up_is_tried_again(
+    *, adopts_session: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where the session there was to be ended first."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, site(port, adopts_session=adopts_session) as edge:
+        await until(lambda: sum(uplink_of(edge).counts.failures.values()) > 2)
+        assert "the next attempt in" in caplog.text
 
 
 async def test_the_password_is_in_its_file(tmp_path: Path) -> None:
@@ -443,181 +474,83 @@ async def test_retained_messages_outlive_an_outage_and_end_with_the_cloud_s() ->
                 assert uplink_of(edge).counts.retained_cleared
 
 
-LANES_BY_TOPIC: dict[str, Any] = {
-    "up": [UP, {"filter": "cameras/#"}],
-    "down": [DOWN, {"filter": "firmware/#", "when": "always"}],
-    "lanes": {"by": "topic", "large": ["cameras/#", "firmware/#"]},
-}
-
-
-async def test_by_topic_each_lane_has_a_connection_with_its_rules() -> None:
-    """Both ways; a lane has a client id, sessions and a state topic of its own."""
-    async with serving() as cloud, site(port_of(cloud), **LANES_BY_TOPIC) as edge:
-        small, large = (uplink_of(edge, name) for name in ("cloud", "cloud/large"))
-        await until(lambda: small.counts.connected and large.counts.connected)
-        assert (small.client_id, large.client_id) == ("berlin-cloud", "berlin-cloud-large")
-        assert large.local_ids == ("$uplink/cloud/up-large", "$uplink/cloud/down-large")
-        async with (
-            await connected(port_of(cloud), "far") as far,
-            await connected(port_of(edge), "near") as near,
-        ):
-            for name in ("up/#", "cameras/#", "$SYS/broker/connection/+/state"):
-                await far.subscribe(name, 1)
-            states = {(await far.take(Publish)).topic for _ in (small, large)}
-            assert "$SYS/broker/connection/berlin-cloud-large/state" in states
-            for name in ("down/#", "firmware/#"):
-                await near.subscribe(name, 1)
-            for topic, lane in (("up/a", small), ("cameras/a", large)):
-                n_before = lane.counts.up_messages
-                await deliver(near, Publish(topic, b"x", qos=1, packet_id=1))
-                assert (await take_message(far)).topic == topic
-                assert lane.counts.up_messages == n_before + 1
-            for topic, lane in (("down/a", small), ("firmware/a", large)):
-                n_before = lane.counts.down_messages
-                await deliver(far, Publish(topic, b"x", qos=1, packet_id=1))
-                assert (await take_message(near)).topic == topic
-                assert lane.counts.down_messages == n_before + 1
-
-
-async def test_by_size_a_small_message_passes_a_large_one_of_another_topic_alone() -> None:
-    """One of the same topic comes after it, by the other lane, when the cloud has it."""
-    async with serving() as cloud, site(port_of(cloud), lanes={"by": "size"}) as edge:
-        small, large = (uplink_of(edge, name) for name in ("cloud", "cloud/large"))
-        await until(lambda: small.counts.connected and large.counts.connected)
-        async with (
-            await connected(port_of(cloud), "far") as far,
-            await connected(port_of(edge), "near") as near,
-        ):
-            await far.subscribe("up/#", 1)
-            n_before = [lane.counts.up_messages for lane in (small, large)]
-            link = large._link
-            assert link is not None
-            link.cloud.read(unless="test", wants=False)  # acknowledgements do not come
-            await near.send(
-                Publish("up/cam", b"x" * 20_000, qos=1, packet_id=1),
-                Publish("up/cam", b"after", qos=1, packet_id=2),
-                Publish("up/alarm", b"1", qos=1, packet_id=3),
-                Publish("up/cam", b"last", qos=0),
-            )
-            got = [await take_message(far) for _ in range(2)]
-            assert {packet.topic for packet in got} == {"up/cam", "up/alarm"}
-            session = edge.core.sessions.get("$uplink/cloud/up")
-            assert session is not None
-            assert session.outbox.why_nothing().endswith("is on the other lane")
-            link.cloud.read(unless="test", wants=True)
-            assert (await take_message(far)).payload == b"after"
-            assert (await take_message(far)).payload == b"last"
-            n_after = [lane.counts.up_messages for lane in (small, large)]
-            assert [b - a for a, b in zip(n_before, n_after, strict=True)] == [3, 1]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel paces")
-@pytest.mark.parametrize("yields", [True, False])
-async def test_the_large_lane_is_sent_at_the_pace_that_the_small_one_asks_for(
+async def test_the_cloud_is_asked_when_the_session_that_publishes_is_safe(
     monkeypatch: pytest.MonkeyPatch,
-    yields: bool,  # noqa: FBT001 (a parameter)
 ) -> None:
-    """A small message is timed; the kernel paces the connection of the large ones."""
-    lanes = {"by": "size", "yields": yields}
-    async with (
-        serving() as cloud,
-        site(port_of(cloud), lanes=lanes) as edge,
-        await connected(port_of(edge), "near") as near,
-    ):
-        small, large = (uplink_of(edge, name) for name in ("cloud", "cloud/large"))
-        await until(lambda: small.counts.connected and large.counts.connected)
-        session = edge.core.sessions.get("$uplink/cloud/up")
-        assert session is not None
-        timed: list[float] = []
-        pace: float | None = 50_000.0
-        monkeypatch.setattr(small.pacing, "acknowledged", timed.append)
-        monkeypatch.setattr(large.pacing, "rate", lambda *_: pace)
-        await deliver(near, Publish("up/a", b"x", qos=1, packet_id=1))
-        await until(lambda: session.ledger.delivered == 1)
-        assert bool(timed) == yields
-        await deliver(near, Publish("up/a", b"x" * 20_000, qos=1, packet_id=1))
-        if not yields:
-            return
-        link = large._link
+    """A site that is killed before has its session in the cloud ended: nothing may wait there."""
+    held: list[Callable[[], None]] = []
+    receive_down = Joint.receive_down
+    monkeypatch.setattr(
+        Joint, "receive_down", lambda *args: held.append(lambda: receive_down(*args))
+    )
+    async with serving() as cloud, site(port_of(cloud)) as edge:
+        await until(lambda: held)  # the CONNACK of the site's broker
+        uplink = uplink_of(edge)
+        uplink.want_subscriptions()
+        async with await connected(port_of(edge), "near") as near:
+            await deliver(near, Publish("up/a", b"x", qos=1, packet_id=1))
+            await until(lambda: uplink.counts.up_messages)
+        assert not _asked(cloud)
+        monkeypatch.setattr(Joint, "receive_down", receive_down)
+        held[0]()
+        assert uplink._link is not None
+        uplink._link.receive(uplink._link._down, b"")
+        await until(lambda: _asked(cloud) == ["down/#"])
+
+
+async def test_a_cloud_that_says_nothing_is_noticed_by_the_time_that_has_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one whose process is stopped: its connections stay open. No wall clock has a say."""
+    async with serving() as cloud, site(port_of(cloud), keep_alive_seconds=40) as edge:
+        await stands(edge)
+        uplink = uplink_of(edge)
+        link = uplink._link
         assert link is not None
         assert link.cloud.transport is not None
-        sock = link.cloud.transport.get_extra_info("socket")
-        await until(lambda: large.counts.paced == 1)
-        assert sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == 50_000
-        pace = None
-        await until(lambda: sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == -1)
+        link.cloud.transport.pause_reading()  # nothing that the cloud says arrives
+        now = uplink.clock()
+        for seconds, n_failures in ((59.0, 0), (61.0, 1)):
+            monkeypatch.setattr(uplink, "clock", lambda at=now + seconds: at)
+            link._look()
+            assert link.ended.done() == bool(n_failures)
+        monkeypatch.undo()
+        await until(lambda: uplink.counts.failures == {"silent": 1})
+        await until(lambda: uplink.counts.connections == 2)
 
 
-def _sizes_asked(cloud: Server) -> list[str | None]:
-    """Return the size classes by which both lanes have subscribed; "-" for no subscription."""
-    sizes: list[str | None] = []
-    for client_id in ("berlin-cloud", "berlin-cloud-large"):
-        session = cloud.core.sessions.get(client_id)
-        found = None if session is None else session.subscriptions.get("down/#")
-        sizes.append("-" if found is None else found.sizes)
-    return sizes
-
-
-async def test_by_size_what_comes_down_is_divided_in_the_order_of_each_topic() -> None:
-    """By Penstock, which keeps the order across the lanes."""
-    async with serving() as cloud, site(port_of(cloud), lanes={"by": "size"}) as edge:
-        lanes = [uplink_of(edge, name) for name in ("cloud", "cloud/large")]
-        await until(lambda: _sizes_asked(cloud) == ["small", "large"])
+@pytest.mark.parametrize("hours", [-10, 10])
+async def test_clocks_that_are_hours_apart_change_no_interval(
+    monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """What expires, and what has waited for too long, is judged by the time that has passed."""
+    properties = {"message_expiry_interval": 100}
+    kept = {"backlog": {"max_age_seconds": 1_000.0}}
+    async with serving() as cloud, await connected(port_of(cloud), "far") as far:
+        await far.subscribe("up/#", 1)
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + 3_600 * hours)
         async with (
-            await connected(port_of(cloud), "far") as far,
+            site(port_of(cloud), **kept) as edge,
             await connected(port_of(edge), "near") as near,
         ):
-            await near.subscribe("down/#", 2)
-            n_before = [lane.counts.down_messages for lane in lanes]
-            payloads = [b"L" * 20_000 if n % 2 else b"%d" % n for n in range(8)]
-            await far.send(
-                *(
-                    Publish(f"down/{'ab'[n % 3 == 0]}", payload, qos=2, packet_id=n + 1)
-                    for n, payload in enumerate(payloads)
+            monkeypatch.setattr(time, "time", real)  # of the cloud from here on
+            await stands(edge)
+            uplink = uplink_of(edge)
+            await near.subscribe("down/#", 1)
+            await until(lambda: _asked(cloud) == ["down/#"])
+            for sender, taker, topic in ((far, near, "down/x"), (near, far, "up/x")):
+                await deliver(
+                    sender, Publish(topic, b"x", qos=1, packet_id=1, properties=properties)
                 )
-            )
-            got: dict[str, list[Any]] = {"down/a": [], "down/b": []}
-            for _ in payloads:
-                packet = await near.take(Publish)
-                got[packet.topic].append(packet.payload)
-            assert got["down/a"] == [one for n, one in enumerate(payloads) if n % 3]
-            assert got["down/b"] == payloads[::3]
-            n_after = [lane.counts.down_messages for lane in lanes]
-            assert [b - a for a, b in zip(n_before, n_after, strict=True)] == [4, 4]
+                came = await take_message(taker)
+                assert 0 < came.properties["message_expiry_interval"] <= 100
+            assert not uplink.counts.failures
 
 
-async def test_by_size_all_comes_down_on_one_lane_where_the_cloud_cannot_divide_it() -> None:
-    """MQTT 3.1.1 has no User Properties, nor have other brokers these."""
-    keys = {"lanes": {"by": "size"}, "version": "3.1.1"}
-    async with serving() as cloud, site(port_of(cloud), **keys) as edge:
-        large = uplink_of(edge, "cloud/large")
-        await until(lambda: large.counts.connected and _sizes_asked(cloud)[0] is None)
-        assert _sizes_asked(cloud) == [None, "-"]
-
-
-async def test_by_size_all_comes_down_on_the_small_lane_until_the_large_one_has_a_session(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else the cloud would keep large messages for no one."""
-    lanes = {"by": "size", "takeover_seconds": 0.01, "give_up_seconds": 0.02}
-    is_reachable = False
-    dial = Upstreams.dial
-
-    async def dial_one(self: Upstreams, *args: Any) -> Any:
-        if not is_reachable and self is uplink_of(server, "cloud/large").upstreams:
-            raise UpstreamError("unreachable, as the test has it")
-        return await dial(self, *args)
-
-    async with serving() as cloud:
-        server = Server(parse_policy(edge_policy(port_of(cloud), lanes=lanes), "edge.yaml"))
-        monkeypatch.setattr(Upstreams, "dial", dial_one)
-        await server.start()
-        try:
-            await until(lambda: _sizes_asked(cloud) == [None, "-"])
-            is_reachable = True
-            await until(lambda: _sizes_asked(cloud) == ["small", "large"])
-        finally:
-            await server.stop()
+def _asked(cloud: Server) -> list[str]:
+    session = cloud.core.sessions.get("berlin-cloud")
+    return [] if session is None else list(session.subscriptions)
 
 
 def _retained(server: Server) -> dict[str, Any]:

@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.packets import PubAck, Publish
+from penstock.broker.mqtt.properties import write_properties
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.server import Server
+from penstock.edge_proxy.parts import assembler as assembler_module
 from penstock.edge_proxy.parts.cutting import Cutter
 from penstock.edge_proxy.parts.part import Part, Trailer, write_part
 from tests.broker.serving import port_of, serving, until
@@ -141,7 +145,7 @@ async def test_a_kill_beside_the_publishing_leaves_one_message(
         if step == "_end":
             assert (await take_message(near)).payload == PAYLOAD
         else:
-            await until(lambda: plugin_of(server).counts.received_parts == 3)
+            await until(lambda: bool(assembler._whole))  # it is on the disk
     async with (
         serving(plugins=plugin(tmp_path), **keys) as server,
         await connected(port_of(server), "near", **kept) as near,
@@ -184,10 +188,9 @@ async def test_what_is_no_part_is_refused(tmp_path: Path) -> None:
         assert (await far.take(PubAck)).reason_code == 0x99
         assert await publish(far, first) == [0]
         assert await publish(far, second._replace(total_bytes=11)) == [0x99]
-        assert await publish(far, second, topic="penstock-parts/other") == [0x99]
         assert await publish(far, second, third) == [0, 0]
         assert (await take_message(near)).payload == PAYLOAD
-        assert dropped(server) == {"not_a_part": 1, "mismatch": 2}
+        assert dropped(server) == {"not_a_part": 1, "mismatch": 1}
 
 
 @pytest.mark.parametrize("topic", ["$SYS/broker/x", "penstock-parts/a"])
@@ -204,7 +207,7 @@ async def test_a_message_may_not_have_any_topic(tmp_path: Path, topic: str) -> N
 
 async def test_limits_drop_a_message_as_a_whole(tmp_path: Path) -> None:
     """One that is too large with its first part; one that does not fit gives its space back."""
-    keys = {"max_message_bytes": 14, "spool_bytes": 2 * 1_024 + 15}
+    keys = {"max_message_bytes": 14, "spool_bytes": 2 * 1_025 + 3 * 128 + 15}
     async with (
         serving(plugins=plugin(tmp_path, **keys)) as server,
         await connected(port_of(server), "near") as near,
@@ -245,8 +248,8 @@ async def test_a_message_expires_on_the_disk(tmp_path: Path) -> None:
         assert await publish(far, first, second, message_expiry_interval=100) == [0, 0]
         wall = assembler._wall
         assembler._wall = lambda: wall() + 50
-        spooled = assembler._messages[ID]
-        assembler._messages[ID] = spooled._replace(expires_at=assembler._wall() + 40)
+        ((message_id, spooled),) = assembler._messages.items()
+        assembler._messages[message_id] = spooled._replace(expires_at=assembler._wall() + 40)
         assert await publish(far, third) == [0]
         message = await take_message(near)
         assert 30 <= message.properties["message_expiry_interval"] <= 40
@@ -273,6 +276,82 @@ async def test_a_disk_that_does_not_take_a_part_is_named(
         assert "spool.db was deleted or replaced" in caplog.text
 
 
+async def test_another_topic_is_another_message(tmp_path: Path) -> None:
+    """Who may read parts, and publish elsewhere, spoils nothing by their identifier."""
+    first, second, third = parts_of(PAYLOAD)
+    bad = third._replace(trailer=Trailer(bytes(32), b"\0"))
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "near") as near,
+        await connected(port_of(server), "far") as far,
+    ):
+        await near.subscribe("a/#", 2)
+        codes = await publish(far, first, second, bad, topic="penstock-parts/other")
+        assert codes == [0, 0, 0x99]
+        assert await publish(far, first, second, third) == [0, 0, 0]
+        assert (await take_message(near)).payload == PAYLOAD
+
+
+async def test_a_message_that_there_is_no_room_for_holds_up_its_topic_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is published when there is room, and its topic is told until then."""
+    monkeypatch.setattr(assembler_module, "AGAIN_SECONDS", 0.01)
+    retained = [part._replace(retain=True) for part in parts_of(PAYLOAD)]
+    async with (
+        serving(plugins=plugin(tmp_path), limits={"retained_messages": 1}) as server,
+        await connected(port_of(server), "near") as near,
+        await connected(port_of(server), "far") as far,
+    ):
+        await near.subscribe("a/#", 2)
+        await near.send(Publish("retained", b"x", retain=True))
+        assert await publish(far, *retained) == [0, 0, 0]
+        assert await publish(far, *parts_of(b"next", bytes(16))) == [0]
+        other = parts_of(OTHER, bytes(16))
+        assert await publish(far, *other, topic="penstock-parts/a/c") == [0, 0, 0]
+        assert (await take_message(near)).payload == OTHER
+        assert "the broker has no room for it, of topic 'a/b'" in caplog.text
+        await near.send(Publish("retained", b"", retain=True))
+        assert (await take_message(near)).payload == PAYLOAD
+        assert (await take_message(near)).payload == b"next"
+
+
+async def test_a_message_that_cannot_be_read_back_holds_up_nothing(tmp_path: Path) -> None:
+    """It is dropped; the disk has lost some of it."""
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "near") as near,
+        await connected(port_of(server), "far") as far,
+    ):
+        await near.subscribe("a/#", 2)
+        first, second, third = parts_of(PAYLOAD)
+        assert await publish(far, first, second) == [0, 0]
+        spool = plugin_of(server)._spool
+        pieces = spool.pieces
+        spool.pieces = lambda number: [(9, 1)] if number == 1 else pieces(number)  # type: ignore[method-assign]
+        assert await publish(far, third) == [0x97]
+        assert dropped(server) == {"disk": 1}
+        assert await publish(far, *parts_of(OTHER, bytes(16))) == [0] * 3
+        assert (await take_message(near)).payload == OTHER
+
+
+async def test_parts_at_qos_0_are_dropped_where_the_disk_is_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else bounds them; each is counted."""
+    monkeypatch.setattr(assembler_module, "WAITING_BYTES", 1)
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "far") as far,
+    ):
+        frames = [Publish(TOPIC, write_part(part)) for part in parts_of(bytes(400))]
+        await far.send(*frames)
+        await until(lambda: dropped(server).get("too_many", 0) > 0)
+        counts = plugin_of(server)._assembler.counts  # type: ignore[union-attr]
+        await until(lambda: counts.matched == 100 and not counts.queued)
+        assert counts.stored + counts.dropped["too_many"] == 100
+
+
 async def test_marks_of_uplinks_are_those_of_the_whole(tmp_path: Path) -> None:
     """They stay with the PUBLISH of a part, where uplinks read and write them."""
     marks = [("penstock-site", "berlin"), ("other", "x"), ("penstock-hops", "2")]
@@ -285,3 +364,120 @@ async def test_marks_of_uplinks_are_those_of_the_whole(tmp_path: Path) -> None:
         assert await publish(far, *parts_of(PAYLOAD), user_property=marks) == [0] * 3
         message = await take_message(near)
         assert message.properties["user_property"] == [marks[0], marks[2]]
+
+
+@pytest.mark.parametrize(
+    ("by_uplink", "told"), [("mallory", "mallory"), ("$uplink/$parts/part", "alice")]
+)
+async def test_who_publishes_parts_cannot_pretend_to_be_another(
+    tmp_path: Path, by_uplink: str, told: str
+) -> None:
+    """What an uplink has told counts, unless it is the client of the plugin at the other end."""
+    *some, last = parts_of(PAYLOAD)
+    claim = {"user_property": [("penstock-publisher", "alice"), ("penstock-site", "paris")]}
+    assert last.trailer is not None
+    properties = write_properties(claim, PacketType.PUBLISH)
+    last = last._replace(trailer=last.trailer._replace(properties=properties))
+    marks = [("penstock-publisher", by_uplink), ("penstock-site", "berlin")]
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "near") as near,
+        await connected(port_of(server), "far") as far,
+    ):
+        await near.subscribe("a/#", 2)
+        assert await publish(far, *some, last, user_property=marks) == [0] * 3
+        found = (await take_message(near)).properties["user_property"]
+        assert sorted(found) == [("penstock-publisher", told), marks[1]]
+
+
+async def test_a_retained_message_that_comes_again_is_delivered_if_it_is_retained_no_more(
+    tmp_path: Path,
+) -> None:
+    """As by a new subscription after a restart without persistence, before which it was whole.
+
+    A message that is not marked as one that was retained before is never delivered again.
+    """
+    some = [part._replace(is_kept=True, retain=True) for part in parts_of(PAYLOAD)]
+    live = [part._replace(retain=True) for part in parts_of(OTHER, bytes(16))]
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "near") as near,
+        await connected(port_of(server), "far") as far,
+    ):
+        await near.subscribe("a/#", 2)
+        assert await publish(far, *some, *some) == [0] * 6
+        assert (await take_message(near)).payload == PAYLOAD
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "near") as near,
+        await connected(port_of(server), "far") as far,
+    ):
+        await near.subscribe("a/#", 2)
+        assert await publish(far, some[0]) == [0]
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "near") as near,
+        await connected(port_of(server), "far") as far,
+    ):
+        await near.subscribe("a/#", 2)
+        assert await publish(far, *some[1:], *some) == [0] * 5
+        assert (await take_message(near)).payload == PAYLOAD
+        assert await publish(far, *live) == [0] * 3
+        assert (await take_message(near)).payload == OTHER
+        await far.send(Publish("a/b", b"", retain=True))
+        assert not (await take_message(near)).payload
+        assert await publish(far, *live) == [0] * 3
+        assert plugin_of(server).counts.assembled_messages == 2
+
+
+def numbered(payload: bytes, number: int, *, is_kept: bool = False) -> list[Part]:
+    """Return the parts of a message of one stream, which is retained."""
+    message_id = ID[:6] + number.to_bytes(6) + ID[12:]
+    return [part._replace(retain=True, is_kept=is_kept) for part in parts_of(payload, message_id)]
+
+
+async def test_a_lost_part_is_told_as_soon_as_a_later_message_comes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the same topic and sender; the message may still become whole until its room is needed."""
+    first, second, third = (numbered(PAYLOAD, number) for number in (1, 2, 3))
+    other_sender = parts_of(OTHER, bytes(16))
+    keys = {"spool_bytes": 2_600}
+    async with (
+        serving(plugins=plugin(tmp_path, **keys)) as server,
+        await connected(port_of(server), "near") as near,
+        await connected(port_of(server), "far") as far,
+    ):
+        await near.subscribe("a/#", 2)
+        counts = plugin_of(server).counts
+        assert await publish(far, first[0]) == [0]
+        assert await publish(far, *other_sender) == [0] * 3
+        assert await publish(far, *numbered(OTHER, 4), topic="penstock-parts/a/c") == [0] * 3
+        assert counts.overtaken_messages == 0
+        assert await publish(far, second[1]) == [0]
+        assert counts.overtaken_messages == 1
+        assert "later one of the same sender" in caplog.text
+        assert "topic 'a/b', 4 of 10 bytes" in caplog.text
+        assert await publish(far, *first[1:]) == [0, 0]
+        assert await publish(far, third[0], third[1], third[2]) == [0] * 3
+        assert counts.overtaken_messages == 2
+        assert dropped(server) == {}
+        for payload in (OTHER, OTHER, PAYLOAD, PAYLOAD):
+            assert (await take_message(near)).payload == payload
+        assert await publish(far, *numbered(PAYLOAD, 9)[:2], *numbered(OTHER, 10)[:2]) == [0] * 4
+        assert dropped(server) == {"incomplete": 1}
+        assert await publish(far, second[0]) == [ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR]
+
+
+async def test_what_is_retained_no_more_at_the_other_end_is_dropped(tmp_path: Path) -> None:
+    """It sends no more of it, as another message has taken its place."""
+    async with (
+        serving(plugins=plugin(tmp_path)) as server,
+        await connected(port_of(server), "far") as far,
+    ):
+        assert await publish(far, numbered(PAYLOAD, 8, is_kept=True)[0]) == [0]
+        assert await publish(far, *parts_of(OTHER, bytes(16))) == [0] * 3
+        assert dropped(server) == {}
+        assert await publish(far, *numbered(OTHER, 1)) == [0] * 3
+        await until(lambda: dropped(server) == {"replaced": 1})
+        assert not plugin_of(server).counts.overtaken_messages

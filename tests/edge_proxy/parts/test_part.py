@@ -20,10 +20,12 @@ DIGEST = sha256(b"abcdef").digest()
 
 FIRST = Part(ID, 0, 6, 1, retain=True, trailer=None, data=b"abcd")
 LAST = Part(ID, 4, 6, 2, retain=False, trailer=Trailer(DIGEST, b"\x04\x03\x00\x01t"), data=b"ef")
+KEPT = FIRST._replace(is_kept=True)
 EMPTY = Part(ID, 0, 0, 0, retain=False, trailer=Trailer(DIGEST, b"\0"), data=b"")
 
 VECTORS = [
     (FIRST, b"PART\x01\x05" + ID + b"\0\0\0\0" + b"\0\0\0\x06" + b"abcd"),
+    (KEPT, b"PART\x01\x15" + ID + b"\0\0\0\0" + b"\0\0\0\x06" + b"abcd"),
     (
         LAST,
         b"PART\x01\x0a" + ID + b"\0\0\0\x04" + b"\0\0\0\x06" + DIGEST + b"\x04\x03\x00\x01tef",
@@ -56,7 +58,7 @@ def test_a_part_that_is_cut_off_is_none(part: Part, payload: bytes) -> None:
         (0, 0x70, "read b'pART'"),
         (4, 2, "read version 2; allowed: 1"),
         (5, 0x07, "read flags 0x7"),
-        (5, 0x15, "read flags 0x15"),
+        (5, 0x25, "read flags 0x25"),
         (5, 0x0D, "a last part"),
         (25, 9, "read data up to byte 13; allowed: up to 6"),
         (25, 2, "the last has the hash"),
@@ -71,6 +73,7 @@ def test_what_is_no_part_is_named(place: int, value: int, told: str) -> None:
 
 
 def test_properties_that_are_none_are_no_part() -> None:
-    """They are read when the part comes, not when the message is published."""
-    with pytest.raises(PartError, match="properties"):
-        read_part(write_part(LAST._replace(trailer=Trailer(DIGEST, b"\x02\xff\xff"))))
+    """Nor are a Topic Alias and a Subscription Identifier, with which it could not be published."""
+    for properties in (b"\x02\xff\xff", b"\x03\x23\x00\x01", b"\x02\x0b\x01"):
+        with pytest.raises(PartError, match="properties"):
+            read_part(write_part(LAST._replace(trailer=Trailer(DIGEST, properties))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from hashlib import sha256
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,22 @@ import pytest
 
 from penstock.broker.errors import ConfigError
 from penstock.broker.extensions import PluginContext
-from penstock.broker.mqtt.packets import Publish
+from penstock.broker.mqtt.packets import PubAck, Publish
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.server import Server
+from penstock.edge_proxy.aggregator.uplink import Uplink
 from penstock.edge_proxy.parts.config import DEFAULT_PREFIX, PartsConfig
+from penstock.edge_proxy.parts.part import Part, Trailer, write_part
 from penstock.edge_proxy.parts.plugin import PartsPlugin
 from penstock.edge_proxy.parts.splitter import SPLIT_ID
 from tests.broker.serving import port_of, serving, until
-from tests.edge_proxy.aggregator.test_uplink import deliver, edge_policy, stands, take_message
+from tests.edge_proxy.aggregator.test_uplink import (
+    deliver,
+    edge_policy,
+    stands,
+    take_message,
+    uplink_of,
+)
 from tests.helpers.wire import connected
 
 PART_BYTES = 1_024
@@ -134,6 +144,83 @@ async def test_a_topic_may_go_both_ways(tmp_path: Path) -> None:
         at_site, in_cloud = plugin_of(site).counts, plugin_of(cloud).counts
         await until(lambda: (at_site.split_messages, at_site.assembled_messages) == (3, 1))
         await until(lambda: (in_cloud.split_messages, in_cloud.assembled_messages) == (1, 3))
+
+
+@pytest.mark.parametrize("by", ["size", "topic"])
+async def test_parts_pass_lanes_that_are_cut_in_their_middle(tmp_path: Path, by: str) -> None:
+    """By size, the last part is small, and takes the other lane: a message is whole all the same.
+
+    At QoS 2 it comes once, in the order of its topic, both ways.
+    """
+    both = {"split": ["firmware/#"], "part_bytes": 12_000}
+    large = PAYLOAD * 8
+    lanes = {"by": by, "large": ["firmware/#"]} if by == "topic" else {"by": by}
+    rules = {
+        "up": [FIRMWARE, {"filter": "up/#"}],
+        "down": [{**FIRMWARE, "when": "always"}, {"filter": "down/#"}],
+    }
+    async with (
+        both_ends(tmp_path, both, both, lanes=lanes, **rules) as (cloud, site),
+        await connected(port_of(cloud), "far") as far,
+        await connected(port_of(site), "near") as near,
+        await connected(port_of(site), "publisher") as publisher,
+        await connected(port_of(cloud), "back end") as back_end,
+    ):
+        each = [uplink_of(site, name) for name in ("cloud", "cloud/large")]
+        await until(lambda: all(lane.counts.connected for lane in each))
+        n_lanes = 2 if by == "size" else 1
+        await until(lambda: sum(_has_asked(cloud, lane.client_id) for lane in each) == n_lanes)
+        ways = ((publisher, far, "up_bytes"), (back_end, near, "down_bytes"))
+        for sender, taker, counter in ways:
+            await taker.subscribe("firmware/#", 2)
+            n_bytes = getattr(each[1].counts, counter)
+            for number, payload in enumerate((large, b"small", large[:-1]), 1):
+                await sender.send(Publish("firmware/x", payload, qos=2, packet_id=number))
+            await _until_more(each[1], counter, n_bytes + 30_000)
+            for lane in each:
+                assert lane._link is not None
+                lane._link.end("closed", "as the test has it")
+            for payload in (large, b"small", large[:-1]):
+                assert (await take_message(taker)).payload == payload
+
+
+async def _until_more(lane: Uplink, counter: str, n_bytes: int) -> None:
+    await until(lambda: getattr(lane.counts, counter) > n_bytes)
+
+
+def _has_asked(cloud: Server, client_id: str) -> bool:
+    session = cloud.core.sessions.get(client_id)
+    return session is not None and f"{DEFAULT_PREFIX}/firmware/#" in session.subscriptions
+
+
+async def test_parts_need_the_access_of_their_message(tmp_path: Path) -> None:
+    """Who may publish or read parts alone reaches no other topic by them."""
+    acl = tmp_path / "acl"
+    acl.write_text(
+        "topic readwrite penstock-parts/#\n"
+        "topic readwrite open/#\ntopic read secret/#\ntopic write closed/#\n"
+    )
+    access = {"allow_anonymous": True, "acl_file": str(acl)}
+    keys = parts(tmp_path, "spool", split=["closed/#", "open/#"])
+    async with (
+        serving(plugins={"parts": keys, "access": access}) as server,
+        await connected(port_of(server), "near") as near,
+        await connected(port_of(server), "far") as far,
+    ):
+        await near.subscribe("secret/#", 2)
+        await near.subscribe("open/#", 2)
+        for topic, code in (("secret/x", ReasonCode.NOT_AUTHORIZED), ("open/x", 0)):
+            payload = write_part(
+                Part(bytes(16), 0, 1, 1, False, Trailer(sha256(b"x").digest(), b"\0"), b"x")
+            )
+            await far.send(Publish(f"penstock-parts/{topic}", payload, qos=1, packet_id=1))
+            assert (await far.take(PubAck)).reason_code == code
+        assert (await take_message(near)).topic == "open/x"
+        await near.subscribe("penstock-parts/#", 2)
+        for topic in ("closed/x", "open/y"):
+            await deliver(far, Publish(topic, b"x", qos=1, packet_id=1))
+        found = {(await take_message(near)).topic for _ in range(2)}
+        assert found == {"open/y", "penstock-parts/open/y"}
 
 
 async def test_a_plugin_without_filters_drops_what_waited_to_be_cut(tmp_path: Path) -> None:

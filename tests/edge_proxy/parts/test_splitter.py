@@ -103,8 +103,9 @@ async def test_a_queue_that_is_full_is_waited_for(
 async def test_a_restart_goes_on_with_the_same_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parts of both attempts are parts of one."""
+    """The parts of both attempts are parts of one, and the start waits for none of them."""
     monkeypatch.setattr(splitter, "AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr(splitter, "WAITING_BYTES", PART_BYTES)
     keys: dict[str, Any] = {"persistence": {"path": str(tmp_path / "sessions.db")}}
     limits = {"queued_messages": 5}
     async with (
@@ -144,3 +145,22 @@ async def test_filters_that_are_not_configured_any_more_are_given_up(tmp_path: P
         session = server.core.sessions.get(splitter.SPLIT_ID)
         assert session is not None
         assert sorted(session.subscriptions) == ["b", "c"]
+
+
+async def test_what_was_retained_before_the_plugin_was_there_is_cut(tmp_path: Path) -> None:
+    """For those who had subscribed to the parts by then."""
+    keys: dict[str, Any] = {"persistence": {"path": str(tmp_path / "sessions.db")}}
+    async with (
+        serving(**keys) as server,
+        await connected(port_of(server), "near", **KEPT) as near,
+        await connected(port_of(server), "far") as far,
+    ):
+        await near.subscribe("penstock-parts/#", 1)
+        await deliver(far, Publish("a", PAYLOAD, qos=1, packet_id=7, retain=True))
+    async with (
+        serving(plugins=plugin(tmp_path), **keys) as server,
+        await connected(port_of(server), "near", **KEPT) as near,
+    ):
+        found = await take_parts(near)
+        assert b"".join(part.data for _, part in found) == PAYLOAD
+        assert all(part.retain for _, part in found)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import resource
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from penstock.edge_proxy.parts.assembly import Assembly, Span
-from penstock.edge_proxy.parts.part import Part, Trailer
-from penstock.edge_proxy.parts.spool import Ended, Piece, Spool, Spooled, SpoolError
+from penstock.edge_proxy.parts.part import STREAM_BYTES, Part, Trailer
+from penstock.edge_proxy.parts.spool import (
+    NUMBERS,
+    RESERVE_BYTES,
+    Ended,
+    Piece,
+    Spool,
+    Spooled,
+    SpoolError,
+    SpoolFullError,
+)
 
 ID = bytes(range(16))
 TRAILER = Trailer(sha256(b"abcdef").digest(), b"\0")
@@ -54,6 +64,37 @@ def test_what_is_stored_is_there_after_a_restart(tmp_path: Path) -> None:
     assert spool.read([row for row, _ in spool.pieces(1)]) == b"abcdef"
     spool.publishing(1, 9)
     assert spool.messages()[0].packet_id == 9
+    spool.close()
+
+
+def test_a_full_disk_takes_no_parts_and_lets_go_of_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleting needs space, too: it is reserved."""
+    spool = opened(tmp_path)
+    spool.store([spooled(assembly_of())], [Piece(1, 0, bytes(300_000))])
+    reserve = tmp_path / "spool.db.reserve"
+    assert reserve.stat().st_blocks * 512 >= RESERVE_BYTES
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    spend = spool._reserve.spend
+
+    def spent() -> bool:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        return spend()
+
+    monkeypatch.setattr(spool._reserve, "spend", spent)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+        spool.end(1, Ended(ID, "disk", 5.0, None))
+        assert not reserve.exists()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+        with pytest.raises(SpoolFullError, match="4,194,304 bytes left that are kept for deleting"):
+            spool.store([spooled(assembly_of())], [Piece(1, 0, b"x")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not spool.messages()
+    spool.store([spooled(assembly_of())], [Piece(1, 0, b"x")])
+    assert reserve.exists()
     spool.close()
 
 
@@ -107,8 +148,12 @@ def test_a_message_that_is_cut_is_known_by_its_packet_identifier(tmp_path: Path)
     assert spool.cutting() == {3: (ID, 500), 4: (bytes(16), 0)}
     spool.end_cutting(3)
     assert list(spool.cutting()) == [4]
+    stream = spool.stream()
+    assert len(stream) == STREAM_BYTES
+    assert [spool.reserve_numbers() for _ in range(2)] == [0, NUMBERS]
     spool.end_cutting(None)
     assert not spool.cutting()
+    assert (spool.stream(), spool.reserve_numbers()) == (stream, 2 * NUMBERS)
     spool.close()
 
 

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import logging
 
-from penstock.broker.mqtt.packets import PubAck, Publish
+from penstock.broker.mqtt.packets import ConnAck, Connect, PubAck, Publish
 from penstock.edge_proxy.sidecar.client_reports import ProxyReports
 from penstock.edge_proxy.sidecar.shared import describe_large
+from penstock.edge_proxy.upstream import Upstreams
+from penstock.edge_proxy.upstream_config import UpstreamKeys
 from penstock.plugins.probing.config import ProbingConfig
 from penstock.plugins.probing.sampler import RttSampler
 from tests.helpers.gates import SwitchGate
-from tests.helpers.pairs import LARGE_BYTES, UP, VirtualPair
+from tests.helpers.pairs import DOWN, LARGE_BYTES, UP, VirtualPair, publish, withholding
 
 LARGE = b"x" * (LARGE_BYTES + 1)
 
@@ -57,6 +59,63 @@ def test_a_newer_connection_of_a_client_is_the_one_that_is_told() -> None:
     found = reports.report("c")
     assert found is not None
     assert not found.is_connected
+
+
+def test_the_account_of_a_slow_client_balances() -> None:
+    """Small messages of QoS 0 wait as bytes, apart from the outbox, and are told as queued."""
+    pair = VirtualPair.connected()
+    reports = reports_of(pair)
+    pair.broker_sends(publish("small"))
+    pair.pair.pause_sending(DOWN)
+    pair.broker_sends(publish("small", 3), publish("small", 4))
+    assert pair.pair.client.runs.n_messages == 2
+    found = reports.report("c")
+    assert found is not None
+    ledger = found.ledger
+    assert (ledger.matched, ledger.delivered, ledger.queued, ledger.queued_bytes) == (3, 1, 2, 7)
+    assert ledger.waits_for == "waiting for room"
+
+
+def test_clients_without_an_identifier_are_known_by_their_addresses() -> None:
+    """MQTT 3.1.1 does not tell which one the broker has given; each of them counts."""
+    first = VirtualPair(4, peer="test:1")
+    others = [VirtualPair(4, shared=first.shared, peer=f"test:{port}") for port in (2, 3)]
+    reports = reports_of(first)
+    for pair in (first, *others):
+        pair.client_sends(Connect(protocol_version=4))
+        pair.pair.broker_connected()
+        pair.broker_sends(ConnAck())
+    assert reports.client_ids() == ["test:1", "test:2", "test:3"]
+    assert str(first.pair) == "client at test:1"
+    others[0].pair.connection_lost(UP, first.now)
+    gone = reports.report("test:2")
+    assert gone is not None
+    assert not gone.is_connected
+
+
+def test_the_state_of_the_proxy_says_where_all_messages_are() -> None:
+    """What is there and what has gone together; what a client has not acknowledged has moved."""
+    first, _ = withholding()
+    second = VirtualPair(shared=first.shared, peer="test:2")
+    second.client_sends(Connect(client_id="d"))
+    second.pair.broker_connected()
+    second.broker_sends(ConnAck(), publish("small", packet_id=1), publish("small", packet_id=2))
+    second.client_sends(PubAck(1))
+    upstreams = Upstreams(UpstreamKeys(address="broker.example"), logging.getLogger("test"))
+    reports = ProxyReports(lambda: first.now)
+    reports.attach(first.shared, upstreams)
+    there = {"matched": 3, "delivered": 1, "inflight": 1, "withheld": 1, "queued": 0, "expired": 0}
+    state = reports.proxy()
+    assert state is not None
+    assert state["messages"] == {**there, "moved": 0, "dropped": {}}
+    assert state["clients"] == {"connected": 2, "gone": 0, "refused": {}}
+    for pair in (first, second):
+        pair.pair.connection_lost(UP, first.now)
+    state = reports.proxy()
+    assert state is not None
+    gone = {**there, "inflight": 0, "withheld": 0, "moved": 2, "dropped": {}}
+    assert state["messages"] == gone
+    assert state["clients"] == {"connected": 0, "gone": 2, "refused": {}}
 
 
 def test_large_messages_are_counted_and_timed() -> None:

@@ -501,7 +501,7 @@ def test_what_breaks_the_format_ends_the_pair(
     pair.broker_sends_bytes(good + data + bytes(40))
     assert pair.pair.is_closing
     assert pair.to_client() == [publish("good"), Disconnect(ReasonCode.UNSPECIFIED_ERROR)]
-    assert "closed: the broker sent: " in caplog.text
+    assert "ended: the broker sent: " in caplog.text
     assert text in caplog.text
 
 
@@ -555,7 +555,7 @@ def test_what_waits_when_the_client_goes() -> None:
     pair.settle()
     ledger = pair.shared.ended
     assert ledger.dropped == {"connection_lost": 1}
-    assert (ledger.matched, ledger.delivered, ledger.outstanding()) == (3, 0, 2)
+    assert (ledger.matched, ledger.delivered, ledger.moved) == (3, 0, 2)
     assert pair.to_broker() == []
     assert gate.forgotten == [pair.pair.link]
     assert sampler.told[-1] == ("forget", "c")

@@ -169,7 +169,7 @@ def test_a_payload_that_cannot_be_read_back(
     assert pair.topics()[:1] == ["last"]
     assert pair.shared.ended.dropped == {}
     if packet_id:
-        assert pair.shared.ended.outstanding() == 1
+        assert pair.shared.ended.moved == 1
         assert "a payload cannot be read back" in caplog.text
     else:
         assert pair.pair.client.ledger.dropped == {"payload_lost": 1}

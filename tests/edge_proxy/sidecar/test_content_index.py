@@ -101,7 +101,6 @@ def test_a_payload_in_memory_is_read_in_pieces() -> None:
     assert kept.read_piece(PIECE_BYTES) == data[PIECE_BYTES : 2 * PIECE_BYTES]
 
 
-@pytest.mark.memory
 def test_a_message_withheld_for_many_clients_takes_the_memory_of_one() -> None:
     """Forty clients wait for the same MiB: memory grows by hardly more than one MiB."""
     gate = SwitchGate()

@@ -5,33 +5,38 @@ import pytest
 from penstock.broker.errors import MalformedPacketError, ProtocolError
 from penstock.edge_proxy.sidecar.direction import Direction, check_first_byte
 
-FROM_A_CLIENT_ONLY = {0x10, 0x82, 0xA2, 0xC0}
+FROM_A_CLIENT_ONLY = {0x10, 0x82, 0xA2, 0xC0, 0xE0}
 FROM_A_BROKER_ONLY = {0x20, 0x90, 0xB0, 0xD0}
 PUBLISH = {0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x3A, 0x3B, 0x3C, 0x3D}
-BOTH = {0x40, 0x50, 0x62, 0x70, 0xE0, 0xF0} | PUBLISH
+BOTH = {0x40, 0x50, 0x62, 0x70} | PUBLISH
+DISCONNECT_AND_AUTH = {0xE0, 0xF0}
+"""Of MQTT 5.0 both ways; before, a server sends no DISCONNECT and nobody sends AUTH."""
+
+PACKETS = BOTH | FROM_A_CLIENT_ONLY | FROM_A_BROKER_ONLY | DISCONNECT_AND_AUTH
 
 
+@pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("version", [4, 5])
-@pytest.mark.parametrize("first_byte", range(256))
-def test_each_first_byte_goes_where_the_tables_let_it(first_byte: int, version: int) -> None:
+def test_each_first_byte_goes_where_the_tables_let_it(direction: Direction, version: int) -> None:
     """Tables 2-1 and 2-2: direction of flow and flags; everything else is refused."""
-    ways = {
-        Direction.UPSTREAM: BOTH | FROM_A_CLIENT_ONLY,
-        Direction.DOWNSTREAM: BOTH | FROM_A_BROKER_ONLY,
-    }
-    for direction, allowed in ways.items():
+    is_upstream = direction is Direction.UPSTREAM
+    allowed = BOTH | (FROM_A_CLIENT_ONLY if is_upstream else FROM_A_BROKER_ONLY)
+    if version == 5:
+        allowed |= DISCONNECT_AND_AUTH
+    for first_byte in range(256):
         if first_byte in allowed:
             check_first_byte(first_byte, direction, version)
             continue
-        is_packet = first_byte in BOTH | FROM_A_CLIENT_ONLY | FROM_A_BROKER_ONLY
-        with pytest.raises(ProtocolError if is_packet else MalformedPacketError):
+        with pytest.raises(ProtocolError if first_byte in PACKETS else MalformedPacketError):
             check_first_byte(first_byte, direction, version)
 
 
 def test_the_error_names_packet_and_sender() -> None:
     """A log line says who has sent what."""
-    with pytest.raises(ProtocolError, match="SUBSCRIBE from the broker"):
+    with pytest.raises(ProtocolError, match=r"SUBSCRIBE from the broker, in MQTT 5\.0"):
         check_first_byte(0x82, Direction.DOWNSTREAM, 5)
+    with pytest.raises(ProtocolError, match=r"AUTH from the client, in MQTT 3\.1\.1"):
+        check_first_byte(0xF0, Direction.UPSTREAM, 4)
     with pytest.raises(MalformedPacketError, match="read 0x36"):
         check_first_byte(0x36, Direction.UPSTREAM, 5)
 

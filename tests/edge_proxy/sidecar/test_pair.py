@@ -14,6 +14,7 @@ from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
     Disconnect,
+    Packet,
     PingReq,
     PingResp,
     PubAck,
@@ -200,8 +201,10 @@ def test_a_refusal_by_the_broker_passes(caplog: pytest.LogCaptureFixture) -> Non
     caplog.set_level("INFO")
     pair.broker_sends(ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED))
     assert pair.to_client() == [ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED)]
-    assert "client c (test:1): refused by the broker: not authorized (0x87)" in caplog.text
     pair.pair.connection_lost(DOWN, pair.now)
+    assert caplog.messages == [
+        "client c (test:1): ended: refused by the broker: not authorized (0x87)"
+    ]
     assert pair.shared.n_ended == 0
 
 
@@ -257,7 +260,7 @@ def test_what_is_no_connect_is_refused(
     pair = VirtualPair()
     pair.client_sends_bytes(data)
     assert pair.pair.is_closing
-    assert "client at test:1: closed: the client sent: " in caplog.text
+    assert "client at test:1: ended: the client sent: " in caplog.text
     assert text in caplog.text
     assert (pair.client_got, pair.broker_got) == (b"", b"")
 
@@ -272,7 +275,8 @@ def test_a_malformed_packet_of_the_client_ends_the_pair(
     assert pair.pair.is_closing
     assert pair.to_client() == goodbye
     assert pair.to_broker() == [PingReq()]
-    assert "client c (test:1): closed: the client sent: malformed packet (0x81)" in caplog.text
+    (line,) = caplog.messages
+    assert line.startswith("client c (test:1): ended: the client sent: malformed packet (0x81)")
 
 
 def test_a_client_that_fails_before_its_connack_is_refused() -> None:
@@ -328,6 +332,54 @@ def test_the_account_is_logged_at_the_end(caplog: pytest.LogCaptureFixture) -> N
         "client c (test:1): ended: the broker's connection broke: reset; messages matched 2, "
         "delivered 1, expired 0, dropped 0, left to the broker 1; withheld 1, released 0"
     )
+
+
+@pytest.mark.parametrize(
+    ("sends", "side", "how"),
+    [
+        ([], UP, "the client's connection was closed"),
+        ([(UP, Disconnect())], UP, "the client has disconnected"),
+        ([(UP, Disconnect())], DOWN, "the client has disconnected"),
+        ([(UP, PingReq()), (DOWN, PingResp())], UP, "the client's connection was closed"),
+        (
+            [(UP, PingReq())],
+            UP,
+            "the client's connection was closed; the broker has not answered its PINGREQ",
+        ),
+        (
+            [(DOWN, Disconnect(ReasonCode.SESSION_TAKEN_OVER))],
+            DOWN,
+            "the broker sent DISCONNECT: session taken over (0x8E)",
+        ),
+        ([], DOWN, "the broker's connection was closed"),
+    ],
+)
+def test_the_log_says_how_a_client_has_ended(
+    sends: list[tuple[Direction, Packet]],
+    side: Direction,
+    how: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Who has closed the connection, and what it said before."""
+    caplog.set_level("INFO")
+    pair = VirtualPair.connected()
+    for direction, packet in sends:
+        (pair.client_sends if direction is UP else pair.broker_sends)(packet)
+    pair.pair.connection_lost(side, pair.now)
+    (line,) = caplog.messages
+    assert line.startswith(f"client c (test:1): ended: {how}; messages matched 0, ")
+
+
+def test_the_log_says_that_a_broker_has_sent_no_connack(caplog: pytest.LogCaptureFixture) -> None:
+    """As one does that demands a certificate, or knows no header of the PROXY protocol."""
+    caplog.set_level("INFO")
+    pair = VirtualPair()
+    pair.client_sends(Connect(client_id="c"))
+    pair.pair.broker_connected()
+    pair.pair.connection_lost(DOWN, pair.now, "broke: reset")
+    assert caplog.messages == [
+        "client c (test:1): ended: the broker has sent no CONNACK: its connection broke: reset"
+    ]
 
 
 def test_a_client_without_a_connect_is_sent_away_in_time() -> None:
@@ -449,14 +501,11 @@ def test_an_answer_to_connect_ends_its_deadline() -> None:
 
 
 def test_a_broker_that_refuses_and_does_not_close_is_not_waited_for() -> None:
-    """[MQTT-3.2.2-7] has it close; the client gets one CONNACK."""
+    """[MQTT-3.2.2-7] has it close; the client gets one CONNACK, and both connections end."""
     pair = VirtualPair()
     pair.client_sends(Connect(client_id="c"))
     pair.pair.broker_connected()
     pair.broker_sends(ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED))
-    pair.now += CONNACK_SECONDS
-    pair.pair.handle_timeout(pair.now)
-    pair.settle()
     assert pair.to_client() == [ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED)]
     assert pair.pair.is_closing
 

@@ -16,9 +16,9 @@ from penstock.plugins.withholding.gate import WithholdingGate
 
 
 def test_an_account_on_one_line() -> None:
-    """Every place of the ledger is named, and what is left is what nobody else has."""
+    """Every place of the ledger is named."""
     ledger = Ledger()
-    ledger.matched, ledger.delivered, ledger.expired = 10, 4, 1
+    ledger.matched, ledger.delivered, ledger.expired, ledger.moved = 10, 4, 1, 2
     ledger.drop("queue_full", 2)
     ledger.drop("connection_lost")
     ledger.withheld_total, ledger.released_total = 3, 2

@@ -159,7 +159,7 @@ async def test_a_plugins_gate_withholds_and_the_account_says_so(
         assert await client.receive() == publish("small", packet_id=2)
         client.send(PubAck(2))
         assert await broker.receive() == PubAck(2)
-        ledger = proxy.ledger()
+        ledger = proxy.shared.ledger()
         assert (ledger.matched, ledger.delivered, ledger.outstanding()) == (2, 1, 1)
         await proxy.stop()
         assert await client.receive() == Disconnect(ReasonCode.SERVER_SHUTTING_DOWN)
@@ -186,7 +186,7 @@ async def test_why_a_message_is_held_is_told_by_the_console(
             await client.receive()
             await until(lambda: proxy.shared.pairs["c"].link.rtt_latest is not None)
             broker.send(publish("cam", 200, packet_id=1))
-            await until(lambda: proxy.ledger().withheld_total == 1)
+            await until(lambda: proxy.shared.ledger().withheld_total == 1)
             assert await asyncio.to_thread(why.main, ["c", "--url", url]) == 0
             assert await asyncio.to_thread(why.main, ["--url", url]) == 0
             await client.close()
@@ -212,7 +212,7 @@ async def test_a_stop_waits_only_so_long(life: list[str], monkeypatch: pytest.Mo
         broker = await upstream.accepted()
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         broker.send(publish("never", 30_000_000, packet_id=1))
-        await until(lambda: proxy.ledger().matched == 1)
+        await until(lambda: proxy.shared.ledger().matched == 1)
         async with asyncio.timeout(SECONDS):
             await proxy.stop()
     assert life == ["start", "close"]
@@ -411,7 +411,7 @@ async def test_penstock_reads_who_a_client_is(tmp_path: Path, *, is_local: bool)
         attempt = access.attempts[0]
         assert attempt.certificate_name == "pump-7"
         assert attempt.remote_address == "127.0.0.1"
-        await proxy.upstreams.check()
+        await proxy.upstreams.check(proxy.upstreams.each[0])
         client.close()
         await proxy.stop()
 
@@ -456,16 +456,42 @@ async def test_a_listener_that_is_full(caplog: pytest.LogCaptureFixture) -> None
 # -- the broker behind it ---------------------------------------------------------------------
 
 
+@asynccontextmanager
+async def with_standby(
+    upstream: dict[str, Any],
+) -> AsyncIterator[tuple[Sidecar, ScriptedBroker, ScriptedBroker]]:
+    """Run a proxy before two scripted brokers; yield all three.
+
+    Args:
+        upstream: its keys, but for the addresses.
+    """
+    async with ScriptedBroker() as first, ScriptedBroker() as second:
+        addresses = [f"127.0.0.1:{broker.port}" for broker in (first, second)]
+        config = {
+            "upstream": {"addresses": addresses, **upstream},
+            "listener": {"bind": "127.0.0.1:0"},
+            "drain_seconds": 0,
+        }
+        proxy = Sidecar(parse_proxy_config(config, "proxy.yaml"))
+        await proxy.start()
+        yield proxy, first, second
+        await proxy.stop()
+
+
+async def answered(broker: ScriptedBroker, code: ReasonCode = ReasonCode.SUCCESS) -> None:
+    """Answer the next CONNECT; connections that end without one are checks."""
+    while True:
+        peer = await broker.connected()
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            assert isinstance(await peer.receive(), Connect)
+            peer.send(ConnAck(reason_code=code))
+            return
+
+
 async def test_a_broker_without_an_answer_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     """A client is refused; the next ones are another broker's."""
-    async with ScriptedBroker() as silent, ScriptedBroker() as other:
-        text = (
-            f"upstream: {{addresses: ['127.0.0.1:{silent.port}', '127.0.0.1:{other.port}'],"
-            " connack_timeout_seconds: 0.05, health_check_seconds: 3600}\n"
-            "listener: {bind: '127.0.0.1:0'}\ndrain_seconds: 0"
-        )
-        proxy = Sidecar(parse_proxy_config(text, "proxy.yaml"))
-        await proxy.start()
+    keys = {"connack_timeout_seconds": 0.05, "health_check_seconds": 3600}
+    async with with_standby(keys) as (proxy, silent, other):
         # A busy machine may take that long to connect to the broker.
         while f"127.0.0.1:{silent.port} is down: no CONNACK in 0.05 s" not in caplog.text:
             client = await open_client(proxy.addresses["default"])
@@ -473,7 +499,6 @@ async def test_a_broker_without_an_answer_is_passed_over(caplog: pytest.LogCaptu
         last = await open_client(proxy.addresses["default"])
         await other.connected()
         await last.close()
-        await proxy.stop()
 
 
 @pytest.mark.parametrize("code", [ReasonCode.SERVER_UNAVAILABLE, ReasonCode.SERVER_BUSY])
@@ -481,33 +506,16 @@ async def test_a_broker_that_serves_no_clients_is_passed_over(
     code: ReasonCode, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its refusal passes; the next client is another broker's."""
-    async with ScriptedBroker() as full, ScriptedBroker() as other:
-        text = (
-            f"upstream: {{addresses: ['127.0.0.1:{full.port}', '127.0.0.1:{other.port}'],"
-            " health_check_seconds: 3600}\n"
-            "listener: {bind: '127.0.0.1:0'}\ndrain_seconds: 0"
-        )
-        proxy = Sidecar(parse_proxy_config(text, "proxy.yaml"))
-        await proxy.start()
+    async with with_standby({"health_check_seconds": 3600}) as (proxy, full, other):
         refused = await open_client(proxy.addresses["default"])
-        is_refused = False
-        while not is_refused:
-            with contextlib.suppress(asyncio.IncompleteReadError):  # a check
-                peer = await full.connected()
-                assert isinstance(await peer.receive(), Connect)
-                peer.send(ConnAck(reason_code=code))
-                is_refused = True
+        await answered(full, code)
         assert await refused.receive() == ConnAck(reason_code=code)
         await until(lambda: f"127.0.0.1:{full.port} is down: CONNACK: server " in caplog.text)
         last = await open_client(proxy.addresses["default"])
-        while not proxy.shared.pairs:
-            with contextlib.suppress(asyncio.IncompleteReadError):  # a check
-                await other.accepted()
-                await until(lambda: bool(proxy.shared.pairs))
+        await answered(other)
         assert await last.receive() == ConnAck()
         await last.close()
         await refused.close()
-        await proxy.stop()
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
@@ -515,14 +523,7 @@ async def test_a_forwarder_without_a_broker_is_passed_over(
     answer: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It accepts connections and ends them: a client or two are lost, later ones are another's."""
-    async with ScriptedBroker() as forwarder, ScriptedBroker() as other:
-        text = (
-            f"upstream: {{addresses: ['127.0.0.1:{forwarder.port}', '127.0.0.1:{other.port}'],"
-            " health_check_seconds: 0.05}\n"
-            "listener: {bind: '127.0.0.1:0'}\ndrain_seconds: 0"
-        )
-        proxy = Sidecar(parse_proxy_config(text, "proxy.yaml"))
-        await proxy.start()
+    async with with_standby({"health_check_seconds": 0.05}) as (proxy, forwarder, other):
 
         async def end_each() -> None:
             while True:
@@ -537,15 +538,10 @@ async def test_a_forwarder_without_a_broker_is_passed_over(
         assert await lost.receive_end() == b""
         await until(lambda: f"127.0.0.1:{forwarder.port} is down: " in caplog.text)
         last = await open_client(proxy.addresses["default"])
-        is_accepted = False
-        while not is_accepted:
-            with contextlib.suppress(asyncio.IncompleteReadError):  # a check
-                await other.accepted()
-                is_accepted = True
+        await answered(other)
         assert await last.receive() == ConnAck()
         await last.close()
         ending.cancel()
-        await proxy.stop()
 
 
 async def test_files_that_cannot_be_reloaded(
@@ -582,7 +578,7 @@ async def test_withheld_messages_leave_before_the_end() -> None:
         broker = await upstream.accepted()
         assert await client.receive() == ConnAck()
         broker.send(publish("big", 200, packet_id=1))
-        await until(lambda: proxy.ledger().withheld_total == 1)
+        await until(lambda: proxy.shared.ledger().withheld_total == 1)
         stopping = asyncio.create_task(proxy.stop())
         assert await idle.receive() == Disconnect(ReasonCode.SERVER_SHUTTING_DOWN)
         with pytest.raises(OSError, match=r"."):
@@ -607,7 +603,7 @@ async def test_a_stop_can_be_hurried() -> None:
         broker = await upstream.accepted()
         await client.receive()
         broker.send(publish("big", 200, packet_id=1))
-        await until(lambda: proxy.ledger().withheld_total == 1)
+        await until(lambda: proxy.shared.ledger().withheld_total == 1)
         stopping = asyncio.create_task(proxy.stop())
         await until(lambda: proxy._pairs.is_draining)
         proxy.hurry()

@@ -1,0 +1,160 @@
+"""An SQLite file of a plugin, for one process, and for one thread at a time.
+
+Each transaction is on the disk when it returns, and the file is then still where it was: see
+`penstock.broker.durable.database_file`. The methods block.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import ClassVar, Final
+
+from penstock.broker.durable.database_file import (
+    DatabaseFile,
+    DatabaseFileError,
+    Format,
+    connect,
+    in_words,
+    set_up,
+    transaction,
+)
+from penstock.broker.durable.disk_reserve import DiskReserve
+from penstock.broker.errors import PenstockError
+
+SPARE_PAGES: Final = 1_000
+"""Unused pages that a file keeps, 8 MB."""
+
+
+class PluginDatabase:
+    """The file; a subclass has the tables and what is done with them.
+
+    Attributes:
+        what: for errors, such as ``spool``.
+        allowed: what an error says that the path may be.
+        format: of the file.
+        error: raised where the file cannot be used or written; the message names it.
+        full_error: the same where the disk is full; a kind of `error`.
+        no_space: primary result codes of SQLite that say so.
+    """
+
+    what: ClassVar[str]
+    allowed: ClassVar[str]
+    format: ClassVar[Format]
+    error: ClassVar[type[PenstockError]]
+    full_error: ClassVar[type[PenstockError]]
+    no_space: ClassVar[tuple[int, ...]] = (sqlite3.SQLITE_FULL,)
+
+    def __init__(
+        self, path: str, synchronous: str = "FULL", reserve: DiskReserve | None = None
+    ) -> None:
+        """Name the file; `open` follows.
+
+        Args:
+            path: its name.
+            synchronous: of SQLite: ``FULL`` or ``NORMAL``.
+            reserve: space that the file keeps for deleting; None for none.
+        """
+        self._path = path
+        self._synchronous = synchronous
+        self._reserve = reserve
+        self._file: DatabaseFile | None = None
+        self._connection: sqlite3.Connection | None = None
+
+    def open(self) -> list[str]:
+        """Open the file, or create it.
+
+        Returns:
+            Names of its files that other users could read until then.
+
+        Raises:
+            PenstockError: `error`: it cannot be used.
+        """
+        try:
+            self._file = DatabaseFile(self._path)
+            try:
+                self._prepare()
+            except sqlite3.Error:
+                # On a full disk, even the index of a log needs space.
+                if self._reserve is None or not self._reserve.give_up():
+                    raise
+                self._prepare()
+            self._file.watch()
+            if self._reserve is not None:
+                self._reserve.hold()
+        except DatabaseFileError as error:
+            self.close()
+            raise self._failed(str(error)) from error
+        except sqlite3.Error as error:
+            self.close()
+            raise self._failed(f"{in_words(error)}; allowed: {self.allowed}") from error
+        return self._file.tightened
+
+    def _failed(self, told: str) -> PenstockError:
+        return self.error(f"{self.what} {self._path}: {told}")
+
+    def _prepare(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = connection = connect(self._path)
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        set_up(connection, self.format)
+        connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+
+    def close(self) -> None:
+        """Close the file; may be called again."""
+        if self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.close()
+        if self._file is not None:
+            self._file.close()
+        self._connection = self._file = None
+
+    def _opened(self) -> tuple[sqlite3.Connection, DatabaseFile]:
+        """Return the connection and the file.
+
+        Raises:
+            PenstockError: `error`: it is closed.
+        """
+        if self._connection is None or self._file is None:
+            raise self._failed("it is closed")
+        return self._connection, self._file
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run a block in one transaction.
+
+        Raises:
+            PenstockError: `error` or `full_error`: nothing is stored, or the file was deleted.
+        """
+        connection, file = self._opened()
+        self._check_there(file)
+        try:
+            with transaction(connection):
+                yield connection
+        except sqlite3.Error as error:
+            is_full = getattr(error, "sqlite_errorcode", 0) & 0xFF in self.no_space
+            kind = self.full_error if is_full else self.error
+            raise kind(f"{self.what} {self._path}: {in_words(error)}") from error
+        self._check_there(file)
+
+    def _check_there(self, file: DatabaseFile) -> None:
+        lost = file.why_lost()
+        if lost:
+            raise self._failed(lost)
+
+    def _trim(self) -> None:
+        """Give unused space back to the file system, but for `SPARE_PAGES`.
+
+        Raises:
+            PenstockError: `error`: the file cannot be written.
+        """
+        connection, _ = self._opened()
+        try:
+            (n_free,) = connection.execute("PRAGMA freelist_count").fetchone()
+            if n_free > SPARE_PAGES:
+                # Each step of the statement frees a page; `execute` makes only one.
+                connection.executescript(f"PRAGMA incremental_vacuum({n_free - SPARE_PAGES})")
+        except sqlite3.Error as error:
+            raise self._failed(in_words(error)) from error

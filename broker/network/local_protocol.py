@@ -1,0 +1,104 @@
+"""A plugin's side of a client in the broker's process that waits for the broker's answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar, cast
+
+from penstock.broker.errors import PenstockError
+from penstock.broker.mqtt.enums import MQTT_5, PacketType
+from penstock.broker.mqtt.packets import ConnAck, Disconnect, Packet
+from penstock.broker.mqtt.reason_codes import describe_reason_code
+from penstock.broker.mqtt.writer import write_packet
+
+
+class LocalProtocol(asyncio.Protocol):
+    """One connection, in MQTT 5; a subclass reads the packets.
+
+    Attributes:
+        lost_error: with which everything fails that is expected when the connection ends.
+        transport: of the connection.
+        session_present: the broker has had the session before.
+        is_lost: the connection has ended.
+    """
+
+    lost_error: ClassVar[type[PenstockError]]
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport
+        self.session_present = False
+        self.is_lost = False
+        self._answers: dict[tuple[int, int], asyncio.Future[int]] = {}
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+        self._told = "the connection has ended"
+
+    def expect(self, first_byte: int, packet_id: int) -> asyncio.Future[int]:
+        """Return what is done with the reason code of an answer.
+
+        It fails with `lost_error` when the connection ends before. It need not be waited for.
+
+        Args:
+            first_byte: of the packet that is the answer.
+            packet_id: that it has; 0 where it has none.
+        """
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if self.is_lost:
+            self._fail(answer)
+        else:
+            self._answers[first_byte, packet_id] = answer
+        return answer
+
+    def answered(self, first_byte: int, packet_id: int, code: int) -> None:
+        """Take an answer, which may be expected."""
+        answer = self._answers.pop((first_byte, packet_id), None)
+        if answer is not None and not answer.done():
+            answer.set_result(code)
+
+    def take(self, first_byte: int, packet: Packet) -> None:
+        """Take a packet that is neither a PUBLISH nor an acknowledgement."""
+        if isinstance(packet, ConnAck | Disconnect) and packet.reason_code:
+            self._told = describe_reason_code(packet.reason_code)
+            self.transport.close()
+        elif isinstance(packet, ConnAck):
+            self.session_present = packet.session_present
+            self.answered(first_byte, 0, 0)
+        elif packet.packet_type == PacketType.PINGRESP:
+            self.answered(first_byte, 0, 0)
+
+    def _fail(self, answer: asyncio.Future[int]) -> None:
+        if not answer.done():
+            answer.set_exception(self.lost_error(self._told))
+            answer.exception()  # it may not be waited for
+
+    async def drain(self) -> None:
+        """Wait until the broker takes more."""
+        await self._can_write.wait()
+
+    def disconnect(self) -> None:
+        """End the connection; the session stays."""
+        if not self.is_lost:
+            self.transport.write(write_packet(Disconnect(), MQTT_5))
+            self.transport.close()
+
+    # -- asyncio's -----------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self.transport = cast("asyncio.Transport", transport)
+
+    def pause_writing(self) -> None:
+        """Let `drain` wait."""
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        """Let it go on."""
+        self._can_write.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)
+        """Let everything fail that is expected."""
+        self.is_lost = True
+        self._can_write.set()
+        for answer in self._answers.values():
+            self._fail(answer)
+        self._answers.clear()
