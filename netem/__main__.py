@@ -28,7 +28,7 @@ app = CommandLine()
 
 @app.callback()
 def netem() -> None:
-    """Networks with delay, loss and rate on this machine; needs root."""
+    """Emulate networks with delay, loss and rate on this machine; needs root."""
 
 
 @app.command()
@@ -37,14 +37,14 @@ def link(
         Path, typer.Argument(metavar="FILE", help="The link, in YAML (docs/netem.md).")
     ],
     congestion_control: Annotated[
-        str, typer.Option(help="Of TCP connections on both hosts.")
+        str, typer.Option(help="Congestion control of TCP on both hosts.")
     ] = DEFAULT_CONGESTION_CONTROL,
-    seed: Annotated[int, typer.Option(help="Of which packets are lost, with tun.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of random packet loss, with engine tun.")] = 0,
     engine: Annotated[
-        Engine, typer.Option(help="What makes the link; auto is tun wherever it can be.")
+        Engine, typer.Option(help="What makes the link; auto is tun if it can be used.")
     ] = Engine.AUTO,
 ) -> None:
-    """Hold two hosts and a link until Ctrl-C.
+    """Make two hosts and a link, and hold them until Ctrl-C.
 
     The name of a profile on standard input switches the link to it.
     """
@@ -69,37 +69,44 @@ def link(
 @app.command()
 def run(
     scenario: Annotated[
-        str, typer.Argument(metavar="SCENARIO", help="One of `scenarios`, or a file.")
+        str,
+        typer.Argument(
+            metavar="SCENARIO", help="A name from `penstock netem scenarios`, or a file."
+        ),
     ],
     brokers: Annotated[
-        str | None, typer.Option(help="Of the scenario's, such as adaptive,mosquitto.")
+        str | None, typer.Option(help="Some of the scenario's brokers: adaptive,mosquitto.")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Instead of the scenario's: 1,2,3.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds in place of the scenario's: 1,2,3.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the result; absent: netem-SCENARIO here.")
+        Path | None, typer.Option(help="Folder of the result; absent: netem-SCENARIO.")
     ] = None,
     engine: Annotated[
-        Engine, typer.Option(help="What makes the links; auto is tun wherever it can be.")
+        Engine, typer.Option(help="What makes the links; auto is tun if it can be used.")
     ] = Engine.AUTO,
     congestion_control: Annotated[
-        str | None, typer.Option(help="Of all TCP connections, instead of the scenario's: bbr.")
+        str | None, typer.Option(help="Congestion control in place of the scenario's: bbr.")
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="Of the tables: parquet, csv.")] = "parquet",
+    form: Annotated[
+        str, typer.Option("--format", help="Format of the tables: parquet, csv.")
+    ] = "parquet",
     figures: Annotated[
-        Path | None, typer.Option(help="Write the report's tables there too, as JSON, for pages.")
+        Path | None, typer.Option(help="Also write the report's tables to this file, as JSON.")
     ] = None,
     *,
     short: Annotated[
-        bool, typer.Option("--short", help="Seconds instead of minutes; judges no timings.")
+        bool, typer.Option("--short", help="Run for seconds, not minutes; timings are not judged.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="End with status 1 where a target is missed.")
+        bool, typer.Option("--check", help="End with status 1 if a target is missed.")
     ] = False,
     no_plots: Annotated[
-        bool, typer.Option("--no-plots", help="Tables and report alone, some seconds sooner.")
+        bool, typer.Option("--no-plots", help="Write tables and report only; some seconds faster.")
     ] = False,
 ) -> None:
-    """Run an experiment: brokers side by side, tables, plots and a report."""
+    """Run brokers side by side; write tables, plots and a report."""
     try:
         from penstock.netem.runs import run_command  # noqa: PLC0415 - links need none of what it brings
 
@@ -125,7 +132,7 @@ def run(
 
 @app.command()
 def scenarios() -> None:
-    """List the experiments that come with Penstock, and how long their two lengths take."""
+    """List Penstock's experiments, and how long they take."""
     widest = max(map(len, names()))
     for name in names():
         full, short = read_scenario(name), read_scenario(name, short=True)
@@ -134,9 +141,11 @@ def scenarios() -> None:
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Of a run, with its tables.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of a run, with its tables.")
+    ],
     figures: Annotated[
-        Path | None, typer.Option(help="Write the report's tables there too, as JSON, for pages.")
+        Path | None, typer.Option(help="Also write the report's tables to this file, as JSON.")
     ] = None,
 ) -> None:
     """Write the report and the plots of a run again, from its tables."""

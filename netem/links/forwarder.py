@@ -29,14 +29,10 @@ from itertools import count
 from math import inf
 from typing import Final, TypeAlias
 
-from pydantic import ValidationError
-
 from penstock.netem.errors import NetemError
 from penstock.netem.links.channel import Channel, Counts
 from penstock.netem.links.forwarder_messages import (
-    ANSWER,
     LATE_SECONDS,
-    REQUEST,
     Add,
     AddTc,
     Answer,
@@ -46,6 +42,8 @@ from penstock.netem.links.forwarder_messages import (
     Switch,
     Tell,
     TellLateness,
+    take_requests,
+    write_message,
 )
 from penstock.netem.links.namespaces import remove_namespaces
 from penstock.netem.links.profiles import Direction, Profile
@@ -178,7 +176,7 @@ class Forwarder:
         """
         self._requests = requests
         self._answers = answers
-        self._rest = b""
+        self._arrived = bytearray()
         self._links: dict[int, AnyLink] = {}
         self._wires: dict[str, Wires] = {}
         self._ways: dict[int, Way] = {}
@@ -252,17 +250,17 @@ class Forwarder:
     def _take_requests(self) -> bool:
         """Answer the requests that have arrived; return whether more may follow."""
         data = os.read(self._requests, 1 << 16)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            os.write(self._answers, ANSWER.dump_json(self._answer(line)) + b"\n")
+        self._arrived += data
+        for request in take_requests(self._arrived):
+            os.write(self._answers, write_message(self._answer(request)))
         return bool(data)
 
-    def _answer(self, line: bytes) -> Answer:
+    def _answer(self, request: Request) -> Answer:
         try:
-            return self._do(REQUEST.validate_json(line))
+            return self._do(request)
         except NetemError as error:
             return Answer(error=str(error))
-        except (ValidationError, KeyError, OSError) as error:
+        except (KeyError, OSError) as error:
             return Answer(error=f"link: {error}")
 
     def _do(self, request: Request) -> Answer:

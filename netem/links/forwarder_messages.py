@@ -1,16 +1,17 @@
-"""The messages between a network and its forwarder: requests and answers, a line of JSON each.
+"""The messages between a network and its forwarder: requests and answers.
 
-The forwarder answers each request with one `Answer`.
+The forwarder answers each request with one `Answer`. In a pipe, a message is its pickle behind the
+length of the pickle. Both ends are processes of one program, so nothing checks what arrives, and
+the forwarder, which each network starts, does not load what could.
 """
 
 from __future__ import annotations
 
+import pickle
+import struct
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Final, Literal, TypeAlias
+from typing import IO, Any, Final, TypeAlias
 
-from pydantic import ConfigDict, Field, TypeAdapter
-
-from penstock.broker.config.key_types import STRICT
 from penstock.netem.links.channel import Counts
 from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.profiles import Profile
@@ -30,13 +31,10 @@ class Add:
         seed: of its random numbers.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
     link: int
     devices: tuple[str, str]
     profile: Profile
     seed: str
-    do: Literal["add"] = "add"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +48,18 @@ class AddTc:
         profile: the profile at the beginning.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
     link: int
     wires: str
     hosts: tuple[str, str]
     profile: Profile
-    do: Literal["add_tc"] = "add_tc"
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
     """Change a link at once and drop its plan."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
     link: int
     profile: Profile
-    do: Literal["switch"] = "switch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,31 +72,21 @@ class Follow:
         begin_at: monotonic seconds of the plan's beginning; may be in the past.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
     link: int
     changes: Changes
     begin_at: float
-    do: Literal["follow"] = "follow"
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
     """Return a link's packets by outcome, and its changes."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
     link: int
-    do: Literal["tell"] = "tell"
 
 
 @dataclass(frozen=True, slots=True)
 class TellLateness:
     """Return how late packets were."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    do: Literal["tell_lateness"] = "tell_lateness"
 
 
 @dataclass(slots=True)
@@ -142,5 +124,33 @@ class Answer:
 
 
 Request: TypeAlias = Add | AddTc | Switch | Follow | Tell | TellLateness
-REQUEST: Final[TypeAdapter[Request]] = TypeAdapter(Annotated[Request, Field(discriminator="do")])
-ANSWER: Final = TypeAdapter(Answer)
+
+_LENGTH: Final = struct.Struct("!I")
+
+
+def write_message(message: Request | Answer) -> bytes:
+    """Return a message as it passes through a pipe."""
+    content = pickle.dumps(message)
+    return _LENGTH.pack(len(content)) + content
+
+
+def read_answer(pipe: IO[bytes]) -> Answer | None:
+    """Wait for an answer; None where the pipe has ended."""
+    head = pipe.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    content = pipe.read(*_LENGTH.unpack(head))
+    answer: Answer = pickle.loads(content)  # noqa: S301 - of our own process
+    return answer
+
+
+def take_requests(data: bytearray) -> list[Request]:
+    """Return the requests that have arrived whole, and remove them from what has arrived."""
+    requests: list[Any] = []
+    while len(data) >= _LENGTH.size:
+        end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+        if len(data) < end:
+            break
+        requests.append(pickle.loads(data[_LENGTH.size : end]))  # noqa: S301 - of our own program
+        del data[:end]
+    return requests

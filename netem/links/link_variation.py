@@ -8,11 +8,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, prod
-from typing import ClassVar, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from pydantic import ConfigDict
-
-from penstock.broker.config.key_types import STRICT
 from penstock.netem.links.profiles import Bursts, Direction, Profile
 
 LEAST_SECONDS: Final = 0.001
@@ -35,8 +32,6 @@ class OnOff:
         seed: of the times: the same seed gives the same times. Whoever has links that are bad at
             times of their own puts their names into their seeds.
     """
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     good: Profile
     bad: Profile
@@ -83,8 +78,6 @@ class Trace:
             last change; None if it does not repeat.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
     at_seconds: tuple[float, ...]
     profiles: tuple[Profile, ...]
     repeat_seconds: float | None = None
@@ -130,8 +123,6 @@ class Overlapping:
     Attributes:
         causes: two to `MAX_CAUSES`, with the same good profile.
     """
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     causes: tuple[OnOff, ...]
 

@@ -39,8 +39,6 @@ from penstock.netem.links.congestion_control import set_congestion_control
 from penstock.netem.links.device_drops import DEVICE_PREFIX, DeviceDrops, device_drops
 from penstock.netem.links.engines import Engine, choose_engine
 from penstock.netem.links.forwarder_messages import (
-    ANSWER,
-    REQUEST,
     Add,
     AddTc,
     Answer,
@@ -50,6 +48,8 @@ from penstock.netem.links.forwarder_messages import (
     Switch,
     Tell,
     TellLateness,
+    read_answer,
+    write_message,
 )
 from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.namespaces import (
@@ -457,14 +457,13 @@ class _Forwarder:
         if requests is None or answers is None:
             raise NetemError("the forwarder has no pipes")
         try:
-            requests.write(REQUEST.dump_json(request) + b"\n")
+            requests.write(write_message(request))
             requests.flush()
         except OSError as error:
             raise RunError("the forwarder has ended") from error
-        line = answers.readline()
-        if not line:
+        answer = read_answer(answers)
+        if answer is None:
             raise RunError("the forwarder has ended")
-        answer = ANSWER.validate_json(line)
         if answer.error is not None:
             raise NetemError(answer.error)
         return answer

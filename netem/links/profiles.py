@@ -8,17 +8,36 @@ everything here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
-
-from pydantic import ConfigDict
-
-from penstock.broker.config.key_types import STRICT, Rate, Size
+from typing import Annotated, Any, ClassVar, Final
 
 LEAST_QUEUE_BYTES: Final = 15_000
 """Minimum size of the queue before a rate limit: ten packets of Ethernet's size."""
 
 QUEUE_SECONDS: Final = 0.2
 """Default size of the queue before a rate limit, in time at the rate: a router's usual buffer."""
+
+
+class _KeyType:
+    """Makes pydantic read a key as a type of `penstock.broker.config.key_types`.
+
+    Each network starts a forwarder, which needs profiles and reads no file. So pydantic is imported
+    where a file is read.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get_pydantic_core_schema__(self, _source: Any, handler: Any) -> Any:
+        from penstock.broker.config import key_types  # noqa: PLC0415 - loads pydantic
+
+        return handler.generate_schema(getattr(key_types, self._name))
+
+
+Rate = Annotated[float, _KeyType("Rate")]
+Size = Annotated[int, _KeyType("Size")]
+
+STRICT: Final = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+"""`penstock.broker.config.key_types.STRICT`, without pydantic."""
 
 
 def _check_ratio(name: str, value: float) -> None:
@@ -39,7 +58,7 @@ class Bursts:
         outside: share of the other packets that are lost (1 - k).
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    __pydantic_config__: ClassVar[Any] = STRICT
 
     begin: float
     end: float
@@ -79,7 +98,7 @@ class Direction:
         duplicate: share of packets that arrive twice.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    __pydantic_config__: ClassVar[Any] = STRICT
 
     delay: float = 0.0
     rate: Rate | None = None
@@ -141,8 +160,6 @@ class Profile:
         upstream: towards the server.
         downstream: towards the client.
     """
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     name: str
     upstream: Direction

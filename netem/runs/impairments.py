@@ -85,7 +85,7 @@ class Impairment:
             words = f"read {read} of on_off, overlapping and trace; allowed: one of them"
             raise MistakesError([Mistake((), words)])
         if self.common_times and self.trace is not None:
-            words = "read beside trace, whose times stand in the file; allowed: beside random times"
+            words = "read with trace, which has fixed times; allowed: with on_off or overlapping"
             raise MistakesError([Mistake(("common_times",), words)])
         chance = str(seed) if self.common_times else f"{seed} {self.link}"
         if self.overlapping is not None:

@@ -2,7 +2,8 @@
 
 Latencies of a second in which processes of the run had to wait for a processor may be those of this
 machine. A mean over a whole run would hide such seconds. What counts is how long they waited
-themselves: programs of a lower priority keep processors busy, and nobody waits for those.
+themselves. Programs of the scheduling class SCHED_IDLE keep processors busy, but nobody waits for
+them.
 
 Processes of the run wait for each other too, which is no doubt: they wake up at the same packet, as
 they would on machines of their own that are as loaded. The kernel does not tell for whom a process
@@ -52,7 +53,8 @@ class Look(NamedTuple):
     Attributes:
         at: monotonic seconds.
         busy: seconds of all processors together that were in use, `steal` included.
-        programs: of these, the seconds that programs used, and not interrupts.
+        programs: of these, the seconds that programs used, and not interrupts, without programs of
+            the class SCHED_IDLE.
         steal: seconds that the hypervisor gave to others.
         own: seconds that the processes of the run used.
         waits: seconds for which each thread of the run has waited for a processor, by its id;
@@ -121,16 +123,19 @@ class Load(NamedTuple):
         return tuple(reason for reason, holds in found.items() if holds)
 
 
-def look(now: float, own_seconds: float, waits: Mapping[int, float]) -> Look:
+def look(
+    now: float, own_seconds: float, idle_class_seconds: float, waits: Mapping[int, float]
+) -> Look:
     """Return the totals of this moment.
 
     Args:
         now: monotonic seconds.
         own_seconds: processor time of the processes of the run.
+        idle_class_seconds: processor time of programs of the class SCHED_IDLE.
         waits: as in `Look`.
     """
     busy, programs, steal, runnable = parse_stat(STAT.read_text(), os.sysconf("SC_CLK_TCK"))
-    return Look(now, busy, programs, steal, own_seconds, waits, runnable)
+    return Look(now, busy, programs - idle_class_seconds, steal, own_seconds, waits, runnable)
 
 
 def parse_stat(text: str, ticks_per_second: int) -> tuple[float, float, float, int]:

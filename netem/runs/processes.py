@@ -1,10 +1,11 @@
-"""Memory and processor time of processes, with the processes that they have started."""
+"""Memory and processor time of processes: of groups with their children, and of the idle class."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -88,12 +89,40 @@ class Families:
         self._looked_at = time.monotonic()
 
 
+class IdleClass:
+    """Programs of the scheduling class SCHED_IDLE, which run where no other is ready (sched(7))."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[int, str], float] = {}
+
+    def processor_seconds(self) -> float:
+        """Return the processor time that they have used, in user and kernel mode.
+
+        A program that has ended counts with the time that the last call read.
+
+        Returns:
+            Seconds; 0 where this process is of that class too: then it does wait for them.
+        """
+        if os.sched_getscheduler(0) == os.SCHED_IDLE:
+            return 0.0
+        ticks_per_second = os.sysconf("SC_CLK_TCK")
+        for pid, fields in _stats():
+            # Fields of proc(5): 14 and 15 are ticks in user and kernel mode, 22 the time of its
+            # start, which tells two of one id apart, 41 the class.
+            if int(fields[41 - 3]) == os.SCHED_IDLE:
+                ticks = int(fields[14 - 3]) + int(fields[15 - 3])
+                self._seconds[pid, fields[22 - 3]] = ticks / ticks_per_second
+        return sum(self._seconds.values())
+
+
 def _parents() -> list[tuple[int, int]]:
     """Return each process id of the machine with its parent's."""
-    found = []
+    return [(pid, int(fields[4 - 3])) for pid, fields in _stats()]
+
+
+def _stats() -> Iterator[tuple[int, list[str]]]:
+    """Yield each process id of the machine with what proc(5) tells from field 3 on."""
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # The name may hold spaces and brackets; state is field 3, the parent field 4: proc(5).
-            fields = file.read_text().rpartition(")")[2].split()
-            found.append((int(file.parent.name), int(fields[1])))
-    return found
+            # The name, field 2, may hold spaces and brackets.
+            yield int(file.parent.name), file.read_text().rpartition(")")[2].split()

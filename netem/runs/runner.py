@@ -30,7 +30,7 @@ from penstock.netem.links.namespaces import NAME_PREFIX, is_leftover, own_prefix
 from penstock.netem.links.network import Network
 from penstock.netem.runs.machine_load import LOOK_SECONDS as LOAD_LOOK_SECONDS
 from penstock.netem.runs.machine_load import Load, Look, describe_doubt, load_between, look
-from penstock.netem.runs.processes import Families
+from penstock.netem.runs.processes import Families, IdleClass
 from penstock.netem.runs.result_rows import (
     bad_phase_rows,
     delivery_rows,
@@ -215,7 +215,7 @@ class _Round:
         self._keep(self._is_drained, end_at + scenario.drain_seconds)
         self._keep(lambda: False, time.monotonic() + SETTLE_SECONDS)
         if unfinished := [site.name for site in sites if not site.has_published()]:
-            raise RunError(f"publishers of {', '.join(unfinished)} have not published all")
+            raise RunError(f"publishers of {', '.join(unfinished)} have not published all messages")
         ended_at = time.monotonic()
         after = self._processor_seconds()
         for site in sites:
@@ -287,7 +287,7 @@ class _Round:
         for site in self._sites:
             if names := site.not_reached():
                 raise RunError(
-                    f"edge brokers of {site.name} do not join all publishers with these "
+                    f"edge brokers of {site.name} do not forward all publishers' messages to these "
                     f"subscribers after {seconds:.0f} s: {', '.join(names[:10])}"
                 )
             site.start_watch()
@@ -376,6 +376,7 @@ class _LoadWatch:
         self._networks = {site.name: site.network for site in sites}
         self._before = {name: each.lateness() for name, each in self._networks.items()}
         self._families = Families({EVERYTHING: [os.getpid()]})
+        self._idle_class = IdleClass()
         self._newest = self._look()
 
     def look(self) -> None:
@@ -399,5 +400,8 @@ class _LoadWatch:
     def _look(self) -> Look:
         families = self._families
         return look(
-            time.monotonic(), families.processor_seconds(EVERYTHING), families.waits(EVERYTHING)
+            time.monotonic(),
+            families.processor_seconds(EVERYTHING),
+            self._idle_class.processor_seconds(),
+            families.waits(EVERYTHING),
         )

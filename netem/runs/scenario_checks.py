@@ -183,11 +183,13 @@ def _check_brokers(scenario: Scenario) -> Iterator[Mistake]:
         yield from _check_name(place, name)
         yield from _check_keys(place, broker)
         if broker.lanes == "sizes" and broker.kind != "penstock":
-            yield _wrong((*place, "lanes"), "sizes", "filters, beside another kind than penstock")
+            yield _wrong((*place, "lanes"), "sizes", "filters; sizes needs kind penstock")
         if broker.kind == "command" and not broker.command:
             yield Mistake((*place, "command"), "read nothing; allowed: a program and its arguments")
         if broker.kind == "command" and broker.sidecar is not None:
-            words = "no key of kind command, which takes the clients' port; allowed: beside others"
+            words = (
+                "read with kind command, which takes the clients' port; allowed: with other kinds"
+            )
             yield Mistake((*place, "sidecar"), words)
         if broker.edges is not None:
             yield from _check_edges(scenario, name, broker.edges)

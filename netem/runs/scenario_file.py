@@ -76,7 +76,9 @@ def _read_with_inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
         raise NetemError(f"{path}: inherits: {error}") from error
     heirs = (*heirs, path.resolve())
     if inherited.resolve() in heirs:
-        raise NetemError(f"{path}: inherits: read {name!r}; allowed: another, not itself again")
+        raise NetemError(
+            f"{path}: inherits: read {name!r}; allowed: a scenario that does not inherit this one"
+        )
     base = _read_with_inherited(inherited, heirs)
     shorts = base.pop("short", {}), mapping.pop("short", {})
     laid = _lay_over(base, mapping)
@@ -95,7 +97,7 @@ def _take_apart(mapping: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
         raise MistakesError([Mistake(("short",), f"read {over!r}; allowed: a mapping")])
     if "name" in mapping | over:
         raise MistakesError(
-            [Mistake(("name",), "read a key; allowed: none; the file's name is the name")]
+            [Mistake(("name",), "read a key; allowed: no name; the scenario has that of its file")]
         )
     return mapping, over
 

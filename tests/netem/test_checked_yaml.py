@@ -100,7 +100,7 @@ def test_mistakes_of_a_file_have_its_name(tmp_path: Path) -> None:
         ("a: {x: 1, x: 1}\n", "a.x: read the same key in lines 1 and 1; allowed: each key once"),
         ("a: [1\n", "line 2"),
         ("a: !!python/object:os.system {}\n", "could not determine a constructor"),
-        ("[" * 5_000, "in too many others"),
+        ("[" * 5_000, "nested too deeply"),
         ("\x00", "special characters"),
         ("{2020-01-01: 1}", "a key that is no text"),
     ],

@@ -15,6 +15,7 @@ from penstock.netem.__main__ import main
 from penstock.netem.figures.figure_file import read_figure_file
 from penstock.netem.links.namespaces import FOLDER
 from penstock.netem.runs.scenario_file import names
+from tests.helpers.forks import Popen
 from tests.helpers.netem_runs import INFO, whole_run, write_run
 from tests.helpers.networks import NEEDS_ROOT
 from tests.helpers.process import SECONDS
@@ -48,7 +49,7 @@ def file(tmp_path: Path) -> Path:
 @contextlib.contextmanager
 def holding(file: Path, *options: str, stdin: int) -> Iterator[subprocess.Popen[str]]:
     """Run the program on a file, and at the end whatever a test has found, no more."""
-    with subprocess.Popen(
+    with Popen(
         [sys.executable, "-m", "penstock.netem", "link", str(file), *options],
         cwd=ROOT,
         text=True,

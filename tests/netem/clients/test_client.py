@@ -25,7 +25,7 @@ from tests.helpers.experiments import scenario
 from tests.helpers.networks import NEEDS_ROOT
 from tests.helpers.process import SECONDS
 
-pytestmark = NEEDS_ROOT
+pytestmark = [NEEDS_ROOT, pytest.mark.usefixtures("forks")]
 
 
 @pytest.fixture

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from penstock.netem.links.forwarder_messages import REQUEST, Add, Switch, Tell
+from penstock.netem.links.channel import Counts
+from penstock.netem.links.forwarder_messages import (
+    Add,
+    Answer,
+    Request,
+    Switch,
+    Tell,
+    read_answer,
+    write_message,
+)
 from penstock.netem.links.profiles import GOOD, OPEN
 from tests.helpers.networks import NEEDS_ROOT
 
@@ -41,28 +47,33 @@ def forwarder() -> Iterator[subprocess.Popen[bytes]]:
     assert process.returncode == 0
 
 
-def ask(process: subprocess.Popen[bytes], line: bytes) -> dict[str, Any]:
-    """Return the answer to a line."""
-    assert process.stdin is not None
+def answer(process: subprocess.Popen[bytes]) -> Answer:
+    """Return the next answer."""
     assert process.stdout is not None
-    process.stdin.write(line + b"\n")
+    told = read_answer(process.stdout)
+    assert told is not None
+    return told
+
+
+def ask(process: subprocess.Popen[bytes], request: Request) -> Answer:
+    """Return the answer to a request."""
+    assert process.stdin is not None
+    process.stdin.write(write_message(request))
     process.stdin.flush()
-    answer: dict[str, Any] = json.loads(process.stdout.readline())
-    return answer
+    return answer(process)
 
 
 def test_it_answers_each_request_and_goes_on_after_a_wrong_one() -> None:
-    """What is no request, or names no link, is told; the next is served."""
+    """What names no link is told; the next request is served."""
     devices = (f"pnt{os.getpid()}.0", f"pnt{os.getpid()}.1")
     with forwarder() as process:
-        assert "json" in ask(process, b"nonsense")["error"].lower()
-        assert ask(process, REQUEST.dump_json(Tell(7)))["error"] is not None
-        assert ask(process, REQUEST.dump_json(Add(7, devices, OPEN, "1")))["error"] is None
+        assert ask(process, Tell(7)).error is not None
+        assert ask(process, Add(7, devices, OPEN, "1")).error is None
         assert set(devices) <= devices_now()
-        assert ask(process, REQUEST.dump_json(Switch(7, GOOD)))["error"] is None
-        told = ask(process, REQUEST.dump_json(Tell(7)))
-        assert [name for _, name in told["log"]] == ["open", "good"]
-        assert told["upstream"] == dict.fromkeys(told["upstream"], 0)
+        assert ask(process, Switch(7, GOOD)).error is None
+        told = ask(process, Tell(7))
+        assert [name for _, name in told.log] == ["open", "good"]
+        assert told.upstream == Counts()
     assert not set(devices) & devices_now()
 
 
@@ -71,25 +82,26 @@ def test_a_device_that_is_there_is_not_taken_twice() -> None:
     first = (f"pnt{os.getpid()}.2", f"pnt{os.getpid()}.3")
     second = (f"pnt{os.getpid()}.4", first[0])
     with forwarder() as process:
-        assert ask(process, REQUEST.dump_json(Add(1, first, OPEN, "1")))["error"] is None
-        assert "busy" in ask(process, REQUEST.dump_json(Add(2, second, OPEN, "1")))["error"]
+        assert ask(process, Add(1, first, OPEN, "1")).error is None
+        assert "busy" in str(ask(process, Add(2, second, OPEN, "1")).error)
         assert second[0] not in devices_now()
 
 
 def test_requests_may_come_in_pieces_and_several_at_once() -> None:
-    """Lines are what counts, not how the pipe cuts them."""
-    line = REQUEST.dump_json(Tell(1)) + b"\n"
+    """Messages are what counts, not how the pipe cuts them."""
+    request = write_message(Tell(1))
     with forwarder() as process:
         assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(line + line[:5])
+        process.stdin.write(request + request[:5])
         process.stdin.flush()
-        assert json.loads(process.stdout.readline())["error"] is not None
-        process.stdin.write(line[5:])
+        assert answer(process).error is not None
+        process.stdin.write(request[5:])
         process.stdin.flush()
-        assert json.loads(process.stdout.readline())["error"] is not None
+        assert answer(process).error is not None
 
 
-def test_profiles_pass_whole() -> None:
-    """What a request holds of a profile is all of it."""
-    assert json.loads(REQUEST.dump_json(Switch(1, GOOD)))["profile"] == asdict(GOOD)
+def test_it_loads_nothing_that_checks_files() -> None:
+    """Each network starts one: pydantic would be most of its start and its memory."""
+    code = "import sys, penstock.netem.links.forwarder; print('pydantic' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "False\n"

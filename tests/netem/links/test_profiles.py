@@ -4,7 +4,22 @@ from typing import Any
 
 import pytest
 
-from penstock.netem.links.profiles import BAD, GOOD, LOSSY, OPEN, PROFILES, Bursts, Direction
+from penstock.broker.config import key_types
+from penstock.netem.links.profiles import (
+    BAD,
+    GOOD,
+    LOSSY,
+    OPEN,
+    PROFILES,
+    STRICT,
+    Bursts,
+    Direction,
+)
+
+
+def test_a_link_is_read_as_strictly_as_any_file() -> None:
+    """The setting is written twice, as one of both loads pydantic."""
+    assert STRICT == key_types.STRICT
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_overlapping_causes_of_one_link_are_independent() -> None:
         ),
         (
             Impairment("a-b", trace=TRACE, common_times=True),
-            "common_times: read beside trace, whose times stand in the file; allowed: beside ",
+            "common_times: read with trace, which has fixed times; allowed: with ",
         ),
         (Impairment("a-b", overlapping=(PLAN,)), "overlapping: read 1; allowed: 2 to 6"),
         (

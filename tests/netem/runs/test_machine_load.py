@@ -34,10 +34,17 @@ def test_processor_time_and_runnable_processes_are_read() -> None:
 
 def test_this_machine_can_be_looked_at() -> None:
     """Totals only go up."""
-    one = look(time.monotonic(), 0.0, {})
-    other = look(time.monotonic(), 0.0, {})
+    one = look(time.monotonic(), 0.0, 0.0, {})
+    other = look(time.monotonic(), 0.0, 0.0, {})
     assert other.busy >= one.busy > 0
     assert other.runnable >= 1
+
+
+def test_nobody_waits_for_programs_of_the_idle_class() -> None:
+    """What they use is in use, and no program of others."""
+    without, with_them = (look(0.0, 0.0, seconds, {}) for seconds in (0.0, 1.0))
+    assert with_them.busy >= without.busy
+    assert with_them.programs < without.programs
 
 
 def test_the_thread_that_waited_longest_counts() -> None:

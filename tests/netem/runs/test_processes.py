@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
+import psutil
 import pytest
 
 from penstock.netem.runs import processes
-from penstock.netem.runs.processes import Families
+from penstock.netem.runs.processes import Families, IdleClass
 
 PARENT = """
 import subprocess, sys
@@ -37,7 +38,8 @@ def parent() -> Iterator[int]:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         yield process.pid
-        os.kill(child, 9)
+        with suppress(ProcessLookupError):
+            os.kill(child, 9)
 
 
 def test_what_a_process_has_started_counts_with_it(parent: int) -> None:
@@ -58,6 +60,19 @@ def test_a_process_that_has_ended_takes_nothing_and_its_time_is_kept(
         process.kill()
     assert families.rss_bytes("broker") > 50_000_000
     assert families.processor_seconds("broker") >= before
+
+
+@pytest.mark.skipif(os.sched_getscheduler(0) == os.SCHED_IDLE, reason="nothing is below this class")
+def test_the_idle_class_is_told_from_others(parent: int) -> None:
+    """A program counts from when it is of that class, and when it has ended."""
+    idle_class = IdleClass()
+    before = idle_class.processor_seconds()
+    child = psutil.Process(parent).children()[0]
+    os.sched_setscheduler(child.pid, os.SCHED_IDLE, os.sched_param(0))
+    assert idle_class.processor_seconds() >= before + 0.2
+    child.kill()
+    psutil.Process(parent).wait()
+    assert idle_class.processor_seconds() >= before + 0.2
 
 
 def test_a_thread_waits_while_another_process_has_its_processor() -> None:

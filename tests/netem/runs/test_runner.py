@@ -23,6 +23,8 @@ from tests.helpers.networks import NEEDS_ROOT
 
 DISPLAY = Display("test", 1.0)
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 
 def our_namespaces() -> list[str]:
     """Return the namespaces that this process has made and not removed."""

@@ -27,7 +27,7 @@ CHANGES: list[tuple[str, str, list[str]]] = [
             "titel: read an unknown key; allowed: one of about, broker_host, ",
         ],
     ),
-    ("title: A", "name: x\ntitle: A", ["name: read a key; allowed: none; "]),
+    ("title: A", "name: x\ntitle: A", ["name: read a key; allowed: no name; "]),
     (
         "delay: 0.5",
         "delay: -1",
@@ -116,7 +116,7 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     (
         "{kind: mosquitto}",
         "{kind: mosquitto, lanes: sizes}",
-        ["brokers.other.lanes: read 'sizes'; allowed: filters, beside another kind than penstock"],
+        ["brokers.other.lanes: read 'sizes'; allowed: filters; sizes needs kind penstock"],
     ),
     (
         "{kind: mosquitto}",
@@ -128,7 +128,7 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     (
         "{kind: mosquitto}",
         "{kind: command, command: [x], sidecar: {}}",
-        ["brokers.other.sidecar: no key of kind command, which takes the clients' port; "],
+        ["brokers.other.sidecar: read with kind command, which takes the clients' port; "],
     ),
     (
         "{kind: mosquitto}",

@@ -160,7 +160,10 @@ short: {brokers: {third: null}}
     [
         ("inherits: 7", "mine.yaml: inherits: read 7; allowed: a scenario, or a file"),
         ("inherits: none-such", "mine.yaml: inherits: scenario: read 'none-such'; allowed: "),
-        ("inherits: other.yaml", "other.yaml: inherits: read 'mine.yaml'; allowed: another, not"),
+        (
+            "inherits: other.yaml",
+            "other.yaml: inherits: read 'mine.yaml'; allowed: a scenario that",
+        ),
         ("inherits: gone.yaml", "gone.yaml: "),
         ("inherits: field-run\nshort: 7", "mine.yaml: short: read 7; allowed: a mapping"),
     ],
@@ -187,7 +190,10 @@ def test_an_inheritance_that_cannot_be_is_told(tmp_path: Path, heir: str, words:
             "short: {brokers: {third: {kind: mosquitto, command: [x]}}}",
             "short.brokers.third.command: no key of kind mosquitto; allowed: beside command",
         ),
-        ("short: {name: x}", "name: read a key; allowed: none; the file's name is the name"),
+        (
+            "short: {name: x}",
+            "name: read a key; allowed: no name; the scenario has that of its file",
+        ),
         ("short: {nane: x}", "short.nane: read an unknown key; allowed: one of about, brok"),
     ],
 )

@@ -108,7 +108,7 @@ def test_a_whole_run_is_one_unit_where_the_scenario_says_so() -> None:
         ("competing-flow", 40),
         ("overlapping-congestion", 40),
         ("no-small", 80),
-        ("bystanders", 8),
+        ("bystanders", 12),
         ("field-run", 6),
         ("site-transient", 32),
         ("site-uplink", 32),
