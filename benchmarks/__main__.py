@@ -190,10 +190,10 @@ def bench(
     json_file: JsonFile = None,
     *,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Under a minute: a look, no claim.")
+        bool, typer.Option("--quick", help="Under a minute, for a first impression.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="End with status 1 where a target is missed.")
+        bool, typer.Option("--check", help="End with status 1 if a target is missed.")
     ] = False,
 ) -> None:
     """Measure Penstock and its peers in one run on this machine.

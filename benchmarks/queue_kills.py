@@ -260,9 +260,22 @@ class Subject:
         folder: where it runs.
         mqtt_port: of the broker.
         http_port: of the queue's API.
+        layout: keys of the queue that differ, in the policy file.
+        database: file of the queue, from the folder.
     """
 
-    def __init__(self, kind: Server, folder: Path, mqtt_port: int, http_port: int) -> None:
+    def __init__(
+        self,
+        kind: Server,
+        folder: Path,
+        mqtt_port: int,
+        http_port: int,
+        *,
+        layout: Mapping[str, Any] | None = None,
+        database: str = "queue.db",
+    ) -> None:
+        self._layout = layout or {}
+        self._database = database
         self.kind = kind
         self.folder = folder
         self.mqtt_port = mqtt_port
@@ -281,9 +294,10 @@ class Subject:
             "key": "topic",
             "physical_queues": 3,
             "groups": GROUPS,
+            **self._layout,
         }
         section = {
-            "path": "queue.db",
+            "path": self._database,
             "http": f"127.0.0.1:{self.http_port}",
             "queues": {QUEUE: queue},
         }

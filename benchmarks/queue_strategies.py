@@ -1,8 +1,8 @@
 """What do missed dequeues cost, and what do PMS, RDS and arrival signals save? See paper 000.
 
 Rerun: ``python -m benchmarks.queue_strategies``; a look in seconds with ``--quick``. With
-``--plot FILE`` it draws the curves beside the paper's figures 9 to 11 and 14, with ``--figures
-FILE`` it writes the tables for a page.
+``--plot FILE`` it draws the curves of paper 000's figures 9 to 12 (figure 14 is figure 9 on real
+servers), with ``--figures FILE`` it writes the tables for a page.
 
 Ten producers store single messages of 1 KB over HTTP in a queue of ten physical queues, each the
 next one when the last one is answered. Requests of each of ten back ends (BES) for up to 100
@@ -16,7 +16,8 @@ beyond the paper's. A missed dequeue costs the paper's system twenty enqueues an
 than one, so that the load of lambda 200 there is that of a higher one here.
 
 With `conventional`, lambda is the rate of requests; the others hold a request for up to 5 s, so
-that their rate is that of messages. The engine is `memory`: no disk takes part.
+that their rate is that of messages. The engine is `memory`: no disk takes part. Sleep times of
+`rds`, figure 12, are measured at the paper's highest lambda.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -31,7 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
@@ -55,8 +57,13 @@ from penstock.netem.figures.figure_file import Table, begin, check_writable, wri
 from penstock.netem.runs.broker_process import ENVIRONMENT
 
 STRATEGIES: Final = ("conventional", "pms", "rds", "rds+wake")
-ARRIVAL_RATES: Final = (10, 50, 100, 200, 400)
+ARRIVAL_RATES: Final = (10, 20, 50, 100, 150, 200, 400)
 QUICK_RATES: Final = (10, 200)
+SLEEP_SECONDS: Final = (0.02, 0.1, 0.5, 1.0, 5.0)
+"""Of `rds`, at `PAPER_RATE`."""
+QUICK_SLEEP_SECONDS: Final = (0.1, 5.0)
+DEFAULT_SLEEP_SECONDS: Final = 0.1
+"""The queue's own, with which `rds` and `pms` are measured at all rates."""
 PAPER_RATE: Final = 200
 """The paper's highest lambda."""
 BACK_ENDS: Final = 10
@@ -77,6 +84,8 @@ TARGET: Final = 1.8
 """RDS over conventional at `PAPER_RATE`, as on the paper's servers."""
 FLAT: Final = 0.9
 """Least of RDS at `PAPER_RATE` over that at the lowest lambda for it to be flat."""
+QUIET_LOAD: Final = 0.5
+"""Load average below which a machine does nothing else."""
 CEILING: Final = "producers alone"
 QUEUE: Final = "bench"
 
@@ -209,13 +218,21 @@ async def _counters(look: Connection) -> dict[str, float]:
     }
 
 
-def measure_point(strategy: str, rate: float, seconds: float) -> Point:
+def measure_point(
+    strategy: str, rate: float, seconds: float, sleep_time: float = DEFAULT_SLEEP_SECONDS
+) -> Point:
     """Measure one strategy at one rate in a gateway of its own.
+
+    Args:
+        strategy: its name in the policy file.
+        rate: lambda; requests a second of each back end.
+        seconds: for which it is measured.
+        sleep_time: seconds; of `rds` and `pms`.
 
     Raises:
         BenchmarkError: the gateway or the load failed.
     """
-    grown = _measure_load(strategy, rate, seconds)
+    grown = _measure_load(strategy, rate, seconds, sleep_time)
     tries = grown["hit_dequeues"] + grown["missed_dequeues"]
     return Point(
         grown["settled"],
@@ -230,8 +247,10 @@ def measure_ceiling(seconds: float) -> Point:
     return Point(_measure_load(STRATEGIES[0], 0, seconds)["stored"], 0.0, 0.0, 0.0)
 
 
-def _measure_load(strategy: str, rate: float, seconds: float) -> dict[str, float]:
-    keys = {"physical_queues": PHYSICAL_QUEUES, "dequeue": strategy}
+def _measure_load(
+    strategy: str, rate: float, seconds: float, sleep_time: float = DEFAULT_SLEEP_SECONDS
+) -> dict[str, float]:
+    keys = {"physical_queues": PHYSICAL_QUEUES, "dequeue": strategy, "sleep_time": sleep_time}
     with (
         tempfile.TemporaryDirectory() as folder,
         gateway(Path(folder), QUEUE, keys, engine="memory") as url,
@@ -252,6 +271,22 @@ def _measure_load(strategy: str, rate: float, seconds: float) -> dict[str, float
 
 Points = dict[str, dict[int, list[Point]]]
 """By strategy and rate, one of each repetition; those of `CEILING` have rate 0."""
+
+
+SleepPoints = dict[float, list[Point]]
+"""By sleep time, one of each repetition."""
+
+
+def measure_sleep_times(sleep_times: Sequence[float], seconds: float, repeats: int) -> SleepPoints:
+    """Measure `rds` with each sleep time, one after the other."""
+    points: SleepPoints = {sleep_time: [] for sleep_time in sleep_times}
+    for repetition in range(1, repeats + 1):
+        for sleep_time in sleep_times:
+            point = measure_point("rds", PAPER_RATE, seconds, sleep_time)
+            points[sleep_time].append(point)
+            told = f"{repetition}/{repeats} rds, sleep time {sleep_time:g} s"
+            typer.echo(f"{told}: {point.messages_per_second:,.0f} messages/s", err=True)
+    return points
 
 
 def measure(rates: Sequence[int], seconds: float, repeats: int) -> Points:
@@ -275,24 +310,14 @@ def median(points: Sequence[Point], name: str) -> float:
     return statistics.median(values)
 
 
-def tables(points: Points) -> dict[str, Table]:
+def tables(points: Points, sleep_points: SleepPoints) -> dict[str, Table]:
     """Return what was measured, and how it stands to the paper."""
-    columns = ["lambda", "strategy", "messages/s", "spread", "hit ratio", "messages a hit"]
-    rows = []
+    columns = ["messages/s", "spread", "hit ratio", "messages a hit", "requests/s"]
     rates = list(points[STRATEGIES[0]])
-    for rate, strategy in [(0, CEILING), *itertools.product(rates, STRATEGIES)]:
-        found = points[strategy][rate]
-        received = [point.messages_per_second for point in found]
-        row = [
-            str(rate or "-"),
-            strategy,
-            f"{statistics.median(received):,.0f}",
-            f"{min(received):,.0f} - {max(received):,.0f}",
-            f"{median(found, 'hit_ratio'):.2f}" if rate else "-",
-            f"{median(found, 'messages_per_hit'):,.1f}" if rate else "-",
-            f"{median(found, 'requests_per_second'):,.0f}" if rate else "-",
-        ]
-        rows.append(row)
+    rows = [["-", CEILING, *_cells(points[CEILING][0])[:2], "-", "-", "-"]]
+    for rate, strategy in itertools.product(rates, STRATEGIES):
+        rows.append([str(rate), strategy, *_cells(points[strategy][rate])])
+    sleeps = [[f"{seconds:g} s", *_cells(found)] for seconds, found in sleep_points.items()]
     low, top = rates[0], rates[-1]
     at = PAPER_RATE if PAPER_RATE in rates else top
     ratios = [
@@ -306,9 +331,22 @@ def tables(points: Points) -> dict[str, Table]:
         ratios.append(_ratio_row(points, ("rds", top), ("conventional", top), at_least=TARGET))
         ratios.append(_ratio_row(points, ("rds", top), ("rds", at), at_least=FLAT))
     return {
-        "strategies": Table([*columns, "requests/s"], rows),
+        "strategies": Table(["lambda", "strategy", *columns], rows),
+        "sleep times": Table(["sleep time of rds", *columns], sleeps),
         "ratios": Table(["messages/s of", "over", "median", "spread", "bound", "verdict"], ratios),
     }
+
+
+def _cells(found: Sequence[Point]) -> list[str]:
+    """Return what the repetitions of a measurement come to."""
+    received = [point.messages_per_second for point in found]
+    return [
+        f"{statistics.median(received):,.0f}",
+        f"{min(received):,.0f} - {max(received):,.0f}",
+        f"{median(found, 'hit_ratio'):.2f}",
+        f"{median(found, 'messages_per_hit'):,.1f}",
+        f"{median(found, 'requests_per_second'):,.0f}",
+    ]
 
 
 def _ratio_row(
@@ -335,8 +373,8 @@ def _ratio_row(
     return [*names, f"{statistics.median(ratios):.2f}", f"{low:.2f} - {high:.2f}", bound, verdict]
 
 
-def draw(points: Points, file: Path) -> None:
-    """Draw messages a second, hit ratio and messages a hit over lambda."""
+def draw(points: Points, sleep_points: SleepPoints, file: Path) -> None:
+    """Draw messages a second, hit ratio and messages a hit over lambda, and over the sleep time."""
     import matplotlib as mpl  # noqa: PLC0415 - slow to load
 
     mpl.use("agg")
@@ -347,16 +385,25 @@ def draw(points: Points, file: Path) -> None:
         "hit_ratio": "hit ratio (figure 10)",
         "messages_per_hit": "messages a hit dequeue (figure 11)",
     }
-    figure, grid = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    for axes, (name, title) in zip(grid, panels.items(), strict=True):
+    figure, grid = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
+    *over_rates, over_sleep_times = grid.flat
+    for axes, (name, title) in zip(over_rates, panels.items(), strict=True):
         for strategy in STRATEGIES:
             by_rate = points[strategy]
             values = [median(found, name) for found in by_rate.values()]
             axes.plot(list(by_rate), values, marker="o", label=strategy)
         axes.set(title=title, xlabel="lambda, requests/s of each of ten back ends", ylim=(0, None))
     ceiling = median(points[CEILING][0], "messages_per_second")
-    grid[0].axhline(ceiling, color="gray", linestyle=":", label=CEILING)
-    grid[0].legend()
+    over_rates[0].axhline(ceiling, color="gray", linestyle=":", label=CEILING)
+    over_rates[0].legend()
+    received = [median(found, "messages_per_second") for found in sleep_points.values()]
+    over_sleep_times.plot(list(sleep_points), received, marker="o", label="rds")
+    over_sleep_times.set(
+        title=f"messages/s by sleep time, lambda {PAPER_RATE} (figure 12)",
+        xlabel="sleep time, s",
+        xscale="log",
+        ylim=(0, None),
+    )
     figure.savefig(file, dpi=110)
 
 
@@ -373,11 +420,13 @@ def bench(
     """Measure the dequeue strategies on this machine: Markdown tables on standard output."""
     seconds = QUICK_SECONDS if quick else FULL_SECONDS
     run = describe_run(seconds=f"{seconds:g} a point")
-    origin = begin(run["command"])
+    origin = replace(begin(run["command"]), doubts=_doubts())
     if figures is not None:
         check_writable(figures)
     points = measure(QUICK_RATES if quick else ARRIVAL_RATES, seconds, repeats)
-    found = tables(points)
+    sleep_times = QUICK_SLEEP_SECONDS if quick else SLEEP_SECONDS
+    sleep_points = measure_sleep_times(sleep_times, seconds, repeats)
+    found = tables(points, sleep_points)
     if figures is not None:
         write_figure_file(figures, origin, found)
     received = {
@@ -389,8 +438,16 @@ def bench(
     }
     write_json(json_file, {"run": run, "messages_per_second": received})
     if plot is not None:
-        draw(points, plot)
+        draw(points, sleep_points, plot)
     tell(["\n\n".join(map(str, found.values()))], run)
+
+
+def _doubts() -> list[str]:
+    """Return why the figures of a run that begins may be wrong."""
+    load, _, _ = os.getloadavg()
+    if load < QUIET_LOAD:
+        return []
+    return [f"the machine was not quiet: a load average of {load:.1f} when the run began"]
 
 
 _measure: Final = Program(bench, "python -m benchmarks.queue_strategies")

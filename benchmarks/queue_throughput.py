@@ -5,8 +5,11 @@ Rerun: ``python -m benchmarks.queue_throughput``; a look in seconds with ``--qui
 Rows of 1 KiB messages in a logical queue of four physical queues, in an SQLite file with
 `durability: full`:
 
-* enqueue: through the sink as the broker calls it, in one process; a message counts when its
-  receipt is settled, so when it is flushed to the disk;
+* mqtt: a client process publishes to a broker at QoS 1 on twenty connections, each with up to 1,000
+  messages unacknowledged; a message counts when its PUBACK has come, so when it is flushed to the
+  disk. Progress says what broker and client take of the processor, as they share the machine;
+* enqueue: through the sink as the broker calls it, in one process: the queue's share in `mqtt`; a
+  message counts when its receipt is settled;
 * dequeue: a client process of two threads receives and acknowledges in batches of 100 over HTTP
   from a gateway process, until the queue is empty;
 * range: a client process plans and reads ranges of 10,000 over HTTP and commits them, as Spark
@@ -18,13 +21,14 @@ Rows of 1 KiB messages in a logical queue of four physical queues, in an SQLite 
 `memory` is `enqueue` and one group's receiving with the memory engine, in process.
 
 The ceiling is the disk's: as many bytes written to a plain file and flushed as often as the
-queue may at the most (every `commit_max_messages`). Enqueueing can only be measured from within:
+queue may at the most (every `commit_max_messages`). `enqueue` can only be measured from within:
 this module alone of the benchmarks imports what it measures.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import sqlite3
@@ -36,16 +40,21 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import aiohttp
+import psutil
 import typer
 import uvloop
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.loads.gateway import FILE, gateway
+from benchmarks.loads.load import Side
+from benchmarks.loads.queue_publisher import Publishing
+from benchmarks.loads.queue_servers import QUEUE_PEERS, running_queue
 from benchmarks.program import (
     DEFAULT_REPEATS,
     JsonFile,
@@ -69,13 +78,15 @@ BATCH_MESSAGES: Final = 100
 DEQUEUE_THREADS: Final = 2
 """So that one works on its answer while the other waits for its own."""
 RANGE_MESSAGES: Final = 10_000
-UNSETTLED_MESSAGES: Final = 20_000
-"""As many as twenty publishers may have unacknowledged, with a Receive Maximum of 1,000."""
+PUBLISHING: Final = Publishing(connections=20, window=1_000, payload_bytes=PAYLOAD_BYTES)
+UNSETTLED_MESSAGES: Final = PUBLISHING.connections * PUBLISHING.window
+"""Of `enqueue`."""
 CHUNK_MESSAGES: Final = 100
 """What one turn of the loop brings, as chunks of several connections do."""
 TOPICS: Final = 50
 FULL_MESSAGES: Final = 200_000
 QUICK_MESSAGES: Final = 20_000
+PUBLISHER: Final = "benchmarks.loads.queue_publisher"
 QUEUE: Final = "bench"
 GROUP: Final = "readers"
 SHARED_QUEUE: Final = "shared"
@@ -252,6 +263,24 @@ def _enqueue(folder: Path, n_messages: int) -> float:
     return float(_in_folder(folder, "fill", "lease", str(n_messages)))
 
 
+def _mqtt(folder: Path, n_messages: int) -> float:
+    """Publish to a broker; tell what it and the client take of the processor."""
+    with (
+        running_queue(QUEUE_PEERS["penstock"], folder) as server,
+        closing(Side(PUBLISHER, server.mqtt_port, json.dumps(asdict(PUBLISHING)))) as publisher,
+    ):
+        publisher.answer()
+        broker = psutil.Process(server.pid)
+        before = broker.cpu_times()
+        publisher.tell(messages=n_messages)
+        told = publisher.answer()
+        after = broker.cpu_times()
+    cpu = after.user + after.system - before.user - before.system
+    of_broker, of_client = (1e6 * seconds / n_messages for seconds in (cpu, told["cpu"]))
+    typer.echo(f"mqtt: broker {of_broker:.1f} us, client {of_client:.1f} us a message", err=True)
+    return float(n_messages / told["seconds"])
+
+
 def _memory_engine(folder: Path, n_messages: int) -> float:
     return float(_in_folder(folder, "memory", "lease", str(n_messages)))
 
@@ -324,7 +353,8 @@ def _read(url: str, n_messages: int) -> float:
 
 
 ROWS: Final = (
-    QueueRow("enqueue", 80_000, _enqueue),
+    QueueRow("mqtt", 80_000, _mqtt),
+    QueueRow("enqueue", None, _enqueue),
     QueueRow("dequeue", 60_000, _over_http("drain", "lease")),
     QueueRow("range", 100_000, _over_http("read", "offsets")),
     QueueRow("memory", 150_000, _memory_engine),

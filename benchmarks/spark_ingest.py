@@ -1,6 +1,7 @@
-"""How fast does a filled queue get into Parquet files with Spark?
+"""How fast does Spark get a filled queue into Parquet files, and how late is a message there?
 
-Rerun: ``python -m benchmarks.spark_ingest``; a look with ``--quick``.
+Rerun: ``python -m benchmarks.spark_ingest``; a look with ``--quick``. ``--parts`` chooses one of
+the two: ``filled``, which this page explains, and ``followed``, of `benchmarks.spark_following`.
 
 Two rows, of telemetry as JSON: 200 B, and the same filled up to 1 KiB. A queue of two physical
 queues is filled over HTTP by a real gateway (SQLite) once; each repetition gets a copy of its file,
@@ -10,7 +11,8 @@ asking the queue for its offsets to the checkpoint's commit log, Parquet files a
 queue included, Java's start excluded. The first micro-batch loads Spark's classes and starts the
 Python workers, so two numbers are given: with it, and without it.
 
-Gateway, Java and Python workers share the machine's cores.
+Gateway, Java and Python workers share the machine's cores, and what each takes of the processor for
+a row is told: of its whole life for Java and Python, with their starts.
 """
 
 from __future__ import annotations
@@ -28,24 +30,28 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
+import psutil
 import typer
 from pyarrow import parquet
 
+from benchmarks import spark_following
 from benchmarks.errors import BenchmarkError
-from benchmarks.loads.gateway import gateway
+from benchmarks.loads.gateway import gateway, running_gateway, section
 from benchmarks.program import (
     DEFAULT_REPEATS,
     JsonFile,
     Program,
     Quick,
     Repeats,
+    choose,
     describe_run,
     tell,
     write_json,
@@ -55,8 +61,10 @@ from penstock.netem.runs.broker_process import ENVIRONMENT
 QUEUE: Final = "telemetry"
 KEYS: Final = {"groups": {"spark": {"kind": "offsets"}}, "physical_queues": 2}
 REQUEST_MESSAGES: Final = 2_000
-TARGET: Final = 50_000
-_PROGRESS: Final = re.compile(r"ingested ([\d,]+) messages in ([\d,]+) micro-batches, ([\d,.]+) s")
+LOOK_SECONDS: Final = 0.25
+"""Between two looks at the processor time of Spark's processes, some of which end early."""
+PARTS: Final = ("filled", "followed")
+_PROGRESS: Final = re.compile(r"ingest: ([\d,]+) messages in ([\d,]+) micro-batches, ([\d,.]+) s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +76,34 @@ class SparkRow:
         payload_bytes: of each message.
         messages: of one measurement.
         quick_messages: the same with ``--quick``.
+        target: least rows per second.
     """
 
     name: str
     payload_bytes: int
     messages: int
     quick_messages: int
+    target: int
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One answer, rows per second.
+    """One answer.
 
     Attributes:
-        whole: over all micro-batches.
-        warm: over all but the first; None where there was only one.
+        whole: rows per second over all micro-batches.
+        warm: rows per second over all but the first; None where there was only one.
+        cpu: processor time of each process in microseconds a row, by name.
     """
 
     whole: float
     warm: float | None
+    cpu: Mapping[str, float] = field(default_factory=dict)
 
 
 ROWS: Final = (
-    SparkRow("telemetry_200B", 200, 1_000_000, 40_000),
-    SparkRow("telemetry_1KiB", 1_024, 1_000_000, 20_000),
+    SparkRow("telemetry_200B", 200, 1_000_000, 40_000, 50_000),
+    SparkRow("telemetry_1KiB", 1_024, 3_000_000, 20_000, 100_000),
 )
 
 
@@ -147,20 +159,55 @@ def ingest(filled: Path, folder: Path, count: int) -> Rate:
     # The copy's way to the disk is not what is measured.
     os.sync()
     output = folder / "messages"
-    with gateway(folder, QUEUE, KEYS) as url:
+    with running_gateway(folder, section(QUEUE, KEYS)) as serving:
+        url = serving.urls[0]
         program = [
             *(sys.executable, "-m", "penstock.spark_bridge", "--url", url, "--queue", QUEUE),
             *("--output", str(output), "--checkpoint", str(folder / "checkpoint")),
         ]
-        ended = subprocess.run(
-            program, capture_output=True, text=True, check=False, env=ENVIRONMENT
-        )
-    if ended.returncode:
-        raise BenchmarkError(f"penstock spark: {ended.stderr.strip()}")
+        before = _cpu(psutil.Process(serving.pid))
+        with subprocess.Popen(
+            program,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+        ) as process:
+            seconds = _cpu_of_family(process)
+            told, complaints = process.communicate()
+        seconds["gateway"] = _cpu(psutil.Process(serving.pid)) - before
+    if process.returncode:
+        raise BenchmarkError(f"penstock spark: {complaints.strip()}")
     written = sum(parquet.read_metadata(file).num_rows for file in output.glob("*.parquet"))
     if written != count:
         raise BenchmarkError(f"{written} of {count} messages are in the files")
-    return read_rate(ended.stdout)
+    cpu = {name: 1e6 * of_one / count for name, of_one in sorted(seconds.items())}
+    return replace(read_rate(told), cpu=cpu)
+
+
+def _cpu(process: psutil.Process) -> float:
+    """Return the seconds of processor time that a process took, without its children."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _cpu_of_family(process: subprocess.Popen[str]) -> dict[str, float]:
+    """Wait for the end of a program; return the processor time of its processes, in seconds.
+
+    What it prints must fit into pipes.
+    """
+    last: dict[psutil.Process, tuple[str, float]] = {}
+    while process.poll() is None:
+        with suppress(psutil.NoSuchProcess):
+            program = psutil.Process(process.pid)
+            for one in (program, *program.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    last[one] = ("java" if one.name() == "java" else "python", _cpu(one))
+        time.sleep(LOOK_SECONDS)
+    seconds = dict.fromkeys(("java", "python"), 0.0)
+    for name, of_one in last.values():
+        seconds[name] += of_one
+    return seconds
 
 
 def read_rate(output: str) -> Rate:
@@ -206,7 +253,7 @@ def measure_rows(repeats: int, folder: Path, *, quick: bool) -> dict[str, list[R
                 rate = ingest(Path(place) / row.name, run, messages(row, quick=quick))
                 shutil.rmtree(run)
                 rates[row.name].append(rate)
-                said = f"{rate.whole:,.0f} rows/s, warm {shown(rate.warm)}"
+                said = f"{rate.whole:,.0f} rows/s, warm {shown(rate.warm)}; {shown_cpu(rate.cpu)}"
                 typer.echo(f"{repetition}/{repeats} {row.name}: {said}", err=True)
     return rates
 
@@ -221,6 +268,12 @@ def shown(rate: float | None) -> str:
     return "-" if rate is None else f"{rate:,.0f}"
 
 
+def shown_cpu(cpu: Mapping[str, float]) -> str:
+    """Return processor times for people."""
+    parts = ", ".join(f"{name} {of_one:.1f}" for name, of_one in cpu.items())
+    return f"{sum(cpu.values()):.1f} us of the processor a row ({parts})"
+
+
 def to_markdown(rates: dict[str, list[Rate]]) -> list[str]:
     """Return the table."""
     repeats = len(rates[ROWS[0].name])
@@ -232,11 +285,11 @@ def to_markdown(rates: dict[str, list[Rate]]) -> list[str]:
         whole = [rate.whole for rate in rates[row.name]]
         warm = [rate.warm for rate in rates[row.name] if rate.warm is not None]
         median = statistics.median(whole)
-        is_met = "yes" if median >= TARGET else "no"
+        is_met = "yes" if median >= row.target else "no"
         warm_spread = f"{min(warm):,.0f} - {max(warm):,.0f}" if warm else "-"
         warm_median = shown(statistics.median(warm) if warm else None)
         lines.append(
-            f"| {row.name} | {TARGET:,} | {median:,.0f} | {min(whole):,.0f} - {max(whole):,.0f}"
+            f"| {row.name} | {row.target:,} | {median:,.0f} | {min(whole):,.0f} - {max(whole):,.0f}"
             f" | {is_met} | {warm_median} | {warm_spread} |"
         )
     return lines
@@ -248,18 +301,38 @@ def bench(
         Path, typer.Option(exists=True, file_okay=False, help="Where all files lie.")
     ] = Path(),
     json_file: JsonFile = None,
+    parts: Annotated[str, typer.Option(help=f"{', '.join(PARTS)} or all.")] = "all",
     *,
     quick: Quick = False,
 ) -> None:
-    """Measure a queue's way into Parquet on this machine: a Markdown table on standard output."""
-    rates = measure_rows(repeats, folder, quick=quick)
+    """Measure a queue's way into Parquet on this machine: Markdown tables on standard output."""
+    chosen = choose("part", parts, {part: part for part in PARTS})
+    document: dict[str, Any] = {}
+    lines: list[str] = []
+    more: dict[str, str] = {}
+    if "filled" in chosen:
+        rates = measure_rows(repeats, folder, quick=quick)
+        document["rows_per_second"] = {
+            name: [asdict(rate) for rate in of_row] for name, of_row in rates.items()
+        }
+        lines += to_markdown(rates)
+        more["messages"] = ", ".join(f"{row.name} {messages(row, quick=quick):,}" for row in ROWS)
+    if "followed" in chosen:
+        schedule = spark_following.QUICK if quick else spark_following.FULL
+        outcomes = spark_following.measure(repeats, folder, schedule)
+        document["followed"] = {
+            name: [asdict(outcome) for outcome in of_way] for name, of_way in outcomes.items()
+        }
+        lines += [*([""] if lines else []), *spark_following.to_markdown(outcomes)]
+        more["schedule"] = ", ".join(
+            f"{name} {value:g}" for name, value in asdict(schedule).items()
+        )
     run = describe_run(
         versions=f"PySpark {version('pyspark')}, pyarrow {version('pyarrow')}, {java_version()}",
-        messages=", ".join(f"{row.name} {messages(row, quick=quick):,}" for row in ROWS),
     )
-    values = {name: [asdict(rate) for rate in of_row] for name, of_row in rates.items()}
-    write_json(json_file, {"run": run, "rows_per_second": values})
-    tell(to_markdown(rates), run)
+    run |= more
+    write_json(json_file, {"run": run, **document})
+    tell(lines, run)
 
 
 def java_version() -> str:

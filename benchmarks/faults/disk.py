@@ -113,7 +113,7 @@ def fill(broker: Subject, _rng: random.Random, effort: Effort) -> Sequence[Findi
     lost = acknowledged - _read(broker.port, acknowledged)
     return [
         Finding("messages acknowledged", len(acknowledged), least=1),
-        Finding("of these lost", len(lost), most=0),
+        Finding("acknowledged messages lost", len(lost), most=0),
         Finding("restarts on the full disk", restarts, least=1),
     ]
 
@@ -170,7 +170,7 @@ def damage(broker: Subject, rng: random.Random, effort: Effort) -> Sequence[Find
             n_unnamed += 1
     return [
         Finding("starts with a damaged database", n_damages),
-        Finding("of these that served", n_served),
+        Finding("starts that served", n_served),
         Finding("that ended without naming the file", n_unnamed, most=0),
         Finding("tracebacks in the log", broker.log.count("Traceback"), most=0),
     ]

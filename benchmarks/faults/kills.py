@@ -69,7 +69,7 @@ def inflict(broker: Subject, rng: random.Random, effort: Effort) -> Sequence[Fin
         Finding("kills", n_kills),
         Finding("messages acknowledged to their publishers", len(promised)),
         Finding(
-            "of these lost",
+            "acknowledged messages lost",
             sum(len(promised - subscriber.got.keys()) for subscriber in subscribers),
             most=0,
         ),

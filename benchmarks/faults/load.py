@@ -50,7 +50,9 @@ def vanish(broker: Subject, _rng: random.Random, effort: Effort) -> Sequence[Fin
     return [
         Finding("most messages that the reader got", most, "a second"),
         Finding(
-            "of these at twice the rate", twice.delivered_per_second / most, least=LEAST_OF_PEAK
+            "share of that at twice the rate",
+            twice.delivered_per_second / most,
+            least=LEAST_OF_PEAK,
         ),
         Finding("clients let in at twice the rate", twice.connects_per_second, "a second"),
         Finding("idle after the load", idle, "s", most=IDLE_SECONDS),

@@ -9,13 +9,67 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.errors import BenchmarkError
 from penstock.netem.runs.broker_process import ENVIRONMENT
 
 FILE = "queue.db"
 """Of the queue, in the folder in which its gateway runs."""
+
+
+class Gateway(NamedTuple):
+    """A gateway that runs.
+
+    Attributes:
+        pid: of its process.
+        urls: of its APIs, in the order ``http``, ``sqs``.
+    """
+
+    pid: int
+    urls: list[str]
+
+
+def section(name: str, queue: Mapping[str, Any], *, engine: str = "sqlite") -> dict[str, Any]:
+    """Return the section of the plugin with one logical queue and the HTTP API; see `gateway`."""
+    return {
+        "engine": engine,
+        "path": FILE,
+        "http": "127.0.0.1:0",
+        "queues": {name: dict(queue)},
+    }
+
+
+@contextmanager
+def running_gateway(folder: Path, plugin: Mapping[str, Any]) -> Iterator[Gateway]:
+    """Run ``penstock queue`` in a folder.
+
+    Args:
+        folder: for its policy file.
+        plugin: section of the plugin `queue` in it; each API on a free port of this machine.
+
+    Raises:
+        BenchmarkError: it did not start.
+    """
+    (folder / "policy.yaml").write_text(json.dumps({"plugins": {"queue": plugin}}))
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock.plugins.queue", "-c", "policy.yaml"],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=ENVIRONMENT,
+    ) as process:
+        try:
+            urls = []
+            for _ in {"http", "sqs"} & set(plugin):
+                told = "" if process.stderr is None else process.stderr.readline()
+                found = re.search(r"listens on (http://\S+)", told)
+                if found is None:
+                    raise BenchmarkError(f"the gateway did not start: {told}")
+                urls.append(found[1])
+            yield Gateway(process.pid, urls)
+        finally:
+            process.terminate()
 
 
 @contextmanager
@@ -33,25 +87,5 @@ def gateway(
     Raises:
         BenchmarkError: it did not start.
     """
-    section = {
-        "engine": engine,
-        "path": FILE,
-        "http": "127.0.0.1:0",
-        "queues": {name: dict(queue)},
-    }
-    (folder / "policy.yaml").write_text(json.dumps({"plugins": {"queue": section}}))
-    with subprocess.Popen(
-        [sys.executable, "-m", "penstock.plugins.queue", "-c", "policy.yaml"],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        env=ENVIRONMENT,
-    ) as process:
-        try:
-            told = "" if process.stderr is None else process.stderr.readline()
-            found = re.search(r"listens on (http://\S+)", told)
-            if found is None:
-                raise BenchmarkError(f"the gateway did not start: {told}")
-            yield found[1]
-        finally:
-            process.terminate()
+    with running_gateway(folder, section(name, queue, engine=engine)) as running:
+        yield running.urls[0]

@@ -133,13 +133,20 @@ class Publisher:
             self._take_or_fail()
         return self._finish() - begin
 
-    def pace(self, messages: int, rate: float) -> float:
-        """Publish so many messages a second; return the seconds until the last PUBACK."""
+    def pace(self, messages: int, rate: float, first: int = 0) -> float:
+        """Publish so many messages a second; return the seconds until the last PUBACK.
+
+        Args:
+            messages: how many.
+            rate: a second.
+            first: number of the first.
+        """
         begin = time.monotonic()
-        for number in range(messages):
-            due = begin + number / rate
+        for index in range(messages):
+            due = begin + index / rate
             while (early := due - time.monotonic()) > 0:
                 self._take(early)
+            number = first + index
             self._connections[number % len(self._connections)].publish(
                 range(number, number + 1), due
             )
@@ -158,9 +165,11 @@ def main(argv: list[str]) -> None:
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         told = json.loads(line)
-        messages, rate = told["messages"], told.get("rate")
+        messages, rate, first = told["messages"], told.get("rate"), told.get("first", 0)
         cpu_before = time.process_time()
-        seconds = publisher.flood(messages) if rate is None else publisher.pace(messages, rate)
+        seconds = (
+            publisher.flood(messages) if rate is None else publisher.pace(messages, rate, first)
+        )
         cpu = time.process_time() - cpu_before
         print(json.dumps({"seconds": seconds, "cpu": cpu}), flush=True)
 

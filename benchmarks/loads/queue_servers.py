@@ -49,11 +49,13 @@ class QueueServer:
         mqtt_port: where publishers connect; 0 for none.
         consuming: protocol and address for `queue_drain`.
         sqs_url: of the Amazon SQS protocols; "" for none.
+        pid: of Penstock's process; 0 for another server.
     """
 
     mqtt_port: int = 0
     consuming: tuple[str, str] = ("", "")
     sqs_url: str = ""
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ def _penstock(folder: Path) -> Iterator[QueueServer]:
         for port in (mqtt, http, sqs):
             _wait(broker, port)
         consuming = ("http", f"http://127.0.0.1:{http}")
-        yield QueueServer(mqtt, consuming, f"http://127.0.0.1:{sqs}")
+        yield QueueServer(mqtt, consuming, f"http://127.0.0.1:{sqs}", broker.process.pid)
 
 
 # -- RabbitMQ ------------------------------------------------------------------------------------

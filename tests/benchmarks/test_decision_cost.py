@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import decision_cost
+from benchmarks import decision_cost, paired
 from benchmarks.decision_cost import (
     COMPARISONS,
     POLICIES,
@@ -24,8 +24,9 @@ TINY = Effort(decisions=10, repetitions=1, subscribers=2, ratios=1)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let ``--quick`` look but once."""
+    """Let ``--quick`` look but once, with cold caches."""
     monkeypatch.setattr(decision_cost, "QUICK_EFFORT", TINY)
+    monkeypatch.setattr(paired, "WARM_UP_RATIOS", 0)
 
 
 def test_decisions_memory_and_overhead_are_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,9 @@ def test_strategies_are_measured_and_drawn(
     load = queue_strategies._measure_load
     measured: dict[str, float] = {}
 
-    def load_once(strategy: str, rate: float, seconds: float) -> dict[str, float]:
+    def load_once(
+        strategy: str, rate: float, seconds: float, sleep_time: float = 0.1
+    ) -> dict[str, float]:
         """Return what one strategy does, for all: five gateways take minutes on a busy machine."""
         if not rate:
             return dict.fromkeys(("stored", "settled", "messages", "requests"), 1.0) | {
@@ -26,7 +28,7 @@ def test_strategies_are_measured_and_drawn(
                 "missed_dequeues": 0.0,
             }
         if not measured:
-            measured.update(load(strategy, rate, seconds))
+            measured.update(load(strategy, rate, seconds, sleep_time))
         return measured
 
     monkeypatch.setattr(queue_strategies, "_measure_load", load_once)
@@ -39,6 +41,7 @@ def test_strategies_are_measured_and_drawn(
     table = capsys.readouterr().out
     assert "| rds, lambda 50 | conventional, lambda 50 |" in table
     assert "commit: " in table
+    assert "| 5 s |" in table
     origin, shown = read_figure_file(figures)
     assert "--quick" in origin.command
     assert all(str(each) in table for each in shown.values())
@@ -59,13 +62,22 @@ def points(conventional: float, rds: float) -> queue_strategies.Points:
 def test_table_says_whether_the_target_is_met() -> None:
     """RDS is held against conventional at the paper's highest rate, PMS against both."""
     both = "| rds, lambda 200 | conventional, lambda 200 |"
-    met = str(tables(points(100.0, 190.0))["ratios"])
+    met = str(tables(points(100.0, 190.0), {})["ratios"])
     assert f"{both} 1.90 | 1.90 - 1.90 | at least 1.8 | met |" in met
     assert "| pms, lambda 200 | rds, lambda 200 | 0.63 | 0.63 - 0.63 | at most 1 | met |" in met
     assert f"| {CEILING} | conventional, lambda 200 | 2.00 | 2.00 - 2.00 | - | - |" in met
-    assert "at least 1.8 | missed |" in str(tables(points(100.0, 150.0))["ratios"])
+    assert "at least 1.8 | missed |" in str(tables(points(100.0, 150.0), {})["ratios"])
     row = "| 200 | rds | 190 | 190 - 190 | 0.50 | 3.0 | 9 |"
-    assert row in str(tables(points(100.0, 190.0))["strategies"])
+    assert row in str(tables(points(100.0, 190.0), {})["strategies"])
+
+
+@pytest.mark.parametrize(("load", "n_doubts"), [(0.2, 0), (3.0, 1)])
+def test_a_busy_machine_makes_the_figures_doubtful(
+    monkeypatch: pytest.MonkeyPatch, load: float, n_doubts: int
+) -> None:
+    """A page that shows them says so."""
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    assert len(queue_strategies._doubts()) == n_doubts
 
 
 def test_load_that_fails_is_told() -> None:
