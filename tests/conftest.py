@@ -15,8 +15,19 @@ from tests.helpers.effort import SUITE_PERCENT
 
 TOGETHER = (
     tuple(
-        f"tests/spark_bridge/test_{name}.py"
-        for name in ("class_archive", "pipeline", "session", "sink_folder", "source", "telemetry")
+        f"tests/spark_bridge/{name}.py"
+        for name in (
+            "pipelines/test_running",
+            "pipelines/test_building",
+            "pipelines/test_decoding",
+            "pipelines/test_storage",
+            "test_class_archive",
+            "test_schema",
+            "test_session",
+            "test_sink",
+            "test_sink_folder",
+            "test_source",
+        )
     ),
     ("tests/architecture/",),
 )
@@ -73,7 +84,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the tests that take long."""
+    """Start with the tests that take long.
+
+    Raises:
+        UsageError: a test has the fixture `spark` where it would start a Spark of its own.
+    """
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()) and not item.nodeid.startswith(TOGETHER[0]):
+            raise pytest.UsageError(f"{item.nodeid}: has the fixture spark, and is not in TOGETHER")
 
     def place(item: pytest.Item) -> int:
         begins = [n for n, path in enumerate(SLOW) if item.nodeid.startswith(path)]

@@ -152,7 +152,11 @@ def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Return the help of a program; "" where there is no such program."""
     status: int | str | None
     if words[0] != "-m":
-        is_group = words[0] in ("netem", "plan", "queue") and len(words) > 1 and words[1].isalpha()
+        is_group = (
+            words[0] in ("netem", "plan", "queue", "spark")
+            and len(words) > 1
+            and words[1].isalpha()
+        )
         status = command_line.main([*words[: 2 if is_group else 1], "--help"])
     else:
         name = words[1]

@@ -201,7 +201,7 @@ def test_a_named_program_is_loaded_alone() -> None:
         ("penstock im", ["import-mosquitto"]),
         ("penstock broker --con", ["--config"]),
         ("penstock netem ru", ["run"]),
-        ("penstock spark --trig", ["--trigger"]),
+        ("penstock spark run --trig", ["--trigger"]),
         ("penstock bench --quic", ["--quick"]),
     ],
 )

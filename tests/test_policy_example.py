@@ -20,8 +20,10 @@ from penstock.plugins.probing.config import ProbingConfig
 from penstock.plugins.queue.config import (
     GroupConfig,
     LogicalQueueConfig,
+    PublishingConfig,
     QueueConfig,
     QueueHttpLimits,
+    RedisConfig,
 )
 from penstock.plugins.web.limits import HttpLimits
 from penstock.plugins.withholding.config import WithholdingConfig
@@ -44,6 +46,8 @@ SECTIONS: dict[tuple[str, ...], type[Any]] = {
     ("plugins", "queue"): QueueConfig,
     ("plugins", "console", "http_limits"): HttpLimits,
     ("plugins", "queue", "http_limits"): QueueHttpLimits,
+    ("plugins", "queue", "redis"): RedisConfig,
+    ("plugins", "queue", "publishing"): PublishingConfig,
     ("plugins", "queue", "queues", "pictures"): LogicalQueueConfig,
     ("plugins", "queue", "queues", "pictures", "groups", "viewers"): GroupConfig,
 }

@@ -62,10 +62,11 @@ def say_where(console: Console, output: Path, picture: Path, result: Result) -> 
     """Print what lies where."""
     places = [(picture, "latency over time"), (output / "pictures", "pictures as taken")]
     if result.ingested is not None:
-        folder = output / "parquet"
+        folder = output / "telemetry-data"
         places += [
-            (folder / "telemetry", "messages"),
-            (folder / "aggregates" / "windows", "aggregates"),
+            (output / "pipeline.yaml", "Spark's pipeline"),
+            (folder / "messages", "messages"),
+            (folder / "windows", "aggregates"),
         ]
     places += [(output / "broker.log", "what the broker said")]
     for place, about in places:

@@ -12,6 +12,7 @@ from typing import Final
 import pyarrow.dataset as ds
 
 from penstock.plugins.queue.client import QueueClient, QueueError
+from penstock.spark_bridge.pipelines.config import example_text
 from script.demo_program.clients import PICTURES, TELEMETRY, read_number
 from script.demo_program.errors import DemoError
 from script.demo_program.policy import Places
@@ -22,9 +23,6 @@ VIEWERS: Final = "viewers"
 
 TRIGGER_SECONDS: Final = 8
 """Between two micro-batches."""
-
-WINDOW_SECONDS: Final = 5
-LATENESS_SECONDS: Final = 2
 
 START_SECONDS: Final = 180.0
 END_SECONDS: Final = 180.0
@@ -55,19 +53,18 @@ class Spark:
     """
 
     def __init__(self, programs: Programs, places: Places, folder: Path) -> None:
-        """Start it; `wait_until_started` before it is needed."""
-        self.rows_folder = folder / "parquet" / "telemetry"
-        aggregates = folder / "parquet" / "aggregates"
-        self.windows_folder = aggregates / "windows"
+        """Write the pipeline's file and run it; `wait_until_started` before it is needed."""
+        pipeline = folder / "pipeline.yaml"
+        tables = folder / "telemetry-data"
+        self.rows_folder = tables / "messages"
+        self.windows_folder = tables / "windows"
         self._report = folder / "spark-report.json"
+        pipeline.write_text(example_text(places.queue_url, TELEMETRY))
         self._program: Program = programs.start(
             "spark",
             "spark_bridge",
-            *("--url", places.queue_url, "--queue", TELEMETRY),
-            *("--output", str(self.rows_folder), "--aggregate", str(aggregates)),
-            *("--checkpoint", str(folder / "parquet" / "checkpoint")),
-            *("--trigger", str(TRIGGER_SECONDS), "--window-seconds", str(WINDOW_SECONDS)),
-            *("--lateness-seconds", str(LATENESS_SECONDS), "--report", str(self._report)),
+            *("run", str(pipeline), "--trigger", str(TRIGGER_SECONDS)),
+            *("--report", str(self._report)),
         )
 
     def wait_until_started(self) -> None:
@@ -88,7 +85,7 @@ class Spark:
         status = self._program.wait(END_SECONDS)
         if status:
             raise self._program.failure(f"ended with status {status}")
-        ingested: int = json.loads(self._report.read_text())["ingested_messages"]
+        ingested: int = json.loads(self._report.read_text())["messages"]["rows"]
         return ingested
 
     def numbers(self) -> list[int]:

@@ -21,7 +21,7 @@ class Places:
         policy_file: what it is started with.
         mqtt_port: TCP port of its listener on loopback.
         http_port: TCP port of the queue's HTTP API.
-        queue_file: where its queues are.
+        queue_file: where its queues are; what it publishes in batches is beside them.
         sessions_file: where its sessions are.
     """
 
@@ -67,6 +67,7 @@ def derive(example: str, places: Places, *, is_withholding: bool = True) -> str:
         "bind: 127.0.0.1:1883": f"bind: 127.0.0.1:{places.mqtt_port}",
         "http: 127.0.0.1:8080": f"http: 127.0.0.1:{places.http_port}",
         "path: penstock-queue.db": f"path: {places.queue_file}",
+        "path: penstock-publishing.db": f"path: {places.queue_file.with_suffix('.publishing.db')}",
         "path: penstock-sessions.db": f"path: {places.sessions_file}",
         "sys_interval: 10 ": f"sys_interval: {SYS_INTERVAL_SECONDS} ",
     }

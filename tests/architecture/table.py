@@ -63,6 +63,7 @@ DOES_IO: Final = (
     "durable.database",
     "durable.database_file",
     "durable.persistence",
+    "durable.plugin_database",
     "import_mosquitto",
     "network",
     "process",
@@ -100,12 +101,19 @@ PACKAGE_ARROWS: Final = {
         "netem.figures.figure_file",
         "broker.config.command_line",
     ),
-    # An executor of Spark needs no broker; a size and a command line are read in one way.
+    # An executor of Spark needs no broker; a size, an address, a YAML file, a command line, a topic
+    # filter and a message's key are read in one way.
     "spark_bridge": (
         "spark_bridge",
+        "plugins.queue.batch_client",
         "plugins.queue.client",
+        "plugins.queue.strategies.message_key",
+        "plugins.web.bind",
+        "broker.config.checked_yaml",
         "broker.config.key_types",
         "broker.config.command_line",
+        "broker.errors",
+        "broker.mqtt.topics",
     ),
     # These start programs and import none of their insides; peers and networks are netem's, and a
     # YAML file, a size and a topic filter are read in one way.
@@ -133,6 +141,7 @@ MODULE_ARROWS: Final = {
     "benchmarks.loads.queue_consumer": ("benchmarks", "netem", "plugins.queue.client"),
     "benchmarks.loads.queue_drain": ("benchmarks", "netem", "plugins.queue.client"),
     "benchmarks.queue_kills": ("benchmarks", "netem", "plugins.queue.client"),
+    "benchmarks.spark_kills": ("benchmarks", "netem", "plugins.queue.client"),
     # Its clients keep their packet identifiers over lost connections, which libraries forget.
     "benchmarks.uplink_kills": ("benchmarks", "netem", "broker.mqtt"),
     # The description of an API names the version that answers.
@@ -157,8 +166,11 @@ PLUGIN_ADAPTERS: Final = frozenset(
         "plugins.memory.store",
         "plugins.probing.sampler",
         "plugins.queue.consumers",
-        "plugins.queue.http.openapi",  # describes the ledger's fields
+        "plugins.queue.http.openapi_schemas",  # describes the ledger's fields
         "plugins.queue.intake",  # settles receipts and counts
+        "plugins.queue.publishing.batches",
+        "plugins.queue.publishing.relay",
+        "plugins.queue.publishing.rows",  # names the property that a relay's PUBLISH ends with
         "plugins.queue.sink",
         "plugins.withholding.ack_sizes",
         "plugins.withholding.gate",
@@ -175,6 +187,7 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.probing.tcp_info",
     "plugins.queue.__main__",
     "plugins.queue.access",
+    "plugins.queue.batch_client",
     "plugins.queue.batch_format",  # its reading side is the client's
     "plugins.queue.client",
     "plugins.queue.commands",
@@ -183,6 +196,7 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.queue.group_receiver",
     "plugins.queue.http",
     "plugins.queue.logical_queue",
+    "plugins.queue.publishing",
     "plugins.queue.report",
     "plugins.queue.service",
     "plugins.queue.sqs",
@@ -194,7 +208,20 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
 }
 """The modules and folders of plugins that are not pure; the models may use all others."""
 
-DRIVEN_BY_MODELS: Final = {"plugins.withholding.gate"}
+DRIVEN_BY_MODELS: Final = {
+    "plugins.withholding.gate",
+    # Groups and their leases, and what these are made of: without storage, tasks or clock.
+    "plugins.queue.client",
+    "plugins.queue.engines.contract",
+    "plugins.queue.engines.keys",
+    "plugins.queue.engines.leases",
+    "plugins.queue.engines.physical",
+    "plugins.queue.engines.receipts",
+    "plugins.queue.engines.segments",
+    "plugins.queue.engines.store",
+    "plugins.queue.engines.taking",
+    "plugins.queue.engines.waited",
+}
 """Of those, what the models may use: its plugin reads a file at the start, the gate none."""
 
 SHARED_BY_PLUGINS: Final = ("plugins.web",)
@@ -259,10 +286,17 @@ ABOVE_THE_CONTRACT: Final = {
     # Programs of their own, which begin and end as the broker's does.
     # A site's broker is the broker.
     "edge_proxy.__main__": ("broker.process.program", "broker.server"),
+    # A client in the broker's process waits for its answers in one way.
+    "edge_proxy.parts.local_client": ("broker.network.local_protocol",),
+    "plugins.queue.publishing.relay": ("broker.network.local_protocol",),
     # A file of SQLite is opened, locked and watched in one way.
-    "edge_proxy.parts.spool": ("broker.durable.database_file",),
-    # TLS exists once.
-    "edge_proxy.upstream": ("broker.network.tls",),
+    "edge_proxy.parts.spool": (
+        "broker.durable.database_file",
+        "broker.durable.disk_reserve",
+        "broker.durable.plugin_database",
+    ),
+    # TLS and the options of TCP exist once.
+    "edge_proxy.upstream": ("broker.network.tcp_options", "broker.network.tls"),
     "edge_proxy.aggregator.link": ("broker.network.tcp_options",),
     "plugins.access.passwd": ("broker.process.program",),
     "plugins.console.why": ("broker.process.program",),
@@ -274,14 +308,20 @@ ABOVE_THE_CONTRACT: Final = {
     "plugins.web.tls": ("broker.network.accepted", "broker.network.tls"),
     # A file that holds messages is kept from others in one way.
     "plugins.queue.engines.checkpoints": ("broker.durable.database_file",),
-    "plugins.queue.engines.disk_reserve": ("broker.durable.database_file",),
-    "plugins.queue.engines.sqlite": ("broker.durable.database_file",),
+    "plugins.queue.engines.sqlite": (
+        "broker.durable.database_file",
+        "broker.durable.disk_reserve",
+    ),
     "plugins.queue.engines.sqlite_format": ("broker.durable.database_file",),
+    "plugins.queue.publishing.stage_file": (
+        "broker.durable.database_file",
+        "broker.durable.plugin_database",
+    ),
 }
 """Modules outside the broker that may import these of its I/O layer, and why."""
 
 ONLY_IMPORTERS: Final = {
     "amqtt": ("broker.amqtt_host",),
-    "pyspark": ("spark_bridge",),
+    "pyspark": ("spark_bridge", "benchmarks.loads.spark_alternatives"),
 }
 """Third-party package to the modules, or packages of modules, that may import it."""

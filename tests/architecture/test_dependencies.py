@@ -12,8 +12,8 @@ from tests.architecture.source import INSTALLED_PACKAGES, ROOT, read_source
 EXTRAS_OF: Final = {
     **dict.fromkeys(INSTALLED_PACKAGES, ()),
     "penstock": (),
-    "plugins": ("arrow",),
-    "spark_bridge": ("spark",),
+    "plugins": ("arrow", "redis"),
+    "spark_bridge": ("decoders", "spark"),
     "models": ("models",),
     "netem": ("netem",),
     # Measurements of Spark, and of the queue's peers, need these; all others do without.
@@ -23,7 +23,12 @@ EXTRAS_OF: Final = {
 }
 """Folder to the extras whose requirements it may import, beside the core's."""
 
-IMPORTED_AS: Final = {"paho-mqtt": "paho", "pytest-xdist": "xdist", "pyyaml": "yaml"}
+IMPORTED_AS: Final = {
+    "paho-mqtt": "paho",
+    "protobuf": "google",
+    "pytest-xdist": "xdist",
+    "pyyaml": "yaml",
+}
 """Requirement to the name that it is imported by, where that is another."""
 
 PART_OF: Final = {"botocore": "boto3", "pydantic_core": "pydantic", "py4j": "pyspark"}

@@ -72,6 +72,26 @@ COVERED_ELSEWHERE: Final = {
         "tests/edge_proxy/parts/test_assembler.py",
         "what the clients of both ends publish and acknowledge shows it",
     ),
+    "edge_proxy/parts/surroundings.py": (
+        "tests/edge_proxy/parts/test_assembler.py",
+        "names without behaviour; both ends run with what they are given",
+    ),
+    "plugins/queue/batch_client.py": (
+        "tests/system/test_publishing.py",
+        "its requests show in what a broker publishes for them",
+    ),
+    "plugins/queue/http/openapi_schemas.py": (
+        "tests/plugins/queue/http/test_openapi.py",
+        "the schemas of the document, which is held against the server's answers",
+    ),
+    "plugins/queue/publishing/counts.py": (
+        "tests/plugins/queue/publishing/test_batches.py",
+        "counters without behaviour; the batches show what each counts",
+    ),
+    "plugins/queue/publishing/relay.py": (
+        "tests/plugins/queue/publishing/test_batches.py",
+        "what a relay publishes shows in the batches that it publishes",
+    ),
     "edge_proxy/aggregator/outlet.py": (
         "tests/edge_proxy/aggregator/test_joint.py",
         "what the joint writes shows it",
@@ -136,9 +156,41 @@ COVERED_ELSEWHERE: Final = {
         "tests/plugins/queue/engines/contract/test_upkeep.py",
         "maintenance, as the contract shows it",
     ),
+    "plugins/queue/engines/waited.py": (
+        "tests/plugins/queue/engines/contract/test_arrivals.py",
+        "what is waited for, as the contract shows it",
+    ),
     "plugins/queue/engines/waiting.py": (
         "tests/plugins/queue/engines/contract/test_arrivals.py",
         "arrivals, as the contract shows them",
+    ),
+    "plugins/queue/engines/redis/catalogue.py": (
+        "tests/plugins/queue/engines/contract/test_groups.py",
+        "the contract of queues and groups shows each of its calls",
+    ),
+    "plugins/queue/engines/redis/burying.py": (
+        "tests/plugins/queue/engines/contract/test_leases.py",
+        "dead letters, as the contract shows them",
+    ),
+    "plugins/queue/engines/redis/receiving.py": (
+        "tests/plugins/queue/engines/contract/test_leases.py",
+        "leases, as the contract shows them",
+    ),
+    "plugins/queue/engines/redis/storing.py": (
+        "tests/plugins/queue/engines/contract/test_storing.py",
+        "outcomes and room, as the contract shows them",
+    ),
+    "plugins/queue/engines/redis/functions.py": (
+        "tests/plugins/queue/engines/contract/test_reading.py",
+        "calls of the library, as the contract shows them",
+    ),
+    "plugins/queue/engines/redis/library.py": (
+        "tests/plugins/queue/engines/redis/test_server.py",
+        "the server takes the library, and refuses another one",
+    ),
+    "plugins/queue/engines/redis/mirror.py": (
+        "tests/plugins/queue/engines/contract/test_ledger.py",
+        "figures; the ledger holds them against what happened",
     ),
     "plugins/queue/engines/contract.py": (
         "tests/plugins/queue/engines/contract/test_storing.py",

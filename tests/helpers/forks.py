@@ -2,9 +2,11 @@
 
 Theory of operation. Half of what a program takes in a test is to import its modules. A server, one
 for each process of pytest, imports them once. For each program it forks a child with the program's
-own arguments, folder, environment and output. The child is a process like any other: it has a PID
-of its own, gets signals, and ends as Python ends. The server tells how it has ended. Standard input
-is pytest's; standard output and error are one pipe.
+own arguments, folder, environment and standard streams. The child is a process like any other: it
+has a PID of its own, and gets signals. The server tells how it has ended.
+
+A program that starts others is to be their parent, as it judges its own load by its children. So a
+fork forks itself for them.
 
 What a fork does not show: how long a start takes, what a process has of the memory, and that a
 program imports all that it needs. Tests of these start a Python of their own.
@@ -14,32 +16,45 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib
 import json
 import os
 import queue
+import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final, NoReturn
+
+from penstock.broker.extensions import ENTRY_POINT_GROUP
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 SERVICES: Final = (
     "amqtt.plugins.authentication",
+    "benchmarks.loads.lossy_load",
+    "benchmarks.loads.publisher",
+    "benchmarks.loads.queue_consumer",
+    "benchmarks.loads.queue_drain",
+    "benchmarks.loads.relay",
+    "benchmarks.loads.subscribers",
     "penstock.programs",
     "penstock.broker.__main__",
     "penstock.broker.amqtt_host.host",
     "penstock.broker.durable.persistence",
     "penstock.broker.network.websocket",
     "penstock.edge_proxy.__main__",
+    "penstock.edge_proxy.aggregator.plugin",
+    "penstock.edge_proxy.parts.plugin",
     "penstock.plugins.queue.__main__",
     "penstock.plugins.access.control",
     "penstock.plugins.console.api",
@@ -49,61 +64,64 @@ SERVICES: Final = (
     "penstock.plugins.withholding.gate",
     "uvloop",
 )
-"""What brokers, proxies and queues import at their start, or for a policy that names a plugin."""
+"""What brokers, proxies and queues import at their start, or for a policy that names a plugin, and
+the loads of benchmarks."""
 
-EXPERIMENTS: Final = ("penstock.netem.__main__", "penstock.netem.runs.run_command")
-"""What ``penstock netem`` imports, plots apart."""
+EXPERIMENTS: Final = (
+    *SERVICES,
+    "penstock.netem.__main__",
+    "penstock.netem.clients.bulk_flow",
+    "penstock.netem.clients.client",
+    "penstock.netem.links.forwarder",
+    "penstock.netem.runs.run_command",
+    "penstock.netem.runs.withheld_watch",
+    "pyarrow.dataset",
+)
+"""What ``penstock netem`` and the programs that it starts import, plots apart."""
+
+FORKED: Final = (
+    "benchmarks",
+    "broker",
+    "penstock.broker",
+    "penstock.edge_proxy",
+    "penstock.netem",
+    "penstock.plugins.access",
+    "penstock.plugins.queue",
+    "script.demo_program",
+)
+"""Packages whose programs may be forks; ``penstock`` itself is one too. The demo starts ``broker``,
+by the name of its folder."""
 
 MAX_REQUEST_BYTES: Final = 150_000
 
+CLONE_NEWNET: Final = 0x40000000
+"""From linux/sched.h: a network namespace."""
 
-class Fork:
-    """A program that runs, with the attributes and methods of `subprocess.Popen` that tests use.
+_entry_points: Final = functools.cache(metadata.entry_points)
+"""What is installed stays the same while tests run, and each start would read all of it."""
+
+_is_fork = False
+"""Whether this process is a program's fork."""
+
+
+class _Fork:
+    """A child of the server.
 
     Attributes:
-        pid: of its process.
-        returncode: exit status, negative after a signal; None while it runs.
-        stderr: what it writes to standard error and output.
+        pid: of the process.
+        status: exit status, negative after a signal; None while it runs.
+        has_ended: set with the status.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.returncode: int | None = None
-        self.stderr: IO[str] | None = None
-        self._ended = threading.Event()
+        self.status: int | None = None
+        self.has_ended = threading.Event()
 
     def end(self, status: int) -> None:
         """Take note of its end."""
-        self.returncode = status
-        self._ended.set()
-
-    def poll(self) -> int | None:
-        """Return the exit status; None while it runs."""
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; return the exit status.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not ended after as many seconds.
-        """
-        if not self._ended.wait(timeout) or self.returncode is None:
-            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
-        if self.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """End it by SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it by SIGKILL."""
-        self.send_signal(signal.SIGKILL)
+        self.status = status
+        self.has_ended.set()
 
 
 class Server:
@@ -117,34 +135,27 @@ class Server:
         """
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = _POPEN(
                 [sys.executable, "-m", "tests.helpers.forks", str(theirs.fileno()), *modules],
                 cwd=ROOT,
                 pass_fds=[theirs.fileno()],
             )
-        self._forks: dict[int, Fork] = {}
-        self._started: queue.SimpleQueue[Fork] = queue.SimpleQueue()
+        self._forks: dict[int, _Fork] = {}
+        self._started: queue.SimpleQueue[_Fork] = queue.SimpleQueue()
         self._starting = threading.Lock()
         threading.Thread(target=self._listen, daemon=True).start()
         atexit.register(self._close)
 
-    def start(self, module: str, arguments: Sequence[str], cwd: Path | None) -> Fork:
-        """Start ``python -m MODULE ARGUMENTS`` in a folder; None for the present one."""
-        reading, writing = os.pipe()
-        request = {
-            "module": module,
-            "arguments": list(arguments),
-            "cwd": str(cwd or Path.cwd()),
-            "environment": dict(os.environ),
-        }
-        try:
-            with self._starting:
-                socket.send_fds(self._channel, [json.dumps(request).encode()], [writing])
-                fork = self._started.get()
-        finally:
-            os.close(writing)
-        fork.stderr = os.fdopen(reading, encoding="utf-8", errors="replace")
-        return fork
+    def start(self, request: Mapping[str, Any], files: Sequence[int]) -> _Fork:
+        """Fork a program; see `_request`.
+
+        Args:
+            request: what.
+            files: descriptors of its standard input, output and error.
+        """
+        with self._starting:
+            socket.send_fds(self._channel, [json.dumps(request).encode()], files)
+            return self._started.get()
 
     def _listen(self) -> None:
         while told := self._channel.recv(1_000):
@@ -152,7 +163,7 @@ class Server:
             if status:
                 self._forks.pop(pid).end(status[0])
             else:
-                self._forks[pid] = fork = Fork(pid)
+                self._forks[pid] = fork = _Fork(pid)
                 self._started.put(fork)
 
     def _close(self) -> None:
@@ -162,23 +173,101 @@ class Server:
 
 _server = functools.cache(Server)
 
+_POPEN: Final = subprocess.Popen
 
-def start(module: str, arguments: Sequence[str], cwd: Path | None = None) -> Fork:
-    """Start ``python -m MODULE ARGUMENTS`` as a fork.
 
-    Args:
-        module: whose ``__main__`` has a function `main`.
-        arguments: of the program.
-        cwd: its working directory; None for the present one.
+class Popen(subprocess.Popen[Any]):
+    """`subprocess.Popen` that starts a program of Penstock, or of a benchmark, as a fork.
+
+    A command is forked if it is ``PYTHON -m MODULE ARGUMENTS``, with or without ``ip netns exec
+    NAMESPACE`` before it. Any other is started as usual.
     """
-    modules = EXPERIMENTS if module.startswith("penstock.netem") else SERVICES
-    return _server(modules).start(module, arguments, cwd)
+
+    _fork: _Fork | None = None
+
+    def _execute_child(self, *given: Any) -> None:
+        arguments, _, preexec_fn, _, pass_fds, cwd, environment = given[:7]
+        pipes = given[10:16]  # three pairs: the end to read, and the end to write
+        request = _request(arguments, cwd, environment, leads_session=given[21])
+        if request is None or preexec_fn is not None or pass_fds:
+            super()._execute_child(*given)  # type: ignore[misc] # typeshed has it not
+            return
+        theirs = (pipes[0], pipes[3], pipes[5])
+        files = [standard if file < 0 else file for standard, file in enumerate(theirs)]
+        if _is_fork:
+            self.pid = _fork_here(request, files)
+        else:
+            words = ".".join([request["module"], *request["arguments"]])
+            is_netem = request["namespace"] or words.startswith("penstock.netem")
+            self._fork = _server(EXPERIMENTS if is_netem else SERVICES).start(request, files)
+            self.pid = self._fork.pid
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined] # typeshed has it not
+
+    def _internal_poll(self, *given: Any, **named: Any) -> int | None:
+        if self._fork is None:
+            status: int | None = super()._internal_poll(*given, **named)  # type: ignore[misc] # as above
+            return status
+        if self.returncode is None and self._fork.status is not None:
+            self.returncode = self._fork.status
+        return self.returncode
+
+    def _wait(self, timeout: float | None) -> int:
+        if self._fork is None:
+            status: int = super()._wait(timeout)  # type: ignore[misc] # as above
+            return status
+        if not self._fork.has_ended.wait(timeout) or self._fork.status is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        self.returncode = self._fork.status
+        return self.returncode
 
 
-def _serve(channel: socket.socket, modules: Sequence[str]) -> int:
-    """Fork a child for each request, until the tests have ended; return an exit status."""
+@contextlib.contextmanager
+def forked_programs() -> Iterator[None]:
+    """Let all programs that a block starts be forks, where they can be."""
+    subprocess.Popen = Popen  # type: ignore[misc] # it is one
+    try:
+        yield
+    finally:
+        subprocess.Popen = _POPEN  # type: ignore[misc] # as before
+
+
+def _request(
+    command: object,
+    cwd: Path | str | None,
+    environment: Mapping[str, str] | None,
+    *,
+    leads_session: bool,
+) -> dict[str, Any] | None:
+    """Return what is to be forked, as JSON has it; None where a command is none of ours."""
+    if not isinstance(command, list | tuple):
+        return None
+    words = [os.fspath(word) for word in command]
+    namespace = None
+    if words[:3] == ["ip", "netns", "exec"]:
+        namespace, words = words[3], words[4:]
+    if words[:2] != [sys.executable, "-m"]:
+        return None
+    module = words[2]
+    if module != "penstock" and not f"{module}.".startswith(tuple(f"{name}." for name in FORKED)):
+        return None
+    return {
+        "module": module,
+        "arguments": words[3:],
+        "namespace": namespace,
+        "processors": list(os.sched_getaffinity(0)),
+        "cwd": os.fspath(cwd or Path.cwd()),
+        "environment": dict(os.environ if environment is None else environment),
+        "leads_session": leads_session,
+    }
+
+
+def _serve(channel: socket.socket, modules: Sequence[str]) -> None:
+    """Fork a child for each request, until the tests have ended."""
+    metadata.entry_points = _entry_points  # type: ignore[assignment]
     for name in modules:
         importlib.import_module(name)
+    _entry_points(group=ENTRY_POINT_GROUP)
     gc.collect()
     gc.freeze()
     woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -192,19 +281,16 @@ def _serve(channel: socket.socket, modules: Sequence[str]) -> int:
             _tell_who_has_ended(channel, running)
         if channel.fileno() not in ready:
             continue
-        request, files, _, _ = socket.recv_fds(channel, MAX_REQUEST_BYTES, 1)
+        request, files, _, _ = socket.recv_fds(channel, MAX_REQUEST_BYTES, 3)
         if not request:
             for pid in running:
                 os.kill(pid, signal.SIGKILL)
-            return 0
+            return
         pid = os.fork()
         if not pid:
-            signal.set_wakeup_fd(-1)
-            channel.close()
-            os.close(woken)
-            os.close(wakes)
-            return _be(json.loads(request), files[0])
-        os.close(files[0])
+            _be(json.loads(request), files)
+        for file in files:
+            os.close(file)
         running.add(pid)
         channel.send(json.dumps([pid]).encode())
 
@@ -219,24 +305,99 @@ def _tell_who_has_ended(channel: socket.socket, running: set[int]) -> None:
             channel.send(json.dumps([pid, os.waitstatus_to_exitcode(status)]).encode())
 
 
-def _be(request: Mapping[str, Any], output: int) -> int:
-    """Run a program in this process; return its exit status."""
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def _fork_here(request: Mapping[str, Any], files: Sequence[int]) -> int:
+    """Fork a program from this one; return the child's PID."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if not pid:
+        _be(request, [os.dup(file) for file in files])
+    return pid
+
+
+def _be(request: Mapping[str, Any], files: Sequence[int]) -> NoReturn:
+    """Run a program in this process and end it.
+
+    Nothing of the parent may end here: neither its blocks, nor its files by the collector. And
+    nothing is taken apart at the end, as that would copy all pages that are shared.
+    """
+    gc.freeze()
+    _skip_one_unfreeze()
+    atexit._clear()
+    status: object = 1
+    try:
+        _become(request, files)
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as end:
+        status = end.code
+        if status is not None and not isinstance(status, int):
+            sys.stderr.write(f"{status}\n")
+            status = 1
+    except BaseException:  # noqa: BLE001 - nothing may pass into the parent's frames
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(Exception):
+            threading._shutdown()  # type: ignore[attr-defined] # typeshed has it not
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status if isinstance(status, int) else 0)
+
+
+def _skip_one_unfreeze() -> None:
+    """Let the collection at a broker's start leave out the server's objects.
+
+    A search through them copies most of the pages that are shared.
+    """
+    unfreeze = gc.unfreeze
+
+    def skip() -> None:
+        gc.unfreeze = unfreeze
+
+    gc.unfreeze = skip
+
+
+def _become(request: Mapping[str, Any], files: Sequence[int]) -> None:
+    """Make this process what a program finds at its start."""
+    global _is_fork  # noqa: PLW0603 - what the process is
+    _is_fork = True
+    for standard, file in enumerate(files):
+        os.dup2(file, standard)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.sched_setaffinity(0, request["processors"])
+    if request["leads_session"]:
+        os.setsid()
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
+    if any(Path.cwd().glob("*.dist-info")):
+        _entry_points.cache_clear()
+    if request["namespace"] is not None:
+        _enter(request["namespace"])
+    # What it starts in its turn.
+    subprocess.Popen = Popen  # type: ignore[misc] # it is one
     sys.path[0] = request["cwd"]
-    program = importlib.import_module(f"{request['module']}.__main__")
-    sys.argv = [str(program.__file__), *request["arguments"]]
-    status: int = program.main(request["arguments"])
-    return status
+    sys.argv = ["", *request["arguments"]]
+    # The program runs under another name, and would be told that it is here already.
+    for name in (request["module"], f"{request['module']}.__main__"):
+        if not hasattr(sys.modules.get(name), "__path__"):
+            sys.modules.pop(name, None)
+
+
+def _enter(namespace: str) -> None:
+    """Enter a network namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/run/netns", namespace).open() as file:
+        if libc.setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"no network namespace {namespace}")
 
 
 if __name__ == "__main__":
     # Ctrl-C reaches every process of the terminal; pytest alone decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.exit(_serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]))
+    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

@@ -12,6 +12,7 @@ from tests.broker.serving import until
 from tests.helpers.frames import frames_of
 
 PUBACK = 0x40
+SUBACK = 0x90
 BUFFER_BYTES = 8_192
 """Of each socket: what is on its way is little."""
 
@@ -25,6 +26,7 @@ class MeteredLink:
         passed_bytes: that it has carried from the broker.
         n_connections: that it has accepted.
         n_acknowledged: PUBACK packets that it has carried to the broker.
+        n_subscribed: SUBACK packets that it has carried from the broker.
     """
 
     def __init__(self, target: int) -> None:
@@ -32,7 +34,7 @@ class MeteredLink:
         self.left_bytes = 0
         self.passed_bytes = 0
         self.n_connections = 0
-        self.n_acknowledged = 0
+        self.n_acknowledged = self.n_subscribed = 0
         self._target = target
         self._more = asyncio.Event()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -72,6 +74,7 @@ class MeteredLink:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         writer.transport.set_write_buffer_limits(BUFFER_BYTES)
+        buffer = ReceiveBuffer(BUFFER_BYTES)
         with contextlib.suppress(OSError):
             while True:
                 while not self.left_bytes:
@@ -80,8 +83,10 @@ class MeteredLink:
                 data = await reader.read(min(BUFFER_BYTES, self.left_bytes))
                 if not data:
                     return
-                self.left_bytes -= len(data)
+                self.left_bytes = max(0, self.left_bytes - len(data))
                 self.passed_bytes += len(data)
+                frames = frames_of(buffer, buffer.receive_data(data))
+                self.n_subscribed += sum(first_byte == SUBACK for first_byte, _ in frames)
                 writer.write(data)
                 await writer.drain()
 
@@ -93,6 +98,11 @@ class MeteredLink:
     async def is_used_up(self, n_acknowledged: int = 0) -> None:
         """Wait until it has carried what it may, and so many PUBACK packets in all."""
         await until(lambda: not self.left_bytes and self.n_acknowledged >= n_acknowledged)
+
+    def stop(self) -> None:
+        """End all connections; new ones carry nothing from the broker until `allow`."""
+        self.left_bytes = 0
+        self.cut()
 
     def cut(self) -> None:
         """End all connections; new ones may come."""

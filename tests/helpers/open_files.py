@@ -7,9 +7,9 @@ import contextlib
 import resource
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from penstock.broker.mqtt.packets import ConnAck
+from penstock.broker.mqtt.packets import ConnAck, PingReq, PingResp
 from tests.helpers.process import SECONDS
-from tests.helpers.scripted import open_client
+from tests.helpers.scripted import accepted_client, open_client
 
 
 @contextlib.contextmanager
@@ -45,6 +45,21 @@ async def flooded(host: str, port: int, n_connections: int) -> AsyncIterator[Non
         for writer in writers:
             writer.transport.abort()
         await asyncio.gather(*ends)
+
+
+async def check_flood(port: int) -> None:
+    """Check that a flood that takes all files of a program ends neither clients nor listener.
+
+    A client that is there is served meanwhile, and others are once the flood has gone.
+    """
+    client = await accepted_client(port)
+    async with flooded("127.0.0.1", port, 60):
+        client.send(PingReq())
+        assert await client.receive() == PingResp()
+    async with asyncio.timeout(SECONDS):
+        while not await is_served(port):
+            pass
+    await client.close()
 
 
 async def _end(reader: asyncio.StreamReader) -> None:

@@ -49,6 +49,7 @@ class VirtualPair:
         self,
         version: int = 5,
         *,
+        peer: str = "test:1",
         gate: DeliveryGate | None = None,
         samplers: Sequence[LinkSampler] = (),
         shared: Shared | None = None,
@@ -68,7 +69,7 @@ class VirtualPair:
         )
         self.pair = Pair(
             self.shared,
-            "test:1",
+            peer,
             self.now,
             refusal=refusal,
             connack_timeout_seconds=CONNACK_SECONDS,

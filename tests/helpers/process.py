@@ -31,7 +31,7 @@ on a quiet machine, and half a minute where twenty others compute.
 ANONYMOUS: Final = "amqtt.plugins.authentication.AnonymousAuthPlugin"
 
 _LISTENS: Final = re.compile(r"listener (\S+): listening on \S+:(\d+)$", re.MULTILINE)
-_QUEUE_API: Final = re.compile(r"queue API listens on (http://\S+)")
+_QUEUE_API: Final = re.compile(r"queue API listens on (https?://\S+)")
 _CONSOLE_API: Final = re.compile(r"console API listens on (http://\S+)")
 
 
@@ -56,7 +56,7 @@ class Program:
         process: the running program.
     """
 
-    process: subprocess.Popen[str] | forks.Fork
+    process: subprocess.Popen[str]
 
     def __init__(
         self,
@@ -79,9 +79,14 @@ class Program:
         self._changed = threading.Condition()
         self._has_ended = False
         if is_forked and not options:
-            python, option, module, *arguments = command
-            assert (python, option) == (sys.executable, "-m")
-            self.process = forks.start(module, arguments, cwd)
+            self.process = forks.Popen(
+                command,
+                cwd=cwd,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+                errors="replace",
+            )
         else:
             self.process = subprocess.Popen(
                 command, cwd=cwd, stderr=subprocess.PIPE, text=True, **options
@@ -90,8 +95,9 @@ class Program:
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as lines:
+        written = self.process.stderr or self.process.stdout
+        assert written is not None
+        with written as lines:
             for line in lines:
                 with self._changed:
                     self._lines.append(line)
@@ -235,9 +241,9 @@ def is_there(pid: int) -> bool:
     return True
 
 
-def resident_bytes(broker: BrokerProcess) -> int:
-    """Return how much memory the broker's process has."""
-    n_bytes: int = psutil.Process(broker.process.pid).memory_info().rss
+def resident_bytes(program: Program) -> int:
+    """Return how much memory a program's process has."""
+    n_bytes: int = psutil.Process(program.process.pid).memory_info().rss
     return n_bytes
 
 

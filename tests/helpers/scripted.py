@@ -102,6 +102,15 @@ async def open_client(address: tuple[str, int], version: int = 5, **connect: Any
     return client
 
 
+async def accepted_client(port: int, version: int = 5, **connect: Any) -> Peer:
+    """Return a client whose CONNECT a program on this machine has accepted."""
+    client = await open_client(("127.0.0.1", port), version, **connect)
+    connack = await client.receive()
+    assert isinstance(connack, ConnAck)
+    assert connack.reason_code == 0
+    return client
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Let the event loop run until a condition holds."""
     async with asyncio.timeout(SECONDS):

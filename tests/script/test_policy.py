@@ -19,7 +19,8 @@ def test_a_derived_policy_differs_in_places_alone() -> None:
     assert derived.sys_interval == 1
     assert derived.plugins["withholding"] == example.plugins["withholding"]
     assert derived.plugins["probing"] == example.plugins["probing"]
-    places = {"http": "127.0.0.1:2884", "path": "elsewhere/queue.db"}
+    places: dict[str, object] = {"http": "127.0.0.1:2884", "path": "elsewhere/queue.db"}
+    places["publishing"] = {"path": "elsewhere/queue.publishing.db"}
     assert derived.plugins["queue"] == {**example.plugins["queue"], **places}
     assert derived.persistence is not None
     assert example.persistence is not None

@@ -14,6 +14,7 @@ from scramp import ScramClient
 
 from penstock.broker.mqtt.packets import Auth, ConnAck, Connect, Disconnect, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from tests.helpers.forks import forked_programs
 from tests.helpers.process import ROOT, running_broker
 from tests.helpers.wire import WireClient, connected
 
@@ -24,14 +25,15 @@ REFUSED = ReasonCode.NOT_AUTHORIZED
 def passwd(folder: Path, *arguments: str, password: str) -> None:
     """Write a user as an operator does."""
     command = [sys.executable, "-m", "penstock.plugins.access", *arguments]
-    subprocess.run(
-        command,
-        check=True,
-        input=password,
-        text=True,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    with forked_programs():
+        subprocess.run(
+            command,
+            check=True,
+            input=password,
+            text=True,
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
 
 
 @pytest.fixture

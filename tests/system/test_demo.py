@@ -13,10 +13,18 @@ import pytest
 
 from penstock.plugins.queue.client import QueueClient
 from script.demo_program.__main__ import main
+from tests.helpers.forks import forked_programs
 from tests.helpers.process import is_there
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ("--seconds", "4", "--no-spark")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forks() -> Iterator[None]:
+    """Let the demo and its brokers be forks, but not the commands that it prints."""
+    with forked_programs():
+        yield
 
 
 @contextmanager

@@ -14,8 +14,10 @@ from penstock.broker.config.policy import load_policy
 from penstock.broker.mqtt.packets import PubAck, Publish, Subscribe, SubscriptionRequest
 from penstock.edge_proxy.aggregator.config import UplinkConfig, UplinkKeys
 from penstock.netem.runs.broker_process import reserved_port
+from tests.broker.serving import until
 from tests.helpers.certificates import Authority
-from tests.helpers.mosquitto import running_mosquitto
+from tests.helpers.metered_link import MeteredLink, metered_link
+from tests.helpers.mosquitto import Mosquitto, running_mosquitto
 from tests.helpers.process import ROOT, running_broker
 from tests.helpers.wire import WireClient, connected
 
@@ -74,6 +76,10 @@ topic down/# in 1 "" to-plant/
 """
 
 
+ALL_BYTES = 1_000_000
+"""More than a test carries."""
+
+
 def imported(conf: Path, policy: Path) -> str:
     """Import a mosquitto.conf by the program; return what it has told."""
     command = [sys.executable, "-m", "penstock.broker.import_mosquitto", str(conf)]
@@ -100,6 +106,7 @@ def test_a_file_with_two_bridges_is_one_with_two_uplinks(tmp_path: Path) -> None
     assert [line.partition(": line")[2].split(":")[1] for line in told.splitlines()] == [
         " log_dest syslog",
         " connection cloud",
+        ' topic commands/# in 2 "" plants/7/',
         " connection modem",
         " bridge_max_packet_size 10000",
     ]
@@ -145,34 +152,47 @@ async def near_of(port: int) -> WireClient:
 async def test_a_site_with_a_bridge_moves_and_loses_nothing(tmp_path: Path) -> None:
     """By the steps of docs/migration.md; what goes to the site meanwhile waits in the cloud."""
     with reserved_port() as site, running_mosquitto(tmp_path) as cloud:
-        far = await connected(cloud.port, "far", 4)
-        await far.subscribe("plant/#", 1)
-        lines = BRIDGE.format(user=getpass.getuser(), folder=tmp_path, port=cloud.port)
-        with running_mosquitto(tmp_path, lines, site):
-            near = await near_of(site)
-            await near.send(Publish("up/end", b"last of the bridge", qos=1, packet_id=2))
-            assert await take_payload(far) == b"last of the bridge"
-            near.close()
-        await far.send(Publish("to-plant/down/a", b"meanwhile", qos=1, packet_id=1))
-        conf, file = tmp_path / f"mosquitto-{site}" / "mosquitto.conf", tmp_path / "edge.yaml"
-        imported(conf, file)
-        policy = yaml.safe_load(file.read_text())
-        uplink = policy["plugins"]["uplink"]["uplinks"]["cloud"]
-        held = {"when": "on_demand", "threshold_messages": 1_000_000}
-        uplink["start"] = held
-        with running_broker(policy, tmp_path) as broker:
-            assert broker.port == site
-            near = await near_of(site)
-            await near.send(Publish("up/a", b"while held", qos=1, packet_id=2))
-            while not isinstance(await near.receive(), PubAck):
-                pass
-            near.close()
-            broker.stop()
-        with running_broker(file.read_text(), tmp_path):
-            near = await near_of(site)
-            assert await take_payload(far) == b"while held"
-            assert await take_payload(near) == b"meanwhile"
-            await far.send(Publish("to-plant/down/a", b"after", qos=1, packet_id=2))
-            assert await take_payload(near) == b"after"
-            near.close()
-        far.close()
+        async with metered_link(cloud.port) as link:
+            await _move(tmp_path, site, cloud, link)
+
+
+async def _move(tmp_path: Path, site: int, cloud: Mosquitto, link: MeteredLink) -> None:
+    link.allow(ALL_BYTES)
+    far = await connected(cloud.port, "far", 4)
+    await far.subscribe("plant/#", 1)
+    lines = BRIDGE.format(user=getpass.getuser(), folder=tmp_path, port=link.port)
+    with running_mosquitto(tmp_path, lines, site):
+        near = await near_of(site)
+        await near.send(Publish("up/end", b"last of the bridge", qos=1, packet_id=2))
+        assert await take_payload(far) == b"last of the bridge"
+        await far.send(Publish("to-plant/down/a", b"by the bridge", qos=1, packet_id=1))
+        assert await take_payload(near) == b"by the bridge"
+        await until(lambda: link.n_acknowledged == 1)  # otherwise it comes twice
+        link.stop()
+        await far.send(Publish("to-plant/down/a", b"behind the cut", qos=1, packet_id=1))
+        near.close()
+    await far.send(Publish("to-plant/down/a", b"meanwhile", qos=1, packet_id=1))
+    conf, file = tmp_path / f"mosquitto-{site}" / "mosquitto.conf", tmp_path / "edge.yaml"
+    imported(conf, file)
+    policy = yaml.safe_load(file.read_text())
+    uplink = policy["plugins"]["uplink"]["uplinks"]["cloud"]
+    held = {"when": "on_demand", "threshold_messages": 1_000_000}
+    uplink["start"] = held
+    with running_broker(policy, tmp_path) as broker:
+        assert broker.port == site
+        near = await near_of(site)
+        await near.send(Publish("up/a", b"while held", qos=1, packet_id=2))
+        while not isinstance(await near.receive(), PubAck):
+            pass
+        near.close()
+        broker.stop()
+    link.allow(ALL_BYTES)
+    with running_broker(file.read_text(), tmp_path):
+        near = await near_of(site)
+        assert await take_payload(far) == b"while held"
+        for payload in (b"behind the cut", b"meanwhile"):
+            assert await take_payload(near) == payload
+        await far.send(Publish("to-plant/down/a", b"after", qos=1, packet_id=2))
+        assert await take_payload(near) == b"after"
+        near.close()
+    far.close()

@@ -22,6 +22,7 @@ from tests.helpers.process import (
     resident_bytes,
     running_broker,
 )
+from tests.helpers.stalled import stalled_subscriber
 from tests.helpers.wire import WireClient, connected
 
 N_SUBSCRIBERS = 10
@@ -77,17 +78,6 @@ def has_files(broker: BrokerProcess, folder: Path) -> bool:
             if str(link.readlink()).startswith(f"{folder}/"):
                 return True
     return False
-
-
-async def stalled_subscriber(port: int, number: int, receive_bytes: int = 4096) -> WireClient:
-    """Return a client that subscribes at QoS 1 and then reads nothing.
-
-    What a kernel takes for it can be bounded, at the price of a slow read later.
-    """
-    client = await WireClient.dial(port, 4 + number % 2, receive_bytes=receive_bytes)
-    assert (await client.connect(f"stalled {number}")).reason_code == 0
-    assert await client.subscribe("large/#", 1) == 1
-    return client
 
 
 async def publish_until_refused(client: WireClient, first: int) -> int:

@@ -24,6 +24,7 @@ from penstock.netem.figures.records import (
 from penstock.netem.figures.tables import read_table
 from penstock.netem.links.namespaces import FOLDER
 from penstock.netem.runs.run_file import read_run_info
+from tests.helpers import forks
 from tests.helpers.networks import NEEDS_ROOT
 from tests.helpers.process import SECONDS
 
@@ -77,9 +78,10 @@ N_LARGE = 3
 """Messages of the streams in the run."""
 
 
-def start(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
-    """Start ``penstock netem run`` in a folder."""
-    return subprocess.Popen(
+def start(arguments: list[str], folder: Path, *, is_forked: bool = True) -> subprocess.Popen[str]:
+    """Start ``penstock netem run`` in a folder, as a fork or as a user does."""
+    begin = forks.Popen if is_forked else subprocess.Popen
+    return begin(
         [sys.executable, "-m", "penstock", "netem", "run", *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -99,7 +101,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a short run of both brokers, in which both targets that count were met."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "bad-phase.yaml").write_text(SCENARIO)
-    run = start(["bad-phase.yaml", "--short", "--check", "--format", "csv"], folder)
+    arguments = ["bad-phase.yaml", "--short", "--check", "--format", "csv"]
+    run = start(arguments, folder, is_forked=False)
     out, err = run.communicate(timeout=200)
     assert run.returncode == 0, err
     assert "report: netem-bad-phase/report.md" in out

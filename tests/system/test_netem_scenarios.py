@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,8 +34,9 @@ little from scenario to scenario; its copy of clients and links takes as long as
 MOST_SECONDS = 300.0
 """Of a run, on a machine that has other things to do as well."""
 
-ENOUGH_BYTES = 16_000_000
-"""Beside one copy of all that is published: what an allocator takes more than it needs."""
+ENOUGH_BYTES = 24_000_000
+"""Beside one copy of all that is published: what an allocator takes more than it needs, and the
+pages of its parent that a fork writes to."""
 
 EARLY_SECONDS = 2.0
 """Of withholding before any link is bad, of all subscribers together: learning is not perfect."""
@@ -52,9 +54,12 @@ class Run(NamedTuple):
     said: str
 
 
+read_short = functools.cache(functools.partial(read_scenario, short=True))
+
+
 def chosen_brokers(name: str) -> list[str]:
     """Return which of a scenario's brokers run."""
-    scenario = read_scenario(name, short=True)
+    scenario = read_short(name)
     judged = {target.broker for target in scenario.targets}
     return [
         each
@@ -103,7 +108,7 @@ def test_what_is_no_timing_comes_out_as_it_is_to(
     assert run.status == 0, run.said
     info = read_run_info(folder)
     scenario = info.scenario
-    assert scenario == choose(read_scenario(name, short=True), ",".join(chosen_brokers(name)), None)
+    assert scenario == choose(read_short(name), ",".join(chosen_brokers(name)), None)
     measures = Measures(scenario, read_tables(folder))
     # A run of few links shows nothing of what depends on chance; here, its own figures are to hold.
     for target in scenario.targets:

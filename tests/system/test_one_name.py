@@ -141,5 +141,6 @@ def test_a_wheel_holds_one_name_and_is_built_from_an_sdist_without_tests(tmp_pat
         "penstock/broker/server.py",
         "penstock/netem/scenarios/field-run.yaml",
         "penstock/plugins/queue/client.py",
+        "penstock/plugins/queue/engines/redis/library.lua",
         "penstock/py.typed",
     } <= set(names)

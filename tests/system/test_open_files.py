@@ -11,10 +11,9 @@ from urllib.parse import urlsplit
 import aiohttp
 import aiomqtt
 
-from penstock.broker.mqtt.packets import ConnAck, PingReq, PingResp
-from tests.helpers.open_files import flooded, is_served, limit_of_files, no_free_files
+from tests.helpers.open_files import check_flood, flooded, is_served, limit_of_files, no_free_files
 from tests.helpers.process import SECONDS, anonymous_policy, running_broker
-from tests.helpers.scripted import open_client
+from tests.helpers.scripted import accepted_client
 
 CHANGES = "$SYS/broker/load/bytes/sent"
 """A figure that is another each time, as its own publication changes it."""
@@ -47,15 +46,7 @@ async def test_a_moment_without_free_files_stops_neither_sys_nor_the_listener(
 async def test_a_flood_that_takes_all_files_does_not_end_the_listener(tmp_path: Path) -> None:
     """Who is there is served meanwhile, and others once the flood has gone."""
     with running_broker(anonymous_policy(), tmp_path, preexec_fn=limit_of_files(40, 40)) as broker:
-        client = await open_client(("127.0.0.1", broker.port))
-        assert isinstance(await client.receive(), ConnAck)
-        async with flooded("127.0.0.1", broker.port, 60):
-            client.send(PingReq())
-            assert await client.receive() == PingResp()
-        async with asyncio.timeout(SECONDS):
-            while not await is_served(broker.port):
-                pass
-        await client.close()
+        await check_flood(broker.port)
 
 
 async def test_neither_http_nor_mqtt_takes_the_files_of_the_other(tmp_path: Path) -> None:
@@ -70,11 +61,7 @@ async def test_neither_http_nor_mqtt_takes_the_files_of_the_other(tmp_path: Path
                 port = urlsplit(url).port or 0
                 await stack.enter_async_context(flooded("127.0.0.1", port, 200))
             assert await is_served(broker.port)
-            clients = [await open_client(("127.0.0.1", broker.port)) for _ in range(20)]
-            for client in clients:
-                connack = await client.receive()
-                assert isinstance(connack, ConnAck)
-                assert connack.reason_code == 0
+            for client in [await accepted_client(broker.port) for _ in range(20)]:
                 await client.close()
         async with flooded("127.0.0.1", broker.port, 200):
             for url, path in zip(urls, ("/queues", "/clients"), strict=True):

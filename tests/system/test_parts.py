@@ -13,6 +13,7 @@ import pytest
 
 from penstock.broker.mqtt.packets import PubComp, Publish, PubRel
 from penstock.netem.runs.broker_process import reserved_port
+from tests.broker.serving import until
 from tests.edge_proxy.aggregator.test_uplink import deliver, take_message
 from tests.helpers.metered_link import MeteredLink, metered_link
 from tests.helpers.mosquitto import running_mosquitto
@@ -90,7 +91,8 @@ async def running(
         try:
             await cloud.start()
             await site.start()
-            await site.wait_for_log("uplink cloud: connected")
+            # Nothing promises what is published before the site has subscribed.
+            await until(lambda: link.n_subscribed)
             yield cloud, site, link
         finally:
             cloud.close()

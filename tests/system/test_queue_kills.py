@@ -4,6 +4,8 @@ import pytest
 
 from benchmarks.queue_kills import QUICK_KILLS, QUICK_LIFE_SECONDS, Server, run
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 
 @pytest.mark.parametrize("kind", QUICK_KILLS)
 def test_kills_at_random_moments_break_no_promise(kind: Server) -> None:

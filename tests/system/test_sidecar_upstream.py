@@ -39,7 +39,7 @@ async def test_failover_and_back(tmp_path: Path) -> None:
         }
         config = {"listener": {"bind": "127.0.0.1:0"}, "upstream": upstream}
         proxy = stack.enter_context(running_sidecar(config, tmp_path))
-        own = proxy.ports["default"]
+        own = proxy.port
         witness = await open_client(("127.0.0.1", own))
         assert isinstance(await witness.receive(), ConnAck)
         first.process.kill()
@@ -72,7 +72,7 @@ def test_a_broker_on_a_unix_socket(tmp_path: Path) -> None:
         }
         with (
             running_sidecar(config, tmp_path) as proxy,
-            connected(proxy.ports["default"]) as client,
+            connected(proxy.port) as client,
         ):
             assert client.subscribe("name", 1)
             assert client.payloads(1) == [b"unix"]

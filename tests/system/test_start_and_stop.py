@@ -44,7 +44,7 @@ async def test_stop_by_signal_tells_clients_and_stores_what_waits(tmp_path: Path
             assert await idle.rest() == [goodbye]
             assert await old.rest_bytes() == b""
         assert "Traceback" not in broker.log
-    with running_broker(anonymous_policy(QUEUE), tmp_path, is_forked=False) as broker:
+    with running_broker(anonymous_policy(QUEUE), tmp_path) as broker:
         client = QueueClient(broker.queue_url)
         stored = client.receive("work", max_messages=100, wait_seconds=5)
         while len(stored) < 100:
@@ -56,7 +56,7 @@ async def test_stop_by_signal_tells_clients_and_stores_what_waits(tmp_path: Path
 def test_paho_hears_why_the_broker_has_gone(tmp_path: Path) -> None:
     """A real client reports "server shutting down"."""
     with (
-        running_broker(anonymous_policy(), tmp_path, is_forked=False) as broker,
+        running_broker(anonymous_policy(), tmp_path) as broker,
         PahoClient(broker.port, version=MQTT_5, reconnect_on_failure=False) as client,
     ):
         assert client.connect()
@@ -69,7 +69,7 @@ def test_port_in_use_is_one_line_and_status_2(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         bind = f"127.0.0.1:{taken.getsockname()[1]}"
         policy = anonymous_policy(listeners={"default": {"bind": bind}})
-        broker = BrokerProcess(policy, tmp_path, is_forked=False)
+        broker = BrokerProcess(policy, tmp_path)
         assert broker.wait() == 2
     (line,) = [line for line in broker.log.splitlines() if "penstock broker: " in line]
     assert f"listener default: cannot bind {bind}: " in line
@@ -112,7 +112,7 @@ def test_wrong_policy_file_is_told_line_by_line(
     tmp_path: Path, policy: dict[str, object] | str, lines: list[str]
 ) -> None:
     """File, place, what was read and what is allowed; status 2; nothing listens."""
-    broker = BrokerProcess(policy, tmp_path, is_forked=False)
+    broker = BrokerProcess(policy, tmp_path)
     assert broker.wait() == 2
     for line in lines:
         assert f"policy.yaml: {line}" in broker.log
@@ -123,7 +123,7 @@ def test_wrong_policy_file_is_told_line_by_line(
 async def test_next_client_waits_for_a_place(tmp_path: Path) -> None:
     """With `max_connections` reached a client is accepted when another has left."""
     listeners = {"default": {"bind": "127.0.0.1:0", "max_connections": 2}}
-    with running_broker(anonymous_policy(listeners=listeners), tmp_path, is_forked=False) as broker:
+    with running_broker(anonymous_policy(listeners=listeners), tmp_path) as broker:
         first, second = await connected(broker.port), await connected(broker.port)
         third = await WireClient.dial(broker.port)
         await third.send(Connect(client_id="third", keep_alive=0))

@@ -110,7 +110,7 @@ def test_a_broker_that_does_not_answer_is_told_with_status_2(
         (200, b"[]", "something else answers there"),
         (200, b'{"client_id": "dev7"}', "something else answers there"),
         (404, b"<html>", "something else answers there"),
-        (404, b'{"error": "404: Not Found"}', "404: 404: Not Found"),
+        (404, b'{"error": "path: read x"}', "404: path: read x"),
         (500, b'{"error": "the server failed"}', "500: the server failed"),
         (503, b"7", "something else answers there"),
     ],

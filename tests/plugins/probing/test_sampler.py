@@ -132,6 +132,27 @@ def test_each_look_writes_what_the_kernel_says(loopback: Loopback) -> None:
     assert link.tcp.retransmit_ratio is not None
 
 
+def test_rtts_of_times_with_losses_are_none_of_calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path that is slower and lossy for two thirds of the time is known as it is in calm.
+
+    Loopback loses nothing, so the kernel's figures are made up.
+    """
+    rtt, segments, retransmissions, acked = 0.48, 0, 0, 0
+    monkeypatch.setattr(
+        "penstock.plugins.probing.sampler.read_tcp_info",
+        lambda _fileno: TcpInfo(rtt, 0.01, 0, retransmissions, acked, 0, segments, 0, False),
+    )
+    sampler, link = make_sampler(), Link("a")
+    for second in range(600):
+        is_bad = second % 60 >= 20
+        rtt = 0.58 if is_bad else 0.48 + 0.01 * (second % 4)
+        segments, acked = segments + 20, acked + 20_000
+        retransmissions += 2 if is_bad else 0
+        sampler.sample(link, 0, 1000.0 + second)
+    assert link.rtt_quartile is not None
+    assert link.rtt_quartile < 0.495
+
+
 def test_each_connection_says_what_it_sends_by(loopback: Loopback) -> None:
     """It is asked once: whoever connects again may have come by another listener."""
     sampler, link = make_sampler(), Link("a")

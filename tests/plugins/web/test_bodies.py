@@ -107,7 +107,9 @@ async def test_a_body_larger_than_the_application_allows_is_not_received() -> No
     """It is told by its length, before anything of it has come."""
     async with serving() as running:
         client = await running.post(100_001)
-        assert (await client.answer())[0] == 413
+        status, told = await client.answer()
+    assert status == 413
+    assert b"body: read 100001 bytes or more; allowed: 100000" in told
 
 
 async def test_a_body_that_is_not_whole_in_time_is_refused() -> None:

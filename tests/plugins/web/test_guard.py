@@ -13,11 +13,12 @@ import uvloop
 from aiohttp import web
 
 from penstock.plugins.web import guard
-from penstock.plugins.web.guard import MAX_REFUSED
+from penstock.plugins.web.guard import MAX_REFUSED, Guards
 from penstock.plugins.web.limits import HttpLimits
 from penstock.plugins.web.service import CHECK_ROOM, SEND_PIECES, HttpServer, RequestError
 from tests.helpers.process import SECONDS
 from tests.helpers.scripted import until
+from tests.helpers.skipping_loop import SkippingLoop
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -291,3 +292,35 @@ async def test_a_client_that_does_not_take_an_answer_in_pieces_is_dropped() -> N
         await until(lambda: running.n_connections == 0)
         await until(lambda: running.server._guards._waiting_bytes == 0)
         client.writer.close()
+
+
+def test_a_client_that_takes_every_piece_has_time_for_all_of_them() -> None:
+    """While there are more, an empty buffer says that it waits for us; then it must not be idle."""
+
+    class Taking(asyncio.Transport):
+        is_closed = False
+
+        def get_write_buffer_size(self) -> int:
+            return 0
+
+        def abort(self) -> None:
+            self.is_closed = True
+
+    async def send() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SkippingLoop)
+        limits = HttpLimits(idle_timeout_seconds=10.0)
+        guards = Guards(limits, 1, asyncio.Protocol, "plugins.test.http", logging.getLogger())
+        transport = Taking()
+        connection = guards.accept()
+        connection.connection_made(transport)
+        connection.handling()
+        with guards.sending(transport, 1_000):
+            await loop.skip(60.0)
+            assert not transport.is_closed
+        connection.handled()
+        await loop.skip(60.0)
+        assert transport.is_closed
+
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        runner.run(send())

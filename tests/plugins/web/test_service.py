@@ -79,7 +79,7 @@ async def test_an_application_is_served_on_the_port_that_was_bound() -> None:
         (RequestError("limit: read 0; allowed: 1 to 9"), 400, "limit: read 0; allowed: 1 to 9"),
         (RequestError("no such thing", 404), 404, "no such thing"),
         (_BusyError("later"), 429, "later"),
-        (web.HTTPRequestEntityTooLarge(9, 10), 413, "Maximum request body size 9 exceeded"),
+        (web.HTTPLengthRequired(), 411, "411: Length Required"),
         (ValueError("secret"), 500, "the server failed; its log says why"),
         (PenstockError("secret"), 500, "the server failed; its log says why"),
     ],
@@ -99,9 +99,11 @@ async def test_every_error_is_answered_with_json(
 async def test_wrong_paths_and_methods_are_answered_with_json_too() -> None:
     """A wrong method is told which are right."""
     async with serving() as url:
-        assert (await asked(f"{url}/else"))[:2] == (404, {"error": "404: Not Found"})
-        status, _, allow = await asked(url, "DELETE")
+        error = 'path: read "/else"; allowed: one that this API has'
+        assert (await asked(f"{url}/else"))[:2] == (404, {"error": error})
+        status, body, allow = await asked(url, "DELETE")
     assert (status, allow) == (405, "GET,HEAD")
+    assert body == {"error": 'method: read DELETE of "/"; allowed: GET,HEAD'}
 
 
 async def test_a_compressed_body_stays_as_it_came() -> None:

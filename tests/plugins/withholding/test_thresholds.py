@@ -217,7 +217,7 @@ def test_learned_threshold_follows_how_much_the_path_varies() -> None:
     link.rtt_quartile = 0.502
     assert thresholds.threshold_l(link) == pytest.approx(0.55)
     link.rtt_quartile = 0.55
-    assert thresholds.threshold_l(link) == pytest.approx(0.9)
+    assert thresholds.threshold_l(link) == pytest.approx(0.7)
     link.rtt_quartile = 0.9
     assert thresholds.threshold_l(link) == pytest.approx(1.5)
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from amqtt.client import MQTTClient
+
 from tests.helpers.certificates import Authority
+from tests.helpers.process import SECONDS
 
 TOPIC: Final = "größe/日本/🚀"
 """Letters of two, three and four bytes of UTF-8."""
@@ -67,3 +73,18 @@ class Endpoint:
         """Return the options of mosquitto's clients."""
         trust = ["--cafile", self.authority.cafile] if self.is_encrypted else []
         return ["-h", "127.0.0.1", "-p", str(self.port), *trust]
+
+
+@contextlib.asynccontextmanager
+async def amqtt_client(endpoint: Endpoint, client_id: str) -> AsyncIterator[MQTTClient]:
+    """Connect aMQTT's client, whose session stays for the next one."""
+    scheme = {"tcp": "mqtt", "tls": "mqtts"}.get(endpoint.transport, endpoint.transport)
+    client = MQTTClient(client_id=client_id, config={"auto_reconnect": False})
+    cafile = endpoint.authority.cafile if endpoint.is_encrypted else None
+    url = f"{scheme}://127.0.0.1:{endpoint.port}/mqtt"
+    async with asyncio.timeout(SECONDS):
+        assert await client.connect(url, cleansession=False, cafile=cafile) == 0
+        try:
+            yield client
+        finally:
+            await client.disconnect()

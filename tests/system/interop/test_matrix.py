@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import aiomqtt
@@ -18,7 +17,14 @@ from tests.helpers.certificates import Authority
 from tests.helpers.paho_client import MQTT_3_1_1, MQTT_5, PahoClient, connect_properties
 from tests.helpers.process import SECONDS, anonymous_policy, running_broker
 from tests.system.interop.cases import fresh
-from tests.system.interop.endpoints import PAYLOADS, TOPIC, TRANSPORTS, Endpoint, listeners
+from tests.system.interop.endpoints import (
+    PAYLOADS,
+    TOPIC,
+    TRANSPORTS,
+    Endpoint,
+    amqtt_client,
+    listeners,
+)
 
 V: Final = {"3.1": MQTTProtocolVersion.MQTTv31, "3.1.1": MQTT_3_1_1, "5": MQTT_5}
 CELLS: Final = pytest.mark.parametrize("qos", [0, 1, 2], ids=["qos0", "qos1", "qos2"])
@@ -162,21 +168,6 @@ async def test_aiomqtt(
 
 
 # -- aMQTT's client ---------------------------------------------------------------------------
-
-
-@contextlib.asynccontextmanager
-async def amqtt_client(endpoint: Endpoint, client_id: str) -> AsyncIterator[MQTTClient]:
-    """Connect aMQTT's client, whose session stays for the next one."""
-    scheme = {"tcp": "mqtt", "tls": "mqtts"}.get(endpoint.transport, endpoint.transport)
-    client = MQTTClient(client_id=client_id, config={"auto_reconnect": False})
-    cafile = endpoint.authority.cafile if endpoint.is_encrypted else None
-    url = f"{scheme}://127.0.0.1:{endpoint.port}/mqtt"
-    async with asyncio.timeout(SECONDS):
-        assert await client.connect(url, cleansession=False, cafile=cafile) == 0
-        try:
-            yield client
-        finally:
-            await client.disconnect()
 
 
 async def from_amqtt(client: MQTTClient) -> list[tuple[str, bytes, int]]:

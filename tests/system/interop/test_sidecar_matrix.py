@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import aiomqtt
 import pytest
+from paho.mqtt.enums import MQTTProtocolVersion
 
 from penstock.netem.runs.broker_process import RunningBroker, amqtt_command, reserved_port
 from tests.helpers.certificates import Authority
@@ -21,12 +22,12 @@ from tests.helpers.paho_client import MQTT_3_1_1, MQTT_5, PahoClient
 from tests.helpers.process import SECONDS, anonymous_policy
 from tests.helpers.sidecar import running_sidecar
 from tests.system.interop.cases import fresh
-from tests.system.interop.endpoints import Endpoint, listeners
+from tests.system.interop.endpoints import TRANSPORTS, Endpoint, amqtt_client, listeners
 
-VERSIONS: Final = {"3.1.1": MQTT_3_1_1, "5": MQTT_5}
+VERSIONS: Final = {"3.1": MQTTProtocolVersion.MQTTv31, "3.1.1": MQTT_3_1_1, "5": MQTT_5}
 CELLS: Final = [
-    pytest.param(broker, version, id=f"{broker}-{version}")
-    for broker, version in (("mosquitto", "3.1.1"), ("mosquitto", "5"), ("amqtt", "3.1.1"))
+    *(pytest.param("mosquitto", version, id=f"mosquitto-{version}") for version in VERSIONS),
+    pytest.param("amqtt", "3.1.1", id="amqtt-3.1.1"),
 ]
 """Brokers with the versions that they speak."""
 
@@ -129,7 +130,7 @@ def expected(base: str) -> list[tuple[str, bytes, int]]:
     return [(f"{base}/{qos}", payload, qos) for qos, payload in enumerate(PAYLOADS)]
 
 
-@pytest.mark.parametrize("transport", ["tcp", "tls", "ws", "wss", "unix"])
+@pytest.mark.parametrize("transport", [*TRANSPORTS, "unix"])
 @pytest.mark.parametrize(("broker", "version"), CELLS)
 def test_paho(sidecars: Sidecars, broker: str, version: str, transport: str) -> None:
     """Each QoS comes as it was published."""
@@ -155,7 +156,7 @@ def test_paho(sidecars: Sidecars, broker: str, version: str, transport: str) -> 
     assert came == expected(base)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "tls", "ws", "wss", "unix"])
+@pytest.mark.parametrize("transport", [*TRANSPORTS, "unix"])
 @pytest.mark.parametrize(("broker", "version"), CELLS)
 async def test_aiomqtt(sidecars: Sidecars, broker: str, version: str, transport: str) -> None:
     """Each QoS comes as it was published."""
@@ -178,6 +179,24 @@ async def test_aiomqtt(sidecars: Sidecars, broker: str, version: str, transport:
             async with asyncio.timeout(SECONDS):
                 message = await anext(client.messages)
             came.append((str(message.topic), message.payload, message.qos))
+    assert came == expected(base)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("broker", ["mosquitto", "amqtt"])
+async def test_amqtt(sidecars: Sidecars, broker: str, transport: str) -> None:
+    """Each QoS comes as it was published; it speaks MQTT 3.1.1 alone, and over no Unix socket."""
+    base = fresh(f"amqtt/{broker}/{transport}")
+    endpoint = sidecars.before(broker).endpoints[transport]
+    async with amqtt_client(endpoint, fresh("amqtt")) as client:
+        assert await client.subscribe([(f"{base}/{qos}", qos) for qos in range(3)]) == [0, 1, 2]
+        came = []
+        for qos, payload in enumerate(PAYLOADS):
+            await client.publish(f"{base}/{qos}", payload, qos)
+            async with asyncio.timeout(SECONDS):
+                message = await client.deliver_message()
+            assert message is not None
+            came.append((message.topic, bytes(message.data), message.qos))
     assert came == expected(base)
 
 
