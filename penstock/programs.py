@@ -34,11 +34,16 @@ class Program(NamedTuple):
 
 PROGRAMS: Final = {
     "broker": Program("penstock.broker.__main__", "run the MQTT broker with a policy file"),
-    "proxy": Program("penstock.edge_proxy.__main__", "run the edge proxy in front of any broker"),
-    "queue": Program("penstock.plugins.queue.__main__", "look after queues, or serve them alone"),
+    "proxy": Program(
+        "penstock.edge_proxy.__main__", "run the edge proxy, in front of any broker or at a site"
+    ),
+    "queue": Program(
+        "penstock.plugins.queue.__main__",
+        "inspect and change queues, or serve them alone",
+    ),
     "why": Program(
         "penstock.plugins.console.why",
-        "say why a client's last large message was held or sent",
+        "show why a client's last large message was held or sent",
     ),
     "passwd": Program(
         "penstock.plugins.access.passwd", "write users' passwords into a password file"
@@ -47,20 +52,20 @@ PROGRAMS: Final = {
         "penstock.broker.import_mosquitto.__main__", "write a policy file from a mosquitto.conf"
     ),
     "spark": Program(
-        "penstock.spark_bridge.__main__", "stream a queue into Parquet with Spark", "spark"
+        "penstock.spark_bridge.__main__", "run pipelines from queues to tables with Spark", "spark"
     ),
     "plan": Program(
         "penstock.models.__main__",
-        "simulate what a policy would do (the papers' models)",
+        "run the papers' simulations with the broker's own code",
         "models",
     ),
     "netem": Program(
         "penstock.netem.__main__",
-        "make a bad network on this machine (root)",
+        "emulate bad networks, and run experiments on them (root)",
         "netem",
     ),
     "bench": Program(
-        "benchmarks.__main__", "measure Penstock beside its peers (from a checkout)", "bench"
+        "benchmarks.__main__", "measure Penstock and other brokers (from a checkout)", "bench"
     ),
 }
 """Name to program, in the order of the help."""
@@ -136,7 +141,7 @@ def penstock(
         ),
     ] = False,
 ) -> None:
-    """Protect small messages and memory on bad networks with an MQTT broker, and feed Spark."""
+    """An MQTT broker that protects small messages and memory on bad networks, and feeds Spark."""
 
 
 def new_group() -> typer.Typer:

@@ -34,17 +34,17 @@ class PasswdError(PenstockError):
 
 @app.command()
 def passwd(
-    file: Annotated[Path, typer.Argument(help="Made where it does not exist.")],
-    user: Annotated[str, typer.Argument(help="Replaced where the file has it.")],
+    file: Annotated[Path, typer.Argument(help="Password file; created if it does not exist.")],
+    user: Annotated[str, typer.Argument(help="User name; an existing one gets the new password.")],
     *,
-    delete: Annotated[bool, typer.Option("-D", "--delete", help="Take the user out.")] = False,
+    delete: Annotated[bool, typer.Option("-D", "--delete", help="Remove the user.")] = False,
     is_scram: Annotated[
-        bool, typer.Option("--scram", help="A scram_file, for SCRAM-SHA-256.")
+        bool, typer.Option("--scram", help="Write a scram_file, for SCRAM-SHA-256.")
     ] = False,
     iterations: Annotated[
         int | None,
         typer.Option(
-            help=f"Work per guess, for attacker and login. Default: "
+            help=f"Rounds of the hash, for each login and each guess. Default: "
             f"{password_hash.DEFAULT_ITERATIONS}, with --scram {scram.DEFAULT_ITERATIONS}.",
         ),
     ] = None,

@@ -46,7 +46,7 @@ def describe_proxy(state: Report) -> list[str]:
     clients = state["clients"]
     line = f"clients: {clients['connected']:,} connected, {clients['gone']:,} gone"
     refused = [f"{n:,} refused ({printable(why)})" for why, n in clients["refused"].items()]
-    lines.append(", ".join([line, *refused]))
+    lines += [", ".join([line, *refused]), _balance(state["messages"])]
     figures = [f"{name} {n:,}" for name, n in state["payload_store"].items()]
     lines.append(f"payload store: {', '.join(figures)}")
     return lines
@@ -166,13 +166,18 @@ def _recent(decision: Report) -> str:
 
 
 def _ledger(ledger: Report) -> Iterator[str]:
-    places = ("delivered", "inflight", "withheld", "queued", "expired", "moved")
-    parts = [f"{ledger[place]:,} {place}" for place in places if ledger[place]]
-    parts += [f"{n:,} dropped ({reason})" for reason, n in sorted(ledger["dropped"].items())]
-    yield f"messages: {ledger['matched']:,}{' = ' if parts else ''}{' + '.join(parts)}"
+    yield _balance(ledger)
     if ledger["withheld"] or ledger["queued"]:
         waits_for = printable(ledger["waits_for"].partition(":")[0])
         yield f"  {_bytes(ledger['queued_bytes'])} wait: {waits_for}"
+
+
+def _balance(ledger: Report) -> str:
+    """Say where the messages of a ledger are."""
+    places = ("delivered", "inflight", "withheld", "queued", "expired", "moved")
+    parts = [f"{ledger[place]:,} {place}" for place in places if ledger[place]]
+    parts += [f"{n:,} dropped ({reason})" for reason, n in sorted(ledger["dropped"].items())]
+    return f"messages: {ledger['matched']:,}{' = ' if parts else ''}{' + '.join(parts)}"
 
 
 def _times(n: int) -> str:

@@ -44,13 +44,16 @@ class UnknownClientError(PenstockError):
 @app.command()
 def why(
     client_id: Annotated[
-        str | None, typer.Argument(help="Client Identifier; of a proxy, none for its own state.")
+        str | None, typer.Argument(help="Client Identifier; absent: the state of a proxy.")
     ] = None,
     url: Annotated[
-        str, typer.Option(help="Of the broker's plugin console; its key http says where.")
+        str, typer.Option(help="Address of the plugin console: its key http.")
     ] = DEFAULT_URL,
 ) -> None:
-    """Say why a client's last large message was held or sent; without a client, how a proxy is."""
+    """Show why a client's last large message was held or sent.
+
+    Without a client, show the state of a proxy.
+    """
     try:
         found = fetch(url, client_id)
     except UnknownClientError as error:

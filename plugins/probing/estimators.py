@@ -94,8 +94,8 @@ class LowerQuartile:
     a quarter of the time, so congestion for less than three quarters of the time does not show in
     the long run, and one of half a window raises the excess to 1.6 times.
 
-    Until a quarter of the window has passed, the time so far stands for it. The excess begins at
-    twice the first RTT: a path is not called steady before it has shown so.
+    Until half of the window has passed, the time so far stands for that half. The excess begins at
+    the first RTT: a path is not called steady before it has shown so.
 
     Attributes:
         value: seconds, or None before the first sample.
@@ -122,9 +122,9 @@ class LowerQuartile:
         else:
             excess = max(self._excess, LEAST_EXCESS)
             if seconds > 0:
-                known = min(self._seconds + seconds, self._window_seconds / 4)
+                known = min(self._seconds + seconds, self._window_seconds / 2)
                 self._seconds = known
-                share = seconds / known if seconds < known else 1.0
+                share = 2 * seconds / known if 2 * seconds < known else 1.0
                 excess *= math.exp(share * (0.25 if rtt - minimum > excess else -0.75))
         self._excess = excess
         self.value = minimum + excess
@@ -226,14 +226,17 @@ class SourceEstimates:
         updated_at: monotonic seconds of the newest sample, or None before the first.
         smoothed: RFC 6298 over all samples.
         minimum: least sample of `window_seconds`.
-        quartile: lower quartile.
+        quartile: lower quartile of the samples that came while `is_losing` was not set.
         average: moving average over `window_seconds`.
+        is_losing: whether the path loses packets at present. What its RTTs are like then says
+            nothing of calm, and may last for most of the time.
     """
 
     __slots__ = (
         "_is_smoothed",
         "_recent_minimum",
         "average",
+        "is_losing",
         "latest",
         "minimum",
         "name",
@@ -263,6 +266,7 @@ class SourceEstimates:
         self.minimum = WindowedMinimum(window_seconds)
         self.quartile = LowerQuartile(window_seconds)
         self.average = MovingAverage(window_seconds)
+        self.is_losing = False
         self._is_smoothed = estimator == "ewma"
         self._recent_minimum: WindowedMinimum | None = None
         if estimator == "minimum":
@@ -294,7 +298,9 @@ class SourceEstimates:
 
     def _take(self, rtt: float, srtt: float, payload_bytes: int, now: float) -> None:
         since = 0.0 if self.updated_at is None else now - self.updated_at
-        self.quartile.add(rtt, self.minimum.add(rtt, now), since)
+        minimum = self.minimum.add(rtt, now)
+        if not self.is_losing:
+            self.quartile.add(rtt, minimum, since)
         self.average.add(rtt, now)
         self.payload_bytes = payload_bytes
         self.updated_at = now

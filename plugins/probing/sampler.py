@@ -63,6 +63,11 @@ from penstock.plugins.probing.tcp_info import (
 KERNEL = "tcp_info"
 """Name of the source whose RTTs come smoothed."""
 
+LOSING_RATIO = 0.03
+"""Of recent segments, retransmitted, above which a path loses packets: loss-based congestion
+control keeps seven of them in flight then, by the TCP throughput equation, and a megabyte takes a
+hundred round trips."""
+
 
 class SubscriberPath:
     """The records of one subscriber, beside its link.
@@ -174,10 +179,10 @@ class RttSampler(LinkSampler):
             if info is not None:
                 is_waiting = info.unacked > 0 or info.notsent_bytes > 0
                 is_new = path.stall.look(info.bytes_acked, is_waiting=is_waiting, now=now)
+                self._write_look(link, path, info, fileno, now)
                 if is_new and info.rtt > 0:
                     path.take_kernel(info, now)
                 self._write_outstanding(link, path)
-                self._write_look(link, path, info, fileno, now)
         probe = path.probe
         if probe is not None and probe.packet_id and not probe.is_told:
             self._tell_overdue(link, probe, now)
@@ -296,6 +301,9 @@ class RttSampler(LinkSampler):
         tcp.segments = info.data_segs_out
         tcp.retransmissions = info.total_retrans
         tcp.retransmit_ratio = retransmits.add(info.data_segs_out, info.total_retrans, now)
+        is_losing = (tcp.retransmit_ratio or 0.0) > LOSING_RATIO
+        for source in path.sources:
+            source.is_losing = is_losing
 
     def _take_probe(
         self,

@@ -51,8 +51,7 @@ class Bodies:
         """Receive a body, which counts until the block ends.
 
         Raises:
-            RequestError: it was not complete in time.
-            HTTPRequestEntityTooLarge: it is larger than the application allows.
+            RequestError: it was not complete in time, or is larger than the application allows.
         """
         body = bytearray()
         reader = object()
@@ -71,7 +70,7 @@ class Bodies:
     async def _receive(self, request: web.Request, body: bytearray, reader: object) -> None:
         most = request.client_max_size
         if (request.content_length or 0) > most:
-            raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
+            raise _too_large(request.content_length or 0, most)
         if request.content_length is not None and request.content.is_eof():
             # All of it came with the header: there is nothing to wait for.
             n_bytes = request.content_length
@@ -85,7 +84,7 @@ class Bodies:
                 while chunk := await request.content.readany():
                     n_bytes = len(body) + len(chunk)
                     if n_bytes > most:
-                        raise web.HTTPRequestEntityTooLarge(most, n_bytes)
+                        raise _too_large(n_bytes, most)
                     while not (has_room := self._has_room(n_bytes, len(chunk), reader)):
                         self._is_awaited = True
                         await self._changed.wait()
@@ -108,3 +107,7 @@ class Bodies:
         if body_bytes <= BEGINNING_BYTES or self.received_bytes + more_bytes <= self._most_bytes:
             return True
         return next(iter(self._readers)) is reader
+
+
+def _too_large(n_bytes: int, most: int) -> RequestError:
+    return RequestError(f"body: read {n_bytes} bytes or more; allowed: {most}", 413)

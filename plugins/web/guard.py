@@ -1,9 +1,9 @@
 """The connections of an HTTP API: limits of their number and of their idle time.
 
 Theory of operation. A `Guard` stands between the socket's transport and aiohttp's protocol. While a
-request is being handled it does nothing: the time for that is the handler's, which may wait for
-messages. Before that, the header must arrive in time. Afterwards the client must take its answer;
-aiohttp itself limits how long it may stay without another request.
+request is being handled it does nothing, and has no timer: the time for that is the handler's,
+which may wait for messages. Before that, the header must arrive in time. Afterwards the client must
+take its answer, and may stay for a limited time without another request.
 
 A connection above the limit gets a refusal when it sends a request, and is closed. Only
 `MAX_REFUSED` at a time may stay to send one; further ones are cut off. While clients leave
@@ -147,7 +147,7 @@ class Guards:
         waiting_bytes = n_bytes
         self._waiting_bytes += n_bytes
         if guard is not None:
-            guard.handled()
+            guard.sending()
 
         def written(n_bytes: int) -> None:
             nonlocal waiting_bytes
@@ -185,6 +185,7 @@ class Guard(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._is_handling = False
+        self._is_sending = False
         self._awaits_header = False
         self._unsent_bytes = 0
 
@@ -241,9 +242,14 @@ class Guard(asyncio.Protocol):
         self._awaits_header = False
         self._set_timer(None)
 
+    def sending(self) -> None:
+        """The pieces of an answer are being sent: the client must take them."""
+        self.handled()
+        self._is_sending = True
+
     def handled(self) -> None:
-        """The answer is being sent: the client must take it."""
-        self._is_handling = self._awaits_header = False
+        """The answer is made: the client must take it, and then send another request in time."""
+        self._is_handling = self._is_sending = self._awaits_header = False
         self._unsent_bytes = 0
         self._watch_answer()
 
@@ -266,11 +272,13 @@ class Guard(asyncio.Protocol):
             self._timer = self._loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
-        """Drop a client that sends no header, or takes nothing of its answer."""
+        """Drop a client that sends no header, takes nothing of its answer, or is idle."""
         self._timer = None
         unsent_bytes = self.transport.get_write_buffer_size()
         if unsent_bytes and (not self._unsent_bytes or unsent_bytes < self._unsent_bytes):
             self._unsent_bytes = unsent_bytes
             self._watch_answer()
-        elif unsent_bytes or self._awaits_header or self.transport.is_closing():
+        elif self._is_sending and not unsent_bytes:
+            self._watch_answer()  # it has taken all pieces so far
+        else:
             self.transport.abort()

@@ -13,7 +13,8 @@ import contextlib
 import ipaddress
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
 from itertools import islice
 from logging import Logger
 from typing import Any, Final, TypeAlias
@@ -34,6 +35,10 @@ SHUTDOWN_SECONDS: Final = 2.0
 
 MOST_CONNECTIONS: Final = 1_000
 """As many requests may wait for messages of one queue."""
+
+NEVER_SECONDS: Final = 10 * 365 * 86_400.0
+"""Of aiohttp's own timer of an idle connection. It would fire while a request is held, once for
+each connection; the connection's guard has a timer that does not."""
 
 READ_BYTES: Final = 16 * 1024
 """Buffer for a body that is not read yet: twice as much is taken from a client, and at most one
@@ -97,11 +102,12 @@ CHECK_ROOM: Final[web.AppKey[Callable[[], None]]] = web.AppKey("check_room")
 Pieces: TypeAlias = Sequence[bytes | memoryview]
 """Of the body of an answer, in their order."""
 
-SEND_PIECES: Final[
-    web.AppKey[Callable[[web.Request, Pieces, str], Awaitable[web.StreamResponse]]]
-] = web.AppKey("send_pieces")
+SEND_PIECES: Final[web.AppKey[Callable[..., Awaitable[web.StreamResponse]]]] = web.AppKey(
+    "send_pieces"
+)
 """Key of the application: a function that answers a request with the pieces of a body, of a content
-type. What is large is written as the client takes it."""
+type, and with more headers where they are not None. What is large is written as the client takes
+it."""
 
 MAX_WHOLE_BYTES: Final = 64 * 1024
 """Of an answer that is written at once: as much as a connection buffers without back-pressure."""
@@ -159,7 +165,7 @@ class HttpServer:
             logger=_LOGGER,
             handler_cancellation=True,
             shutdown_timeout=SHUTDOWN_SECONDS,
-            keepalive_timeout=limits.idle_timeout_seconds,
+            keepalive_timeout=NEVER_SECONDS,
             read_bufsize=READ_BYTES,
             max_line_size=longest_path,
             # To inflate a megabyte to a gigabyte blocks the loop for seconds, even if it is
@@ -209,12 +215,16 @@ class HttpServer:
             raise RequestError("clients do not take their answers; try again later", 503)
 
     async def _send_pieces(
-        self, request: web.Request, pieces: Pieces, content_type: str
+        self,
+        request: web.Request,
+        pieces: Pieces,
+        content_type: str,
+        headers: Mapping[str, str] | None = None,
     ) -> web.StreamResponse:
         n_bytes = sum(map(len, pieces))
         if n_bytes <= MAX_WHOLE_BYTES:
-            return web.Response(body=b"".join(pieces), content_type=content_type)
-        answer = web.StreamResponse()
+            return web.Response(body=b"".join(pieces), content_type=content_type, headers=headers)
+        answer = web.StreamResponse(headers=headers)
         answer.content_type = content_type
         answer.content_length = n_bytes
         # Where the client has gone, aiohttp finds out by itself.
@@ -332,7 +342,7 @@ def answering_errors(
             # aiohttp keeps the error with the request; the traceback's frames would keep the body.
             error.__traceback__ = None
             allow = error.headers.get("Allow")
-            return error_answer(error.status, error.text or error.reason, allow)
+            return error_answer(error.status, _told(request, error, allow), allow)
         except _ILL_FORMED as error:
             return error_answer(400, f"ill-formed request: {_on_one_line(error)}")
         except Exception as error:
@@ -343,6 +353,15 @@ def answering_errors(
             return error_answer(500, "the server failed; its log says why")
 
     return answer_errors
+
+
+def _told(request: web.Request, error: web.HTTPException, allow: str | None) -> str:
+    """Return what aiohttp refuses, in the words of the other errors."""
+    if error.status == HTTPStatus.NOT_FOUND:
+        return f"path: read {show(request.path)}; allowed: one that this API has"
+    if error.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        return f"method: read {request.method} of {show(request.path)}; allowed: {allow}"
+    return error.text or error.reason
 
 
 def error_answer(status: int, message: str, allow: str | None = None) -> web.Response:

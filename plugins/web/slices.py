@@ -5,8 +5,9 @@ until it has used up its slice; then it waits for a turn. However much work ther
 the loop runs one slice: what the loop serves besides waits for one slice, not for all of the work.
 Short work never waits.
 
-A thread would not do: the interpreter lets one thread run at a time, and takes it from a busy
-thread only every 5 ms, so that each round of the loop would begin as late as that.
+A thread would do no better: the interpreter lets one thread run at a time, and a busy one gives way
+only after `penstock.broker.process.program.SWITCH_SECONDS`, so that each round of the loop would
+begin as late as that, also where there is very much work.
 """
 
 from __future__ import annotations

@@ -10,9 +10,10 @@ Theory of operation. A decision weighs two costs, both in seconds:
 
 So a message that takes T costs ``T + small_weight * rate * T**2 / 2``. Where no small message
 comes, only its own latency counts. Where many come, the sum would be least if large messages waited
-for every end of congestion, although the path carries them in a few seconds, as under BBR. So a
-plan counts only if the message's own expected latency is at most ``1 + small_weight / 4`` times
-that of sending now. Without the kernel's figures there is no such bound.
+for every end of congestion, although the path carries them in a few seconds. So a plan counts only
+if the message's own expected latency is at most ``1 + small_weight / 4`` times that of sending now.
+Under a congestion control that is not loss-based, as BBR, it is ``1 + (small_weight - 1) / 4``: by
+default none is held there. Without the kernel's figures there is no such bound.
 
 Congestion lasts for an unknown time. The best evidence is the lengths of earlier congestion on this
 path: those that are longer than the present one has lasted are, equally likely, its length. A plan

@@ -43,9 +43,11 @@ hundred patterns take 25 us."""
 LONGEST_KNOWN = 256
 """Characters of client id and user name that are cached, as clients may make up long ones."""
 
-SPREAD_RATIO = 8.0
-"""Distance of threshold_l from the least RTT, over that of the lower quartile: twice the range of
-evenly distributed RTTs, and nine in ten of exponentially distributed ones."""
+SPREAD_RATIO = 4.0
+"""Distance of threshold_l from the least RTT, over that of the lower quartile: the whole range of
+evenly distributed RTTs, and two thirds of exponentially distributed ones. A sample of calm that is
+above it is congestion of a second, whose cost is small; a tenth of a second below it on a path of
+half a second, all large messages of a bad phase would be sent."""
 
 _MOST_SHOWN = 40
 
