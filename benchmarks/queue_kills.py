@@ -396,11 +396,12 @@ class HttpPublisher:
         acknowledged: payloads that are stored.
     """
 
-    def __init__(self, url: str, name: str, rng: random.Random) -> None:
+    def __init__(self, url: str, name: str, seed: int) -> None:
         self.acknowledged: set[bytes] = set()
         self._client = QueueClient(url)
         self._name = name
-        self._rng = rng
+        # Its thread draws when it likes: from the generator of the kills, it would change these.
+        self._rng = random.Random(f"{name} {seed}")  # noqa: S311 - sizes, no secrets
         self._is_told_to_end = threading.Event()
         self._must_end = threading.Event()
         self._thread = threading.Thread(target=self._publish, daemon=True)
@@ -473,6 +474,13 @@ def until_idle(is_done: Callable[[], bool], progress: Callable[[], object]) -> N
             seen, since = now, time.monotonic()
 
 
+def drawn(n_kills: int, seed: int) -> list[bool]:
+    """Return which kills hit the server, `SERVER_RATIO` of them, in a random order."""
+    rng = random.Random(f"kills {seed}")  # noqa: S311 - kills, no secrets
+    n_of_server = round(n_kills * SERVER_RATIO)
+    return rng.sample([True] * n_of_server + [False] * (n_kills - n_of_server), k=n_kills)
+
+
 def run(kind: Server, n_kills: int, seed: int, life_seconds: float) -> list[Finding]:
     """Kill a server and its consumers at random moments; return what was found.
 
@@ -499,8 +507,8 @@ def run(kind: Server, n_kills: int, seed: int, life_seconds: float) -> list[Find
             for n, version in enumerate((V311, V5))
             if kind == "broker"
         ]
-        http = stack.enter_context(HttpPublisher(subject.client.url, "h", rng))
-        for _ in range(n_kills):
+        http = stack.enter_context(HttpPublisher(subject.client.url, "h", seed))
+        for is_servers in drawn(n_kills, seed):
             for publisher in mqtt:
                 # paho sends QoS 2 anew where a connection ends before its CONNACK.
                 publisher.wait(
@@ -508,7 +516,7 @@ def run(kind: Server, n_kills: int, seed: int, life_seconds: float) -> list[Find
                     SETTLE_SECONDS,
                 )
             time.sleep(rng.uniform(0, life_seconds))
-            if rng.random() < SERVER_RATIO:
+            if is_servers:
                 kills.append(time.monotonic())
                 subject.kill()
                 subject.start()

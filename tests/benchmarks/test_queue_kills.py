@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import queue_kills
 from benchmarks.faults.case import Finding
-from benchmarks.queue_kills import Record, Sent, judge, main, n_disordered, read_record
+from benchmarks.queue_kills import Record, Sent, drawn, judge, main, n_disordered, read_record
 
 
 def lines(*events: Any) -> str:
@@ -113,3 +113,11 @@ def test_the_program_ends_with_what_is_broken(
     shown = capsys.readouterr().out
     assert shown.startswith("promises broken: broker: lost; gateway: lost")
     assert "| broker | resident set | at most 256 MB | 50.00 MB |" in shown
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_quick_run_kills_servers_and_consumers(seed: int) -> None:
+    """As many of each, whatever the seed; in an order that the seed says."""
+    kills = drawn(6, seed)
+    assert sorted(kills) == [False] * 3 + [True] * 3
+    assert drawn(6, seed) == kills
