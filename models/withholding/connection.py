@@ -102,6 +102,11 @@ CASES: Final = {
     "lossy": Case("20 % loss and 100 ms each way for 17.5 s on average, cubic"),
     "long": Case("the same for 60 s", mean_seconds=(17.5, 60.0)),
     "bbr": Case("lossy with bbr", bad=State(1_000_000, 0.2, 0.2), congestion_control="bbr"),
+    "shared": Case(
+        "another connection fills the link, for 10 s on average of 30",
+        bad=State(900_000, 0.24, 0.01),
+        mean_seconds=(20.0, 10.0),
+    ),
     "cliff": Case("1 Mbit/s in place of 20", bad=State(115_000, 0.04)),
     "no small": Case("lossy without small messages", small_seconds=math.inf),
     "rare small": Case("lossy, a small one in 30 s", small_seconds=30.0, is_random=True),

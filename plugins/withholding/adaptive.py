@@ -45,9 +45,10 @@ What a message takes in congestion depends on what is known.
 The rate is measured where it can be: by the full-pipe rate of a transfer in this congestion. A
 measured rate counts for as long as the message would take at it. Then a message goes and measures
 again, so exploring takes at most half of the time. Before the first measurement, loss-based
-congestion control is expected to be as slow as the TCP throughput equation says, and any other as
-fast as in calm. Where the kernel sees nothing of the congestion, it is beyond the connection's end,
-such as a relay: there, L and C are those of the RTT.
+congestion control is expected to be as slow as the TCP throughput equation says, corrected by what
+transfers in earlier congestion took, and any other as fast as in calm. Where the kernel sees
+nothing of the congestion, it is beyond the connection's end, such as a relay: there, L and C are
+those of the RTT.
 
 Where few lengths are left, one more is added: as long again as it has lasted so far. It stands for
 congestion unlike any before. A hold ends after twice `max_withhold`, so that large messages pass

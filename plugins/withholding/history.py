@@ -22,7 +22,10 @@ are learned from them, in constant memory:
   such rate counts until the next look, and those of calm are what to wait for. Between small
   messages the kernel's retransmissions show it, by the TCP throughput equation. They are counted
   relative to what was sent in congestion only: a megabyte sent before it would hide them. The next
-  congestion begins with the values at the end of the last one.
+  congestion begins with the values at the end of the last one. The equation is for losses that do
+  not depend on what is sent. Where connections share a full queue, a transfer may be ten times as
+  fast: what earlier transfers in congestion took, over what the equation said, corrects it. A rate
+  counts once a later RTT sample shows that congestion had not ended by then.
 
 A path whose samples vary without memory has the same RTT after a calm sample as after any other.
 Then nothing is gained by waiting for a calm one, and `adaptive` sees that.
@@ -123,6 +126,8 @@ class CongestionHistory:
         after_calm: mean RTT of samples that followed a calm one, seconds, or None before the first.
         seconds_per_byte: of a long transfer in congestion, from its losses so far; 0 before the
             first look in congestion, and where the kernel cannot be asked.
+        slowness_ratio: mean time that a byte took in congestion over `seconds_per_byte`; the
+            equation itself counts as one sample.
         full_rate: newest rate of a full pipe, bytes per second; None before the first.
         full_rate_at: monotonic seconds of the look that found it.
         best_rate: the best of these, forgotten slowly.
@@ -159,6 +164,10 @@ class CongestionHistory:
     _n_lost: float = field(default_factory=lambda: SUPPOSED_LOSS_RATIO * GAIN * REMEMBERED_SEGMENTS)
     _counted: tuple[int, int] | None = None
     seconds_per_byte: float = 0.0
+    slowness_ratio: float = 1.0
+    _n_slowness: int = 1
+    _unproven: float = 0.0
+    """Sample of `slowness_ratio` by the newest full-pipe rate; 0 for none."""
     full_rate: int | None = None
     full_rate_at: float = 0.0
     best_rate: float | None = None
@@ -195,6 +204,10 @@ class CongestionHistory:
             spacing = sent_at - self.sampled_at
             if spacing < 0:
                 sent_at, spacing = self.sampled_at, 0.0
+        if self._unproven and sent_at > self.full_rate_at:
+            if rtt > threshold_l:
+                self._correct_equation(self._unproven)
+            self._unproven = 0.0
         self.sampled_at = sent_at
         self.known_at = known_at
         if rtt <= threshold_l:
@@ -272,8 +285,11 @@ class CongestionHistory:
         self.best_rate = max(rate, best + SLOW_GAIN * (rate - best))
         calm = self.calm_seconds_per_byte
         is_as_in_calm = calm is not None and rate * calm > CALM_RATE_RATIO
-        if self.began_at is not None and is_as_in_calm and self.is_seen_by_kernel:
-            self._end(at)
+        if self.began_at is not None and self.is_seen_by_kernel:
+            if self.seconds_per_byte:
+                self._unproven = 1 / (rate * self.seconds_per_byte)
+            if is_as_in_calm:
+                self._end(at)
         if self.began_at is None:
             # In steps, so that a rate of the last bad phase hardly counts.
             before = calm or 1 / rate
@@ -305,13 +321,13 @@ class CongestionHistory:
 
         Returns:
             Seconds for each byte: with loss-based congestion control by the TCP throughput
-            equation, with any other as in calm.
+            equation, corrected by earlier transfers, with any other as in calm.
         """
         if not self.is_loss_based:
             return self.calm_slowness()
         if not self.seconds_per_byte:
             return seconds_per_byte(level, 0.0, SUPPOSED_LOSS_RATIO)
-        return self.seconds_per_byte
+        return self.slowness_ratio * self.seconds_per_byte
 
     def calm_slowness(self) -> float:
         """Return the time for a byte of a long transfer in calm, seconds; 0 where it is unknown.
@@ -347,6 +363,11 @@ class CongestionHistory:
         self.began_at = None
         self.sampled_at = None
         self._suspended = None
+        self._unproven = 0.0
+
+    def _correct_equation(self, ratio: float) -> None:
+        self._n_slowness += 1
+        self.slowness_ratio += max(GAIN, 1 / self._n_slowness) * (ratio - self.slowness_ratio)
 
     def _follow_calm(self, rtt: float) -> None:
         self._n_after_calm += 1

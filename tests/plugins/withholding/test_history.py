@@ -329,6 +329,47 @@ def test_rate_of_calm_is_no_measured_rate_of_congestion() -> None:
     assert history.measured_slowness(2.0, 1_000_000) == 0.0
 
 
+def shared(seconds: range, kernel: Kernel, history: CongestionHistory) -> None:
+    """Let there be congestion in which a few packets are lost, and transfers pass at 500 kB/s."""
+    for second in seconds:
+        history.observe(BAD, second, second, THRESHOLD_L)
+        # The kernel tells no rate twice, so it differs a little each time.
+        history.observe_look(kernel.look(second, sent=10, lost=1, rate=500_000 + second))
+
+
+def test_transfers_in_congestion_correct_the_equation() -> None:
+    """The equation is the first sample of a plain mean; the last transfer is not proven yet."""
+    history, kernel = fed(CALM), Kernel()
+    history.observe_look(kernel.look(0.5, rate=2_500_000))
+    shared(range(1, 6), kernel, history)
+    ratio = history.assumed_slowness(BAD) / history.seconds_per_byte
+    assert ratio == history.slowness_ratio
+    told = 1 / (500_000 * lossy(0.1))
+    assert ratio == pytest.approx((1 + 3 * told) / 4, rel=0.1)
+    shared(range(6, 60), kernel, history)
+    assert 500_000 * history.assumed_slowness(BAD) == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_rate_after_which_the_path_is_calm_does_not_correct_the_equation() -> None:
+    """The transfer was that fast as congestion had ended, which no sample had shown by then."""
+    history, kernel = fed(CALM), Kernel()
+    congested(range(1, 6), kernel, history, sent=10, lost=2)
+    history.observe_look(kernel.look(6.0, sent=100, rate=500_000))
+    history.observe(CALM, 7, 7, THRESHOLD_L)
+    history.observe(BAD, 8, 8, THRESHOLD_L)
+    assert history.slowness_ratio == 1.0
+
+
+def test_a_rate_before_a_long_silence_does_not_correct_the_equation() -> None:
+    """Whether congestion had ended then, no sample will tell."""
+    history, kernel = fed(CALM), Kernel()
+    congested(range(1, 6), kernel, history, sent=10, lost=2)
+    history.observe_look(kernel.look(6.0, sent=100, rate=500_000))
+    history.lose_sight()
+    history.observe(BAD, 900, 900, THRESHOLD_L)
+    assert history.slowness_ratio == 1.0
+
+
 def test_only_loss_based_congestion_control_is_expected_to_be_slow() -> None:
     """Losses slow cubic down; of bbr the rate of calm is expected."""
     slownesses = []
