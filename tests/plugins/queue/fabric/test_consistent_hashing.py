@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.plugins.queue.fabric.consistent_hashing import ConsistentHashing
+
+KEYS = [f"device {number}" for number in range(400)]
+NAMES = st.lists(st.text("abc", min_size=1, max_size=3), unique=True, min_size=2, max_size=6)
+
+
+def test_each_node_has_its_share_of_the_keys() -> None:
+    """Within what the points of a node leave to chance."""
+    nodes = ConsistentHashing("ABCDE")
+    load = Counter(nodes.node_of(f"device {number}") for number in range(5000))
+    assert set(load) == set("ABCDE")
+    assert all(800 <= count <= 1200 for count in load.values())
+
+
+@given(NAMES)
+def test_a_node_that_joins_takes_keys_and_moves_none_among_the_others(names: list[str]) -> None:
+    """What it does not take stays where it was."""
+    smaller, larger = ConsistentHashing(names[1:], 16), ConsistentHashing(names, 16)
+    for key in KEYS:
+        assert larger.node_of(key) in (names[0], smaller.node_of(key))
+
+
+@given(NAMES)
+def test_keys_of_a_node_that_was_declared_away_go_to_others(names: list[str]) -> None:
+    """As if it had never been there; before, each message of such a key is sent to it."""
+    smaller, larger = ConsistentHashing(names[1:], 16), ConsistentHashing(names, 16)
+    for key in KEYS:
+        assert larger.node_of(key, away=[names[0]]) == smaller.node_of(key)
+    assert larger.node_of("key", away=names) is None
+
+
+def test_no_node_is_named() -> None:
+    """There is nowhere to put a key."""
+    with pytest.raises(ValueError, match="nodes: read none; allowed: one or more"):
+        ConsistentHashing([])

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.plugins.queue.fabric.rings import CLOCKWISE, Direction, Move, RingQueue, Rings
+
+FIVE = Rings("ABCDE")
+NODES = st.lists(st.text("abcdefgh", min_size=1, max_size=3), unique=True, min_size=3, max_size=12)
+
+
+def test_copies_follow_the_direction_of_their_ring() -> None:
+    """Clockwise in ring 1, counter-clockwise in ring 2 (paper 001, figure 3.7)."""
+    assert FIVE.holders(RingQueue(0, "C")) == ("C", "D", "E")
+    assert FIVE.holders(RingQueue(1, "C")) == ("C", "B", "A")
+    assert FIVE.takeover_order(RingQueue(1, "A")) == ("A", "E", "D", "C", "B")
+    assert [str(queue) for queue in FIVE.queues[:3]] == ["Q1-A", "Q2-A", "Q1-B"]
+
+
+@pytest.mark.parametrize(
+    ("directions", "loads"),
+    [
+        ((CLOCKWISE, CLOCKWISE), {"A": 2, "B": 2, "E": 6}),
+        ((CLOCKWISE, -CLOCKWISE), {"A": 2, "B": 4, "E": 4}),
+    ],
+)
+def test_load_of_two_failed_neighbours(
+    directions: tuple[Direction, Direction], loads: dict[str, int]
+) -> None:
+    """C and D away: one node has that of three, or two have that of two (paper 001, 3.3.2.2)."""
+    rings = Rings("ABCDE", directions)
+    assert Counter(rings.masters(away="CD").values()) == loads
+
+
+def test_nobody_is_master_where_all_are_away() -> None:
+    """Two of three copies are enough for a master, none is not."""
+    three = Rings("ABC")
+    assert set(three.masters(away="AB").values()) == {"C"}
+    assert three.masters(away="ABC") == {}
+
+
+@given(NODES, st.data())
+def test_every_physical_queue_has_three_distinct_nodes(
+    nodes: list[str], data: st.DataObject
+) -> None:
+    """As long as three are there, whichever are away; its home is first if it is there."""
+    rings = Rings(nodes)
+    away = data.draw(st.sets(st.sampled_from(nodes), max_size=len(nodes) - 3))
+    for queue in rings.queues:
+        holders = rings.holders(queue, away)
+        assert len(holders) == len(set(holders)) == 3
+        assert not away & set(holders)
+        assert queue.home in away or holders[0] == queue.home
+        assert set(rings.takeover_order(queue)) == set(nodes)
+    assert Counter(rings.masters().values()) == dict.fromkeys(nodes, 2)
+
+
+@given(NODES, st.data())
+def test_a_node_that_joins_moves_little(nodes: list[str], data: st.DataObject) -> None:
+    """Two queues of each ring get one copy elsewhere each; no master moves."""
+    rings = Rings(nodes)
+    larger = rings.with_node("new", data.draw(st.none() | st.sampled_from(nodes)))
+    moves = rings.moves_to(larger)
+    assert len(moves) == 4
+    for move in moves:
+        assert move.gained == ("new",)
+        assert len(move.lost) == 1
+    before, then = rings.masters(), larger.masters()
+    assert all(then[queue] == node for queue, node in before.items())
+    assert set(larger.queues) - set(rings.queues) == {RingQueue(0, "new"), RingQueue(1, "new")}
+
+
+@given(NODES, st.data())
+def test_a_node_that_leaves_is_the_reverse(nodes: list[str], data: st.DataObject) -> None:
+    """What it held goes to one node more each, and nothing else moves."""
+    place = data.draw(st.none() | st.sampled_from(nodes))
+    larger = Rings(nodes).with_node("new", place)
+    there, back = Rings(nodes).moves_to(larger), larger.moves_to(larger.without_node("new"))
+    assert {(move.queue, move.lost, move.gained) for move in there} == set(map(tuple, back))
+    assert larger.without_node("new").nodes == tuple(nodes)
+
+
+def test_moves_name_the_copies() -> None:
+    """F between E and A: of ring 1, the queues of D and E; of ring 2, those of A and B."""
+    assert FIVE.moves_to(FIVE.with_node("F")) == [
+        Move(RingQueue(1, "A"), ("F",), ("D",)),
+        Move(RingQueue(1, "B"), ("F",), ("E",)),
+        Move(RingQueue(0, "D"), ("F",), ("A",)),
+        Move(RingQueue(0, "E"), ("F",), ("B",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Rings("AB"), "nodes: read 2; allowed: 3 or more, one a copy"),
+        (lambda: Rings("ABCA"), "nodes: read A twice; allowed: each name once"),
+        (lambda: Rings("ABC", copies=0), "copies: read 0; allowed: 1 or more"),
+        (lambda: FIVE.with_node("A"), "nodes: read A twice"),
+        (lambda: FIVE.with_node("F", after="X"), "after: read X; allowed: A, B, C, D, E"),
+        (lambda: FIVE.without_node("X"), "node: read X; allowed: A, B, C, D, E"),
+        (lambda: Rings("ABC").without_node("A"), "nodes: read 2; allowed: 3 or more"),
+    ],
+)
+def test_wrong_nodes_are_named(make: object, told: str) -> None:
+    """What was read, and what is allowed."""
+    assert callable(make)
+    with pytest.raises(ValueError, match=told):
+        make()
