@@ -350,6 +350,48 @@ def lease(
         _write(partial(write_figure_file, origin=origin, tables=tables), figures, "--figures")
 
 
+@app.command()
+def papers(
+    context: typer.Context,
+    *,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few, short runs: in under a minute, and rough.")
+    ] = False,
+    figures: Annotated[
+        Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
+    ] = None,
+) -> None:
+    """Run the papers' evaluations again: each number that they report, beside ours.
+
+    Two at a time, in some minutes. The result is printed as Markdown.
+    """
+    from penstock.models.papers import (  # noqa: PLC0415 - numpy
+        EVALUATIONS,
+        EXPECTED_SECONDS,
+        run,
+        tables,
+    )
+    from penstock.netem.display import Display  # noqa: PLC0415 - rich
+
+    origin = begin(context.obj)
+    if figures is not None:
+        _write(check_writable, figures, "--figures")
+    expected = EXPECTED_SECONDS / (10 if quick else 1)
+    with Display("papers", expected) as display:
+
+        def tell(step: str, done_ratio: float) -> None:
+            display.stage(f"{done_ratio:.0%}: {step}")
+            display.left(expected * (1 - done_ratio))
+
+        made = tables(run(EVALUATIONS, tell, is_quick=quick))
+    heading = "What the papers report and what is found, with 95 % confidence intervals."
+    if quick:
+        heading += " Of few and short runs: no verdict here counts."
+    typer.echo(to_markdown(heading, made), nl=False)
+    if figures is not None:
+        _write(partial(write_figure_file, origin=origin, tables=made), figures, "--figures")
+
+
 def _describe_seconds(effort: VisibilityEffort) -> str:
     return (
         f"{effort.replications} independent runs of {effort.seconds:g} s; means and 95 % confidence"

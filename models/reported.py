@@ -81,8 +81,8 @@ def reported_table(rows: Iterable[Reported]) -> Table:
             [
                 row.what,
                 f"{'' if row.relation == 'about' else row.relation + ' '}{row.value:g}{row.unit}",
-                row.found.show(lambda value: format(value, ".3g")) + row.unit,
-                f"{row.deviation:+.1%}",
+                _shown(row),
+                "-" if math.isnan(row.deviation) else f"{row.deviation:+.1%}",
                 "-" if math.isnan(row.closed_form) else f"{row.closed_form:.3g}{row.unit}",
                 str(row.standing),
                 row.reading,
@@ -90,3 +90,8 @@ def reported_table(rows: Iterable[Reported]) -> Table:
             for row in rows
         ],
     )
+
+
+def _shown(row: Reported) -> str:
+    shown = row.found.show(lambda value: format(value, ".3g"))
+    return shown if math.isnan(row.found.value) else shown + row.unit

@@ -183,6 +183,10 @@ def cells() -> Iterator[Cell]:
             yield limit.cell(arrival_rate)
 
 
+N_STEPS: Final = math.ceil(len(set(cells())) / len(PUBLISHER_ON)) + 1
+"""That `run` tells of."""
+
+
 def run(effort: Effort, tell: Callable[[str], None]) -> Results:
     """Simulate every point.
 

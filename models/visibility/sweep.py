@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -167,6 +168,11 @@ def settings() -> Iterator[Setting]:
         yield from (each for each in found if each is not None)
 
 
+_POINTS_A_STEP: Final = 10
+N_STEPS: Final = math.ceil(len(set(settings())) / _POINTS_A_STEP) + len(RELIABILITIES)
+"""That `run` tells of."""
+
+
 def run(effort: Effort, tell: Callable[[str], None]) -> Results:
     """Simulate every point.
 
@@ -178,7 +184,7 @@ def run(effort: Effort, tell: Callable[[str], None]) -> Results:
     by_setting = {}
     for number, setting in enumerate(todo, 1):
         by_setting[setting] = effort.run(setting, VisibleMessages)
-        if number % 10 == 0 or number == len(todo):
+        if number % _POINTS_A_STEP == 0 or number == len(todo):
             tell(f"{number} of {len(todo)} points")
     leased = {}
     for reliability in RELIABILITIES:

@@ -6,9 +6,10 @@ where the interval is clear of it on the other side, and is not shown in between
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from penstock.models.reported import Reported
 from penstock.models.withholding.sweep import (
     ADAPTIVE,
     BASELINE,
@@ -117,6 +118,22 @@ def verdicts(results: Results) -> list[Verdict]:
     if results.sweep.answers == "period":  # the reading for which the targets were found
         found += [_adaptive_closes(results, each) for each in TARGET_CLOSED if each in periods]
     return found
+
+
+def numbers(results: Results) -> Iterator[Reported]:
+    """Yield each number of the paper's text, for each threshold_l where T_Q is figure 8's."""
+    if FIGURE_8_PROBE_PERIOD not in results.sweep.probe_periods:
+        return
+    gains = _gains(results, "historic", BASELINE, FIGURE_8_PROBE_PERIOD)
+    for threshold_l, gain in zip(results.sweep.thresholds, gains, strict=True):
+        yield Reported(
+            f"{FIGURE_8}: what historic saves over the baseline, threshold_l {threshold_l:g} s",
+            REPORTED_GAIN,
+            gain,
+            "a burst adds one amount for its whole length; the paper has one run and one number for"
+            " all threshold_l",
+            unit=" s",
+        )
 
 
 def _per_threshold(results: Results, value: Callable[[float], str]) -> str:

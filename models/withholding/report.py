@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
-from penstock.models.withholding.claims import WORDS, verdicts
+from penstock.models.reported import reported_table
+from penstock.models.withholding.claims import WORDS, numbers, verdicts
 from penstock.models.withholding.other_paths import HISTORIC, MOST_RATIO, PathResult
 from penstock.models.withholding.sweep import (
     BASELINE,
@@ -57,6 +58,7 @@ def sweep_tables(results: Results) -> dict[str, Table]:
         if label not in {BASELINE, CLAIRVOYANT}
     ]
     tables["closed"] = Table(header, rows)
+    tables["reported"] = reported_table(numbers(results))
     rows = [[each.claim, WORDS[each.standing], each.found] for each in verdicts(results)]
     tables["claims"] = Table(["claim", "verdict", "found"], rows)
     return tables

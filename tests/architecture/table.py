@@ -99,6 +99,7 @@ PACKAGE_ARROWS: Final = {
         "broker.payload",
         "netem.figures.estimates",
         "netem.figures.figure_file",
+        "netem.display",
         "broker.config.command_line",
     ),
     # An executor of Spark needs no broker; a size, an address, a YAML file, a command line, a topic

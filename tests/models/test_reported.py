@@ -34,9 +34,11 @@ def test_a_row_has_deviation_reading_and_closed_form() -> None:
         Reported("success", 0.73, found, "as it is", "at least", 0.83),
         Reported("response", 0.7, found, unit=" s"),
         Reported("cap", 0.7, found, relation="at most"),
+        Reported("wait", 2.0, Estimate(math.nan, math.nan, math.nan, 8), unit=" s"),
     ]
     assert reported_table(rows).rows == [
         ["success", "at least 0.73", "0.8 (0.78 to 0.82)", "+9.6%", "0.83", "met", "as it is"],
         ["response", "0.7 s", "0.8 (0.78 to 0.82) s", "+14.3%", "-", "missed", ""],
         ["cap", "at most 0.7", "0.8 (0.78 to 0.82)", "+14.3%", "-", "missed", ""],
+        ["wait", "2 s", "-", "-", "-", "not shown", ""],
     ]

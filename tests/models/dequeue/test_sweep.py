@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.models.dequeue import sweep
-from penstock.models.dequeue.sweep import RUNS, SLEEP_TIMES, claims, run, tables
+from penstock.models.dequeue.sweep import RUNS, SLEEP_TIMES, claims, numbers, run, tables
 from penstock.netem.figures.estimates import Standing
 from tests.models.dequeue.small_results import small_results
 
@@ -30,10 +30,20 @@ def test_a_claim_that_does_not_hold_is_told() -> None:
 def test_tables_have_every_strategy_lambda_and_sleep_time() -> None:
     """A table for each figure of the paper, and the claims."""
     found = tables(small_results())
-    assert list(found) == ["figure 9", "figure 10", "figure 11", "figure 12", "claims"]
+    figures = ["figure 9", "figure 10", "figure 11", "figure 12"]
+    assert list(found) == [*figures, "reported", "claims"]
     assert [row[0] for row in found["figure 9"].rows] == list(RUNS)
     assert found["figure 9"].rows[0][1].startswith("1,000 (1,000 to")
     assert len(found["figure 12"].columns) == 1 + len(SLEEP_TIMES)
+
+
+def test_numbers_of_the_text_stand_beside_ours() -> None:
+    """The gain of RDS (figure 14), and the best sleep time (figure 12)."""
+    gain, sleep_time = numbers(small_results())
+    assert (gain.value, gain.standing) == (1.8, Standing.MISSED)
+    assert gain.found.value == pytest.approx(950 / 480, rel=1e-3)
+    assert (sleep_time.found.value, sleep_time.deviation) == (5.0, 0.0)
+    assert (sleep_time.found.low, sleep_time.found.high) == (5.0, 5.0)
 
 
 def test_runs_are_paired_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.models.withholding.claims import above, below, most_of, verdicts
+from penstock.models.withholding.claims import above, below, most_of, numbers, verdicts
 from penstock.models.withholding.sweep import (
     ADAPTIVE,
     BASELINE,
@@ -13,6 +13,7 @@ from penstock.models.withholding.sweep import (
     Sweep,
 )
 from penstock.netem.figures.estimates import Standing, exact
+from tests.models.withholding.small_sweep import small_results
 
 HOLDS, FAILS, NOT_SHOWN = Standing.MET, Standing.MISSED, Standing.NOT_SHOWN
 
@@ -126,3 +127,11 @@ def test_claims_of_a_t_q_that_was_not_run_are_left_out() -> None:
     results = Results(Sweep([[0.2]] * 6, (0.2, 2.0), probe_periods=(5,)), results.means)
     claims = [verdict.claim for verdict in verdicts(results)]
     assert not any("Historic saves" in claim or "T_Q = 1 s" in claim for claim in claims)
+
+
+def test_numbers_of_the_text_stand_for_each_threshold() -> None:
+    """What historic saves, where figure 8's T_Q was run (paper 002)."""
+    found = list(numbers(small_results()))
+    assert [each.value for each in found] == [3.5, 3.5]
+    assert [each.what[-5:] for each in found] == ["0.2 s", "l 2 s"]
+    assert list(numbers(small_results(probe_periods=(5,)))) == []

@@ -16,7 +16,7 @@ def test_report_has_every_policy_and_every_claim() -> None:
     """All rows of a table are as wide as its head."""
     results = small_results()
     tables = sweep_tables(results)
-    assert list(tables) == ["T_Q 1 s", "T_Q 5 s", "by T_Q", "closed", "claims"]
+    assert list(tables) == ["T_Q 1 s", "T_Q 5 s", "by T_Q", "closed", "reported", "claims"]
     for table in tables.values():
         assert {len(row) for row in table.rows} == {len(table.columns)}
     assert [row[0] for row in tables["T_Q 1 s"].rows] == [*POLICIES, "clairvoyant"]
