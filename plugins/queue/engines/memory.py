@@ -15,10 +15,12 @@ class MemoryStore:
     It keeps no rows, as there is no start at which they are read.
 
     Attributes:
+        name: what messages call it.
         tightened: empty, as there are no files.
     """
 
     def __init__(self) -> None:
+        self.name = "the memory"
         self.tightened: Sequence[str] = ()
         self._frames: dict[tuple[int, int], bytes] = {}
         self._owned: dict[int, set[int]] = {}

@@ -253,9 +253,10 @@ class SegmentReader:
         if queue is None:
             return
         n_missing = 0
+        segment: Segment | None = None
 
         def build(transaction: Transaction) -> None:
-            nonlocal n_missing
+            nonlocal n_missing, segment
             segment = physical.index.holding(broken.first_offset)
             if segment is not None and not queue.is_deleted:
                 everything = (1 << segment.n_messages) - 1
@@ -267,13 +268,17 @@ class SegmentReader:
             physical.aside += n_missing
 
         await self._state.change(build, then)
-        if n_missing:
+        if n_missing and segment is not None:
             self._state.logger.error(
-                "queue %s, physical queue %d: %s; its %d messages are set aside",
+                "queue %s, physical queue %d: %s: %s; %d messages, of offsets %d to %d, are set "
+                "aside",
                 queue.name,
                 physical.number,
+                self._state.store.name,
                 broken,
                 n_missing,
+                segment.first_offset,
+                segment.first_offset + segment.n_messages - 1,
             )
 
 

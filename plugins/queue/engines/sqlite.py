@@ -13,6 +13,9 @@ On a full disk messages are refused, and readers go on with the space of a `Disk
 space can be reserved again, no message is accepted.
 
 The facts about a segment are in a table beside its frame, so that the start reads no frames.
+
+Each frame is stored with its CRC-32, and one that has another when it is read is broken: SQLite
+notices damage of its own structures, and gives out bytes of a message as the disk returns them.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from zlib import crc32
 
 from penstock.broker.durable.database_file import (
     BUSY_SECONDS,
@@ -85,12 +89,14 @@ class SqliteStore:
         busy_seconds: how long to wait for another program that writes to the file.
 
     Attributes:
+        name: of the file, as messages call it.
         tightened: names of its files that other users could read until it was opened.
     """
 
     def __init__(
         self, path: str, durability: str = "full", *, busy_seconds: float = BUSY_SECONDS
     ) -> None:
+        self.name = f"queue database {path}"
         self.tightened: Sequence[str] = ()
         self._path = path
         self._durability = durability
@@ -121,7 +127,7 @@ class SqliteStore:
             self._checkpoints = Checkpointer(self._opened_again(), self._file.flush)
         except DatabaseFileError as error:
             self.close()
-            raise EngineStartError(f"queue database {self._path}: {error}") from error
+            raise EngineStartError(f"{self.name}: {error}") from error
         except sqlite3.Error as error:
             self.close()
             raise EngineStartError(
@@ -170,7 +176,7 @@ class SqliteStore:
     def why_lost(self) -> str:
         """Name the file that was deleted or replaced; "" for none."""
         lost = "" if self._file is None else self._file.why_lost()
-        return f"queue database {self._path}: {lost}" if lost else ""
+        return f"{self.name}: {lost}" if lost else ""
 
     def _check_there(self) -> None:
         lost = self.why_lost()
@@ -185,7 +191,7 @@ class SqliteStore:
         is_storing = bool(changes.segments)
         if is_storing and not self._hold_reserve():
             raise StorageFullError(
-                f"queue database {self._path}: the disk has less than the "
+                f"{self.name}: the disk has less than the "
                 f"{self._reserve.n_bytes:,} bytes left that are kept for readers"
             )
         if self._checkpoints is not None:
@@ -213,9 +219,9 @@ class SqliteStore:
                 changes.physical,
             )
             many(
-                "INSERT INTO segment VALUES (?, ?, ?, ?, ?)",
+                "INSERT INTO segment VALUES (?, ?, ?, ?, ?, ?)",
                 [
-                    (place, one.first_offset, one.n_messages, one.newest_at, frame)
+                    (place, one.first_offset, one.n_messages, one.newest_at, frame, crc32(frame))
                     for place, one, frame in changes.segments
                 ],
             )
@@ -224,8 +230,9 @@ class SqliteStore:
                 [(place, *one) for place, one, _ in changes.segments],
             )
             many(
-                "UPDATE segment SET frame = ? WHERE physical_queue = ? AND first_offset = ?",
-                [(frame, place, one.first_offset) for place, one, frame in replaced],
+                "UPDATE segment SET frame = ?, checksum = ?"
+                " WHERE physical_queue = ? AND first_offset = ?",
+                [(frame, crc32(frame), place, one.first_offset) for place, one, frame in replaced],
             )
             many(
                 "INSERT OR REPLACE INTO segment_facts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -267,22 +274,47 @@ class SqliteStore:
     def read(self, physical_id: int, first_offsets: Sequence[int]) -> dict[int, bytes]:
         """Return the frames of segments by first offset."""
         found: dict[int, bytes] = {}
-        reader = self._reader()
         for first in first_offsets:
-            try:
-                row = reader.execute(
-                    "SELECT frame FROM segment WHERE physical_queue = ? AND first_offset = ?",
-                    (physical_id, first),
-                ).fetchone()
-            except sqlite3.DatabaseError as error:
-                if _is_damage(error):
-                    raise BrokenSegmentError(physical_id, first, str(error)) from error
-                raise StorageError(self._explain(error)) from error
-            except sqlite3.Error as error:
-                raise StorageError(self._explain(error)) from error
-            if row is not None:
-                found[first] = row[0]
+            row = self._read_frame(physical_id, first)
+            if row is None:
+                continue
+            frame, checksum = row
+            if frame is None:
+                raise BrokenSegmentError(physical_id, first, "its frame is no bytes")
+            if checksum is not None and crc32(frame) != checksum:
+                raise BrokenSegmentError(
+                    physical_id,
+                    first,
+                    f"the CRC-32 of its frame is {crc32(frame)}, it was stored with {checksum}",
+                )
+            found[first] = frame
         return found
+
+    def _read_frame(self, physical_id: int, first: int) -> tuple[bytes | None, Any] | None:
+        """Return a frame and the checksum it was stored with, unchecked; None for no segment.
+
+        Raises:
+            BrokenSegmentError: SQLite cannot read it.
+            StorageError: the file cannot be read.
+        """
+        try:
+            # Not decoded as a text, where damage has turned it into one.
+            row: tuple[bytes | None, Any] | None = (
+                self._reader()
+                .execute(
+                    "SELECT CAST(frame AS BLOB), checksum FROM segment"
+                    " WHERE physical_queue = ? AND first_offset = ?",
+                    (physical_id, first),
+                )
+                .fetchone()
+            )
+        except sqlite3.DatabaseError as error:
+            if _is_damage(error):
+                raise BrokenSegmentError(physical_id, first, str(error)) from error
+            raise StorageError(self._explain(error)) from error
+        except sqlite3.Error as error:
+            raise StorageError(self._explain(error)) from error
+        return row
 
     def _frame_left(self, place: int, first_offset: int) -> bytes | None:
         """Return a frame as it is; None where SQLite cannot read it.
@@ -290,9 +322,10 @@ class SqliteStore:
         It is read before the transaction, in which SQLite could do nothing more after that.
         """
         try:
-            return self.read(place, [first_offset]).get(first_offset)
+            row = self._read_frame(place, first_offset)
         except BrokenSegmentError:
             return None
+        return None if row is None else row[0] or b""
 
     def sweep(self) -> bool:
         """Delete some segments of deleted queues."""
@@ -409,7 +442,7 @@ class SqliteStore:
 
     def _open_writer(self) -> sqlite3.Connection:
         if self._writer is None:
-            raise StorageError(f"queue database {self._path}: closed")
+            raise StorageError(f"{self.name}: closed")
         return self._writer
 
     def _reader(self) -> sqlite3.Connection:
@@ -441,7 +474,7 @@ class SqliteStore:
         """
         connection = self._writer
         if connection is None:
-            raise StorageError(f"queue database {self._path}: closed")
+            raise StorageError(f"{self.name}: closed")
         try:
             synchronous = "FULL" if must_flush and self._durability == "full" else "NORMAL"
             if synchronous != self._synchronous:
@@ -487,7 +520,7 @@ class SqliteStore:
             self._shorten_log()
             return self._reserve.hold()
         except DatabaseFileError as error:
-            raise StorageError(f"queue database {self._path}: {error}") from error
+            raise StorageError(f"{self.name}: {error}") from error
 
     def _shorten_log(self) -> None:
         """Move the write-ahead log's contents into the file, and free its space."""
@@ -502,7 +535,7 @@ class SqliteStore:
             self._checkpoints.note(n_bytes)
 
     def _explain(self, error: sqlite3.Error) -> str:
-        return f"queue database {self._path}: {in_words(error)}"
+        return f"{self.name}: {in_words(error)}"
 
 
 def _execute_many(

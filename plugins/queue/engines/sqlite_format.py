@@ -143,11 +143,14 @@ _FROM_VERSION_1: Final = (
     "ALTER TABLE physical_queue_2 RENAME TO physical_queue",
 )
 
+# The CRC-32 of the frame; NULL for a segment that was stored before there was one.
+_FROM_VERSION_2: Final = ("ALTER TABLE segment ADD COLUMN checksum INTEGER",)
+
 FORMAT: Final = Format(
     application_id=0x50455154,
-    version=2,
-    schema=(_PHYSICAL_QUEUE, _SEGMENT, _GONE, *_OTHERS),
-    upgrades={1: _FROM_VERSION_1},
+    version=3,
+    schema=(_PHYSICAL_QUEUE, _SEGMENT, _GONE, *_OTHERS, *_FROM_VERSION_2),
+    upgrades={1: _FROM_VERSION_1, 2: _FROM_VERSION_2},
 )
 
 

@@ -202,9 +202,11 @@ class Store(Protocol):
     and `backup` by any.
 
     Attributes:
+        name: what messages call it.
         tightened: names of its files that other users could read until it was opened.
     """
 
+    name: str
     tightened: Sequence[str]
 
     def open(self) -> Rows:

@@ -442,6 +442,40 @@ async def test_a_broken_segment_is_set_aside_and_what_is_behind_it_received(tmp_
         assert read_batch(b"".join(frames)).payload == [b"d"]
 
 
+def flip(path: Path, wanted: bytes) -> None:
+    """Change a bit of the last of some bytes, wherever they are in the file, as a disk may."""
+    data = path.read_bytes()
+    assert data.count(wanted) == 1
+    path.write_bytes(data.replace(wanted, wanted[:-1] + bytes([wanted[-1] ^ 1])))
+
+
+@pytest.mark.parametrize("kind", ["lease", "offsets"])
+async def test_bytes_that_changed_on_the_disk_are_not_delivered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """The frame can be decoded all the same; the log says where, and what is around it is read."""
+    path = tmp_path / "queue.db"
+    names = ["g"] if kind == "lease" else ["r"]
+    async with running_engine(SqliteStore(str(path)), groups=names) as engine:
+        for each in ((b"before",), (b"whole", b"amount: 100"), (b"behind",)):
+            await put(engine, *each)
+    flip(path, b"amount: 100")
+    async with running_engine(SqliteStore(str(path))) as engine:
+        if kind == "lease":
+            found = await payloads(engine)
+        else:
+            found = read_batch(b"".join(await engine.read("q", 0, 0, 4, 9))).payload
+        assert found == [b"before", b"behind"]
+        assert engine.snapshot("q").set_aside == 2
+        assert engine.failure() is None
+    (told,) = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
+    assert told.startswith(
+        f"queue q, physical queue 0: queue database {path}: the segment at offset 1 cannot be "
+        "read: the CRC-32 of its frame is "
+    )
+    assert told.endswith("; 2 messages, of offsets 1 to 2, are set aside")
+
+
 async def test_a_range_holds_no_broken_frame(tmp_path: Path) -> None:
     """Its reader could not go on behind one."""
     path = tmp_path / "queue.db"

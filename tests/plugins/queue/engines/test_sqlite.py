@@ -463,6 +463,48 @@ def test_what_was_set_aside_is_kept_and_counted_after_a_restart(path: Path) -> N
     assert found == [(0, bytes(10))]
 
 
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        ("frame = 'no bytes'", b"no bytes"),
+        ("frame = NULL", b""),
+        ("frame = CAST(x'ff' AS TEXT)", b"\xff"),
+        ("checksum = checksum + 1", bytes(10)),
+        ("checksum = 'seven'", bytes(10)),
+    ],
+)
+def test_a_frame_that_is_not_as_it_was_stored_is_broken(
+    path: Path, change: str, left: bytes
+) -> None:
+    """Whatever the disk has made of its row; it is kept as it is."""
+    with opened(path) as store:
+        store.write(storing(segment(0), segment(1)))
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("PRAGMA writable_schema = ON")
+            connection.execute(
+                "UPDATE sqlite_master SET sql = replace(sql, 'frame BLOB NOT NULL', 'frame BLOB')"
+            )
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(f"UPDATE segment SET {change} WHERE first_offset = 0")  # noqa: S608 (of the table above)
+    with opened(path) as store:
+        with pytest.raises(BrokenSegmentError, match="segment at offset 0 cannot be read"):
+            store.read(PLACE, [0, 1])
+        assert sorted(store.read(PLACE, [1])) == [1]
+        store.write(Changes(deleted_segments=[(PLACE, 0)], aside=[(PLACE, segment(0), 1)]))
+        assert firsts(store) == [1]
+    with closing(sqlite3.connect(path)) as connection:
+        connection.text_factory = bytes
+        assert connection.execute("SELECT frame FROM set_aside").fetchall() == [(left,)]
+
+
+def test_a_frame_that_was_made_smaller_has_a_checksum_of_its_own(path: Path) -> None:
+    """As a new one has."""
+    with opened(path) as store:
+        store.write(storing(segment(0, 2)))
+        store.write(Changes(replaced_segments=[(PLACE, segment(0, 2), b"smaller")]))
+        assert store.read(PLACE, [0]) == {0: b"smaller"}
+
+
 def test_a_segment_on_a_damaged_page_is_passed_over(path: Path) -> None:
     """Where SQLite cannot even move it: it stays where it is, and those around it are read."""
     with opened(path) as store:

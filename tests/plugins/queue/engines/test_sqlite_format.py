@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from zlib import crc32
 
 import pytest
 
@@ -20,7 +21,7 @@ from penstock.plugins.queue.engines.local import LocalEngine
 from penstock.plugins.queue.engines.sqlite import SqliteStore
 from penstock.plugins.queue.engines.store import EXPIRES
 from tests.helpers.clock import Clock
-from tests.plugins.queue.engines.sqlite_files import opened, rows_of, segment, storing
+from tests.plugins.queue.engines.sqlite_files import PLACE, opened, rows_of, segment, storing
 from tests.plugins.queue.running import LOGGER
 
 
@@ -77,7 +78,10 @@ def test_file_of_a_later_format_is_refused(path: Path) -> None:
         pass
     with closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA user_version = 99")
-    with pytest.raises(EngineStartError, match="read format 99; allowed: 1 or 2"), opened(path):
+    with (
+        pytest.raises(EngineStartError, match="read format 99; allowed: 1 or 2 or 3"),
+        opened(path),
+    ):
         pass
 
 
@@ -265,6 +269,21 @@ async def test_messages_of_version_1_are_received_from_the_default_group(path: P
         assert engine.snapshot("q").messages == engine.snapshot("q").payload_bytes == 0
     finally:
         await engine.close()
+
+
+def test_segments_of_version_2_are_read_without_a_checksum(path: Path) -> None:
+    """They have none; what is stored from then on has."""
+    with opened(path) as store:
+        store.write(storing(segment(0)))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE segment DROP COLUMN checksum")
+        connection.execute("PRAGMA user_version = 2")
+    with opened(path) as store:
+        store.write(storing(segment(1)))
+        assert store.read(PLACE, [0, 1]) == {0: bytes(10), 1: bytes(10)}
+    with closing(sqlite3.connect(path)) as connection:
+        found = connection.execute("SELECT checksum FROM segment ORDER BY first_offset").fetchall()
+    assert found == [(None,), (crc32(bytes(10)),)]
 
 
 def test_a_new_file_gives_space_back_bit_by_bit(path: Path) -> None:
