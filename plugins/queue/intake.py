@@ -231,6 +231,8 @@ class Intake:
         counts.matched += len(messages)
         outcomes = [Stored(-1, -1, "")] * len(messages)
         taken: list[Entry] = []
+        commits: list[asyncio.Future[AppendResult]] = []
+        identifiers: set[bytes] = set()
         for index, new in enumerate(messages):
             n_bytes = len(new.message.payload)
             reason = self._reserve(n_bytes)
@@ -238,15 +240,31 @@ class Intake:
                 outcomes[index] = Stored(-1, -1, reason)
                 self._drop(counts, reason)
             elif not self._drops_newest or self._has_room_for_newest(n_bytes, counts):
+                identifier = new.deduplication_id
+                if identifier:
+                    if identifier in identifiers:
+                        # The engine goes by the order of appends: in one deal, the later of two
+                        # could come first, in another physical queue.
+                        commits += self._store_taken(taken, outcomes)
+                        taken = []
+                        identifiers.clear()
+                    identifiers.add(identifier)
                 taken.append((new, index))
-        counts.queued += len(taken)
-        commits = [
-            self._append(number, dealt, counts, partial(self._note, outcomes, number, dealt))
-            for number, dealt in self._controller.deal(taken).items()
-        ]
+        commits += self._store_taken(taken, outcomes)
         if commits:
             await asyncio.wait(commits)
         return outcomes
+
+    def _store_taken(
+        self, taken: Sequence[Entry], outcomes: list[Stored]
+    ) -> list[asyncio.Future[AppendResult]]:
+        """Append messages of a request for which there is room, without waiting."""
+        counts = self.requested
+        counts.queued += len(taken)
+        return [
+            self._append(number, dealt, counts, partial(self._note, outcomes, number, dealt))
+            for number, dealt in self._controller.deal(taken).items()
+        ]
 
     async def close(self) -> None:
         """Refuse further messages, and wait until all earlier ones are stored or refused."""

@@ -16,7 +16,9 @@ from penstock.plugins.queue.engines.contract import (
     StorageError,
     UnknownQueueError,
 )
+from penstock.plugins.queue.intake import Intake, PendingBudget
 from tests.plugins.queue.engines.contract.harness import LEASE, OFFSETS, Running
+from tests.plugins.queue.running import LOGGER
 
 
 class LostPayload:
@@ -381,6 +383,37 @@ async def test_a_slow_group_holds_the_room(running: Running) -> None:
 
 
 # -- deduplication ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [None, "topic"])
+async def test_of_two_messages_with_one_identifier_in_a_request_the_first_is_stored(
+    running: Running, key: str | None
+) -> None:
+    """Whatever physical queues they go to, and however many there are of each."""
+    await running.create(physical_queues=3, key=key)
+    intake = Intake(
+        "q",
+        running.snapshot().spec,
+        running.engine,
+        PendingBudget(1000, 10**6),
+        commit_wait_seconds=0.0,
+        commit_max_messages=1000,
+        logger=LOGGER,
+    )
+    identifiers = [b"", b"1", b"1", b"2", b"", b"2", b"1", b"2", b"3", b"", b"1"]
+    news = [
+        running.new(b"%d" % index, f"t/{index}", dedup=one) for index, one in enumerate(identifiers)
+    ]
+    outcomes = await intake.store(news)
+    duplicates = [index for index, one in enumerate(outcomes) if one.reason == "duplicate"]
+    assert duplicates == [2, 5, 6, 7, 10]
+    stored = [index for index in range(len(news)) if index not in duplicates]
+    found: list[bytes] = []
+    for number, usage in running.snapshot().usage.items():
+        if usage.next:
+            found += (await running.batch(0, usage.next, number=number)).payload
+    assert sorted(map(int, found)) == stored
+    assert [outcomes[index].reason for index in stored] == [""] * len(stored)
 
 
 async def test_a_deduplication_identifier_is_stored_once(running: Running) -> None:
