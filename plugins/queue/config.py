@@ -271,29 +271,69 @@ class RedisTls:
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
-class RedisConfig:
-    """The server of the engine `redis`; the keys under `plugins.queue.redis`.
+class RedisSentinel:
+    """Sentinels, which know the master; the keys under `plugins.queue.redis.sentinel`.
 
     Attributes:
-        server: ``HOST:PORT`` of a standalone server.
-        db: number of the database.
-        prefix: begins the name of each key, so that several installations share a server.
-        user: ACL user; None for `default`.
-        password_file: file whose first line is the password; None for none.
-        tls: certificates; None for a plain connection.
+        servers: ``HOST:PORT`` of each sentinel.
+        master: name of the master in their files.
+        user: ACL user of the sentinels; None for `default`.
+        password_file: file whose first line is the password of the sentinels; None for none.
+        tls: certificates for the sentinels; None for a plain connection.
     """
 
-    server: _Server = "127.0.0.1:6379"
-    db: Annotated[int, Field(ge=0)] = 0
-    prefix: Name = "penstock"
+    servers: Annotated[tuple[_Server, ...], Field(min_length=1)]
+    master: Annotated[str, Field(min_length=1)]
     user: Annotated[str, Field(min_length=1)] | None = None
     password_file: _Path | None = None
     tls: RedisTls | None = None
 
     def __post_init__(self) -> None:
         """Refuse a user that cannot log in."""
-        if self.user is not None and self.password_file is None:
-            raise ValueError("password_file beside user")
+        _require_password(self.user, self.password_file)
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class RedisConfig:
+    """The server of the engine `redis`; the keys under `plugins.queue.redis`.
+
+    Attributes:
+        server: ``HOST:PORT`` of a standalone server; None for that of `sentinel`, or
+            ``127.0.0.1:6379``.
+        sentinel: that say which server is the master; None for none.
+        db: number of the database.
+        prefix: begins the name of each key, so that several installations share a server.
+        user: ACL user; None for `default`.
+        password_file: file whose first line is the password; None for none.
+        tls: certificates; None for a plain connection.
+        min_replicas: replicas that must have a message before it is acknowledged.
+        replication_seconds: for which they are waited for; then the message is refused.
+        timeout_seconds: for an answer; then the server is taken for lost.
+        retry_seconds: for which a call waits for a server, such as the next master; then it fails.
+    """
+
+    server: _Server | None = None
+    sentinel: RedisSentinel | None = None
+    db: Annotated[int, Field(ge=0)] = 0
+    prefix: Name = "penstock"
+    user: Annotated[str, Field(min_length=1)] | None = None
+    password_file: _Path | None = None
+    tls: RedisTls | None = None
+    min_replicas: Annotated[int, Field(ge=0)] = 0
+    replication_seconds: Seconds = 1.0
+    timeout_seconds: Seconds = 5.0
+    retry_seconds: Seconds = 15.0
+
+    def __post_init__(self) -> None:
+        """Refuse a user that cannot log in, and two places for one server."""
+        _require_password(self.user, self.password_file)
+        if self.server is not None and self.sentinel is not None:
+            raise ValueError("server or sentinel, not both")
+
+
+def _require_password(user: str | None, password_file: str | None) -> None:
+    if user is not None and password_file is None:
+        raise ValueError("password_file beside user")
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)

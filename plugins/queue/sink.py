@@ -29,7 +29,6 @@ from penstock.plugins.queue.logical_queue import LogicalQueue
 from penstock.plugins.queue.publishing.batches import Batches, end_relays
 from penstock.plugins.queue.service import QueueService
 from penstock.plugins.queue.sqs.api import SqsApi
-from penstock.plugins.web.bind import split_bind
 from penstock.plugins.web.bodies import Bodies
 from penstock.plugins.web.service import HttpServer
 from penstock.plugins.web.slices import Slicer
@@ -315,8 +314,8 @@ def _redis_engine(config: RedisConfig, context: PluginContext) -> Engine:
         from penstock.plugins.queue.engines.redis.engine import (  # noqa: PLC0415 (of an extra)
             RedisEngine,
         )
-        from penstock.plugins.queue.engines.redis.server import (  # noqa: PLC0415 (the same)
-            RedisServer,
+        from penstock.plugins.queue.engines.redis.settings import (  # noqa: PLC0415 (the same)
+            redis_server,
         )
     except ModuleNotFoundError as error:
         problem = ConfigProblem(
@@ -325,17 +324,4 @@ def _redis_engine(config: RedisConfig, context: PluginContext) -> Engine:
             "sqlite or memory; pip install 'penstock[redis]' brings it",
         )
         raise ConfigError(context.policy_file, [problem]) from error
-    host, port = split_bind(config.server)
-    tls = config.tls
-    server = RedisServer(
-        host,
-        port,
-        db=config.db,
-        prefix=config.prefix,
-        user=config.user,
-        password_file=config.password_file,
-        tls_ca=None if tls is None else tls.ca,
-        tls_certificate=None if tls is None else tls.certificate,
-        tls_key=None if tls is None else tls.key,
-    )
-    return RedisEngine(server, clocks=Clocks(context.clock), logger=context.logger)
+    return RedisEngine(redis_server(config), clocks=Clocks(context.clock), logger=context.logger)

@@ -188,6 +188,22 @@ COVERED_ELSEWHERE: Final = {
         "tests/plugins/queue/engines/redis/test_server.py",
         "the server takes the library, and refuses another one",
     ),
+    "plugins/queue/engines/redis/checks.py": (
+        "tests/plugins/queue/engines/redis/test_server.py",
+        "what a server is refused for, as real servers show it",
+    ),
+    "plugins/queue/engines/redis/login.py": (
+        "tests/plugins/queue/engines/redis/test_server.py",
+        "users, passwords and certificates, as real servers take them",
+    ),
+    "plugins/queue/engines/redis/routes.py": (
+        "tests/plugins/queue/engines/redis/test_finding.py",
+        "calls that go where a server has moved to",
+    ),
+    "plugins/queue/engines/redis/settings.py": (
+        "tests/plugins/queue/test_gateway.py",
+        "the keys of a policy file, with the program that reads them",
+    ),
     "plugins/queue/engines/redis/mirror.py": (
         "tests/plugins/queue/engines/contract/test_ledger.py",
         "figures; the ledger holds them against what happened",

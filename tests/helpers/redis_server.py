@@ -44,6 +44,7 @@ def running_redis(
         file = folder / "redis.conf"
         ports = ["port 0", f"tls-port {own}"] if is_tls else [f"port {own}"]
         lines = [*ports, "bind 127.0.0.1", f"dir {folder}", 'save ""', "appendonly no"]
+        lines.append("repl-diskless-sync-delay 0")
         file.write_text("\n".join([*lines, *settings, ""]), encoding="utf-8")
         broker = RunningBroker("redis-server", ["redis-server", str(file)], folder)
         stack.callback(broker.stop)
@@ -58,3 +59,38 @@ def shared_redis() -> int:
     atexit.register(stack.close)
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-redis-"))
     return stack.enter_context(running_redis(Path(folder))).port
+
+
+@contextlib.contextmanager
+def running_sentinels(folder: Path, master: int, *settings: str, n: int = 3) -> Iterator[list[int]]:
+    """Start sentinels of a master that is called `m`; yield their ports.
+
+    Args:
+        folder: of their files.
+        master: its port.
+        settings: further lines of each file.
+        n: how many; most of them must agree that the master is gone.
+    """
+    with contextlib.ExitStack() as stack:
+        ports = [stack.enter_context(reserved_port()) for _ in range(n)]
+        brokers: list[RunningBroker] = []
+        for port in ports:
+            own = folder / f"sentinel{port}"
+            own.mkdir(parents=True)
+            lines = [
+                f"port {port}",
+                "bind 127.0.0.1",
+                f"dir {own}",
+                *settings,
+                f"sentinel monitor m 127.0.0.1 {master} {n // 2 + 1}",
+                "sentinel down-after-milliseconds m 500",
+                "sentinel failover-timeout m 3000",
+            ]
+            file = own / "sentinel.conf"
+            file.write_text("\n".join([*lines, ""]), encoding="utf-8")
+            command = ["redis-server", str(file), "--sentinel"]
+            brokers.append(RunningBroker(f"sentinel {port}", command, own))
+            stack.callback(brokers[-1].stop)
+        for broker, port in zip(brokers, ports, strict=True):
+            broker.wait_until_listening(port)
+        yield ports

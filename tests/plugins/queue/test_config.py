@@ -49,6 +49,23 @@ def group(**keys: Any) -> dict[str, Any]:
         ({"engine": "redis", "redis": {"db": -1}}, "plugins.queue.redis.db: read -1"),
         ({"engine": "redis", "redis": {"prefix": "a{b}"}}, "redis.prefix: read 'a{b}'; allowed: a"),
         ({"engine": "redis", "redis": {"user": "u"}}, "password_file beside user"),
+        (
+            {"engine": "redis", "redis": {"sentinel": {"servers": [], "master": "m"}}},
+            "plugins.queue.redis.sentinel.servers: read []",
+        ),
+        (
+            {"engine": "redis", "redis": {"sentinel": {"servers": ["h:0"], "master": "m"}}},
+            "redis.sentinel.servers.0: read 'h:0'; allowed: HOST:PORT",
+        ),
+        (
+            {
+                "engine": "redis",
+                "redis": {"server": "h:1", "sentinel": {"servers": ["h:2"], "master": "m"}},
+            },
+            "server or sentinel, not both",
+        ),
+        ({"engine": "redis", "redis": {"min_replicas": -1}}, "redis.min_replicas: read -1"),
+        ({"engine": "redis", "redis": {"retry_seconds": 0}}, "redis.retry_seconds: read 0"),
         ({"engine": "redis", "redis": {"tls": {}}}, "plugins.queue.redis.tls.ca: read nothing"),
         (
             {"engine": "redis", "redis": {"tls": {"ca": "c", "key": "k"}}},

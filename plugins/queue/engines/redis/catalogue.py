@@ -137,9 +137,11 @@ class Catalogue:
                 await self._place(entry, entry["parts"], entry["groups"], {})
                 if await self._put(name, b"", entry):
                     return self.queues[name]
-                await self._functions.delete_parts(entry["incarnation"], entry["parts"])
                 await self._refresh()
                 found = self.find(name)
+                # A repeated call may have been carried out, and another program have changed it.
+                if found.incarnation != entry["incarnation"]:
+                    await self._functions.delete_parts(entry["incarnation"], entry["parts"])
             if found.spec != spec:
                 raise ExistsError(f"queue {name}: it exists with other settings")
             return found
@@ -219,8 +221,9 @@ class Catalogue:
                 await self._place(entry, entry["parts"], {name: made}, starts, is_new=False)
                 if await self._put(queue, found.raw, entry):
                     return self.queues[queue].groups[name]
-                await self._drop(found, made["id"])
                 await self._refresh()
+                if made["id"] not in {one.id for one in self.find(queue).groups.values()}:
+                    await self._drop(found, made["id"])
 
     async def change_group(self, queue: str, name: str, spec: GroupSpec) -> Group:
         """Give a group other settings.

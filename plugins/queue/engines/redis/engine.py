@@ -49,14 +49,15 @@ from penstock.plugins.queue.engines.redis.functions import (
     Functions,
     plain,
 )
+from penstock.plugins.queue.engines.redis.login import Address
 from penstock.plugins.queue.engines.redis.messages import (
     Row,
     frames_of,
     rows_of,
 )
 from penstock.plugins.queue.engines.redis.mirror import Group, Queue
-from penstock.plugins.queue.engines.redis.pipeline import Pipeline
 from penstock.plugins.queue.engines.redis.receiving import Receiving
+from penstock.plugins.queue.engines.redis.routes import Routes
 from penstock.plugins.queue.engines.redis.server import RedisServer
 from penstock.plugins.queue.engines.redis.storing import Storing
 
@@ -86,22 +87,22 @@ class RedisEngine:
         self._server = server
         self._clocks = clocks or Clocks(time.monotonic)
         self._logger = logger
-        self._pipeline = Pipeline(self._connect, logger)
+        self._routes = Routes(server.finder(), self._connect, server.patience, logger)
         self._functions = Functions(
-            self._pipeline, server.prefix, self._clocks.monotonic, server_clock
+            self._routes, server.prefix, self._clocks.monotonic, server_clock
         )
         self._catalogue = Catalogue(self._functions)
         self._storing = Storing(self._functions, self._clocks, logger)
         self._burying = Burying(self._functions, self._catalogue, self._storing)
         self._receiving = Receiving(self._functions, self._catalogue, self._burying, logger)
 
-    async def _connect(self) -> AbstractConnection:
-        """Return a connection to the server, with the keys that were there before.
+    async def _connect(self, address: Address) -> AbstractConnection:
+        """Return a connection to a server, with the keys that were there before.
 
         Raises:
             EngineStartError: says why it cannot be used.
         """
-        connection = await self._server.connect(self._logger)
+        connection = await self._server.connect(self._logger, address)
         try:
             await self._functions.check(connection)
         except BaseException:
@@ -114,7 +115,7 @@ class RedisEngine:
     async def open(self) -> None:
         """Connect, check the server and read the catalogue."""
         try:
-            await self._pipeline.open()
+            await self._routes.open()
             await self._catalogue.open()
         except StorageError as error:
             await self.close()
@@ -127,7 +128,7 @@ class RedisEngine:
         """Wait for answers and disconnect."""
         self._functions.arrivals.close()
         await self._storing.close()
-        await self._pipeline.close()
+        await self._routes.close()
 
     async def create_queue(self, queue: str, spec: QueueSpec) -> QueueSnapshot:
         """Create a queue with its groups."""
@@ -472,7 +473,7 @@ class RedisEngine:
 
     def failure(self) -> str | None:
         """Return why the server cannot be reached."""
-        return self._pipeline.failure
+        return self._routes.failure
 
     def figures(self) -> Mapping[str, Any]:
         """Return the engine's name and its server."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.exceptions import MovedError, OutOfMemoryError, ResponseError
 
 from penstock.broker.errors import PenstockError
 from penstock.plugins.queue.engines.contract import (
@@ -22,20 +22,27 @@ from penstock.plugins.queue.engines.contract import (
     UnknownQueueError,
 )
 from penstock.plugins.queue.engines.redis.library import PREFIX
+from penstock.plugins.queue.engines.redis.login import ask_directly
 from penstock.plugins.queue.engines.redis.messages import arrived_at
 from penstock.plugins.queue.engines.redis.mirror import Group, Part, Queue
-from penstock.plugins.queue.engines.redis.pipeline import Pipeline
-from penstock.plugins.queue.engines.redis.server import ask_directly
+from penstock.plugins.queue.engines.redis.routes import Routes
 from penstock.plugins.queue.engines.waiting import Arrivals
 
 _MANY: Final = 1 << 53
+_STORED: Final = frozenset(
+    {"append", "forget_ids", "put", "begin", "create", "add_groups", "commit", "seek"}
+)
+"""Functions for whose effect replicas are waited for. A lease or a settled message that a failover
+loses is a message that is received once more."""
+_NUMBERED: Final = frozenset({"append", "lease", "settle"})
+"""Functions that must not be carried out twice: the server keeps the answer for a repeat."""
 
 
 class Functions:
     """Calls the functions of the server.
 
     Args:
-        pipeline: of the server.
+        routes: to the servers.
         prefix: begins the name of each key.
         monotonic: returns monotonic seconds.
         server_clock: in place of the server's; None in a program.
@@ -48,18 +55,20 @@ class Functions:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        routes: Routes,
         prefix: str,
         monotonic: Callable[[], float] = time.monotonic,
         server_clock: Callable[[], float] | None = None,
     ) -> None:
         self.arrivals = Arrivals(self.now)
         self.unknown: dict[tuple[str, int, str], float] = {}
-        self._pipeline = pipeline
+        self._routes = routes
         self._prefix = prefix
         self._monotonic = monotonic
         self._server_clock = server_clock
         self._shift = 0.0
+        self._program = secrets.token_hex(8)
+        self._numbers: dict[str, int] = {}
         self._secret = b""
 
     def now(self) -> float:
@@ -81,13 +90,24 @@ class Functions:
         return f"{self._prefix}:{{{incarnation}}}"
 
     def call(self, function: str, keys: list[str], *args: Any) -> asyncio.Future[Any]:
-        """Call a function."""
-        return self._pipeline.call("FCALL", PREFIX + function, len(keys), *keys, *args)
+        """Call a function; its keys are all in one slot."""
+        return self._routes.call(
+            keys[0],
+            "FCALL",
+            PREFIX + function,
+            len(keys),
+            *keys,
+            *args,
+            is_stored=function in _STORED,
+        )
 
     def submit(
         self, queue: Queue, part: Part, function: str, *args: Any, keys: Iterable[str] = ()
     ) -> asyncio.Future[Any]:
         """Call a function of a physical queue; note what it tells when it answers."""
+        if function in _NUMBERED:
+            number = self._numbers[part.base] = self._numbers.get(part.base, 0) + 1
+            args = (self._program, number, *args)
         future = self.call(function, [part.base, *keys], self.given(), *args)
         future.add_done_callback(partial(self._heard, queue, part))
         return future
@@ -163,7 +183,10 @@ class Functions:
         """
         if not self._secret:
             return
-        found = await ask_directly(connection, "HGET", f"{self._catalogue}:m", "secret")
+        try:
+            found = await ask_directly(connection, "HGET", f"{self._catalogue}:m", "secret")
+        except MovedError:  # another node has the catalogue
+            return
         if found != self._secret:
             raise EngineStartError(
                 f"keys {self._prefix}:*: they are not those of before: the server has lost its "
@@ -251,4 +274,6 @@ def refusal(error: ResponseError, queue: Queue | None = None) -> PenstockError:
         return UnknownGroupError(f"group of queue {queue.name}: it was deleted")
     if isinstance(error, OutOfMemoryError):
         return StorageFullError(f"the Redis server's memory is full: {text}")
+    if text.startswith("PENSTOCK unknown"):
+        return StorageError("the Redis server: whether a repeated call was carried out is unknown")
     return StorageError(f"the Redis server refuses: {text}")

@@ -10,6 +10,7 @@
 --   :w, :wo     sorted sets: messages whose delay is not over, by its end and by offset
 --   :k          hash: newest offset of each key, in a queue that keeps the last
 --   :g          hash: record of each group by its identifier
+--   :c:PROGRAM  hash: answers of a program's newest calls, by the call's number modulo RING
 --
 -- and for each group of kind `lease`, behind its identifier:
 --
@@ -28,6 +29,8 @@ local STEP = 2000      -- messages that one call removes at most
 local LOOK = 5000      -- messages that one receive looks at
 local LANES = 100000   -- messages of a group that may wait for earlier ones of their key
 local INFO = '<ddddI4BHc0'
+local RING = 256       -- calls of a program whose answers are kept
+local KEPT = 3600      -- seconds for which they are kept
 
 local function text(number) return string.format('%.17g', number) end
 
@@ -78,6 +81,25 @@ local function info_of(p, offset)
     raw = raw, clock = clock, due = due, expires = expires, size = size,
     key = has_key == 1 and key or nil, topic = string.sub(raw, rest),
   }
+end
+
+-- Calls that are repeated. A program that has lost its connection does not know whether a call was
+-- carried out. It repeats the call under the same number, and gets the answer of the first.
+
+local UNKNOWN = {err = 'PENSTOCK unknown: the answer of a repeated call is not kept any more'}
+
+-- Returns the key of a program's answers, and what is kept of this call's.
+local function kept(base, program, number)
+  local key = base .. ':c:' .. program
+  local found = call('HGET', key, number % RING)
+  local values = found and {cmsgpack.unpack(found)} or {-1}
+  if values[1] == tonumber(number) then return key, values end
+  return key, nil, values[1] > tonumber(number), not found
+end
+
+local function keep(key, number, is_first, ...)
+  call('HSET', key, number % RING, cmsgpack.pack(tonumber(number), ...))
+  if is_first or number % 16 == 0 then call('EXPIRE', key, KEPT) end
 end
 
 -- What groups are done with.
@@ -274,14 +296,26 @@ local function stored_before(key, id, now, window)
   return call('HGET', key .. ':m', id)
 end
 
--- argv: now, number, window, delay, keeps_last, max_messages, max_bytes ('' for none),
--- then for each message: head, key, topic, identifier, encoded.
+-- argv: now, program, number of the call, number of the physical queue, window, delay, keeps_last,
+-- max_messages, max_bytes ('' for none), then for each message: head, key, topic, identifier,
+-- encoded.
 local function append(keys, argv)
   local p = open(keys[1], argv[1])
   if not p then return GONE end
   local base, ids = keys[1], keys[2]
-  local number, window, delay = argv[2], tonumber(argv[3]), tonumber(argv[4])
-  local keeps_last = argv[5] == '1'
+  local answers, before, is_late, is_first = kept(base, argv[2], argv[3])
+  if before then
+    local offsets = before[2]
+    if type(offsets) == 'number' then
+      offsets = {}
+      for i = 1, before[3] do offsets[i] = text(before[2] + i - 1) end
+    end
+    return {told(p), offsets, before[4], before[5], before[6]}
+  end
+  if is_late then return UNKNOWN end
+  local number, window, delay = argv[4], tonumber(argv[5]), tonumber(argv[6])
+  local keeps_last = argv[7] == '1'
+  local first = p.next
   local offsets, duplicates = {}, {}
   local n_kept, n_dropped = 0, 0
   if keeps_last and call('HEXISTS', base .. ':s', 'keeps') == 0 then
@@ -297,7 +331,7 @@ local function append(keys, argv)
   elseif not keeps_last then
     call('HDEL', base .. ':s', 'keeps')
   end
-  for i = 8, #argv, 5 do
+  for i = 10, #argv, 5 do
     local age, own_delay, interval, wall, size, flags = struct.unpack('<ddddI4B', argv[i])
     local key, topic, id, encoded = argv[i + 1], argv[i + 2], argv[i + 3], argv[i + 4]
     local before = nil
@@ -336,12 +370,14 @@ local function append(keys, argv)
       offsets[#offsets + 1] = text(offset)
     end
   end
-  local max_messages = tonumber(argv[6]) or math.huge
-  local max_bytes = tonumber(argv[7]) or math.huge
+  local max_messages = tonumber(argv[8]) or math.huge
+  local max_bytes = tonumber(argv[9]) or math.huge
   while p.messages > 1 and (p.messages > max_messages or p.bytes > max_bytes) do
     if leave(p, p.earliest) then n_dropped = n_dropped + 1 else p.earliest = p.earliest + 1 end
   end
   close(p)
+  keep(answers, argv[3], is_first, #duplicates == 0 and first or offsets, #offsets, duplicates,
+    n_kept, n_dropped)
   local gid = ''
   if n_kept + n_dropped > 0 or p.delayed > 0 then gid = nil end
   return {told(p, gid), offsets, duplicates, n_kept, n_dropped}
@@ -595,21 +631,50 @@ local function received_of(k, offset)
   return tonumber(count), tonumber(nonce)
 end
 
--- argv: now, identifier, most messages, most bytes, visibility timeout, most receives (0 for any
--- number), topic filters in JSON ('' for all), seconds for which a dead letter is held.
+-- Answers a receive that is repeated: what it has leased and is leased still.
+local function leased_before(p, gid, before)
+  local k = p.base .. ':' .. gid
+  local nonce, dead, is_dead = before[2], before[6], {}
+  local function add(rows, offset, count)
+    local info = call('HGET', p.base .. ':i', offset)
+    if not info then return end
+    for _, one in ipairs({offset, text(count), info, call('HGET', p.base .. ':d', offset)}) do
+      rows[#rows + 1] = one
+    end
+  end
+  local rows, dead_rows, offsets = {}, {}, {}
+  for _, offset in ipairs(dead) do is_dead[offset] = true end
+  for _, offset in ipairs(call('ZRANGE', k .. ':l', 0, -1)) do
+    local count, at = received_of(k, offset)
+    if at == nonce then
+      if is_dead[offset] then add(dead_rows, offset, count)
+      else offsets[#offsets + 1] = {tonumber(offset), offset, count} end
+    end
+  end
+  table.sort(offsets, function(a, b) return a[1] < b[1] end)
+  for _, one in ipairs(offsets) do add(rows, one[2], one[3]) end
+  return {told(p, gid), text(nonce), before[3], before[4], before[5], rows, dead_rows}
+end
+
+-- argv: now, program, number of the call, identifier, most messages, most bytes, visibility
+-- timeout, most receives (0 for any number), topic filters in JSON ('' for all), seconds for which a
+-- dead letter is held.
 -- Answers what `told` says, nonce, whether there may be more, filtered, expired, then offset, count,
 -- info and encoded message of each received message, and the same of dead letters.
 local function lease(keys, argv)
   local p = open(keys[1], argv[1])
   if not p then return GONE end
-  local gid = argv[2]
+  local gid = argv[4]
   local g = p.groups[gid]
   if not g then return NO_GROUP end
+  local answers, before, is_late, is_first = kept(p.base, argv[2], argv[3])
+  if before then return leased_before(p, gid, before) end
+  if is_late then return UNKNOWN end
   local k = p.base .. ':' .. gid
-  local most, max_bytes = tonumber(argv[3]), tonumber(argv[4])
-  local deadline = text(p.now + tonumber(argv[5]))
-  local max_receives = tonumber(argv[6])
-  local filters = argv[7] ~= '' and cjson.decode(argv[7]) or nil
+  local most, max_bytes = tonumber(argv[5]), tonumber(argv[6])
+  local deadline = text(p.now + tonumber(argv[7]))
+  local max_receives = tonumber(argv[8])
+  local filters = argv[9] ~= '' and cjson.decode(argv[9]) or nil
   p.nonce = (p.nonce + 1) % 65536
   g.used = p.now
   expire(p, gid)
@@ -648,7 +713,7 @@ local function lease(keys, argv)
     if is_due then count = received_of(k, offset) end
     if is_due and max_receives > 0 and count >= max_receives then
       call('ZREM', k .. ':v', offset)
-      call('ZADD', k .. ':l', text(p.now + tonumber(argv[8])), offset)
+      call('ZADD', k .. ':l', text(p.now + tonumber(argv[10])), offset)
       call('HSET', k .. ':h', offset, text(count) .. ' ' .. text(p.nonce))
       for _, one in ipairs({text(offset), text(count), info.raw,
           call('HGET', p.base .. ':d', offset)}) do
@@ -707,31 +772,40 @@ local function lease(keys, argv)
   save(p, gid)
   close(p)
   local more = n_looked >= LOOK and 1 or 0
+  if #rows > 0 or #dead > 0 then
+    local offsets = {}
+    for i = 1, #dead, 4 do offsets[#offsets + 1] = dead[i] end
+    keep(answers, argv[3], is_first, p.nonce, more, filtered, expired, offsets)
+  end
   return {told(p, gid), text(p.nonce), more, filtered, expired, rows, dead}
 end
 
--- argv: now, identifier, epoch, action (`ack`, `nack`, `extend`, `dead`, `undo`, `show`), seconds,
--- then offset, count and nonce of each. Answers the indexes of those that are stale; `show` does
--- nothing but to hold the messages, and answers offset, count, info and encoded message of each.
+-- argv: now, program, number of the call, identifier, epoch, action (`ack`, `nack`, `extend`,
+-- `dead`, `undo`, `show`), seconds, then offset, count and nonce of each. Answers the indexes of
+-- those that are stale; `show` does nothing but to hold the messages, and answers offset, count,
+-- info and encoded message of each.
 local function settle(keys, argv)
   local p = open(keys[1], argv[1])
   if not p then return GONE end
-  local gid, action, seconds = argv[2], argv[4], tonumber(argv[5])
+  local gid, action, seconds = argv[4], argv[6], tonumber(argv[7])
   local g = p.groups[gid]
   if not g then return NO_GROUP end
+  local answers, before, is_late, is_first = kept(p.base, argv[2], argv[3])
+  if before then return {told(p, gid), before[2], {}} end
+  if is_late then return UNKNOWN end
   local k = p.base .. ':' .. gid
   g.used = p.now
   expire(p, gid)
   local stale, rows = {}, {}
-  local is_other = tonumber(argv[3]) ~= g.epoch
-  for i = 6, #argv, 3 do
+  local is_other = tonumber(argv[5]) ~= g.epoch
+  for i = 8, #argv, 3 do
     local offset = argv[i]
     local count, nonce = received_of(k, offset)
     local is_leased = call('ZSCORE', k .. ':l', offset)
     local is_current = not is_other and count == tonumber(argv[i + 1])
       and nonce == tonumber(argv[i + 2]) and call('ZSCORE', k .. ':u', offset)
     if not is_current or ((action == 'extend' or action == 'undo') and not is_leased) then
-      stale[#stale + 1] = (i - 6) / 3
+      stale[#stale + 1] = (i - 8) / 3
     elseif action == 'ack' or action == 'dead' then
       local info = info_of(p, offset)
       forget(p, gid, tonumber(offset), info and info.key)
@@ -761,15 +835,18 @@ local function settle(keys, argv)
   expire(p, gid)
   save(p, gid)
   close(p)
+  -- To hold messages once more does no harm.
+  if action ~= 'show' then keep(answers, argv[3], is_first, stale) end
   return {told(p, gid), stale, rows}
 end
 
 -- The catalogue: one hash of all logical queues, whose values are JSON that Python alone reads.
 
 -- argv: name, the value that is to be there ('' for none), the new value ('' to delete).
--- Returns the value that is there, which is the new one where it was taken.
+-- Returns the value that is there, which is the new one where it was taken, now or before.
 local function put(keys, argv)
   local found = call('HGET', keys[1] .. ':q', argv[1]) or ''
+  if found == argv[3] then return {1, found} end
   if found ~= argv[2] then return {0, found} end
   if argv[3] == '' then
     call('HDEL', keys[1] .. ':q', argv[1])

@@ -1,9 +1,15 @@
-"""The library of functions that the server runs, and its version."""
+"""The library of functions that servers run, its version, and how it comes there."""
 
 from __future__ import annotations
 
 from importlib.resources import files
 from typing import Final
+
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ResponseError
+
+from penstock.plugins.queue.engines.contract import EngineStartError
+from penstock.plugins.queue.engines.redis.login import ask_directly
 
 VERSION: Final = 1
 """Another one whenever the functions or the keys change."""
@@ -17,3 +23,37 @@ def source() -> str:
     """Return the library as the server loads it."""
     code = files(__package__).joinpath("library.lua").read_text(encoding="utf-8")
     return f"#!lua name={LIBRARY}\nlocal PREFIX = '{PREFIX}'\n{code}"
+
+
+async def load(connection: AbstractConnection, server: str) -> None:
+    """Load the library where it is missing.
+
+    Raises:
+        EngineStartError: there is one of another version, or one with other code.
+    """
+    code = source()
+    listed = await ask_directly(
+        connection, "FUNCTION", "LIST", "LIBRARYNAME", f"{FAMILY}*", "WITHCODE"
+    )
+    there = {}
+    for one in listed:
+        fields = dict(zip(one[::2], one[1::2], strict=True))
+        there[fields[b"library_name"].decode()] = fields[b"library_code"].decode()
+    others = sorted(set(there) - {LIBRARY})
+    if others:
+        raise EngineStartError(
+            f"function library of server {server}: read {', '.join(others)}; allowed: {LIBRARY}. "
+            "Another version of Penstock uses this server"
+        )
+    if LIBRARY not in there:
+        try:
+            await ask_directly(connection, "FUNCTION", "LOAD", code)
+        except ResponseError as error:  # another program may have been faster
+            if "already exists" not in str(error):
+                raise
+    elif there[LIBRARY] != code:
+        raise EngineStartError(
+            f"function library of server {server}: read {LIBRARY} with other code; allowed: that "
+            f"of this version. FUNCTION DELETE {LIBRARY} removes it where no other program "
+            "uses it"
+        )

@@ -7,6 +7,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,19 @@ from penstock.plugins.queue.engines.contract import (
     UnknownQueueError,
 )
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
-from penstock.plugins.queue.engines.redis.server import RedisServer, ask_directly
+from penstock.plugins.queue.engines.redis.login import ask_directly
+from penstock.plugins.queue.engines.redis.pipeline import Patience
+from penstock.plugins.queue.engines.redis.server import RedisServer
 from tests.helpers.redis_server import running_redis, shared_redis
 from tests.plugins.queue.engines.contract.harness import MANY_BYTES, until
 
 LOGGER = logging.getLogger("penstock.queue")
 SPEC = QueueSpec(physical_queues=1, groups={"g": GroupSpec()})
+
+
+def impatient(port: int) -> RedisServer:
+    """Return a server whose calls fail soon after it has gone."""
+    return RedisServer(port=port, patience=Patience(retry_seconds=0.2))
 
 
 @asynccontextmanager
@@ -181,7 +189,7 @@ async def test_what_was_acknowledged_survives_the_server(tmp_path: Path) -> None
         port = stack.enter_context(reserved_port())
         durable = ("appendonly yes", "appendfsync always")
         with running_redis(tmp_path / "redis", *durable, port=port) as process:
-            engine = await stack.enter_async_context(opened(RedisServer(port=port)))
+            engine = await stack.enter_async_context(opened(impatient(port)))
             await engine.create_queue("q", SPEC)
             await store(engine, b"a", b"b")
             assert await receive(engine, 1) == [b"a"]
@@ -202,9 +210,125 @@ async def test_a_server_that_comes_back_without_its_data_is_refused(tmp_path: Pa
     async with AsyncExitStack() as stack:
         port = stack.enter_context(reserved_port())
         with running_redis(tmp_path / "one", port=port):
-            engine = await stack.enter_async_context(opened(RedisServer(port=port)))
+            engine = await stack.enter_async_context(opened(impatient(port)))
             await engine.create_queue("q", SPEC)
         with running_redis(tmp_path / "other", port=port):
             await until(lambda: "not those of before" in (engine.failure() or ""))
             with pytest.raises(StorageError, match="not those of before"):
                 await store(engine, b"a")
+
+
+class Relay:
+    """A way to the server on which answers can get lost.
+
+    Attributes:
+        port: where it listens.
+        n_lost: answers that have got lost.
+    """
+
+    def __init__(self, to_port: int) -> None:
+        self.port = 0
+        self.n_lost = 0
+        self._to_port = to_port
+        self._loses_next = False
+
+    def lose_next(self) -> None:
+        """Let the server get the next calls; cut the connection when it answers them."""
+        self._loses_next = True
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Relay one connection."""
+        answers, calls = await asyncio.open_connection("127.0.0.1", self._to_port)
+
+        async def there() -> None:
+            while data := await reader.read(65_536):
+                calls.write(data)
+
+        async def back() -> None:
+            while data := await answers.read(65_536):
+                if self._loses_next:
+                    self._loses_next = False
+                    self.n_lost += 1
+                    return
+                writer.write(data)
+
+        ways = [asyncio.create_task(there()), asyncio.create_task(back())]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+        calls.close()
+        writer.close()
+
+
+@pytest.fixture
+async def relayed(server: RedisServer) -> AsyncIterator[tuple[Relay, RedisEngine]]:
+    """Open an engine behind a relay."""
+    relay = Relay(server.port)
+    listener = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
+    relay.port = listener.sockets[0].getsockname()[1]
+    async with opened(replace(server, port=relay.port)) as engine:
+        yield relay, engine
+    listener.close()
+
+
+async def test_a_call_whose_answer_is_lost_is_carried_out_once(
+    relayed: tuple[Relay, RedisEngine],
+) -> None:
+    """What is stored, received and settled is that of the first call, and its caller is told so."""
+    relay, engine = relayed
+    await engine.create_queue("q", SPEC)
+    new = [NewMessage(Message("t", payload)) for payload in (b"a", b"b", b"c")]
+    assert engine.reserve("q", 3, 3)
+    relay.lose_next()
+    stored = await engine.append("q", 0, new)
+    assert (list(stored.offsets), list(stored.duplicates)) == ([0, 1, 2], [])
+    assert engine.snapshot("q").messages == 3
+    relay.lose_next()
+    received = await engine.lease("q", "g", 0, 2, MANY_BYTES)
+    assert [(one.payload, one.receive_count) for one in received] == [(b"a", 1), (b"b", 1)]
+    assert engine.snapshot("q").groups["g"].leased == 2
+    handles = [one.receipt_handle for one in received]
+    for action, one in (("ack", handles[:1]), ("nack", handles[1:])):
+        relay.lose_next()
+        assert await engine.settle("q", "g", action, one) == {}  # type: ignore[arg-type]
+    relay.lose_next()
+    assert await engine.settle("q", "g", "ack", handles[:1]) == {0: "stale"}
+    assert [one.payload for one in await engine.lease("q", "g", 0, 9, MANY_BYTES)] == [b"b", b"c"]
+    assert relay.n_lost == 5
+
+
+async def test_queues_and_groups_are_made_once_though_answers_are_lost(
+    relayed: tuple[Relay, RedisEngine],
+) -> None:
+    """A repeated change of the catalogue is no other program's."""
+    relay, engine = relayed
+    relay.lose_next()
+    await engine.create_queue("q", SPEC)
+    await store(engine, b"a")
+    relay.lose_next()
+    await engine.create_group("q", "h", GroupSpec())
+    relay.lose_next()
+    await engine.delete_group("q", "g")
+    (received,) = await engine.lease("q", "h", 0, 9, MANY_BYTES)
+    assert received.payload == b"a"
+    relay.lose_next()
+    await engine.delete_queue("q")
+    assert list(engine.queues()) == []
+    assert relay.n_lost == 4
+
+
+async def test_dead_letters_whose_answer_is_lost_die_once(
+    relayed: tuple[Relay, RedisEngine],
+) -> None:
+    """A receive that finds them is repeated, too."""
+    relay, engine = relayed
+    groups = {"g": GroupSpec(max_receives=1, dead_letter_queue="dead")}
+    await engine.create_queue("q", replace(SPEC, groups=groups))
+    await engine.create_queue("dead", SPEC)
+    await store(engine, b"a", b"b")
+    (one,) = await engine.lease("q", "g", 0, 1, MANY_BYTES)
+    await engine.settle("q", "g", "nack", [one.receipt_handle])
+    relay.lose_next()
+    assert [one.payload for one in await engine.lease("q", "g", 0, 9, MANY_BYTES)] == [b"b"]
+    assert [one.payload for one in await engine.lease("dead", "g", 0, 9, MANY_BYTES)] == [b"a"]
+    assert engine.snapshot("q").groups["g"].settled["dead"] == 1

@@ -2,31 +2,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+from pathlib import Path
 
 import pytest
 from redis.exceptions import ResponseError
 
+from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.engines.contract import StorageError
-from penstock.plugins.queue.engines.redis.pipeline import Pipeline
+from penstock.plugins.queue.engines.redis.pipeline import Patience
+from penstock.plugins.queue.engines.redis.routes import Routes
 from penstock.plugins.queue.engines.redis.server import RedisServer
-from tests.helpers.redis_server import shared_redis
+from tests.helpers.redis_server import running_redis, shared_redis
+from tests.plugins.queue.engines.contract.harness import until
 
 LOGGER = logging.getLogger("penstock.queue")
 
 
-def pipeline() -> Pipeline:
-    """Return a pipeline to the shared server."""
-    server = RedisServer(port=shared_redis())
-    return Pipeline(lambda: server.connect(LOGGER), LOGGER)
+def routes(port: int, patience: Patience | None = None) -> Routes:
+    """Return routes to a server, each of whose calls goes through one pipeline."""
+    server = RedisServer(port=port, patience=patience or Patience())
+    return Routes(
+        server.finder(), lambda address: server.connect(LOGGER, address), server.patience, LOGGER
+    )
 
 
 async def test_calls_are_answered_in_their_order() -> None:
     """None waits for the other; one that the server refuses fails alone."""
-    calls = pipeline()
+    calls = routes(shared_redis())
     await calls.open()
-    futures = [calls.call("ECHO", f"{n}") for n in range(100)]
-    refused = calls.call("NO SUCH COMMAND")
-    behind = calls.call("ECHO", "behind")
+    futures = [calls.call("k", "ECHO", f"{n}") for n in range(100)]
+    refused = calls.call("k", "NO SUCH COMMAND")
+    behind = calls.call("k", "ECHO", "behind")
     assert await asyncio.gather(*futures) == [b"%d" % n for n in range(100)]
     with pytest.raises(ResponseError, match="unknown command"):
         await refused
@@ -36,9 +43,9 @@ async def test_calls_are_answered_in_their_order() -> None:
 
 async def test_a_caller_that_leaves_takes_no_other_s_answer() -> None:
     """The answer of a cancelled call is passed over."""
-    calls = pipeline()
+    calls = routes(shared_redis())
     await calls.open()
-    gone, stays = calls.call("ECHO", "gone"), calls.call("ECHO", "stays")
+    gone, stays = calls.call("k", "ECHO", "gone"), calls.call("k", "ECHO", "stays")
     gone.cancel()
     assert await stays == b"stays"
     await calls.close()
@@ -46,30 +53,81 @@ async def test_a_caller_that_leaves_takes_no_other_s_answer() -> None:
 
 async def test_a_close_waits_for_answers_and_takes_no_more_calls() -> None:
     """It may be called again."""
-    calls = pipeline()
+    calls = routes(shared_redis())
     with pytest.raises(StorageError, match="closed"):
-        calls.call("PING")
+        calls.call("k", "PING")
     await calls.open()
-    future = calls.call("ECHO", "last")
+    future = calls.call("k", "ECHO", "last")
     await calls.close()
     assert await future == b"last"
     await calls.close()
     with pytest.raises(StorageError, match="closed"):
-        calls.call("PING")
+        calls.call("k", "PING")
 
 
-async def test_a_connection_that_ends_fails_what_was_sent() -> None:
-    """Whether it was carried out is unknown; the next connection takes further calls."""
-    calls = pipeline()
+async def test_a_connection_that_ends_has_its_calls_repeated_in_their_order() -> None:
+    """Those without an answer go out once more before what came later."""
+    calls, other = routes(shared_redis()), routes(shared_redis())
     await calls.open()
-    own = await calls.call("CLIENT", "ID")
-    waiting = calls.call("BLPOP", "test-no-such-list", "0")
-    other = pipeline()
     await other.open()
-    await other.call("CLIENT", "KILL", "ID", own)
-    with pytest.raises(StorageError, match="unknown"):
-        await waiting
-    assert await calls.call("ECHO", "again") == b"again"
+    own = await calls.call("k", "CLIENT", "ID")
+    key = f"test-pipeline-{own}"
+    waiting = calls.call(key, "BLPOP", key, "0")
+    behind = [calls.call(key, "RPUSH", key, f"{n}") for n in range(3)]
+    assert await other.call("k", "CLIENT", "KILL", "ID", own) == 1
+    # The list is empty until the first call has its answer: it waits again.
+    assert await other.call(key, "RPUSH", key, "first") == 1
+    assert await waiting == [key.encode(), b"first"]
+    assert await asyncio.gather(*behind) == [1, 2, 3]
+    assert await other.call(key, "LPOP", key, "9") == [b"0", b"1", b"2"]
     assert calls.failure is None
     await calls.close()
     await other.close()
+
+
+async def test_a_server_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
+    """A frozen server's calls fail in time; the connection is made again when it goes on."""
+    with running_redis(tmp_path) as process:
+        calls = routes(process.port, Patience(timeout_seconds=0.2, retry_seconds=0.4))
+        await calls.open()
+        process.process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(StorageError, match=r"no answer for 0\.2 s; whether the call was"):
+                await calls.call("k", "PING")
+            assert "no answer" in (calls.failure or "")
+        finally:
+            process.process.send_signal(signal.SIGCONT)
+        await until(lambda: calls.failure is None)
+        assert await calls.call("k", "ECHO", "again") == b"again"
+        await calls.close()
+
+
+async def test_a_call_that_was_never_sent_fails_without_a_doubt(tmp_path: Path) -> None:
+    """What came while there was no server was not carried out."""
+    with reserved_port() as port:
+        with running_redis(tmp_path, port=port):
+            calls = routes(port, Patience(retry_seconds=0.2))
+            await calls.open()
+        await until(lambda: calls.failure is not None)
+        with pytest.raises(StorageError) as told:
+            await calls.call("k", "PING")
+        assert "unknown" not in str(told.value)
+        await calls.close()
+
+
+async def test_what_is_stored_waits_for_replicas(tmp_path: Path) -> None:
+    """Without one it fails by name, with its outcome; other calls are answered."""
+    with running_redis(tmp_path / "master") as master:
+        calls = routes(master.port, Patience(min_replicas=1, replication_seconds=0.05))
+        await calls.open()
+        alone = calls.call("k", "SET", "k", "1", is_stored=True)
+        assert await calls.call("k", "GET", "k") == b"1"
+        with pytest.raises(StorageError, match="read 0; allowed: 1 or more, as min_replicas"):
+            await alone
+        await calls.close()
+        calls = routes(master.port, Patience(min_replicas=1, replication_seconds=60))
+        await calls.open()
+        stored = calls.call("k", "SET", "k", "2", is_stored=True)
+        with running_redis(tmp_path / "replica", f"replicaof 127.0.0.1 {master.port}"):
+            assert await stored == b"OK"
+        await calls.close()

@@ -10,7 +10,8 @@ import pytest
 
 from penstock.plugins.queue.engines.contract import EngineStartError
 from penstock.plugins.queue.engines.redis.library import LIBRARY
-from penstock.plugins.queue.engines.redis.server import RedisServer, ask_directly
+from penstock.plugins.queue.engines.redis.login import Login, ask_directly
+from penstock.plugins.queue.engines.redis.server import RedisServer
 from tests.helpers.certificates import Authority
 from tests.helpers.redis_server import RedisProcess, running_redis, shared_redis
 
@@ -60,7 +61,7 @@ async def server_that_says(info: str) -> AsyncIterator[RedisServer]:
     [
         ("redis_version:6.2.14\r\n", "read Redis 6.2.14; allowed: Redis 7 or newer, Valkey 8"),
         ("redis_version:7.2.4\r\nvalkey_version:7.2.9\r\n", "read Valkey 7.2.9; allowed: Redis 7"),
-        ("redis_version:7.0.15\r\ncluster_enabled:1\r\n", "cluster_enabled: 1; allowed: a stand"),
+        ("redis_version:7.0.15\r\ncluster_enabled:1\r\n", "cluster_enabled: 1; allowed: a server"),
         ("redis_version:7.0.15\r\nrole:slave\r\n", "read role: slave; allowed: master"),
         ("redis_version:7.0.15\r\nmaxmemory_policy:allkeys-lru\r\n", "read allkeys-lru; allowed:"),
         ("", "version of server"),
@@ -128,10 +129,10 @@ async def test_a_user_logs_in_with_the_password_of_a_file(
     await asked(admin, ("ACL", "SETUSER", "nobody", "on", ">secret"))
     file = tmp_path / "password"
     file.write_text("secret\n")
-    server = RedisServer(port=private.port, user="broker", password_file=str(file))
+    server = RedisServer(port=private.port, login=Login("broker", str(file)))
     await (await server.connect(LOGGER)).disconnect()
     with pytest.raises(EngineStartError, match="permission"):
-        await RedisServer(port=private.port, user="nobody", password_file=str(file)).connect(LOGGER)
+        await RedisServer(port=private.port, login=Login("nobody", str(file))).connect(LOGGER)
     file.write_text("other\n")
     with pytest.raises(EngineStartError, match=f"Redis server 127.0.0.1:{private.port}: "):
         await server.connect(LOGGER)
@@ -160,16 +161,16 @@ async def test_tls_checks_the_server_s_certificate(tmp_path: Path) -> None:
         mine = authority.issue("client", file="client")
         server = RedisServer(
             port=process.port,
-            tls_ca=authority.cafile,
-            tls_certificate=mine.certfile,
-            tls_key=mine.keyfile,
+            login=Login(
+                tls_ca=authority.cafile, tls_certificate=mine.certfile, tls_key=mine.keyfile
+            ),
         )
         await (await server.connect(LOGGER)).disconnect()
         other = Authority(tmp_path, "other")
         for refused in (
-            RedisServer(port=process.port, tls_ca=other.cafile),
-            RedisServer(port=process.port, tls_ca=authority.cafile),
-            RedisServer(port=process.port, tls_ca=str(tmp_path / "missing.pem")),
+            RedisServer(port=process.port, login=Login(tls_ca=other.cafile)),
+            RedisServer(port=process.port, login=Login(tls_ca=authority.cafile)),
+            RedisServer(port=process.port, login=Login(tls_ca=str(tmp_path / "missing.pem"))),
         ):
             with pytest.raises(EngineStartError, match=f"127.0.0.1:{process.port}"):
                 await refused.connect(LOGGER)

@@ -1,0 +1,105 @@
+"""What a server must be so that no message is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from logging import Logger
+from typing import Final
+
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ResponseError
+
+from penstock.plugins.queue.engines.contract import EngineStartError
+from penstock.plugins.queue.engines.redis.login import ask_directly
+
+OLDEST_REDIS: Final = (7, 0)
+OLDEST_VALKEY: Final = (8, 0)
+
+
+async def check(
+    connection: AbstractConnection, server: str, logger: Logger, *, is_cluster: bool
+) -> None:
+    """See that a server loses nothing; log what survives its end.
+
+    Args:
+        connection: to it.
+        server: its address.
+        logger: gets its settings.
+        is_cluster: whether it is to be a node of a cluster.
+
+    Raises:
+        EngineStartError: it cannot be used.
+    """
+    found = _fields(await ask_directly(connection, "INFO"))
+    name, oldest = "Redis", OLDEST_REDIS
+    read = found.get("redis_version", "")
+    if "valkey_version" in found:
+        name, oldest, read = "Valkey", OLDEST_VALKEY, found["valkey_version"]
+    if _version(read) < oldest:
+        raise EngineStartError(
+            f"version of server {server}: read {name} {read}; allowed: Redis "
+            f"{OLDEST_REDIS[0]} or newer, Valkey {OLDEST_VALKEY[0]} or newer"
+        )
+    if (found.get("cluster_enabled") == "1") != is_cluster:
+        allowed = "a node of a cluster" if is_cluster else "a server that is in no cluster"
+        raise EngineStartError(
+            f"server {server}: read cluster_enabled: {int(not is_cluster)}; allowed: {allowed}"
+        )
+    if found.get("role", "master") != "master":
+        raise EngineStartError(
+            f"server {server}: read role: {found['role']}; allowed: master. A replica takes no "
+            "messages"
+        )
+    policy = found.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise EngineStartError(
+            f"maxmemory-policy of server {server}: read {policy}; allowed: noeviction. Any other "
+            "lets the server delete messages where its memory is full"
+        )
+    await _log_persistence(connection, server, f"{name} {read}", found, logger)
+
+
+async def _log_persistence(
+    connection: AbstractConnection,
+    server: str,
+    name: str,
+    found: Mapping[str, str],
+    logger: Logger,
+) -> None:
+    """Log what survives the end of the server."""
+    settings: dict[str, str] = {}
+    for setting in ("appendfsync", "save"):
+        try:
+            answer = await ask_directly(connection, "CONFIG", "GET", setting)
+        except ResponseError:  # this user may not ask
+            settings[setting] = "unknown"
+        else:
+            settings[setting] = answer[1].decode() if answer else "unknown"
+    aof = f"yes, appendfsync {settings['appendfsync']}"
+    if found.get("aof_enabled") != "1":
+        aof = "no"
+    logger.info(
+        "queue: %s %s keeps the messages; appendonly %s; save %r; maxmemory %s",
+        name,
+        server,
+        aof,
+        settings["save"],
+        found.get("maxmemory_human", "unknown"),
+    )
+    if found.get("aof_enabled") != "1":
+        logger.warning(
+            "queue: server %s has appendonly no: when it ends, messages are lost that came "
+            "after its newest snapshot (save %r)",
+            server,
+            settings["save"],
+        )
+
+
+def _fields(info: bytes) -> dict[str, str]:
+    lines = (line.partition(":") for line in info.decode().splitlines())
+    return {name: value for name, colon, value in lines if colon}
+
+
+def _version(text: str) -> tuple[int, ...]:
+    parts = text.split(".")
+    return tuple(int(part) for part in parts if part.isdecimal())

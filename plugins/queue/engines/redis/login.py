@@ -1,0 +1,102 @@
+"""How a connection to a server begins."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
+
+from penstock.plugins.queue.engines.contract import EngineStartError
+
+Address: TypeAlias = tuple[str, int]
+"""Host and port."""
+CONNECT_SECONDS: Final = 5.0
+"""For a connection, and for each of the answers with which it begins."""
+
+
+def named(address: Address) -> str:
+    """Return an address as users write it."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def ask_directly(connection: AbstractConnection, *command: Any) -> Any:
+    """Return the answer of a command on a connection that nothing else uses."""
+    await connection.send_packed_command(connection.pack_command(*command))
+    return await connection.read_response(disable_decoding=True, timeout=CONNECT_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How a connection begins.
+
+    Attributes:
+        user: ACL user; None for `default`.
+        password_file: file whose first line is the password; None for none.
+        tls_ca: file of the authorities that the server's certificate is checked with; None for a
+            plain connection.
+        tls_certificate: file of the client's certificate; None for none.
+        tls_key: file of its key.
+    """
+
+    user: str | None = None
+    password_file: str | None = None
+    tls_ca: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+
+    def connection(
+        self, address: Address, db: int = 0, seconds: float = CONNECT_SECONDS
+    ) -> AbstractConnection:
+        """Return a connection that is not open. The password is read anew for each one.
+
+        Raises:
+            EngineStartError: a file cannot be read.
+        """
+        host, port = address
+        keys: dict[str, Any] = {
+            "host": host,
+            "port": port,
+            "db": db,
+            "username": self.user,
+            "socket_timeout": None,
+            "socket_connect_timeout": seconds,
+            "protocol": 2,
+        }
+        if self.password_file is not None:
+            try:
+                text = Path(self.password_file).read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise EngineStartError(f"password of {named(address)}: {error}") from error
+            keys["password"] = text.split("\n", 1)[0].rstrip("\r")
+        if self.tls_ca is None:
+            return Connection(**keys)
+        return SSLConnection(
+            ssl_ca_certs=self.tls_ca,
+            ssl_certfile=self.tls_certificate,
+            ssl_keyfile=self.tls_key,
+            ssl_min_version=ssl.TLSVersion.TLSv1_2,
+            **keys,
+        )
+
+    async def ask(self, address: Address, *command: str, seconds: float = CONNECT_SECONDS) -> Any:
+        """Return the answer of one command on a connection of its own.
+
+        Raises:
+            EngineStartError: a file cannot be read.
+            RedisError: there is no server, or it refuses.
+            OSError: the same.
+        """
+        connection = self.connection(address, seconds=seconds)
+        try:
+            async with asyncio.timeout(seconds):
+                await connection.connect()
+                return await ask_directly(connection, *command)
+        except TimeoutError as error:
+            raise OSError(f"{named(address)}: no answer for {seconds:g} s") from error
+        finally:
+            await connection.disconnect(nowait=True)

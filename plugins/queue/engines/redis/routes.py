@@ -1,0 +1,206 @@
+"""Which server a call goes to: the only one, the master that sentinels name, or that of its slot.
+
+Theory of operation. Each server has a pipeline. One that has lost its connection, or that is told
+that a slot is another server's, is paused; then the routes are found again, and its calls go where
+they belong. A slot leaves a pipeline only when all answers of that have come, so that calls of one
+slot are never reordered. Calls to other servers go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from logging import Logger
+from typing import Any, Final, Protocol, TypeAlias
+
+from redis.asyncio.connection import AbstractConnection
+from redis.crc import key_slot
+from redis.exceptions import RedisError
+
+from penstock.broker.errors import PenstockError
+from penstock.plugins.queue.engines.contract import StorageError
+from penstock.plugins.queue.engines.redis.login import Address, named
+from penstock.plugins.queue.engines.redis.pipeline import Call, Patience, Pipeline
+
+Range: TypeAlias = tuple[int, int, Address]
+"""First and last slot, and the server that has them."""
+N_SLOTS: Final = 16_384
+_MOST_KEYS: Final = 100_000
+
+
+class Finder(Protocol):
+    """Finds servers.
+
+    Attributes:
+        is_cluster: whether there is one for each slot, not one for all.
+    """
+
+    is_cluster: bool
+
+    async def find(self) -> list[Range]:
+        """Return the first and the last slot of each range, and its server.
+
+        Raises:
+            EngineStartError: nobody can tell.
+        """
+
+
+class Routes:
+    """Sends calls to the servers of their keys.
+
+    Args:
+        finder: finds the servers.
+        connect: returns a new connection to one of them that is checked and ready.
+        patience: with servers.
+        logger: gets faults.
+    """
+
+    def __init__(
+        self,
+        finder: Finder,
+        connect: Callable[[Address], Awaitable[AbstractConnection]],
+        patience: Patience,
+        logger: Logger,
+    ) -> None:
+        self._finder = finder
+        self._connect = connect
+        self._patience = patience
+        self._logger = logger
+        self._pipelines: dict[Address, Pipeline] = {}
+        self._by_slot: list[Pipeline] = []
+        self._slots: dict[str, int] = {}
+        self._n_calls = 0
+        self._is_open = False
+        self._finding: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._problem: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """Why a server cannot be reached; None where all can."""
+        failures = (one.failure for one in self._pipelines.values())
+        return next((failure for failure in failures if failure is not None), None)
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Of the servers that have slots."""
+        return list(self._pipelines)
+
+    async def open(self) -> None:
+        """Find the servers and connect to each.
+
+        Raises:
+            EngineStartError: one cannot be used.
+        """
+        ranges = await self._finder.find()
+        for _, _, address in ranges:
+            if address not in self._pipelines:
+                pipeline = self._pipelines[address] = self._pipeline(address)
+                await pipeline.open()
+        by_slot: list[Pipeline | None] = [None] * (N_SLOTS if self._finder.is_cluster else 1)
+        for first, last, address in ranges:
+            by_slot[first : last + 1] = [self._pipelines[address]] * (last + 1 - first)
+        self._by_slot = [one for one in by_slot if one is not None]
+        self._is_open = True
+        for pipeline in self._pipelines.values():
+            pipeline.start()
+
+    def _pipeline(self, address: Address) -> Pipeline:
+        return Pipeline(address, self._connect, self.find_again, self._patience, self._logger)
+
+    def call(self, key: str, *command: Any, is_stored: bool = False) -> asyncio.Future[Any]:
+        """Send a command to the server of a key; the future has its answer.
+
+        The future fails with a `StorageError` where no server has answered in time, and with a
+        `ResponseError` where the server refuses the command.
+
+        Args:
+            key: one of the command's, or another of the same slot.
+            command: its words.
+            is_stored: whether replicas are waited for.
+
+        Raises:
+            StorageError: the engine is closed.
+        """
+        if not self._is_open:
+            raise StorageError("the queue is closed")
+        slot = self.slot(key) if self._finder.is_cluster else 0
+        self._n_calls += 1
+        loop = asyncio.get_running_loop()
+        call = Call(command, slot, self._n_calls, loop, is_stored=is_stored)
+        self._by_slot[slot].submit(call)
+        return call.future
+
+    def slot(self, key: str) -> int:
+        """Return the slot of a key."""
+        slot = self._slots.get(key)
+        if slot is None:
+            if len(self._slots) >= _MOST_KEYS:
+                self._slots.clear()
+            slot = self._slots[key] = key_slot(key.encode())
+        return slot
+
+    async def close(self) -> None:
+        """Wait for the answers of what was called, and disconnect; may be called again."""
+        self._is_open = False
+        await asyncio.gather(*(one.finish() for one in self._pipelines.values()))
+        if self._finding is not None:
+            self._finding.cancel()
+            await asyncio.gather(self._finding, return_exceptions=True)
+        await asyncio.gather(*(one.close() for one in self._pipelines.values()))
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        self._pipelines.clear()
+
+    # -- when servers change -----------------------------------------------------------------------
+
+    async def find_again(self) -> None:
+        """Find the servers again, and send waiting calls where they belong."""
+        if self._finding is None or self._finding.done():
+            self._finding = asyncio.create_task(self._find(), name="penstock-queue-redis routes")
+        await asyncio.shield(self._finding)
+
+    async def _find(self) -> None:
+        try:
+            ranges = await self._finder.find()
+        except (RedisError, OSError, PenstockError) as error:
+            if self._problem != str(error):
+                self._logger.warning("queue: %s", error)
+            self._problem = str(error)
+            return
+        self._problem = None
+        self._take(ranges)
+
+    def _take(self, ranges: list[Range]) -> None:
+        by_slot = self._by_slot
+        draining: set[Pipeline] = set()
+        for first, last, address in ranges:
+            taker = self._pipelines.get(address)
+            if taker is None:
+                self._logger.info("queue: %s is a master now", named(address))
+                taker = self._pipelines[address] = self._pipeline(address)
+                taker.start()
+            for slot in range(first, min(last + 1, len(by_slot))):
+                owner = by_slot[slot]
+                if owner is taker:
+                    continue
+                if owner.is_busy:
+                    draining.add(owner)
+                else:
+                    by_slot[slot] = taker
+        for owner in draining:
+            owner.pause()
+        calls = [
+            call
+            for owner in self._pipelines.values()
+            if not owner.is_busy
+            for call in owner.take_waiting()
+        ]
+        for call in sorted(calls, key=lambda call: call.number):
+            by_slot[call.slot].submit(call)
+        in_use = set(by_slot)
+        for address, owner in list(self._pipelines.items()):
+            if owner not in in_use and not owner.n_calls:
+                del self._pipelines[address]
+                closing = asyncio.create_task(owner.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
