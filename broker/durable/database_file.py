@@ -37,6 +37,11 @@ LOG_LIMIT_BYTES: Final = 64 * 1024 * 1024
 BUSY_SECONDS: Final = 5.0
 """How long a write waits for another program that has locked the file, such as a backup."""
 
+_NO_SPACE: Final = frozenset(
+    {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE}
+)
+"""Extended result codes."""
+
 _LOG: Final = "-wal"
 _SUFFIXES: Final = ("", _LOG, "-shm")
 
@@ -304,6 +309,16 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 def in_words(error: sqlite3.Error) -> str:
     """Return SQLite's text for an error, with the error's name."""
     return f"{error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})"
+
+
+def is_out_of_space(error: sqlite3.Error) -> bool:
+    """Say whether SQLite found no space for what it was to write.
+
+    SQLite tells a full disk alone by that name. A quota, a limit of the size of files and a disk
+    that finds out late that it is full are write errors to it, and so is a disk that is broken. The
+    index of the log has an error of its own.
+    """
+    return getattr(error, "sqlite_errorcode", 0) in _NO_SPACE
 
 
 def _size(name: str) -> int:

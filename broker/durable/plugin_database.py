@@ -17,6 +17,7 @@ from penstock.broker.durable.database_file import (
     Format,
     connect,
     in_words,
+    is_out_of_space,
     set_up,
     transaction,
 )
@@ -36,7 +37,6 @@ class PluginDatabase:
         format: of the file.
         error: raised where the file cannot be used or written; the message names it.
         full_error: the same where the disk is full; a kind of `error`.
-        no_space: primary result codes of SQLite that say so.
     """
 
     what: ClassVar[str]
@@ -44,7 +44,6 @@ class PluginDatabase:
     format: ClassVar[Format]
     error: ClassVar[type[PenstockError]]
     full_error: ClassVar[type[PenstockError]]
-    no_space: ClassVar[tuple[int, ...]] = (sqlite3.SQLITE_FULL,)
 
     def __init__(
         self, path: str, synchronous: str = "FULL", reserve: DiskReserve | None = None
@@ -134,8 +133,7 @@ class PluginDatabase:
             with transaction(connection):
                 yield connection
         except sqlite3.Error as error:
-            is_full = getattr(error, "sqlite_errorcode", 0) & 0xFF in self.no_space
-            kind = self.full_error if is_full else self.error
+            kind = self.full_error if is_out_of_space(error) else self.error
             raise kind(f"{self.what} {self._path}: {in_words(error)}") from error
         self._check_there(file)
 

@@ -133,7 +133,6 @@ class Spool(PluginDatabase):
     format = FORMAT
     error = SpoolError
     full_error = SpoolFullError
-    no_space = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
     _reserve: DiskReserve
 

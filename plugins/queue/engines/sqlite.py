@@ -40,6 +40,7 @@ from penstock.broker.durable.database_file import (
     behind_links,
     connect,
     in_words,
+    is_out_of_space,
     set_up,
     transaction,
 )
@@ -382,8 +383,8 @@ class SqliteStore:
             connection.execute("VACUUM")
             self._shorten_log()
         except sqlite3.Error as error:
-            is_full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
-            raise (StorageFullError if is_full else StorageError)(self._explain(error)) from error
+            kind = StorageFullError if is_out_of_space(error) else StorageError
+            raise kind(self._explain(error)) from error
         return before - self._file_bytes()
 
     def backup(self, path: str) -> int:
@@ -484,8 +485,8 @@ class SqliteStore:
                 yield connection
             self._note_log(ROWS_BYTES)
         except sqlite3.Error as error:
-            is_full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
-            raise (StorageFullError if is_full else StorageError)(self._explain(error)) from error
+            kind = StorageFullError if is_out_of_space(error) else StorageError
+            raise kind(self._explain(error)) from error
 
     def _with_space(self, change: Callable[[], T], *, is_for_readers: bool) -> T:
         """Make a change; where the disk is full, with any space that can be found for it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sqlite3
 from pathlib import Path
 
@@ -79,6 +80,21 @@ def test_a_file_that_was_deleted_or_is_full_stores_nothing(tmp_path: Path) -> No
     with pytest.raises(NotesError, match="deleted or replaced"):
         notes.add(b"x")
     notes.close()
+    notes.close()
+
+
+def test_a_quota_is_a_full_disk(tmp_path: Path) -> None:
+    """The system refuses a write by another error than for a full disk."""
+    notes = Notes(str(tmp_path / "notes.db"))
+    notes.open()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(NotesFullError, match="SQLITE_IOERR_WRITE"):
+            notes.add(bytes(1_000_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    notes.add(b"x")
     notes.close()
 
 
