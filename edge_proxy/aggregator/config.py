@@ -114,6 +114,8 @@ class UplinkKeys:
             0 while it does not, at the site and in the cloud.
         notifications_local_only: at the site alone.
         notification_topic: None for mosquitto's, ``$SYS/broker/connection/CLIENT_ID/state``.
+        leaves: the uplink is to end: nothing new goes up or comes down. What is left in its
+            sessions passes, then they end and its state topic is cleared, on both sides.
         parts_prefix: precedes the topics of what passes in parts; that of the plugin ``parts`` at
             both ends.
     """
@@ -143,6 +145,7 @@ class UplinkKeys:
     notifications: bool = True
     notifications_local_only: bool = False
     notification_topic: str | None = None
+    leaves: bool = False
     parts_prefix: Annotated[str, AfterValidator(check_prefix)] = DEFAULT_PREFIX
 
     @field_validator("version", mode="before")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.broker.errors import PenstockError, ProtocolError
+from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
 from penstock.broker.message import LANE_PROPERTY, SIZE_PROPERTY, SizeClass
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.packets import (
@@ -23,6 +24,9 @@ from penstock.broker.mqtt.reason_codes import describe_reason_code
 from penstock.broker.mqtt.writer import write_packet
 
 SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
+
+_STATE_RECORD: Final = f"{LOCAL_CLIENT_PREFIX}$state/"
+"""Nothing is published below it, and no uplink has such a name."""
 
 
 class UplinkRefusedError(PenstockError):
@@ -143,6 +147,16 @@ def state_of(settings: JointSettings, payload: bytes, version: int) -> bytes:
     """
     topic = settings.state_topic
     return b"" if topic is None else write_packet(Publish(topic, payload, retain=True), version)
+
+
+def record_of_state(topic: str) -> str:
+    """Return the subscription by which a session keeps in mind what its state topic is."""
+    return f"{_STATE_RECORD}{topic}"
+
+
+def recorded_states(filters: Iterable[str]) -> list[str]:
+    """Return the state topics that a session keeps in mind, by its subscriptions."""
+    return [one.removeprefix(_STATE_RECORD) for one in filters if one.startswith(_STATE_RECORD)]
 
 
 def cloud_state(settings: JointSettings, payload: bytes) -> bytes:

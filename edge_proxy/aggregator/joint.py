@@ -63,6 +63,7 @@ from penstock.edge_proxy.aggregator.connecting import (
     connect_up,
     read_connack,
     read_frame,
+    record_of_state,
     state_of,
     subscribe_up,
     will_of,
@@ -380,6 +381,8 @@ class Joint:
             properties={"session_expiry_interval": SESSION_NEVER_EXPIRES} if is_5 else {},
         )
         self.down.send(write_packet(connect, self.version))
+        if self.settings.state_topic is not None:
+            self.record([record_of_state(self.settings.state_topic)], ())
         self.down.send(state_of(self.settings, b"1", self.version))
 
     def answered(self, packet: SubAck | UnsubAck) -> None:

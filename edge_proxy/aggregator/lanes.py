@@ -122,7 +122,8 @@ class Lane:
         up: rules of what goes up on it.
         down: rules of what comes down on it.
         sizes: size class of its messages; None for both.
-        leaves: it is configured no more. It carries what is left in its sessions, and ends them.
+        leaves: it is to end, or is configured no more. It carries what is left in its sessions, and
+            ends them.
     """
 
     name: str
@@ -136,14 +137,19 @@ class Lane:
         return f"{text}{separator}{self.name}" if self.name else text
 
 
-def lanes_of(keys: LanesKeys | None, up: Sequence[Rule], down: Sequence[DownRule]) -> list[Lane]:
+def lanes_of(
+    keys: LanesKeys | None, up: Sequence[Rule], down: Sequence[DownRule], *, leaves: bool = False
+) -> list[Lane]:
     """Return the lanes of an uplink, that of small messages first.
 
     Args:
         keys: of its lanes; None where it has none.
         up: its rules of what goes up.
         down: its rules of what comes down.
+        leaves: it is to end.
     """
+    if leaves:
+        return [Lane(name, [], [], leaves=True) for name in ("", *([LARGE] if keys else []))]
     if keys is None:
         return [Lane("", up, down)]
     if keys.by == "size":

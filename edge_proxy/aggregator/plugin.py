@@ -22,8 +22,10 @@ from penstock.broker.extensions import (
 )
 from penstock.edge_proxy.aggregator.conditions import Budget
 from penstock.edge_proxy.aggregator.config import UplinkConfig
+from penstock.edge_proxy.aggregator.connecting import recorded_states
 from penstock.edge_proxy.aggregator.lanes import LARGE, Lane, lanes_of
 from penstock.edge_proxy.aggregator.pacing import Pacing
+from penstock.edge_proxy.aggregator.preparation import forget_states
 from penstock.edge_proxy.aggregator.uplink import Uplink, join_uplinks
 
 
@@ -47,7 +49,8 @@ class UplinkPlugin(Plugin):
             )
             raise ConfigError(context.policy_file, [problem])
         lanes = {
-            name: lanes_of(keys.lanes, keys.up, keys.down) for name, keys in config.uplinks.items()
+            name: lanes_of(keys.lanes, keys.up, keys.down, leaves=keys.leaves)
+            for name, keys in config.uplinks.items()
         }
         self.open_files = sum(map(len, lanes.values()))
         self._local_clients = context.local_clients
@@ -126,25 +129,45 @@ class UplinkPlugin(Plugin):
         Raises:
             PenstockError: an uplink cannot work.
         """
-        if self._local_clients is None:
+        local_clients = self._local_clients
+        if local_clients is None:
             return
-        self._add_leaving(self._local_clients)
-        keeps = {client_id for uplink in self.uplinks for client_id in uplink.local_ids}
-        for client_id in self._local_clients.end_sessions(
-            # Those of other plugins begin so; no uplink has such a name.
-            lambda one: one not in keeps and not one.startswith(f"{LOCAL_CLIENT_PREFIX}$")
-        ):
-            self.context.logger.warning(
-                "client %s: its uplink is not configured any more; its session ends, with what "
-                "waits in it",
-                client_id,
-            )
-        self._keep_order(self._local_clients)
+        self._add_leaving(local_clients)
+        await self._end_gone(local_clients)
+        self._keep_order(local_clients)
         for uplink in self.uplinks:
             await uplink.prepare()
-        self._keep_order(self._local_clients)
+        self._keep_order(local_clients)
         for uplink in self.uplinks:
             uplink.start()
+
+    async def _end_gone(self, local_clients: LocalClients) -> None:
+        """End the sessions of uplinks that are configured no more, and clear old state topics.
+
+        Raises:
+            PenstockError: the broker does not let it.
+        """
+        keeps = {client_id for uplink in self.uplinks for client_id in uplink.local_ids}
+        state_topics = {uplink.state_topic for uplink in self.uplinks}
+        stale: dict[str, list[str]] = {}
+
+        def is_gone(client_id: str) -> bool:
+            recorded = recorded_states(local_clients.subscriptions(client_id) or ())
+            stale[client_id] = [topic for topic in recorded if topic not in state_topics]
+            # Those of other plugins begin so; no uplink has such a name.
+            return client_id not in keeps and not client_id.startswith(f"{LOCAL_CLIENT_PREFIX}$")
+
+        gone = local_clients.end_sessions(is_gone)
+        for client_id in gone:
+            self.context.logger.warning(
+                "client %s: its uplink is not configured any more; its session ends, with what "
+                "waits in it; what the cloud's broker has for it stays there (see leaves: true)",
+                client_id,
+            )
+        for client_id, topics in stale.items():
+            if topics:
+                await forget_states(local_clients, client_id, topics)
+        local_clients.end_sessions(lambda client_id: client_id in gone)  # of what has cleared
 
     def _keep_order(self, local_clients: LocalClients) -> None:
         """Keep the order of topics across the lanes that have sessions."""

@@ -1,7 +1,8 @@
 """Clients of one purpose, which connect before those that stay.
 
-One lets the site's broker keep messages for a client that is to come, the other ends what the
-cloud's broker has kept for an earlier life of the site.
+One lets the site's broker keep messages for a client that is to come, or clears what an earlier
+one has left retained. The other ends what the cloud's broker has kept for an earlier life of the
+site.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from penstock.broker.errors import PeerError, PenstockError
 from penstock.broker.extensions import LocalClients
 from penstock.broker.message import SizeClass
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
-from penstock.broker.mqtt.packets import Disconnect, PingReq, Unsubscribe
+from penstock.broker.mqtt.packets import Disconnect, PingReq, Publish, Unsubscribe
 from penstock.broker.mqtt.writer import write_packet
 from penstock.edge_proxy.aggregator.connecting import (
     JointSettings,
@@ -24,6 +25,7 @@ from penstock.edge_proxy.aggregator.connecting import (
     connect_cloud,
     connect_up,
     read_connack,
+    record_of_state,
     subscribe_up,
 )
 from penstock.edge_proxy.aggregator.packet_stream import Buffer, PacketStream
@@ -57,26 +59,60 @@ async def prepare_session(
     """
     without = [name for name in filters if name not in with_retained]
     gone = tuple(name for name in known if name not in filters)
+    packets = [connect_up(client_id, 1), subscribe_up(filters, sizes, without_retained=without)]
+    if gone:
+        packets.append(write_packet(Unsubscribe(2, gone), MQTT_5))
+    await _exchange(clients, packets, f"client {client_id}: the broker does not let it subscribe")
+
+
+async def forget_states(clients: LocalClients, client_id: str, topics: Sequence[str]) -> None:
+    """Clear what a client has retained in topics that are its state topics no more.
+
+    Args:
+        clients: of the broker.
+        client_id: of the client; it is not connected, and has a session after this.
+        topics: by `recorded_states`, each of which it forgets.
+
+    Raises:
+        PenstockError: the broker does not let it.
+    """
+    there = [topic for topic in topics if clients.retained(topic, client_id)]
+    records = tuple(map(record_of_state, topics))
+    packets = [
+        connect_up(client_id, 1),
+        *(write_packet(Publish(topic, b"", retain=True), MQTT_5) for topic in there),
+        write_packet(Unsubscribe(1, records), MQTT_5),
+    ]
+    what = f"client {client_id}: the broker does not let it clear {', '.join(topics)}"
+    await _exchange(clients, packets, what)
+
+
+async def _exchange(clients: LocalClients, packets: Sequence[bytes], what: str) -> None:
+    """Connect a local client, and wait until the broker has handled some packets.
+
+    Args:
+        clients: of the broker.
+        packets: CONNECT first.
+        what: begins the error.
+
+    Raises:
+        PenstockError: the broker does not handle them.
+    """
     client = Preparing(asyncio.get_running_loop())
     transport = clients.connect(client)
-    transport.write(connect_up(client_id, 1))
-    transport.write(subscribe_up(filters, sizes, without_retained=without))
-    if gone:
-        transport.write(write_packet(Unsubscribe(2, gone), MQTT_5))
+    transport.writelines(packets)
     transport.write(write_packet(PingReq(), MQTT_5))  # its answer says that all of it is done
     try:
         async with asyncio.timeout(PREPARE_SECONDS):
             await client.answered
     except (TimeoutError, ConnectionError) as error:
         told = str(error) or f"no answer in {PREPARE_SECONDS:g} s"
-        raise PenstockError(
-            f"client {client_id}: the broker does not let it subscribe: {told}"
-        ) from error
+        raise PenstockError(f"{what}: {told}") from error
     transport.close()
 
 
 class Preparing(asyncio.Protocol):
-    """The local client that subscribes for another one.
+    """The local client that does something for another one before that connects.
 
     It reads on whatever comes, as the last answer stands behind that. It acknowledges nothing: a
     message that comes is sent again to the next connection.

@@ -57,8 +57,8 @@ LOOK_SECONDS: Final = 0.5
 """Between two looks at what waits, with `start.when` of ``on_demand``."""
 
 QUIET_SECONDS: Final = 60.0
-"""After which a lane that is configured no more has nothing left in the cloud: its session there
-has no subscription, and nothing has come of it for so long."""
+"""After which a lane that leaves has nothing left in the cloud: its session there has no
+subscription, and nothing has come of it for so long."""
 
 OF_THE_BROKER: Final = frozenset({"connack", "refused", "disconnected", "silent", "protocol"})
 """Reasons of an end for which another address is tried next, if there is one."""
@@ -179,6 +179,7 @@ class Uplink:
         self._down_sizes = ""
         self._n_passed = 0
         self._quiet_since = 0.0
+        self._has_left = False  # it leaves, and has no sessions: the cloud may have some
 
     @property
     def local_ids(self) -> tuple[str, ...]:
@@ -224,6 +225,9 @@ class Uplink:
         self.password()
         known = self.local_clients.subscriptions(self.up_id)
         self._old_filters = known or ()
+        if known is None and self.lane.leaves:
+            self._has_left = True
+            return
         filters = self.remapping.up_filters()
         sizes = self.lane.sizes
         await prepare_session(self.local_clients, self.up_id, filters, self._old_filters, sizes)
@@ -365,7 +369,7 @@ class Uplink:
         """Connect, and connect again whenever the connection has ended."""
         self.upstreams.start()
         self._task = asyncio.create_task(self._run(), name=f"uplink {self.name}")
-        if self.keys.backlog.max_age_seconds is not None:
+        if self.keys.backlog.max_age_seconds is not None and not self._has_left:
             self._sweep(self.keys.backlog.max_age_seconds)
 
     def _sweep(self, seconds: float) -> None:
@@ -389,6 +393,9 @@ class Uplink:
         await self.upstreams.close()
 
     async def _run(self) -> None:
+        if self._has_left:
+            await self._end_sessions()
+            return
         while True:
             await self._until_wanted()
             began_at = self.clock()
@@ -424,7 +431,7 @@ class Uplink:
         return now - self._quiet_since >= QUIET_SECONDS
 
     async def _end_sessions(self) -> None:
-        """End the sessions of a lane that is configured no more, on both sides."""
+        """End the sessions of a lane that leaves, on both sides."""
         while True:
             link = Link(self, asyncio.get_running_loop())
             try:
@@ -445,8 +452,8 @@ class Uplink:
                 break
         self.local_clients.end_sessions(lambda client_id: client_id in self.local_ids)
         self.logger.info(
-            "uplink %s: it is configured no more, and nothing is left in it: its sessions have "
-            "ended, here and in the cloud",
+            "uplink %s: it leaves, and nothing is left in it: its sessions have ended, here and in "
+            "the cloud",
             self.name,
         )
 
@@ -465,7 +472,8 @@ class Uplink:
         """Wait until the uplink may stand, and something makes it connect."""
         while True:
             opening = self._schedule.at(self._wall())
-            if opening.is_open and self._demand.wants_start(self.n_waiting):
+            is_wanted = self.lane.leaves or self._demand.wants_start(self.n_waiting)
+            if opening.is_open and is_wanted:
                 self.budget.set_rate(opening.max_bytes_per_second, self.clock())
                 return
             wait = opening.look_again_seconds
@@ -614,9 +622,6 @@ class Uplink:
     def _settings(self, upstream: Upstream) -> JointSettings:
         keys = self.keys
         local = self.local_clients
-        topic = STATE_TOPIC.format(client_id=self.client_id)
-        if keys.notification_topic is not None:
-            topic = self.lane.of(keys.notification_topic, "/")
         is_5 = keys.version == "5"
         return JointSettings(
             up_id=self.up_id,
@@ -631,12 +636,21 @@ class Uplink:
             password=self.password(),
             keep_alive=keys.keep_alive_seconds,
             marker_topic=self._marker_topic,
-            state_topic=topic if keys.notifications else None,
+            state_topic=self.state_topic,
             tells_cloud_state=not keys.notifications_local_only,
             tells_publisher=keys.tells_publisher,
             receive_maximum=local.receive_maximum,
             maximum_packet_size=local.maximum_packet_size,
         )
+
+    @property
+    def state_topic(self) -> str | None:
+        """Where its state is retained; None for nowhere."""
+        if not self.keys.notifications:
+            return None
+        if self.keys.notification_topic is not None:
+            return self.lane.of(self.keys.notification_topic, "/")
+        return STATE_TOPIC.format(client_id=self.client_id)
 
     def _new_joint(self, settings: JointSettings) -> Joint:
         return Joint(

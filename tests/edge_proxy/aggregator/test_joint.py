@@ -33,6 +33,7 @@ from penstock.edge_proxy.aggregator.connecting import (
     JointSettings,
     UplinkRefusedError,
     connect_cloud,
+    recorded_states,
 )
 from penstock.edge_proxy.aggregator.counts import UplinkCounts
 from penstock.edge_proxy.aggregator.joint import Joint
@@ -220,12 +221,14 @@ def test_the_state_is_told_on_both_sides() -> None:
     """Retained: 1 while it stands, 0 by a will or the goodbye."""
     uplink = Uplink(state_topic=STATE)
     uplink.from_cloud(ConnAck(session_present=True))
-    [connect, cloud_state], _, [local, local_state] = uplink.written()
+    [connect, cloud_state], _, [local, record, local_state] = uplink.written()
     for packet in (connect, local):
         assert isinstance(packet, Connect)
         assert packet.will is not None
         assert (packet.will.topic, packet.will.payload, packet.will.retain) == (STATE, b"0", True)
     assert cloud_state == local_state == Publish(STATE, b"1", retain=True)
+    assert isinstance(record, Subscribe)
+    assert recorded_states([record.subscriptions[0].topic_filter]) == [STATE]
     assert uplink.joint.disconnect()
     cloud, up, down = uplink.written()
     assert cloud == down == [Publish(STATE, b"0", retain=True), Disconnect()]
@@ -236,7 +239,7 @@ def test_the_state_may_be_told_at_the_site_alone() -> None:
     """The cloud gets no will and no message; as with mosquitto's notifications_local_only."""
     uplink = Uplink(state_topic=STATE, tells_cloud_state=False)
     uplink.from_cloud(ConnAck(session_present=True))
-    cloud, _, [local, local_state] = uplink.written()
+    cloud, _, [local, _, local_state] = uplink.written()
     [connect] = cloud
     assert isinstance(connect, Connect)
     assert isinstance(local, Connect)

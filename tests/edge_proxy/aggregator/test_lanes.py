@@ -26,6 +26,7 @@ from tests.edge_proxy.aggregator.test_uplink import (
     deliver,
     edge_policy,
     site,
+    states,
     take_message,
     uplink_of,
 )
@@ -201,7 +202,7 @@ async def test_a_lane_that_is_configured_no_more_ends_when_nothing_is_left_in_it
         ):
             await near.subscribe("down/#", 1)
             await until(lambda: _sizes_asked(cloud) == ["small", "large"])
-            assert _states(cloud) == {"berlin-cloud": b"1", "berlin-cloud-large": b"1"}
+            assert states(cloud) == {"berlin-cloud": b"1", "berlin-cloud-large": b"1"}
             for lane in (uplink_of(edge, name) for name in ("cloud", "cloud/large")):
                 await lane.stop()
             for number, payload in enumerate(payloads, 1):
@@ -217,7 +218,7 @@ async def test_a_lane_that_is_configured_no_more_ends_when_nothing_is_left_in_it
             await until(lambda: cloud.core.sessions.get("berlin-cloud-large") is None)
             await until(lambda: edge.core.sessions.get("$uplink/cloud/up-large") is None)
             assert edge.core.sessions.get("$uplink/cloud/down-large") is None
-            assert _states(cloud) == _states(edge) == {"berlin-cloud": b"1"}
+            assert states(cloud) == states(edge) == {"berlin-cloud": b"1"}
             await deliver(far, Publish("down/cam", payloads[0], qos=1, packet_id=9))
             assert (await take_message(near)).payload == payloads[0]
 
@@ -242,16 +243,6 @@ async def test_a_lane_is_tried_again_when_the_other_one_has_connected(
         links[1].end("closed", "as the test has it")
         await until(lambda: large.counts.connections == 2)
         assert forgotten  # what was timed, by the path of the lost connection
-
-
-def _states(server: Server) -> dict[str, bytes]:
-    """Return what is retained of connections, by their client ids."""
-    topics = server.core.retained.by_topic.items()
-    return {
-        topic.split("/")[3]: message.read_payload()
-        for topic, message in topics
-        if topic.startswith("$SYS/broker/connection/")
-    }
 
 
 def _sizes_asked(cloud: Server, name: str = "down/#") -> list[str | None]:

@@ -15,6 +15,7 @@ import pytest
 from penstock.broker.config.policy import parse_policy
 from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel, Unsubscribe
 from penstock.broker.server import Server
+from penstock.edge_proxy.aggregator import uplink as uplink_module
 from penstock.edge_proxy.aggregator.joint import Joint
 from penstock.edge_proxy.aggregator.plugin import UplinkPlugin
 from penstock.edge_proxy.aggregator.uplink import Uplink, UplinkError
@@ -72,9 +73,9 @@ async def site(port: int, **keys: Any) -> AsyncIterator[Server]:
         await server.stop()
 
 
-async def stands(server: Server) -> None:
+async def stands(server: Server, name: str = "cloud") -> None:
     """Wait until the uplink is connected, and the cloud has subscribed."""
-    uplink = uplink_of(server)
+    uplink = uplink_of(server, name)
     await until(lambda: uplink.counts.connected)
 
 
@@ -221,6 +222,78 @@ async def test_sessions_of_an_uplink_that_is_gone_end(tmp_path: Path) -> None:
             assert edge.core.sessions.get("$uplink/cloud/up") is not None
         async with serving(**keys) as other:
             assert other.core.sessions.client_ids() == []
+
+
+async def test_the_state_of_an_uplink_that_is_gone_is_cleared_at_the_site(tmp_path: Path) -> None:
+    """So is the topic that an uplink had before: nothing would change either any more."""
+    keys = {"persistence": {"path": str(tmp_path / "edge.db")}}
+    async with serving() as cloud:
+        port = port_of(cloud)
+        async with site(port, policy=keys, notification_topic="state/a") as edge:
+            await stands(edge)
+        for others in ({}, {"state/a": b"of a client"}):
+            async with site(port, policy=keys, notification_topic="state/b") as edge:
+                await stands(edge)
+                assert _retained(edge) == {"state/b": b"1", **others}
+                async with await connected(port_of(edge), "near") as near:
+                    own = Publish("state/a", b"of a client", qos=1, retain=True, packet_id=1)
+                    await deliver(near, own)
+        policy = edge_policy(port, policy=keys)
+        uplinks = policy["plugins"]["uplink"]["uplinks"]
+        uplinks["new"] = uplinks.pop("cloud")
+        edge = Server(parse_policy(policy, "edge.yaml"))
+        await edge.start()
+        try:
+            assert _retained(edge) == {"state/a": b"of a client"}
+            await until(lambda: edge.core.sessions.get("$uplink/cloud/down") is None)
+        finally:
+            await edge.stop()
+
+
+@pytest.mark.parametrize("lanes", [None, {"by": "size"}])
+async def test_an_uplink_that_leaves_ends_on_both_sides_when_nothing_is_left_in_it(
+    lanes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits in its sessions passes both ways; then its state is cleared, too."""
+    monkeypatch.setattr(uplink_module, "QUIET_SECONDS", 0.01)
+    policy = {"persistence": {"path": str(tmp_path / "edge.db")}}
+    kept: Mapping[str, Any] = {
+        "clean_start": False,
+        "properties": {"session_expiry_interval": 1_000},
+    }
+    payloads = [b"L" * 20_000, b"after"]
+    async with serving() as cloud, await connected(port_of(cloud), "far") as far:
+        await far.subscribe("up/#", 1)
+        async with (
+            site(port_of(cloud), policy=policy, lanes=lanes) as edge,
+            await connected(port_of(edge), "near", **kept) as near,
+        ):
+            await near.subscribe("down/#", 1)
+            await until(lambda: _asked(cloud) == ["down/#"])
+            plugin = next(one for one in edge._plugins.plugins if isinstance(one, UplinkPlugin))
+            for lane in plugin.uplinks:
+                await stands(edge, lane.name)
+                await lane.stop()
+            for number, payload in enumerate(payloads, 1):
+                await deliver(near, Publish("up/cam", payload, qos=1, packet_id=number))
+                await deliver(far, Publish("down/cam", payload, qos=1, packet_id=number))
+        leaving = {"policy": policy, "lanes": lanes, "leaves": True}
+        async with (
+            site(port_of(cloud), **leaving, start={"when": "on_demand"}) as edge,
+            await connected(port_of(edge), "near", **kept) as near,
+        ):
+            for taker in (far, near):
+                assert [(await take_message(taker)).payload for _ in payloads] == payloads
+            await until(lambda: edge.core.sessions.client_ids() == ["near"])
+            assert cloud.core.sessions.client_ids() == ["far"]
+            assert states(cloud) == states(edge) == {}
+        # A site that has forgotten its sessions ends those of the cloud.
+        async with site(port_of(cloud), lanes=lanes) as edge:
+            await until(lambda: len(states(cloud)) == (2 if lanes else 1))
+        async with site(port_of(cloud), lanes=lanes, leaves=True) as edge:
+            await until(lambda: cloud.core.sessions.client_ids() == ["far"])
+            await until(lambda: not states(cloud))
+            assert edge.core.sessions.client_ids() == []
 
 
 async def test_local_clients_of_other_plugins_stay(tmp_path: Path) -> None:
@@ -559,4 +632,14 @@ def _retained(server: Server) -> dict[str, Any]:
         topic: message.payload
         for topic, message in server.core.retained.by_topic.items()
         if not topic.startswith("$")
+    }
+
+
+def states(server: Server) -> dict[str, bytes]:
+    """Return what is retained of connections, by their client ids."""
+    topics = server.core.retained.by_topic.items()
+    return {
+        topic.split("/")[3]: message.read_payload()
+        for topic, message in topics
+        if topic.startswith("$SYS/broker/connection/")
     }
