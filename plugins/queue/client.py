@@ -257,6 +257,7 @@ class OutgoingMessage(NamedTuple):
         delay_seconds: until it can be received; None for the queue's.
         deduplication_id: a second message with the same text is not stored within the queue's
             window; "" for none.
+        qos: 0, 1 or 2, as readers are told; None for 1.
     """
 
     topic: str
@@ -265,6 +266,7 @@ class OutgoingMessage(NamedTuple):
     key: str | None = None
     delay_seconds: float | None = None
     deduplication_id: str = ""
+    qos: int | None = None
 
 
 class Enqueued(NamedTuple):
@@ -1082,6 +1084,7 @@ def _row(message: OutgoingMessage, publisher: str) -> dict[str, Any]:
         "key": message.key,
         "delay_seconds": message.delay_seconds,
         "deduplication_id": message.deduplication_id or None,
+        "qos": message.qos,
     }
     given = {name: value for name, value in optional.items() if value is not None}
     return {"topic": message.topic, "payload": payload} | given

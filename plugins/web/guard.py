@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from logging import Logger
 from typing import Final, cast
 
+from penstock.broker.faults import is_logged
 from penstock.plugins.web.limits import HttpLimits
 
 MAX_REFUSED: Final = 16
@@ -30,15 +31,24 @@ MOST_UNSENT_BYTES: Final = 64 * 1024 * 1024
 high mark of a connection, 64 KiB, do not count."""
 
 
-def _refusal() -> bytes:
-    body = json.dumps({"error": "too many connections; try again later"}).encode()
-    return (
-        b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
-        b"Connection: close\r\nRetry-After: 1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-    )
+def refusal(status: str, message: str, *headers: str) -> bytes:
+    """Return a whole answer with an error, after which the connection is closed."""
+    body = json.dumps({"error": message})
+    lines = [
+        f"HTTP/1.1 {status}",
+        "Content-Type: application/json",
+        "Connection: close",
+        *headers,
+        f"Content-Length: {len(body)}",
+        "",
+        body,
+    ]
+    return "\r\n".join(lines).encode()
 
 
-REFUSAL: Final = _refusal()
+REFUSAL: Final = refusal(
+    "503 Service Unavailable", "too many connections; try again later", "Retry-After: 1"
+)
 
 
 class Guards:
@@ -77,6 +87,7 @@ class Guards:
         self._full: set[asyncio.Transport] = set()
         self._waiting_bytes = 0
         self._shaking_hands = 0
+        self._failed_handshakes: dict[str, int] = {}
 
     def enter_handshake(self) -> bool:
         """Count a connection that begins its TLS handshake; False where there are too many."""
@@ -89,6 +100,14 @@ class Guards:
         """A handshake is complete, or has failed."""
         self._shaking_hands -= 1
 
+    def note_failed_handshake(self, peer: str, why: str) -> None:
+        """Log a failed TLS handshake: for each reason the first, then each doubling."""
+        n_failed = self._failed_handshakes[why] = self._failed_handshakes.get(why, 0) + 1
+        if is_logged(n_failed):
+            self._logger.warning(
+                "%s: %s refused, %s; %d such connections so far", self._name, peer, why, n_failed
+            )
+
     def accept(self) -> Guard:
         """Return the protocol of a connection that was just accepted."""
         return Guard(self)
@@ -99,7 +118,7 @@ class Guards:
             self._served[transport] = guard
             return self._new_protocol()
         self.refused += 1
-        if not self.refused & (self.refused - 1):
+        if is_logged(self.refused):
             self._logger.warning(
                 "%s: %d connections above the limit of %d refused so far",
                 self._name,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Generator
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 WINDOWS: Final = (2_048, 32_768)
 """Characters that are given to Python's reader at a time: a usual message, and what it reads within
@@ -36,17 +36,16 @@ class JsonTextError(ValueError):
     """A text that is no JSON; says where."""
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
-_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+_DECODER: Final = json.JSONDecoder()
 _READ: Final = _DECODER.raw_decode
 _READ_WHOLE: Final = _DECODER.decode
 
 
 def read_json(data: bytes | bytearray) -> Generator[None, None, Any]:
     """Read a text in UTF-8; a work for `penstock.plugins.web.slices.Slicer`.
+
+    ``NaN`` and ``Infinity``, which are no JSON, are read as the numbers that they mean: the check
+    of the value can name it and say what is allowed, as with ``1e999``.
 
     Raises:
         JsonTextError: it is no JSON, or nests larger values too deep.

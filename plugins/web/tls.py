@@ -14,8 +14,13 @@ from penstock.broker.config.listener_config import Tls
 from penstock.broker.errors import PenstockError
 from penstock.broker.network.accepted import AcceptedConnection
 from penstock.broker.network.tls import TlsFilesError, TlsLayer, make_context
+from penstock.plugins.web.guard import refusal
 
 _PROTOCOLS: Final = ("http/1.1",)
+
+_PLAIN: Final = refusal(
+    "400 Bad Request", "read HTTP without TLS; allowed: HTTPS, as the URL of this API is https://"
+)
 
 
 class TlsError(PenstockError):
@@ -62,6 +67,9 @@ class Door(Protocol):
     def leave_handshake(self) -> None:
         """A handshake is complete, or has failed."""
 
+    def note_failed_handshake(self, peer: str, why: str) -> None:
+        """Log why one has failed."""
+
 
 class HttpArrival(AcceptedConnection):
     """A connection of an HTTP API until its handshake is complete."""
@@ -73,7 +81,7 @@ class HttpArrival(AcceptedConnection):
         Args:
             door: counts it.
             timeout_seconds: time for its handshake.
-            logger: gets why a handshake failed.
+            logger: gets why TLS has failed, of each connection.
         """
         self._door = door
         self._timeout_seconds = timeout_seconds
@@ -108,8 +116,12 @@ class HttpArrival(AcceptedConnection):
             self._door.leave_handshake()
 
     def note(self, reason: str, detail: str, *, is_loud: bool = True) -> None:  # noqa: ARG002
-        """Log why a connection ends, for those who look for it."""
+        """Log why a connection ends; a handshake that fails is told to the operator."""
         self._logger.debug("%s", detail)
+        if self._is_counted:
+            peer = self.transport.get_extra_info("peername")
+            host = str(peer[0]) if isinstance(peer, tuple) else "a client"
+            self._door.note_failed_handshake(host, detail)
 
     def leave_to_kernel(self) -> None:
         """Leave the kernel's own timeouts."""
@@ -121,6 +133,21 @@ class HttpArrival(AcceptedConnection):
 
 class HttpsLayer(TlsLayer):
     """The server's side of one TLS connection."""
+
+    _has_begun = False
+
+    def data_received(self, data: bytes) -> None:
+        """Answer a client that speaks HTTP without TLS in its own protocol."""
+        # A TLS connection begins with the byte 22, an HTTP request with a letter.
+        if not (self._has_begun or self._is_closing) and data[:1].isalpha():
+            self._is_closing = True
+            self.below.write(_PLAIN)
+            # The rest of the request is read: to close now could take the answer from the client.
+            self.below.write_eof()
+            self.arrival.note("tls", "no TLS: HTTP without TLS; allowed: https://")
+            self.arrival.end_in_time()
+        self._has_begun = True
+        super().data_received(data)
 
     def open(self) -> None:
         """Tell the protocol above; its own timeouts begin."""

@@ -62,6 +62,7 @@ MESSAGE_KEYS: Final = frozenset(
         "payload",
         "properties",
         "publisher",
+        "qos",
         "text",
         "topic",
     }

@@ -130,6 +130,7 @@ def schemas() -> dict[str, Schema]:
         "text": TEXT | {"description": "In place of `payload`."},
         "publisher": TEXT | {"description": "With a token: its name, or left out."},
         "properties": reference("Properties"),
+        "qos": stored["qos"] | {"default": 1, "description": "As readers are told."},
         "delay_seconds": SECONDS,
         "deduplication_id": TEXT | {"maxLength": 128},
         "key": TEXT,

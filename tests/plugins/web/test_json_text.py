@@ -49,22 +49,19 @@ def test_any_value_is_read_as_python_reads_it(
     put=st.sampled_from(["", ",", ",,", "]", "}", '"', "\\", "x", "\n", ":", "0", "NaN"]),
 )
 def test_a_broken_text_is_refused_where_python_refuses_it(value: Any, place: int, put: str) -> None:
-    """And read where Python reads it, except for NaN and Infinity, which are no JSON."""
+    """And read where Python reads it, with NaN and Infinity, which are no JSON, as numbers."""
     text = json.dumps(value, ensure_ascii=False)
     place %= len(text) + 1
     text = text[:place] + put + text[place + 1 :]
-    try:
-        expected = json.loads(text, parse_constant=float)
-        is_right = "NaN" not in repr(expected).replace("'NaN'", "") and "nan" not in repr(expected)
-    except ValueError:
-        is_right = False
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(json_text, "WINDOWS", (32, 40))
-        if is_right:
-            assert read(text) == expected
-        elif put != "NaN":
+        try:
+            expected = json.loads(text)
+        except ValueError:
             with pytest.raises(JsonTextError):
                 read(text)
+        else:
+            assert repr(read(text)) == repr(expected)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +72,7 @@ def test_a_broken_text_is_refused_where_python_refuses_it(value: Any, place: int
         ("[1 2]", "at character"),
         ("[1,]", "at character"),
         ("1 1", "more after the value at character 2"),
-        ("NaN", "NaN is no JSON at character 0"),
-        ("[-Infinity]", "-Infinity is no JSON at character 0"),
+        ("[nan]", "at character"),
         (b"\xff", "no UTF-8 at byte 0"),
         ("[" * 200_000, f"nested too deep at character {MAX_DEPTH}"),
         ('["' + "x" * 100_000, "without an end, at character"),

@@ -77,18 +77,58 @@ async def test_answers_of_any_size_come_whole(tmp_path: Path) -> None:
                 assert await answer.json() == {"well": True}
 
 
-async def test_a_client_without_trust_or_without_tls_is_refused(tmp_path: Path) -> None:
-    """The server goes on."""
+async def test_a_client_without_trust_is_refused_and_told_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server goes on; of many such clients the log has the first, then each doubling."""
     authority = Authority(tmp_path)
+    strange = ssl.create_default_context()
+
+    def connect(at: tuple[str, int]) -> None:
+        with (
+            socket.create_connection(at) as connection,
+            pytest.raises(ssl.SSLCertVerificationError),
+        ):
+            strange.wrap_socket(connection, server_hostname=at[0])
+
     async with serving(authority) as url:
+        for _ in range(3):
+            await asyncio.to_thread(connect, address(url))
+        context = authority.client_context()
         async with aiohttp.ClientSession() as session:
+            async with session.get(url, ssl=context) as answer:
+                assert answer.status == 200
             with pytest.raises(aiohttp.ClientConnectorCertificateError):
                 await session.get(url)
-            with pytest.raises(aiohttp.ClientError):
-                await session.get(url.replace("https", "http"))
-        context = authority.client_context()
-        async with aiohttp.ClientSession() as session, session.get(url, ssl=context) as answer:
-            assert answer.status == 200
+    assert [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING] == [
+        f"plugins.test.http: 127.0.0.1 refused, no TLS: tlsv1 alert unknown ca; {n} such "
+        "connections so far"
+        for n in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize("n_bytes", [0, 3_000_000])
+async def test_a_client_without_tls_is_told_in_its_own_protocol(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, n_bytes: int
+) -> None:
+    """However much it sends; and the operator is told, too."""
+    authority = Authority(tmp_path)
+    async with serving(authority) as url, aiohttp.ClientSession() as session:
+        plain = url.replace("https", "http")
+        for _ in range(3):
+            async with session.post(plain, data=bytes(n_bytes)) as answer:
+                assert answer.status == 400
+                assert (await answer.json())["error"].startswith("read HTTP without TLS; allowed:")
+        with socket.create_connection(address(url)) as slow:
+            slow.setblocking(False)
+            await asyncio.get_running_loop().sock_sendall(slow, b"G")
+            found = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(slow, 12), 30)
+            assert found == b"HTTP/1.1 400"
+    assert [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING] == [
+        "plugins.test.http: 127.0.0.1 refused, no TLS: HTTP without TLS; allowed: https://; "
+        f"{n} such connections so far"
+        for n in (1, 2, 4)
+    ]
 
 
 async def test_handshakes_that_wait_are_bounded(tmp_path: Path) -> None:

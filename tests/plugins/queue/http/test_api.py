@@ -158,7 +158,32 @@ async def test_failure_of_the_server_is_logged_and_told_without_details(
         ("POST", "/queues/work/purge", b"\xff", 400, "body: read no JSON (no UTF-8 at byte 0)"),
         ("POST", "/queues/work/purge", [], 400, "body: read []; allowed: a JSON object"),
         ("POST", "/queues/work/purge", {"n": 1}, 400, 'unknown key "n"; allowed: none'),
-        ("POST", "/queues/work/purge", b'{"n": NaN}', 400, "NaN is no JSON"),
+        ("POST", "/queues/work/purge", b"NaN", 400, "body: read NaN; allowed: a JSON object"),
+        ("PUT", "/queues/q", b'{"retention_seconds": NaN}', 400, "retention_seconds: read nan;"),
+        ("PUT", "/queues/q", b'{"retention_seconds": 1e999}', 400, "retention_seconds: read inf"),
+        ("PUT", "/queues/q", b'{"max_messages": Infinity}', 400, "max_messages: read inf;"),
+        ("PUT", "/queues/q", b'{"tags": {"a": NaN}}', 400, "allowed: an object of at most 50"),
+        (
+            "POST",
+            "/queues/work/groups/default/receive",
+            b'{"wait_seconds": NaN}',
+            400,
+            "wait_seconds: read NaN; allowed: 0 to ",
+        ),
+        (
+            "POST",
+            "/queues/log/groups/spark/seek",
+            b'{"to": NaN}',
+            400,
+            "to: read NaN; allowed: earliest",
+        ),
+        (
+            "POST",
+            "/queues/work/messages",
+            b'{"topic": "a", "text": "x", "delay_seconds": -Infinity}',
+            400,
+            "delay_seconds: read -Infinity; allowed: 0 to ",
+        ),
     ],
 )
 async def test_mistakes_are_told(method: str, path: str, body: Any, status: int, told: str) -> None:

@@ -57,6 +57,7 @@ def test_messages_carry_all_that_is_given() -> None:
         "topic": "a",
         "payload": "AP8=",
         "publisher": "p",
+        "qos": 2,
         "delay_seconds": 2,
         "deduplication_id": "ü",
         "key": "k",
@@ -72,6 +73,7 @@ def test_messages_carry_all_that_is_given() -> None:
     (one,) = rows({"messages": [row]})
     message = one.message
     assert (message.payload, message.publisher, message.expires_at) == (b"\x00\xff", "p", 65.0)
+    assert message.qos == 2
     assert (one.deduplication_id, one.delay_seconds) == ("ü".encode(), 2.0)
     assert dict(message.properties) == {
         "content_type": "x",
@@ -110,6 +112,11 @@ GOOD = {"topic": "a", "text": ""}
         ({"topic": "a", "payload": "A" * 262_143 + "=" + "AAAA" * 9}, "payload: read = at 262144"),
         ({"topic": "a", "payload": "AAAA" * 70_000 + "?"}, "allowed: base64"),
         ({"topic": "a", "text": "\udc00"}, "text: read half a surrogate"),
+        *(
+            ({**GOOD, "qos": qos}, f"qos: read {told}; allowed: 0 to 2")
+            for qos, told in ((3, 3), (-1, -1), (1.0, 1.0), (True, "true"), ("1", '"1"'))
+        ),
+        ({**GOOD, "qos": None}, "qos: read nothing; allowed: 0 to 2"),
         ({**GOOD, "properties": []}, "properties: read []; allowed: a JSON object"),
         ({**GOOD, "properties": {"x": 1}}, 'properties: read unknown key "x"; allowed: content'),
         ({**GOOD, "properties": {"content_type": 1}}, "properties.content_type: read 1"),
@@ -131,7 +138,7 @@ GOOD = {"topic": "a", "text": ""}
         ({**GOOD, "key": 1}, "key: read 1; allowed: text"),
         ({**GOOD, "delay_seconds": -1}, "delay_seconds: read -1; allowed: 0 to"),
         ({**GOOD, "deduplication_id": "x" * 129}, "deduplication_id: read 129 characters"),
-        ({**GOOD, "qos": 1}, 'body: read unknown key "qos"; allowed: deduplication_id,'),
+        ({**GOOD, "q": 1}, 'body: read unknown key "q"; allowed: deduplication_id,'),
         ({"messages": []}, "messages: read 0 messages; allowed: a list of 1 to 10000"),
         ({"messages": [GOOD] * 10_001}, "messages: read 10001 messages"),
         ({"messages": "no"}, 'messages: read "no"'),
