@@ -9,9 +9,11 @@ are.
 
 A check establishes a connection and closes it. An address that accepts connections and answers no
 CONNECT would pass: where its user says so (`failed` with `is_silent`), a check also sends a CONNECT
-and waits for any CONNACK, even one that refuses it. So does the next check of an address that has
-ended a connection without a CONNACK (`doubt`): a broker may do that to one client's CONNECT, and a
-forwarder of connections does it to all while no broker is behind it.
+and waits for any CONNACK, even one that refuses it. So does the next check of an address after a
+connection that has ended without a CONNACK (`doubt`): a broker may do that to one client's CONNECT,
+and a forwarder of connections does it to all while no broker is behind it. A frozen broker accepts
+connections, too: a client gives up waiting for its CONNACK, or hears nothing after a PINGREQ
+(`is_not_heard`).
 """
 
 from __future__ import annotations
@@ -73,6 +75,7 @@ class Upstream:
         is_silent: it accepts connections and answers no CONNECT; `is_up` only after a CONNACK.
         is_doubted: the next check finds out whether it answers a CONNECT.
         n_connections: of clients, as long as their owner counts them.
+        n_silent: of these, on which it says nothing, not to PINGREQ either.
     """
 
     def __init__(self, address: UpstreamAddress, now: float) -> None:
@@ -90,6 +93,7 @@ class Upstream:
         self.is_silent = False
         self.is_doubted = False
         self.n_connections = 0
+        self.n_silent = 0
 
     def __str__(self) -> str:
         """Return the address for the log."""
@@ -199,8 +203,23 @@ class Upstreams:
         upstream.why = why
 
     def doubt(self, upstream: Upstream) -> None:
-        """Note that an address has ended a connection without an answer to its CONNECT."""
+        """Note that a connection to an address has ended without an answer to its CONNECT."""
         upstream.is_doubted = True
+
+    def is_not_heard(self, upstream: Upstream) -> None:
+        """Note that an address says nothing on one more connection, not to PINGREQ either."""
+        self.doubt(upstream)
+        upstream.n_silent += 1
+        if upstream.n_silent == 1:
+            self._logger.warning(
+                "%s: %s answers no PINGREQ, and says nothing else to a client", self._path, upstream
+            )
+
+    def is_heard(self, upstream: Upstream) -> None:
+        """Note that a connection of `is_not_heard` is heard again, or has ended."""
+        upstream.n_silent -= 1
+        if not upstream.n_silent:
+            self._logger.warning("%s: %s has no silent connection any more", self._path, upstream)
 
     def succeeded(self, upstream: Upstream) -> None:
         """Note that an address is up: a connection was established, or a CONNECT answered."""

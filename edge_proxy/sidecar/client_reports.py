@@ -59,9 +59,10 @@ class ProxyReports:
         """Return the state of the proxy: `upstreams`, `clients`, `messages` and `payload_store`.
 
         Of each address: `address`, `is_up`, `since_seconds` (it is up or down), `why` (it is down,
-        or ""), `connections`. Of clients: `connected`, `gone`, `refused` by reason. Of messages:
-        where those of all clients are, gone ones included, with the names of a client's ledger. Of
-        the store: `payloads`, which wait, and its own figures.
+        or ""), `connections`, `silent` (those of them on which it answers no PINGREQ and says
+        nothing else). Of clients: `connected`, `gone`, `refused` by reason. Of messages: where
+        those of all clients are, gone ones included, with the names of a client's ledger. Of the
+        store: `payloads`, which wait, and its own figures.
         """
         shared, upstreams = self._shared, self._upstreams
         if shared is None or upstreams is None:
@@ -76,6 +77,7 @@ class ProxyReports:
                     "since_seconds": max(0.0, now - one.since),
                     "why": one.why,
                     "connections": one.n_connections,
+                    "silent": one.n_silent,
                 }
                 for one in upstreams.each
             ],

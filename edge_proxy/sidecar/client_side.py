@@ -17,8 +17,9 @@ client is merely slow: the proxy stops reading from the broker, which sees the s
 without a proxy. Reading also stops while the payload store takes nothing more.
 
 While reading is stopped, a PINGRESP of the broker cannot be seen. The proxy then answers PINGREQ
-itself, and later discards as many PINGRESP packets of the broker. PINGREQ is passed on in any case,
-so that the broker's Keep Alive is kept.
+itself, as it does for a broker that says nothing (`penstock.edge_proxy.sidecar.pings`), and later
+discards as many PINGRESP packets of the broker. PINGREQ is passed on in any case, so that the
+broker's Keep Alive is kept.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ from penstock.broker.sending.outgoing_properties import outgoing_properties
 from penstock.edge_proxy.sidecar.ack_map import AckMap, Outcome
 from penstock.edge_proxy.sidecar.direction import Direction, check_first_byte
 from penstock.edge_proxy.sidecar.link_samplers import LinkSamplers
+from penstock.edge_proxy.sidecar.pings import Pings
 from penstock.edge_proxy.sidecar.publish_properties import PublishProperties
 from penstock.edge_proxy.sidecar.shared import Shared
 from penstock.edge_proxy.sidecar.waiting_runs import WaitingRuns
@@ -117,14 +119,20 @@ class ClientSide:
         samplers: of this client's path.
         connack: the broker's CONNACK once it has come, before that None.
         disconnect: reason code of the broker's DISCONNECT; None before it.
-        n_pings: PINGREQ packets without an answer.
+        pings: PINGREQ packets without an answer, and whether the broker is silent.
         is_paused: the client's transport has called `pause_writing`.
         is_unreadable: a payload cannot be read back from its store: the connection must end.
         wants_pump: something may be able to leave.
     """
 
     def __init__(
-        self, shared: Shared, link: Link, version: int, *, receive_maximum: int = MAX_PACKET_IDS
+        self,
+        shared: Shared,
+        link: Link,
+        version: int,
+        *,
+        receive_maximum: int = MAX_PACKET_IDS,
+        keep_alive: int = 0,
     ) -> None:
         """Make the way to a client that has sent its CONNECT.
 
@@ -133,6 +141,7 @@ class ClientSide:
             link: to this client.
             version: protocol version.
             receive_maximum: of its CONNECT.
+            keep_alive: of its CONNECT.
         """
         self._shared = shared
         self._link = link
@@ -147,7 +156,6 @@ class ClientSide:
         self._is_window_told = False
         self._properties = PublishProperties(shared.limits)
         self._urgent_bytes = 0
-        self._n_answered = 0  # PINGREQ packets whose PINGRESP from the broker is to be discarded
         self._out: list[Buffer | PayloadReader] = []
         self._out_bytes = 0
         self._has_reader = False
@@ -163,7 +171,7 @@ class ClientSide:
         self.refusals: list[bytes] = []
         self.connack: ConnAck | None = None
         self.disconnect: int | None = None
-        self.n_pings = 0
+        self.pings = Pings(keep_alive, shared.limits.broker_silence_seconds)
         self.is_paused = False
         self.is_unreadable = False
         self.wants_pump = False
@@ -186,6 +194,10 @@ class ClientSide:
         Raises:
             PeerError: the broker breaks the protocol.
         """
+        pings = self.pings
+        pings.heard_at = now
+        if pings.silent_since is not None:
+            pings.heard_again()
         if self._is_stopped:
             self._backlog.append(chunk)
             return
@@ -250,17 +262,16 @@ class ClientSide:
             start: where its variable header begins.
         """
         if packet[0] == _PINGRESP:
-            if self._n_answered:
-                self._n_answered -= 1
-                return False
-            self.n_pings = max(0, self.n_pings - 1)
-        elif packet[0] >> 4 == PacketType.CONNACK:
+            return self.pings.answered()
+        if packet[0] >> 4 == PacketType.CONNACK:
             if self.connack is not None:
                 raise ProtocolError("a second CONNACK")
             read = read_packet(packet[0], packet[start:], self._version)
             self.connack = cast("ConnAck", read)
+            if "server_keep_alive" in self.connack.properties:
+                self.pings.keep(self.connack.properties["server_keep_alive"])
             return self._tell_maximum_packet_size(self.connack)
-        elif packet[0] == _DISCONNECT:
+        if packet[0] == _DISCONNECT:
             self.disconnect = packet[start] if len(packet) > start else 0
         return True
 
@@ -281,18 +292,16 @@ class ClientSide:
 
     # -- PINGREQ -----------------------------------------------------------------------------
 
-    def pinged(self) -> None:
+    def pinged(self, now: float) -> None:
         """The client has sent a PINGREQ, which is passed on."""
-        self.n_pings += 1
-        if self._is_stopped:
+        self.pings.pinged(now)
+        if self._is_stopped or self.pings.is_covered:
             self._answer_pings()
 
     def _answer_pings(self) -> None:
-        """Answer PINGREQ packets in place of the broker, whose answers are not read for now."""
-        if self.n_pings and self._urgent_bytes <= MAX_URGENT_BYTES:
-            self._put(write_packet(PingResp(), self._version) * self.n_pings)
-            self._n_answered += self.n_pings
-            self.n_pings = 0
+        """Answer PINGREQ packets in place of the broker, which is not read from, or is silent."""
+        if self.pings.n_unanswered and self._urgent_bytes <= MAX_URGENT_BYTES:
+            self._put(write_packet(PingResp(), self._version) * self.pings.take_unanswered())
 
     # -- PUBLISH -----------------------------------------------------------------------------
 
@@ -631,6 +640,9 @@ class ClientSide:
     def next_deadline(self) -> float | None:
         """Return when `handle_timeout` has work, in monotonic seconds, or None for never."""
         first = self.samplers.next_at
+        ping_at = self.pings.due_at
+        if ping_at is not None and (first is None or ping_at < first):
+            first = ping_at
         if not self.is_paused and not self.wants_pump:  # otherwise something else comes first
             for at in (self._look_again_at, self._retry_at):
                 if at is not None and (first is None or at < first):
@@ -650,6 +662,9 @@ class ClientSide:
         for at in (self._look_again_at, self._retry_at):
             if at is not None and now >= at:
                 self.wants_pump = True
+        self.pings.handle_timeout(now, is_read=self.wants_reading)
+        if self.pings.is_covered:
+            self._answer_pings()
 
     def _may_go_on_reading(self, now: float) -> bool:
         if self._retry_at is not None:

@@ -64,6 +64,11 @@ class ProxyLimits:
         queued_bytes: the same in payload bytes. Sixteen pictures of 1 MB.
         connect_timeout_seconds: time from the network connection to a whole CONNECT. Ten seconds
             are enough on any link that can carry MQTT.
+        broker_silence_seconds: how long the proxy answers PINGREQ in place of a broker that answers
+            none and says nothing else, as one that is frozen; then the client's connections end.
+            None: it does not answer, and each client leaves by its own Keep Alive. As long as
+            `tcp_user_timeout_seconds` of the upstream, by which a broker that takes no more bytes
+            is given up.
         write_high_bytes: unsent bytes of a client's connection above which nothing leaves its
             outbox. Small by default, as a small message has to wait for these bytes.
         write_low_bytes: unsent bytes below which messages leave again.
@@ -79,6 +84,7 @@ class ProxyLimits:
     queued_messages: Positive = 10_000
     queued_bytes: PositiveSize = 16 * 1024 * 1024
     connect_timeout_seconds: Seconds = 10.0
+    broker_silence_seconds: Seconds | None = 120.0
     write_high_bytes: PositiveSize = 32 * 1024
     write_low_bytes: Annotated[Size, Field(ge=0)] = 8 * 1024
 

@@ -59,6 +59,7 @@ class Pair:
         is_unanswered: it is closing because the broker has not answered the CONNECT.
         is_cut_off: it is closing because the broker has ended the connection, or sent something
             else, in place of a CONNACK.
+        has_given_up: the client has left while the broker had not answered its CONNECT.
         has_left: the client's connection has ended before that to the broker.
     """
 
@@ -110,6 +111,7 @@ class Pair:
         self.is_closing = False
         self.is_unanswered = False
         self.is_cut_off = False
+        self.has_given_up = False
         self.has_left = False
 
     # -- what `PairTransport` calls ------------------------------------------------------------
@@ -163,6 +165,8 @@ class Pair:
         self._note_cut_off(direction)
         if direction is Direction.UPSTREAM:
             self.has_left = not self.is_closing
+            if self.has_left and self._has_broker:
+                self.has_given_up = self.client.connack is None
             if self.wants_broker and not self._has_broker and not reason:
                 return
         self._end(self._how_it_ended(direction, reason))
@@ -182,7 +186,11 @@ class Pair:
         if direction is Direction.DOWNSTREAM and self.client.connack is None:
             return f"the broker has sent no CONNACK: its connection {reason or 'was closed'}"
         ended = f"the {direction.sender}'s connection {reason or 'was closed'}"
-        if direction is Direction.UPSTREAM and self.wants_broker and self.client.n_pings:
+        if (
+            direction is Direction.UPSTREAM
+            and self.wants_broker
+            and (self.client.pings.n_unanswered or self.is_broker_silent)
+        ):
             return f"{ended}; the broker has not answered its PINGREQ"
         return ended
 
@@ -200,6 +208,11 @@ class Pair:
     def is_accepted(self) -> bool:
         """Whether the broker has accepted the client."""
         return self._is_accepted
+
+    @property
+    def is_broker_silent(self) -> bool:
+        """Whether the broker says nothing on this connection, not to PINGREQ either."""
+        return self.wants_broker and self.client.pings.silent_since is not None
 
     @property
     def is_drained(self) -> bool:
@@ -314,6 +327,10 @@ class Pair:
             self._no_connack()
             return
         self.client.handle_timeout(self.fileno, now)
+        pings = self.client.pings
+        if pings.silent_since is not None and pings.is_over(now):
+            self._disconnect(ReasonCode.SERVER_BUSY)
+            self._end(f"the broker has said nothing for {now - pings.silent_since:.0f} s")
 
     def __str__(self) -> str:
         """Return the client's name for the log."""
@@ -358,13 +375,14 @@ class Pair:
             self.link,
             self.version,
             receive_maximum=connect.properties.get("receive_maximum", MAX_PACKET_IDS),
+            keep_alive=connect.keep_alive,
         )
         self._stream = ClientStream(
             self.version,
             self._limits.maximum_packet_size,
             self._acknowledged,
             self.client.acknowledged_run,
-            self.client.pinged,
+            self._pinged,
         )
         self.wants_broker = True
         self._shared.running.add(self)
@@ -379,6 +397,9 @@ class Pair:
 
     def _acknowledged(self, packet_type: int, packet_id: int, reason_code: int) -> bool:
         return self.client.acknowledged(packet_type, packet_id, reason_code, self._now)
+
+    def _pinged(self) -> None:
+        self.client.pinged(self._now)
 
     def _look_for_connack(self, now: float) -> None:
         """Take the broker's answer to CONNECT, once it has come."""

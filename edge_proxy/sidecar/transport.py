@@ -180,6 +180,7 @@ class PairTransport:
         self._timer_at = 0.0
         self._close_timer: asyncio.TimerHandle | None = None
         self._is_ending = False
+        self._is_silent = False
         self._is_answered = False
 
     # -- told by the two sides ------------------------------------------------------------
@@ -309,6 +310,8 @@ class PairTransport:
         except Exception as error:  # noqa: BLE001 (see `_failed`)
             self._failed(pair, error, now)
         self.serve(now)
+        if self._is_silent:
+            self._note_silence(pair)
         if not self._is_answered and direction is Direction.DOWNSTREAM:
             self._note_answer(pair)
 
@@ -352,6 +355,9 @@ class PairTransport:
             self._broker = None
             if was_there and self.upstream is not None:
                 self.upstream.n_connections -= 1
+                if self._is_silent:
+                    self._is_silent = False
+                    self._pairs.upstreams.is_heard(self.upstream)
         else:
             self._client = None
             self.arrival.leave_to_kernel()
@@ -458,11 +464,29 @@ class PairTransport:
         except Exception as error:  # noqa: BLE001 (see `_failed`)
             self._failed(pair, error, now)
         self.serve(now)
+        self._note_silence(pair)
         if pair.is_unanswered and self.upstream is not None:
             seconds = self._pairs.connack_timeout_seconds
             self._pairs.upstreams.failed(
                 self.upstream, f"no CONNACK in {seconds:g} s", is_silent=True
             )
+
+    def _note_silence(self, pair: Pair) -> None:
+        """Tell of a broker that says nothing, or that does so no more.
+
+        Where a check has found out that none of its clients can be heard there, and another address
+        is up, the client is disconnected: it comes to that one.
+        """
+        upstreams, upstream = self._pairs.upstreams, self.upstream
+        if upstream is None or self._broker is None or pair.is_closing:
+            return
+        is_silent = pair.is_broker_silent
+        if is_silent != self._is_silent:
+            self._is_silent = is_silent
+            (upstreams.is_not_heard if is_silent else upstreams.is_heard)(upstream)
+        if is_silent and not upstream.is_up and any(one.is_up for one in upstreams.each):
+            self.logger.info("%s: the broker is silent, and another one is up", pair)
+            self.close(ReasonCode.SERVER_BUSY)
 
     def _failed(self, pair: Pair, error: Exception, now: float) -> None:
         """End a pair that the proxy itself has failed: one, and not all."""
@@ -471,8 +495,9 @@ class PairTransport:
 
     def _close(self) -> None:
         """Close the transports once they have sent the rest, or when time is up."""
-        if self.pair is not None and self.pair.is_cut_off and self.upstream is not None:
-            self._pairs.upstreams.doubt(self.upstream)
+        pair, upstream = self.pair, self.upstream
+        if pair is not None and upstream is not None and (pair.is_cut_off or pair.has_given_up):
+            self._pairs.upstreams.doubt(upstream)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -42,6 +42,8 @@ def describe_proxy(state: Report) -> list[str]:
         words = f"{'up' if one['is_up'] else 'down'} for {_seconds(one['since_seconds'])}"
         if one["why"]:
             words += f" ({printable(one['why'])})"
+        if one["silent"]:
+            words += f", silent on {one['silent']:,}"
         lines.append(f"upstream {one['address']}: {words}, connections: {one['connections']:,}")
     clients = state["clients"]
     line = f"clients: {clients['connected']:,} connected, {clients['gone']:,} gone"

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.broker.mqtt.packets import ConnAck
+from penstock.broker.mqtt.packets import ConnAck, Disconnect, PingReq, PingResp, Publish
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.mosquitto import Mosquitto, running_mosquitto
 from tests.helpers.paho_client import PahoClient
-from tests.helpers.scripted import open_client
+from tests.helpers.scripted import accepted_client, open_client
 from tests.helpers.sidecar import running_sidecar
 
 
@@ -58,6 +61,44 @@ async def test_failover_and_back(tmp_path: Path) -> None:
             assert staying.payloads(1) == [b"still"]
         assert proxy.stop() == 0
     assert f"upstream: 127.0.0.1:{port} is down: " in proxy.log
+
+
+@contextlib.contextmanager
+def frozen(broker: Mosquitto) -> Iterator[None]:
+    """Stop a broker's process for a block: the kernel keeps its sockets open."""
+    broker.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        broker.process.send_signal(signal.SIGCONT)
+
+
+async def test_a_frozen_broker_loses_nothing_and_another_one_is_used(tmp_path: Path) -> None:
+    """The proxy answers PINGREQ for it, until a check's CONNECT tells that it is down."""
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(reserved_port())
+        first = stack.enter_context(running_mosquitto(tmp_path, port=port))
+        second = stack.enter_context(running_mosquitto(tmp_path))
+        upstream = {
+            "addresses": [f"127.0.0.1:{port}", f"127.0.0.1:{second.port}"],
+            "health_check_seconds": 0.1,
+            "connack_timeout_seconds": 1.0,
+        }
+        config = {"listener": {"bind": "127.0.0.1:0"}, "upstream": upstream}
+        proxy = stack.enter_context(running_sidecar(config, tmp_path))
+        client = await accepted_client(proxy.port, client_id="c", keep_alive=1)
+        with frozen(first):
+            client.send(Publish("t", b"", 1, packet_id=1), PingReq())
+            assert await client.receive() == PingResp()
+            assert await client.receive() == Disconnect(ReasonCode.SERVER_BUSY)
+            name_it(second, b"second")
+            with connected(proxy.port) as coming:
+                assert coming.subscribe("name", 1)
+                assert coming.payloads(1) == [b"second"]
+        proxy.wait_for_log(f"127.0.0.1:{port} is up again")
+        assert proxy.stop() == 0
+    assert f"127.0.0.1:{port} answers no PINGREQ" in proxy.log
+    assert f"127.0.0.1:{port} is down: no CONNACK" in proxy.log
 
 
 def test_a_broker_on_a_unix_socket(tmp_path: Path) -> None:

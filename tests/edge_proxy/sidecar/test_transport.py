@@ -14,12 +14,20 @@ import pytest
 from penstock.broker.config.listener_config import Listener
 from penstock.broker.extensions import LinkSampler
 from penstock.broker.link import Link
-from penstock.broker.mqtt.packets import ConnAck, Disconnect, PingReq, PingResp, PubAck, Publish
+from penstock.broker.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    PingReq,
+    PingResp,
+    PubAck,
+    Publish,
+)
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.network.accepted import Reception
 from penstock.broker.network.listeners import Listening
 from penstock.broker.quotas.admission import MAX_REFUSED, Admission
-from penstock.edge_proxy.sidecar import transport
+from penstock.edge_proxy.sidecar import pings, transport
 from penstock.edge_proxy.sidecar.config import Identity, ProxyLimits
 from penstock.edge_proxy.sidecar.pair import Pair
 from penstock.edge_proxy.sidecar.shared import Shared
@@ -177,6 +185,49 @@ async def test_a_broker_that_goes_takes_the_client_with_it(
         assert await client.receive_end() == b""
         await proxy.pairs.all_ended()
         assert not proxy.pairs.running
+
+
+async def test_a_broker_is_doubted_when_a_client_gives_up_waiting_for_its_connack() -> None:
+    """Most clients wait less long than the proxy; one that was answered says nothing by leaving."""
+    async with bench() as proxy:
+        [upstream] = proxy.pairs.upstreams.each
+        client, _ = await proxy.joined()
+        await client.close()
+        await proxy.pairs.all_ended()
+        assert not upstream.is_doubted
+        client = await open_client(proxy.address)
+        broker = await proxy.broker.connected()
+        assert isinstance(await broker.receive(), Connect)
+        client.writer.transport.abort()
+        await proxy.pairs.all_ended()
+        assert upstream.is_doubted
+
+
+async def test_silent_connections_are_counted_until_they_are_heard_or_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log tells of the first, and of the end of the last."""
+    monkeypatch.setattr(pings, "MOST_PATIENCE_SECONDS", 0.01)
+    caplog.set_level("WARNING", logger="test.proxy")
+    async with bench() as proxy:
+        [upstream] = proxy.pairs.upstreams.each
+        one, broker = await proxy.joined()
+        other, _ = await proxy.joined()
+        for client in (one, other):
+            client.send(PingReq())
+            assert await client.receive() == PingResp()
+        await until(lambda: upstream.n_silent == 2)
+        assert upstream.is_doubted
+        broker.send(PubAck(1))
+        assert await one.receive() == PubAck(1)
+        await until(lambda: upstream.n_silent == 1)
+        await other.close()
+        await until(lambda: not upstream.n_silent)
+    name = f"upstream: 127.0.0.1:{proxy.broker.port}"
+    assert caplog.messages == [
+        f"{name} answers no PINGREQ, and says nothing else to a client",
+        f"{name} has no silent connection any more",
+    ]
 
 
 async def test_a_client_that_goes_takes_the_connection_to_the_broker_with_it(

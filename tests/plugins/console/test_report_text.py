@@ -169,7 +169,9 @@ def test_the_documentation_shows_what_is_printed() -> None:
 def test_the_state_of_a_proxy() -> None:
     """Each address of its broker with the reason why it is down, its clients and its payloads."""
     up = {"address": "a:1883", "is_up": True, "since_seconds": 7.0, "why": "", "connections": 1200}
-    down = {**up, "address": "b:1883", "is_up": False, "why": "no\x1b answer", "connections": 0}
+    up["silent"] = 0
+    down = {**up, "address": "b:1883", "is_up": False, "why": "no\x1b answer", "connections": 5}
+    down["silent"] = 4
     there = {"matched": 5, "delivered": 3, "inflight": 0, "withheld": 0, "queued": 0}
     messages = {**there, "expired": 0, "moved": 1, "dropped": {"queue_full": 1}}
     state = {
@@ -180,7 +182,7 @@ def test_the_state_of_a_proxy() -> None:
     }
     assert describe_proxy(state) == [
         "upstream a:1883: up for 7.0 s, connections: 1,200",
-        "upstream b:1883: down for 7.0 s (no\\x1b answer), connections: 0",
+        "upstream b:1883: down for 7.0 s (no\\x1b answer), silent on 4, connections: 5",
         "clients: 1,200 connected, 3 gone, 2 refused (connections)",
         "messages: 5 = 3 delivered + 1 moved + 1 dropped (queue_full)",
         "payload store: payloads 2, memory_bytes 20,000",
