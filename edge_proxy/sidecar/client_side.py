@@ -25,7 +25,6 @@ broker's Keep Alive is kept.
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Final, cast
 
 from penstock.broker.errors import ProtocolError
@@ -33,7 +32,7 @@ from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
 from penstock.broker.mqtt.expiry import expiry_time
-from penstock.broker.mqtt.packets import ConnAck, PingResp, PubAck, PubRec
+from penstock.broker.mqtt.packets import ConnAck, Connect, PingResp, PubAck, PubRec
 from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -54,9 +53,7 @@ from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.priority_outbox import make_outbox
 from penstock.broker.payload import (
     JOIN_BELOW_BYTES,
-    PIECE_BYTES,
     STORED_ABOVE_BYTES,
-    Payload,
     PayloadReader,
 )
 from penstock.broker.sending.outgoing import Buffer
@@ -125,27 +122,17 @@ class ClientSide:
         wants_pump: something may be able to leave.
     """
 
-    def __init__(
-        self,
-        shared: Shared,
-        link: Link,
-        version: int,
-        *,
-        receive_maximum: int = MAX_PACKET_IDS,
-        keep_alive: int = 0,
-    ) -> None:
+    def __init__(self, shared: Shared, link: Link, connect: Connect) -> None:
         """Make the way to a client that has sent its CONNECT.
 
         Args:
             shared: of the proxy.
             link: to this client.
-            version: protocol version.
-            receive_maximum: of its CONNECT.
-            keep_alive: of its CONNECT.
+            connect: of this client.
         """
         self._shared = shared
         self._link = link
-        self._version = version
+        self._version = connect.protocol_version
         self._limits = shared.limits
         self._buffer = ReceiveBuffer(shared.limits.maximum_packet_size)
         self._backlog: list[bytes] = []
@@ -167,11 +154,11 @@ class ClientSide:
         self.runs = WaitingRuns()
         self.acks = AckMap()
         self.samplers = LinkSamplers(shared.samplers, link, shared.guard)
-        self.receive_maximum = receive_maximum
+        self.receive_maximum: int = connect.properties.get("receive_maximum", MAX_PACKET_IDS)
         self.refusals: list[bytes] = []
         self.connack: ConnAck | None = None
         self.disconnect: int | None = None
-        self.pings = Pings(keep_alive, shared.limits.broker_silence_seconds)
+        self.pings = Pings(connect.keep_alive, shared.limits.broker_silence_seconds)
         self.is_paused = False
         self.is_unreadable = False
         self.wants_pump = False
@@ -718,7 +705,7 @@ class ClientSide:
         """Put a message that has left the outbox into `out`; return False if it cannot be read."""
         message = delivery.message
         qos = delivery.qos
-        payload = self._shared.read(partial(_begin_to_read, message.payload))
+        payload = self._shared.begin_to_read(message.payload)
         if payload is None:
             # The broker still has a message of QoS 1 or 2, and sends it on the next connection.
             self.is_unreadable = qos > 0
@@ -861,17 +848,3 @@ class ClientSide:
         assert self.acks.n_waiting <= n_waiting, "acks"  # noqa: S101
         assert self.acks.n_inflight <= self.receive_maximum, "window"  # noqa: S101
         assert self.acks.waiting_bytes <= self.outbox.n_bytes, "waiting_bytes"  # noqa: S101
-
-
-def _begin_to_read(payload: Payload) -> bytes | PayloadReader:
-    """Return a payload, or what reads it in pieces.
-
-    Also one in memory is read in pieces: the reader refers to what the index shares, so that equal
-    payloads are found until the last client has the last piece.
-
-    Raises:
-        OSError: its store cannot read it back.
-    """
-    if isinstance(payload, bytes):
-        return payload
-    return payload.read() if len(payload) <= PIECE_BYTES else PayloadReader(payload)

@@ -34,7 +34,7 @@ from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.outbox.last_clients import LastClient
 from penstock.broker.outbox.outbox import Outbox
 from penstock.broker.sending.outgoing import Buffer
-from penstock.edge_proxy.sidecar.client_side import MAX_PACKET_IDS, MAX_PACKET_SIZE, ClientSide
+from penstock.edge_proxy.sidecar.client_side import MAX_PACKET_SIZE, ClientSide
 from penstock.edge_proxy.sidecar.client_stream import ClientStream
 from penstock.edge_proxy.sidecar.direction import Direction
 from penstock.edge_proxy.sidecar.identity import ClientIdentity
@@ -370,13 +370,7 @@ class Pair:
             self._end(f"refused: {describe_reason_code(self._refusal)}")
             return
         self._shared.introduce(self.link, connect.properties.get("user_property", ()))
-        self.client = ClientSide(
-            self._shared,
-            self.link,
-            self.version,
-            receive_maximum=connect.properties.get("receive_maximum", MAX_PACKET_IDS),
-            keep_alive=connect.keep_alive,
-        )
+        self.client = ClientSide(self._shared, self.link, connect)
         self._stream = ClientStream(
             self.version,
             self._limits.maximum_packet_size,

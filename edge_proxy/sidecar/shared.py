@@ -14,7 +14,7 @@ from penstock.broker.link import Link
 from penstock.broker.outbox.last_clients import LastClients
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.rules import OutboxRules
-from penstock.broker.payload import Payload
+from penstock.broker.payload import PIECE_BYTES, Payload, PayloadReader
 from penstock.edge_proxy.sidecar.content_index import ContentIndex
 from penstock.edge_proxy.sidecar.topic_cache import TopicCache
 
@@ -132,6 +132,10 @@ class Shared:
         """Return what a call reads of a payload; None where its store cannot read it back."""
         return self.guard.call(self.payloads.store, read, otherwise=None)
 
+    def begin_to_read(self, payload: Payload) -> bytes | PayloadReader | None:
+        """Return a payload, or what reads it in pieces; None where it cannot be read back."""
+        return self.read(partial(_begin_to_read, payload))
+
     def introduce(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> None:
         """Pass the user properties of a client's CONNECT to the gate."""
         gate = self.gate
@@ -139,3 +143,17 @@ class Shared:
         if ignored:
             self.user_properties_ignored += 1
             self.logger.info("client %s: CONNECT: %s; ignored", link.client_id, ignored)
+
+
+def _begin_to_read(payload: Payload) -> bytes | PayloadReader:
+    """Return a payload, or what reads it in pieces.
+
+    Also one in memory is read in pieces: the reader refers to what the index shares, so that equal
+    payloads are found until the last client has the last piece.
+
+    Raises:
+        OSError: its store cannot read it back.
+    """
+    if isinstance(payload, bytes):
+        return payload
+    return payload.read() if len(payload) <= PIECE_BYTES else PayloadReader(payload)
