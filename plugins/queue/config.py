@@ -298,9 +298,10 @@ class RedisConfig:
     """The server of the engine `redis`; the keys under `plugins.queue.redis`.
 
     Attributes:
-        server: ``HOST:PORT`` of a standalone server; None for that of `sentinel`, or
+        server: ``HOST:PORT`` of a standalone server; None for those of `sentinel` or `cluster`, or
             ``127.0.0.1:6379``.
         sentinel: that say which server is the master; None for none.
+        cluster: ``HOST:PORT`` of some nodes of a cluster, which know the others; empty for none.
         db: number of the database.
         prefix: begins the name of each key, so that several installations share a server.
         user: ACL user; None for `default`.
@@ -314,6 +315,7 @@ class RedisConfig:
 
     server: _Server | None = None
     sentinel: RedisSentinel | None = None
+    cluster: tuple[_Server, ...] = ()
     db: Annotated[int, Field(ge=0)] = 0
     prefix: Name = "penstock"
     user: Annotated[str, Field(min_length=1)] | None = None
@@ -327,8 +329,12 @@ class RedisConfig:
     def __post_init__(self) -> None:
         """Refuse a user that cannot log in, and two places for one server."""
         _require_password(self.user, self.password_file)
-        if self.server is not None and self.sentinel is not None:
-            raise ValueError("server or sentinel, not both")
+        if sum((self.server is not None, self.sentinel is not None, bool(self.cluster))) > 1:
+            raise ValueError("one of server, sentinel and cluster")
+        if self.cluster and self.db:
+            raise ValueError(
+                f"read db: {self.db} beside cluster; allowed: 0, a cluster has no other"
+            )
 
 
 def _require_password(user: str | None, password_file: str | None) -> None:

@@ -6,11 +6,14 @@ import atexit
 import contextlib
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from penstock.netem.runs.broker_process import RunningBroker, reserved_port
+from redis import Redis
+
+from penstock.netem.runs.broker_process import START_SECONDS, RunningBroker, reserved_port
 
 
 class RedisProcess:
@@ -50,6 +53,62 @@ def running_redis(
         stack.callback(broker.stop)
         broker.wait_until_listening(own)
         yield RedisProcess(own, broker.process)
+
+
+@contextlib.contextmanager
+def running_cluster(
+    folder: Path, *settings: str, n: int = 3, is_even: bool = True
+) -> Iterator[list[RedisProcess]]:
+    """Start servers that share all slots; yield them when each knows of all.
+
+    Args:
+        folder: of their files.
+        settings: further lines of each file.
+        n: how many.
+        is_even: False to have the first one take all slots but one for each other.
+    """
+    with contextlib.ExitStack() as stack:
+        bus_ports = [stack.enter_context(reserved_port()) for _ in range(n)]
+        nodes = [
+            stack.enter_context(
+                running_redis(
+                    folder / f"node{at}",
+                    "cluster-enabled yes",
+                    f"cluster-port {bus_port}",
+                    *settings,
+                )
+            )
+            for at, bus_port in enumerate(bus_ports)
+        ]
+        clients = [stack.enter_context(Redis(port=node.port)) for node in nodes]
+        for at, client in enumerate(clients):
+            first, last = 16_384 * at // n, 16_384 * (at + 1) // n - 1
+            if not is_even:
+                first, last = (0, 16_384 - n) if at == 0 else (16_384 - at, 16_384 - at)
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+            client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", at + 1)
+        for node, bus_port in zip(nodes[1:], bus_ports[1:], strict=True):
+            clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", node.port, bus_port)
+        give_up_at = time.monotonic() + START_SECONDS
+        while not all(_knows_all(client, n) for client in clients):
+            assert time.monotonic() < give_up_at, "the nodes do not meet"
+            time.sleep(0.02)
+        yield nodes
+
+
+def _knows_all(client: Redis, n: int) -> bool:
+    told = client.execute_command("CLUSTER", "INFO")
+    return b"cluster_state:ok" in told and b"cluster_size:%d\r" % n in told
+
+
+@cache
+def shared_cluster() -> tuple[tuple[str, int], ...]:
+    """Return the addresses of a cluster that tests of this process share."""
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-redis-"))
+    nodes = stack.enter_context(running_cluster(Path(folder)))
+    return tuple(("127.0.0.1", node.port) for node in nodes)
 
 
 @cache

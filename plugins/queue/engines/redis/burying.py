@@ -19,6 +19,7 @@ from penstock.plugins.queue.engines.redis.catalogue import Catalogue
 from penstock.plugins.queue.engines.redis.functions import (
     Functions,
     plain,
+    told_now,
 )
 from penstock.plugins.queue.engines.redis.messages import (
     Row,
@@ -67,10 +68,12 @@ class Burying:
         group: Group,
         part: Part,
         target: Queue,
+        told: bytes,
         flat: Sequence[bytes],
         reason: str,
     ) -> None:
         """Store dead letters, once each, however often this is repeated."""
+        now = told_now(told)
         args: list[bytes] = []
         for at in range(0, len(flat), 4):
             row = read_row(int(flat[at]), flat[at + 2], flat[at + 3])
@@ -84,8 +87,7 @@ class Burying:
             )
             letter = row._replace(properties=properties)
             identifier = f"dead {queue.incarnation} {part.number} {row.offset} {group.id}"
-            age = self._functions.now() - row.clock
-            args += written_row(letter, age, target.key_of, identifier=_own(identifier))
+            args += written_row(letter, now - row.clock, target.key_of, identifier=_own(identifier))
         if args:
             numbers = list(target.parts)[: target.spec.physical_queues]
             to = target.parts[numbers[part.number % len(numbers)]]
@@ -106,11 +108,12 @@ class Burying:
                     source, part, "range", start, end, min(left, _LETTERS), RANGE_BYTES, "1"
                 )
                 start = int(float(answer[1]))
-                n_moved += await self._move_letters(source, part, list(rows_of(answer[2])), to)
+                rows = list(rows_of(answer[2]))
+                n_moved += await self._move_letters(source, part, told_now(answer[0]), rows, to)
         return n_moved
 
     async def _move_letters(
-        self, source: Queue, part: Part, rows: Sequence[Row], target: Queue | None
+        self, source: Queue, part: Part, now: float, rows: Sequence[Row], target: Queue | None
     ) -> int:
         args: dict[tuple[str, int], list[bytes]] = {}
         offsets: list[int] = []
@@ -127,10 +130,9 @@ class Burying:
             numbers = [one for one in to.parts if one < to.spec.physical_queues]
             number = numbers[(part.number if number is None else number) % len(numbers)]
             letter = row._replace(properties=properties)
-            age = self._functions.now() - row.clock
             identifier = _own(f"redrive {source.incarnation} {part.number} {row.offset}")
             into = args.setdefault((to.name, number), [])
-            into += written_row(letter, age, to.key_of, identifier=identifier)
+            into += written_row(letter, now - row.clock, to.key_of, identifier=identifier)
             offsets.append(row.offset)
         for (name, number), some in args.items():
             into_queue = self._catalogue.find(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from logging import Logger
 from typing import Final
@@ -14,6 +15,7 @@ from penstock.plugins.queue.engines.redis.login import ask_directly
 
 OLDEST_REDIS: Final = (7, 0)
 OLDEST_VALKEY: Final = (8, 0)
+_SKEW_SECONDS: Final = 10.0
 
 
 async def check(
@@ -49,6 +51,14 @@ async def check(
         raise EngineStartError(
             f"server {server}: read role: {found['role']}; allowed: master. A replica takes no "
             "messages"
+        )
+    ahead = float(found.get("server_time_usec", "nan")) / 1_000_000 - time.time()
+    if abs(ahead) > _SKEW_SECONDS:
+        logger.warning(
+            "queue: clock of server %s: %.0f s ahead of this machine's; a failover between servers "
+            "whose clocks differ ends leases and delays early or late by as much",
+            server,
+            ahead,
         )
     policy = found.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":

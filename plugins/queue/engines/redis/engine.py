@@ -432,14 +432,12 @@ class RedisEngine:
             for part in list(queue.parts.values()):
                 is_all = False
                 while not is_all:
-                    _, is_all = await self._storing.cut(
-                        queue, part, "retention", "", now - retention
-                    )
-        keys = [self._functions.ids_key(queue.incarnation)]
+                    _, is_all = await self._storing.cut(queue, part, "retention", "", retention)
         given = self._functions.given()
         window = repr(queue.spec.deduplication_seconds)
-        while await plain(self._functions.call("expire_ids", keys, given, window)):
-            pass
+        for key in self._functions.all_ids_keys(queue):
+            while await plain(self._functions.call("expire_ids", [key], given, window)):
+                pass
 
     async def _drop_unknown(self) -> None:
         """Drop groups that a program which died has left in physical queues."""

@@ -30,7 +30,7 @@ from penstock.plugins.queue.engines.waiting import Arrivals
 
 _MANY: Final = 1 << 53
 _STORED: Final = frozenset(
-    {"append", "forget_ids", "put", "begin", "create", "add_groups", "commit", "seek"}
+    {"append", "forget_ids", "put", "begin", "create", "add_groups", "commit", "seek", "claim_ids"}
 )
 """Functions for whose effect replicas are waited for. A lease or a settled message that a failover
 loses is a message that is received once more."""
@@ -49,6 +49,8 @@ class Functions:
 
     Attributes:
         arrivals: wakes those who wait for messages.
+        program: names this program's calls.
+        is_cluster: whether each physical queue may be on another server.
         unknown: groups of physical queues that no entry of the catalogue names, with the time at
             which they were first seen.
     """
@@ -61,13 +63,14 @@ class Functions:
         server_clock: Callable[[], float] | None = None,
     ) -> None:
         self.arrivals = Arrivals(self.now)
+        self.is_cluster = routes.is_cluster
+        self.program = secrets.token_hex(8)
         self.unknown: dict[tuple[str, int, str], float] = {}
         self._routes = routes
         self._prefix = prefix
         self._monotonic = monotonic
         self._server_clock = server_clock
-        self._shift = 0.0
-        self._program = secrets.token_hex(8)
+        self._shift: float | None = None
         self._numbers: dict[str, int] = {}
         self._secret = b""
 
@@ -75,7 +78,7 @@ class Functions:
         """Return the engine's time, which is the server's."""
         if self._server_clock is not None:
             return self._server_clock()
-        return self._monotonic() + self._shift
+        return self._monotonic() + (self._shift or 0.0)
 
     def given(self) -> str:
         """Return the time that functions are to take; "" for the server's own."""
@@ -88,6 +91,15 @@ class Functions:
     def ids_key(self, incarnation: str) -> str:
         """Return the same of a queue's deduplication identifiers."""
         return f"{self._prefix}:{{{incarnation}}}"
+
+    def stored_ids_key(self, queue: Queue, part: Part) -> str:
+        """Return the same of those that `append` looks at: in a cluster, a physical queue's own."""
+        return f"{part.base}:ids" if self.is_cluster else self.ids_key(queue.incarnation)
+
+    def all_ids_keys(self, queue: Queue) -> list[str]:
+        """Return the same of all that a queue has."""
+        parts = queue.parts.values() if self.is_cluster else ()
+        return [self.ids_key(queue.incarnation), *(f"{part.base}:ids" for part in parts)]
 
     def call(self, function: str, keys: list[str], *args: Any) -> asyncio.Future[Any]:
         """Call a function; its keys are all in one slot."""
@@ -107,7 +119,7 @@ class Functions:
         """Call a function of a physical queue; note what it tells when it answers."""
         if function in _NUMBERED:
             number = self._numbers[part.base] = self._numbers.get(part.base, 0) + 1
-            args = (self._program, number, *args)
+            args = (self.program, number, *args)
         future = self.call(function, [part.base, *keys], self.given(), *args)
         future.add_done_callback(partial(self._heard, queue, part))
         return future
@@ -134,8 +146,13 @@ class Functions:
         if future.cancelled() or future.exception() is not None:
             return
         told = json.loads(future.result()[0])
-        self._shift = float(told["now"]) - self._monotonic()
-        unknown = queue.update(part, told)
+        behind = 0.0
+        if self._server_clock is None:
+            if self._shift is None or not self.is_cluster:
+                self._shift = float(told["now"]) - self._monotonic()
+            # Servers' clocks may differ; what is kept here is of one clock.
+            behind = self.now() - float(told["now"])
+        unknown = queue.update(part, told, behind)
         for group_id in unknown:
             place = (queue.name, part.number, group_id)
             self.unknown.setdefault(place, self.now())
@@ -250,6 +267,11 @@ class Functions:
                 return part.next
 
 
+def told_now(told: bytes) -> float:
+    """Return the server's time of an answer."""
+    return float(json.loads(told)["now"])
+
+
 async def plain(call: asyncio.Future[Any], queue: Queue | None = None) -> Any:
     """Return the answer of a call, perhaps one of a physical queue.
 
@@ -269,7 +291,9 @@ def refusal(error: ResponseError, queue: Queue | None = None) -> PenstockError:
     """Return what an error of the server means."""
     text = str(error)
     if queue is not None and text.endswith("PENSTOCK gone"):
-        return UnknownQueueError(f"queue {queue.name}: it was deleted")
+        return UnknownQueueError(
+            f"queue {queue.name}: it was deleted, or its server has lost its data"
+        )
     if queue is not None and text.endswith("PENSTOCK nogroup"):
         return UnknownGroupError(f"group of queue {queue.name}: it was deleted")
     if isinstance(error, OutOfMemoryError):

@@ -10,6 +10,7 @@
 --   :w, :wo     sorted sets: messages whose delay is not over, by its end and by offset
 --   :k          hash: newest offset of each key, in a queue that keeps the last
 --   :g          hash: record of each group by its identifier
+--   :ids:m, :ids:t  in a cluster, claims of what was stored, as identifiers are kept elsewhere
 --   :c:PROGRAM  hash: answers of a program's newest calls, by the call's number modulo RING
 --
 -- and for each group of kind `lease`, behind its identifier:
@@ -279,7 +280,8 @@ local function delete(keys)
   local base = keys[1]
   for _, gid in ipairs(call('HKEYS', base .. ':g')) do drop_group_keys(base, gid) end
   call('UNLINK', base .. ':s', base .. ':i', base .. ':d', base .. ':o', base .. ':w',
-    base .. ':wo', base .. ':k', base .. ':g')
+    base .. ':wo', base .. ':k', base .. ':g',
+    base .. ':ids:m', base .. ':ids:t')
   return 'OK'
 end
 
@@ -383,6 +385,25 @@ local function append(keys, argv)
   return {told(p, gid), offsets, duplicates, n_kept, n_dropped}
 end
 
+-- argv: now, window, number of the physical queue, a word that no other claim has, then for each
+-- message: identifier, whether it may be a repeat. Answers of each to which physical queue its
+-- identifier belongs, and by which word; a repeat of the call gets the same.
+local function claim_ids(keys, argv)
+  local now = tonumber(argv[1])
+  if argv[1] == '' then now = tonumber(call('TIME')[1]) end
+  local answer = {}
+  for i = 5, #argv, 2 do
+    local claim = argv[3] .. ' ' .. argv[4] .. '.' .. i
+    local before = argv[i + 1] == '1' and stored_before(keys[1], argv[i], now, tonumber(argv[2]))
+    if not before then
+      call('HSET', keys[1] .. ':m', argv[i], claim)
+      call('ZADD', keys[1] .. ':t', text(now), argv[i])
+    end
+    answer[#answer + 1] = before or claim
+  end
+  return answer
+end
+
 local function forget_ids(keys, argv)
   for _, id in ipairs(argv) do
     call('HDEL', keys[1] .. ':m', id)
@@ -435,7 +456,7 @@ local function range(keys, argv)
   return {told(p, ''), text(offset), rows}
 end
 
--- argv: now, offset below which all leaves, or '' and the clock before which it does.
+-- argv: now, offset below which all leaves, or '' and the age in seconds at which it does.
 local function cut_below(keys, argv)
   local p = open(keys[1], argv[1])
   if not p then return GONE end
@@ -443,7 +464,7 @@ local function cut_below(keys, argv)
   if argv[2] ~= '' then
     n, is_all = cut(p, math.min(tonumber(argv[2]), p.next))
   else
-    local before = tonumber(argv[3])
+    local before = p.now - tonumber(argv[3])
     while p.earliest < p.next do
       local info = info_of(p, p.earliest)
       if info and info.clock >= before then break end
@@ -875,6 +896,7 @@ local function register(name, callback, flag)
 end
 
 register('append', append)
+register('claim_ids', claim_ids)
 register('create', create)
 register('put', put)
 register('begin', begin)

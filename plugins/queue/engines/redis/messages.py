@@ -119,6 +119,11 @@ def written_row(
     return [head, (key or "").encode(), row.topic.encode(), identifier, body]
 
 
+def is_repeat(head: bytes) -> bool:
+    """Say of a message's first argument whether the message may be stored already."""
+    return bool(head[-1] & _IS_REPEAT)
+
+
 def arrived_at(info: bytes) -> float:
     """Return the wall time at which a message came."""
     wall: float = _INFO.unpack_from(info)[3]

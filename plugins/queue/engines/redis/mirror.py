@@ -77,15 +77,17 @@ class Place:
         self.delay_ends: list[tuple[float, int]] = []
         self.held: dict[int, int] = {}
 
-    def update(self, told: Mapping[str, Any], unseen_ends: list[tuple[float, int]]) -> None:
-        """Take what the server tells."""
+    def update(
+        self, told: Mapping[str, Any], unseen_ends: list[tuple[float, int]], behind: float
+    ) -> None:
+        """Take what the server tells, whose clock is behind the engine's by so many seconds."""
         self.floor = int(told["f"])
         self.waiting = int(told["w"])
         self.leased = int(told["l"])
-        self.lease_ends = _ends(told.get("x"))
+        self.lease_ends = _ends(told.get("x"), behind)
         unseen = int(told.get("n", 0))
         self.delayed = int(told["d"]) + unseen
-        self.delay_ends = _ends(told.get("y"))
+        self.delay_ends = _ends(told.get("y"), behind)
         if unseen:
             self.delay_ends = sorted(self.delay_ends + unseen_ends)
         if len(self.held) > 2 * self.leased + _SPARE_HELD:  # others were settled elsewhere
@@ -269,8 +271,13 @@ class Queue(Waited):
         if n_messages:
             self.removed[reason] = self.removed.get(reason, 0) + n_messages
 
-    def update(self, part: Part, told: Mapping[str, Any]) -> set[str]:
+    def update(self, part: Part, told: Mapping[str, Any], behind: float) -> set[str]:
         """Take what the server tells of a physical queue.
+
+        Args:
+            part: the physical queue.
+            told: by the server.
+            behind: seconds by which the server's clock is behind the engine's.
 
         Returns:
             Identifiers of groups that the server has and this queue has not.
@@ -281,14 +288,14 @@ class Queue(Waited):
         part.next, part.earliest = int(told["next"]), int(told["earliest"])
         part.messages, part.payload_bytes = int(told["messages"]), int(told["bytes"])
         part.stored_bytes = int(told["stored"])
-        part.oldest = float(told["oldest"]) if "oldest" in told else None
-        unseen_ends = _ends(told.get("w"))
+        part.oldest = float(told["oldest"]) + behind if "oldest" in told else None
+        unseen_ends = _ends(told.get("w"), behind)
         groups = dict(told["groups"] or {})
         for group in self.groups.values():
             one = groups.pop(group.id, None)
             if one is not None:
-                group.place(part.number).update(one, unseen_ends)
-                group.touched_at = max(group.touched_at, float(one["u"]))
+                group.place(part.number).update(one, unseen_ends, behind)
+                group.touched_at = max(group.touched_at, float(one["u"]) + behind)
                 group.used_at = max(group.used_at, group.touched_at)
         return set(groups)
 
@@ -323,5 +330,5 @@ class Queue(Waited):
         )
 
 
-def _ends(told: Any) -> list[tuple[float, int]]:
-    return [(float(end), int(n)) for end, n in told or ()]
+def _ends(told: Any, behind: float) -> list[tuple[float, int]]:
+    return [(float(end) + behind, int(n)) for end, n in told or ()]

@@ -22,6 +22,7 @@ from penstock.plugins.queue.engines.redis.catalogue import Catalogue
 from penstock.plugins.queue.engines.redis.functions import (
     Functions,
     plain,
+    told_now,
 )
 from penstock.plugins.queue.engines.redis.messages import (
     read_row,
@@ -160,14 +161,15 @@ class Receiving:
 
             call.add_done_callback(undo)
             raise
-        _, nonce, has_more, n_filtered, n_expired, _, dead = answer
+        told, nonce, has_more, n_filtered, n_expired, _, dead = answer
         group.count("filtered", n_filtered)
         group.count("expired", n_expired)
         received = self._received(group, part, answer)
         if dead:
             try:
                 # The next messages of their keys are visible then.
-                has_more = await self._bury_unseen(queue, group, part, int(nonce), dead) or has_more
+                buried = await self._bury_unseen(queue, group, part, told, int(nonce), dead)
+                has_more = buried or has_more
             except StorageError as error:
                 self._logger.error(  # noqa: TRY400 (the trace tells nothing more)
                     "queue %s, group %s: %s; its dead letters stay", queue.name, group.name, error
@@ -180,7 +182,7 @@ class Receiving:
     def _received(self, group: Group, part: Part, answer: Sequence[Any]) -> list[ReceivedMessage]:
         """Return received messages with their handles; note who has them."""
         told, nonce, _, _, _, flat, _ = answer
-        now = float(json.loads(told)["now"]) if flat else 0.0
+        now = told_now(told) if flat else 0.0
         place = group.place(part.number)
         received: list[ReceivedMessage] = []
         assert group.receipts is not None  # noqa: S101 (the catalogue gives each group its own)
@@ -333,7 +335,7 @@ class Receiving:
             if target is not None:
                 call = self._settle_part(queue, group, part, "show", _HOLD_SECONDS, triples)
                 answer = await plain(call, queue)
-                await self._burying.store(queue, group, part, target, answer[2], "dead")
+                await self._burying.store(queue, group, part, target, answer[0], answer[2], "dead")
             call = self._settle_part(queue, group, part, "dead", 0.0, triples)
             answer = await plain(call, queue)
             n_settled += self._note_settled(group, number, triples, answer, failed)
@@ -342,7 +344,13 @@ class Receiving:
             group.arrived()
 
     async def _bury_unseen(
-        self, queue: Queue, group: Group, part: Part, nonce: int, flat: Sequence[bytes]
+        self,
+        queue: Queue,
+        group: Group,
+        part: Part,
+        told: bytes,
+        nonce: int,
+        flat: Sequence[bytes],
     ) -> bool:
         """Move messages that were received too often; the group holds them meanwhile.
 
@@ -351,7 +359,7 @@ class Receiving:
         """
         target = self._burying.target(group)
         if target is not None:
-            await self._burying.store(queue, group, part, target, flat, "max_receives")
+            await self._burying.store(queue, group, part, target, told, flat, "max_receives")
         triples = [
             (at // 4, int(flat[at]), int(flat[at + 1]), nonce) for at in range(0, len(flat), 4)
         ]

@@ -76,6 +76,11 @@ class Routes:
         self._problem: str | None = None
 
     @property
+    def is_cluster(self) -> bool:
+        """Whether there may be several servers."""
+        return self._finder.is_cluster
+
+    @property
     def failure(self) -> str | None:
         """Why a server cannot be reached; None where all can."""
         failures = (one.failure for one in self._pipelines.values())

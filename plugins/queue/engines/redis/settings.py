@@ -21,6 +21,7 @@ def redis_server(config: RedisConfig) -> RedisServer:
         prefix=config.prefix,
         login=login,
         sentinels=None if config.sentinel is None else _sentinels(config.sentinel),
+        cluster=tuple(map(_address, config.cluster)),
         patience=Patience(
             timeout_seconds=config.timeout_seconds,
             retry_seconds=config.retry_seconds,

@@ -16,6 +16,7 @@ from penstock.plugins.queue.engines.contract import (
     AppendResult,
     NewMessage,
 )
+from penstock.plugins.queue.engines.redis.claiming import Claiming
 from penstock.plugins.queue.engines.redis.functions import (
     Functions,
     refusal,
@@ -40,6 +41,7 @@ class Storing:
         self._functions = functions
         self._clocks = clocks
         self._logger = logger
+        self._claiming = Claiming(functions, self.submit)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -81,7 +83,10 @@ class Storing:
 
         try:
             part = found.part(physical_queue)
-            call = self.submit(found, part, args)
+            if self._functions.is_cluster:
+                call = self._claiming.append(found, part, args)
+            else:
+                call = self.submit(found, part, args)
         except BaseException:
             found.reserved_messages -= len(messages)
             found.reserved_bytes -= n_bytes
@@ -113,7 +118,7 @@ class Storing:
             max_messages,
             max_bytes,
             *args,
-            keys=[self._functions.ids_key(queue.incarnation)],
+            keys=[self._functions.stored_ids_key(queue, part)],
         )
 
         def done(call: asyncio.Future[Any]) -> None:
@@ -166,7 +171,7 @@ class Storing:
             self._logger.error("queue: %s", task.exception())
 
     async def cut(
-        self, queue: Queue, part: Part, reason: str, below: int | str, before: float = 0.0
+        self, queue: Queue, part: Part, reason: str, below: int | str, age: float = 0.0
     ) -> tuple[int, bool]:
         """Remove the oldest messages of a physical queue.
 
@@ -174,13 +179,13 @@ class Storing:
             queue: the queue.
             part: its physical queue.
             reason: that is counted.
-            below: offset below which all leave; "" for those that came before a time.
-            before: this time, in seconds of the engine's clock.
+            below: offset below which all leave; "" for those of an age.
+            age: this age, in seconds.
 
         Returns:
             How many have left, and whether that was all.
         """
-        answer = await self._functions.ask(queue, part, "cut_below", below, repr(before))
+        answer = await self._functions.ask(queue, part, "cut_below", below, repr(age))
         queue.count_removed(reason, answer[1])
         return answer[1], bool(answer[2])
 

@@ -12,6 +12,7 @@ import pytest
 from tests.helpers.clock import Clock
 from tests.plugins.queue.engines.contract.harness import LiveClock, Running
 from tests.plugins.queue.engines.contract.storages import (
+    ClusterStorage,
     MemoryStorage,
     RedisStorage,
     SqliteStorage,
@@ -21,6 +22,7 @@ STORAGES: Final[dict[str, type[MemoryStorage | SqliteStorage | RedisStorage]]] =
     "memory": MemoryStorage,
     "sqlite": SqliteStorage,
     "redis": RedisStorage,
+    "cluster": ClusterStorage,
 }
 
 

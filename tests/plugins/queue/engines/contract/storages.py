@@ -17,7 +17,7 @@ from penstock.plugins.queue.engines.redis.server import RedisServer
 from penstock.plugins.queue.engines.sqlite import SqliteStore
 from penstock.plugins.queue.engines.store import Store
 from tests.helpers.clock import Clock
-from tests.helpers.redis_server import shared_redis
+from tests.helpers.redis_server import shared_cluster, shared_redis
 
 LOGGER: Final = logging.getLogger("penstock.queue")
 
@@ -132,10 +132,12 @@ class RedisStorage:
         self._clock = clock
         shift = self._shift
         clocks = Clocks(monotonic=clock, wall=wall)
-        server = RedisServer("127.0.0.1", shared_redis(), prefix=self._prefix)
         return RedisEngine(
-            server, clocks=clocks, server_clock=lambda: clock() + shift, logger=LOGGER
+            self._server(), clocks=clocks, server_clock=lambda: clock() + shift, logger=LOGGER
         )
+
+    def _server(self) -> RedisServer:
+        return RedisServer(port=shared_redis(), prefix=self._prefix)
 
     def kill(self) -> None:
         """Leave what is there: the server lives on."""
@@ -146,3 +148,10 @@ class RedisStorage:
     def of_backup(self, path: Path) -> RedisStorage:
         """Refuse: this engine makes no backups."""
         raise NotImplementedError(path)
+
+
+class ClusterStorage(RedisStorage):
+    """The same on a cluster, each physical queue of which may be on another node."""
+
+    def _server(self) -> RedisServer:
+        return RedisServer(cluster=shared_cluster(), prefix=self._prefix)

@@ -18,6 +18,7 @@ from tests.helpers.effort import examples
 from tests.plugins.queue.engines.contract.harness import Running, Storage
 from tests.plugins.queue.engines.contract.model import Model, ModelGroup, ModelLease, ModelMessage
 from tests.plugins.queue.engines.contract.storages import (
+    ClusterStorage,
     MemoryStorage,
     RedisStorage,
     SqliteStorage,
@@ -334,9 +335,19 @@ class RedisMachine(Machine):
     kind = RedisStorage
 
 
+class ClusterMachine(Machine):
+    """The same on a cluster."""
+
+    kind = ClusterStorage
+
+
 TestMemory = MemoryMachine.TestCase
 TestMemory.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestSqlite = SqliteMachine.TestCase
 TestSqlite.settings = settings(max_examples=examples(40), stateful_step_count=30)
+
 TestRedis = RedisMachine.TestCase
 TestRedis.settings = settings(max_examples=examples(25), stateful_step_count=30)
+
+TestCluster = ClusterMachine.TestCase
+TestCluster.settings = settings(max_examples=examples(10), stateful_step_count=30)

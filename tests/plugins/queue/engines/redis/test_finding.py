@@ -1,17 +1,24 @@
-"""Servers that fail, and those that take over, found by sentinels."""
+"""Servers that fail and those that take over, found by sentinels and in a cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+import uuid
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from redis.crc import key_slot
+from redis.exceptions import RedisError
 
 from penstock.broker.message import Message
+from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.engines.contract import (
+    AppendResult,
     EngineStartError,
     GroupSpec,
     NewMessage,
@@ -23,7 +30,14 @@ from penstock.plugins.queue.engines.redis.finding import RedisSentinels, Sentine
 from penstock.plugins.queue.engines.redis.login import Address, Login
 from penstock.plugins.queue.engines.redis.pipeline import Patience
 from penstock.plugins.queue.engines.redis.server import RedisServer
-from tests.helpers.redis_server import running_redis, running_sentinels, shared_redis
+from tests.helpers.redis_server import (
+    RedisProcess,
+    running_cluster,
+    running_redis,
+    running_sentinels,
+    shared_cluster,
+    shared_redis,
+)
 from tests.plugins.queue.engines.contract.harness import MANY_BYTES, UNTIL_SECONDS, until
 
 LOGGER = logging.getLogger("penstock.queue")
@@ -32,11 +46,11 @@ PATIENT = Patience(retry_seconds=UNTIL_SECONDS, min_replicas=1, replication_seco
 
 
 async def answer(address: Address, *command: str) -> str:
-    """Return what a server answers, or why it does not."""
+    """Return what a server answers; "" for an error."""
     try:
         return str(await Login().ask(address, *command))
-    except Exception as error:  # noqa: BLE001 (whoever waits asks again)
-        return f"error: {error}"
+    except (RedisError, OSError):  # whoever waits asks again
+        return ""
 
 
 async def until_answered(address: Address, *command: str, wanted: str) -> None:
@@ -69,6 +83,29 @@ async def drained(engine: RedisEngine) -> Counter[bytes]:
     return found
 
 
+async def lost_by_a_kill(
+    engine: RedisEngine, master: RedisProcess
+) -> tuple[Counter[bytes], Counter[bytes]]:
+    """Kill a server while messages come; return those that are lost, and those that are double."""
+    payloads = [b"%d" % n for n in range(400)]
+    n_acknowledged = 0
+
+    async def publish_some(some: list[bytes]) -> None:
+        nonlocal n_acknowledged
+        for payload in some:
+            await publish(engine, payload)
+            n_acknowledged += 1
+
+    publishers = [asyncio.create_task(publish_some(payloads[n::20])) for n in range(20)]
+    await until(lambda: n_acknowledged > 100)
+    master.process.kill()
+    assert n_acknowledged < len(payloads)
+    await asyncio.gather(*publishers)
+    assert engine.failure() is None
+    received = await drained(engine)
+    return Counter(payloads) - received, received - Counter(payloads)
+
+
 async def test_a_failover_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     """The master is killed while messages come: each is there once, and calls go on."""
     with ExitStack() as stack:
@@ -87,22 +124,7 @@ async def test_a_failover_loses_nothing_that_was_acknowledged(tmp_path: Path) ->
         engine = RedisEngine(server, logger=LOGGER)
         await engine.open()
         await engine.create_queue("q", SPEC)
-        payloads = [b"%d" % n for n in range(400)]
-        n_acknowledged = 0
-
-        async def publish_some(some: list[bytes]) -> None:
-            nonlocal n_acknowledged
-            for payload in some:
-                await publish(engine, payload)
-                n_acknowledged += 1
-
-        publishers = [asyncio.create_task(publish_some(payloads[n::20])) for n in range(20)]
-        await until(lambda: n_acknowledged > 100)
-        master.process.kill()
-        assert n_acknowledged < len(payloads)
-        await asyncio.gather(*publishers)
-        assert engine.failure() is None
-        assert await drained(engine) == Counter(payloads)
+        assert await lost_by_a_kill(engine, master) == (Counter(), Counter())
         await engine.maintain()
         assert engine.snapshot("q").messages == 0
         await engine.close()
@@ -134,3 +156,159 @@ async def test_sentinels_have_a_login_of_their_own(tmp_path: Path) -> None:
         file.write_text("other")
         with pytest.raises(EngineStartError, match="invalid username-password"):
             await SentinelFinder(sentinels).find()
+
+
+# -- clusters --------------------------------------------------------------------------------------
+
+
+def address_of(process: RedisProcess) -> Address:
+    """Return where a server listens."""
+    return "127.0.0.1", process.port
+
+
+def slot_of(engine: RedisEngine, prefix: str, number: int) -> int:
+    """Return the slot of a physical queue."""
+    key = f"{prefix}:{{{engine.snapshot('q').incarnation}.{number}}}"
+    return int(key_slot(key.encode()))
+
+
+async def test_a_failover_of_a_node_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    """The master of all physical queues is killed; its replica takes its slots."""
+    timeout = "cluster-node-timeout 1000"
+    with running_cluster(tmp_path, timeout, is_even=False) as nodes, ExitStack() as stack:
+        first = address_of(nodes[0])
+        identifier = await Login().ask(first, "CLUSTER", "MYID")
+        everybody = [address_of(node) for node in nodes]
+        for at in range(2):
+            bus_port = stack.enter_context(reserved_port())
+            lines = ("cluster-enabled yes", f"cluster-port {bus_port}", timeout)
+            replica = stack.enter_context(running_redis(tmp_path / f"replica{at}", *lines))
+            meet = ("CLUSTER", "MEET", "127.0.0.1", str(replica.port), str(bus_port))
+            assert await Login().ask(first, *meet) == b"OK"
+            replicate = ("CLUSTER", "REPLICATE", identifier.decode())
+            await until_answered(address_of(replica), *replicate, wanted="OK")
+            everybody.append(address_of(replica))
+        await until_answered(first, "WAIT", "2", "100", wanted="2")
+        for one in everybody:
+            await until_answered(one, "CLUSTER", "INFO", wanted="known_nodes:5")
+        server = RedisServer(cluster=tuple(map(address_of, nodes)), patience=PATIENT)
+        engine = RedisEngine(server, logger=LOGGER)
+        await engine.open()
+        await engine.create_queue("q", SPEC)
+        assert await lost_by_a_kill(engine, nodes[0]) == (Counter(), Counter())
+        await engine.close()
+
+
+async def test_a_slot_that_moves_is_followed(tmp_path: Path) -> None:
+    """To a new master, which gets the library; no message is lost, doubled or out of order."""
+    with running_cluster(tmp_path) as nodes, ExitStack() as stack:
+        bus_port = stack.enter_context(reserved_port())
+        lines = ("cluster-enabled yes", f"cluster-port {bus_port}")
+        new = stack.enter_context(running_redis(tmp_path / "new", *lines))
+        taker = address_of(new)
+        meet = ("CLUSTER", "MEET", "127.0.0.1", str(new.port), str(bus_port))
+        assert await Login().ask(address_of(nodes[0]), *meet) == b"OK"
+        await until_answered(taker, "CLUSTER", "INFO", wanted="cluster_state:ok")
+        engine = RedisEngine(RedisServer(cluster=(address_of(nodes[0]),)), logger=LOGGER)
+        await engine.open()
+        await engine.create_queue("q", SPEC)
+        slot = slot_of(engine, "penstock", 0)
+        giver = address_of(nodes[slot * 3 // 16_384])
+        identifiers = {
+            one: (await Login().ask(one, "CLUSTER", "MYID")).decode() for one in (giver, taker)
+        }
+        calls = [append(engine, 0, b"%d" % n) for n in range(10)]
+        setslot = ("CLUSTER", "SETSLOT", str(slot))
+        await Login().ask(taker, *setslot, "IMPORTING", identifiers[giver])
+        await Login().ask(giver, *setslot, "MIGRATING", identifiers[taker])
+        await asyncio.gather(*calls)
+        calls = [append(engine, 0, b"%d" % n) for n in range(10, 20)]
+        await append(engine, 1, b"another slot goes on")
+        assert not any(call.done() for call in calls)
+        keys = await Login().ask(giver, "CLUSTER", "GETKEYSINSLOT", str(slot), "100")
+        names = [key.decode() for key in keys]
+        move = ("MIGRATE", "127.0.0.1", str(new.port), "", "0", "5000", "KEYS")
+        assert await Login().ask(giver, *move, *names) == b"OK"
+        for one in (taker, giver):
+            await Login().ask(one, *setslot, "NODE", identifiers[taker])
+        await asyncio.gather(*calls)
+        received = await engine.lease("q", "g", 0, 100, MANY_BYTES)
+        assert [one.payload for one in received] == [b"%d" % n for n in range(20)]
+        assert [one.offset for one in received] == list(range(20))
+        assert engine.failure() is None
+        await engine.close()
+
+
+def append(engine: RedisEngine, number: int, payload: bytes) -> asyncio.Future[AppendResult]:
+    """Store a message."""
+    assert engine.reserve("q", 1, len(payload))
+    return engine.append("q", number, [NewMessage(Message("t", payload))])
+
+
+async def test_a_repeat_is_found_in_whichever_physical_queue_it_comes() -> None:
+    """Also by another program, and not when it was forgotten; a known new one is stored."""
+    server = RedisServer(cluster=shared_cluster(), prefix=f"test-{uuid.uuid4().hex}")
+    one, other = RedisEngine(server, logger=LOGGER), RedisEngine(server, logger=LOGGER)
+    await one.open()
+    await one.create_queue("q", SPEC)
+    await other.open()
+
+    async def store(engine: RedisEngine, number: int, *, is_repeat: bool = True) -> list[int]:
+        new = NewMessage(Message("t", b"a"), b"id", is_repeat=is_repeat)
+        assert engine.reserve("q", 1, 1)
+        return list((await engine.append("q", number, [new])).duplicates)
+
+    assert await store(one, 0) == []
+    assert await store(one, 1) == [0]
+    assert await store(other, 1) == [0]
+    assert await store(other, 0) == [0]
+    assert await store(other, 1, is_repeat=False) == []
+    await one.forget("q", [b"id"])
+    assert await store(one, 0) == []
+    assert await store(other, 1) == [0]
+    await one.maintain()
+    assert {at: each.messages for at, each in one.snapshot("q").usage.items()} == {0: 2, 1: 1}
+    await one.close()
+    await other.close()
+
+
+async def test_a_cluster_half_up_is_refused(tmp_path: Path) -> None:
+    """With slots that no node has; so is a server of the other kind."""
+    with running_redis(tmp_path, "cluster-enabled yes", "cluster-port 0") as node:
+        told = "read 1 slots that have a master; allowed: 16384"
+        await Login().ask(address_of(node), "CLUSTER", "ADDSLOTS", "0")
+        for server, why in (
+            (RedisServer(cluster=(address_of(node),)), told),
+            (RedisServer(port=node.port), "read cluster_enabled: 1; allowed: a server that is in"),
+            (RedisServer(cluster=(("127.0.0.1", 1),)), "Redis cluster: 127.0.0.1:1: "),
+            (RedisServer(cluster=(("127.0.0.1", shared_redis()),)), "cluster support disabled"),
+        ):
+            with pytest.raises(EngineStartError, match=why):
+                await RedisEngine(server, logger=LOGGER).open()
+
+
+async def test_a_node_that_fails_holds_its_own_physical_queues_alone(tmp_path: Path) -> None:
+    """The others go on; calls to it fail by name in time, and go on when it is back."""
+    with running_cluster(tmp_path, "cluster-require-full-coverage no") as nodes:
+        patience = Patience(timeout_seconds=0.5, retry_seconds=1.0)
+        server = RedisServer(cluster=tuple(map(address_of, nodes)), patience=patience)
+        engine = RedisEngine(server, logger=LOGGER)
+        await engine.open()
+        await engine.create_queue("q", replace(SPEC, physical_queues=12))
+        slots = {number: slot_of(engine, "penstock", number) for number in range(12)}
+        frozen = nodes[slots[0] * 3 // 16_384]
+        others = [at for at in slots if nodes[slots[at] * 3 // 16_384] is not frozen]
+        frozen.process.send_signal(signal.SIGSTOP)
+        try:
+            waiting = append(engine, 0, b"a")
+            await asyncio.gather(*(append(engine, number, b"b") for number in others))
+            with pytest.raises(StorageError, match=f"127.0.0.1:{frozen.port}.*unknown"):
+                await waiting
+            assert f"127.0.0.1:{frozen.port}" in (engine.failure() or "")
+        finally:
+            frozen.process.send_signal(signal.SIGCONT)
+        await until(lambda: engine.failure() is None)
+        await append(engine, 0, b"c")
+        payloads = [one.payload for one in await engine.lease("q", "g", 0, 9, MANY_BYTES)]
+        assert payloads in ([b"a", b"c"], [b"c"])
+        await engine.close()

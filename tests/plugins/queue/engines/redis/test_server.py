@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -72,6 +73,18 @@ async def test_a_server_that_could_lose_messages_is_refused(info: str, told: str
     async with server_that_says(info) as server:
         with pytest.raises(EngineStartError, match=told):
             await server.connect(LOGGER)
+
+
+async def test_a_clock_that_is_far_off_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Messages are safe, and leases may be shorter or longer than they should be."""
+    for ahead, n_warnings in ((0, 0), (-600, 1), (600, 1)):
+        caplog.clear()
+        microseconds = int((time.time() + ahead) * 1_000_000)
+        info = f"redis_version:7.0.15\r\nserver_time_usec:{microseconds}\r\nmaxmemory_policy:x\r\n"
+        async with server_that_says(info) as server:
+            with pytest.raises(EngineStartError, match="read x; allowed: noeviction"):
+                await server.connect(LOGGER)
+        assert len([one for one in caplog.messages if "clock of server" in one]) == n_warnings
 
 
 async def test_a_real_server_says_that_it_evicts(private: RedisProcess) -> None:
