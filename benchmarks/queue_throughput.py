@@ -10,8 +10,8 @@ Rows of 1 KiB messages in a logical queue of four physical queues, in an SQLite 
   disk. Progress says what broker and client take of the processor, as they share the machine;
 * enqueue: through the sink as the broker calls it, in one process: the queue's share in `mqtt`; a
   message counts when its receipt is settled;
-* dequeue: a client process of two threads receives and acknowledges in batches of 100 over HTTP
-  from a gateway process, until the queue is empty;
+* dequeue: a client process of two threads receives in batches of 100 over HTTP from a gateway
+  process, each request acknowledging what the one before has brought, until all is acknowledged;
 * range: a client process plans and reads ranges of 10,000 over HTTP and commits them, as Spark
   does;
 * groups: as `enqueue`, into a queue of one lease group and into one of eight. Then the only group
@@ -318,10 +318,15 @@ def _drain(url: str, n_messages: int) -> float:
 
     def work() -> None:
         nonlocal n_received
-        while n_received < n_messages:
-            received = client.receive(QUEUE, GROUP, max_messages=BATCH_MESSAGES)
+        handles: list[str] = []
+        while n_received < n_messages or handles:
+            # The last one finds nothing, and acknowledges what came before.
+            received = client.receive(
+                QUEUE, GROUP, max_messages=BATCH_MESSAGES, acknowledge=handles
+            )
+            if received.failed:
+                raise BenchmarkError(f"not acknowledged: {received.failed}")
             handles = [delivery.receipt_handle for delivery in received]
-            client.settle(QUEUE, handles, group=GROUP)
             with lock:
                 n_received += len(received)
 

@@ -1,8 +1,8 @@
 """Consumes what `queue_publisher` published, and tells what came: a process of its own.
 
 Over HTTP with `QueueClient`, or over AMQP with pika. Either acknowledges each batch when it has
-it: over HTTP with a request of which it waits for the answer, over AMQP with one basic.ack for
-all of them (`multiple`). Each batch is one line of JSON on standard output.
+it: over HTTP with the request for the next one, over AMQP with one basic.ack for all of them
+(`multiple`). Each batch is one line of JSON on standard output.
 """
 
 from __future__ import annotations
@@ -50,11 +50,17 @@ def drain_http(url: str, queue: str) -> None:
     lock = threading.Lock()
 
     def work() -> None:
+        handles: list[str] = []
         while True:
-            received = client.receive(queue, max_messages=BATCH_MESSAGES, wait_seconds=WAIT_SECONDS)
+            received = client.receive(
+                queue,
+                max_messages=BATCH_MESSAGES,
+                wait_seconds=WAIT_SECONDS,
+                acknowledge=handles,
+            )
+            handles = [each.receipt_handle for each in received]
             if received:
                 at = time.monotonic()
-                client.settle(queue, [each.receipt_handle for each in received])
                 with lock:
                     tell((each.payload, at) for each in received)
 

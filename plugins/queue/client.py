@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, pairwise, repeat
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -42,6 +43,9 @@ NEXT_OFFSET_HEADER: Final = "Penstock-Next-Offset"
 """Of the answer to a range: the offset from which it is read on."""
 LOOKED_AT_HEADER: Final = "Penstock-Messages"
 """Of the same: messages below that offset, those that the topic filter left out included."""
+NOT_ACKNOWLEDGED_HEADER: Final = "Penstock-Not-Acknowledged"
+"""Of an answer with messages: JSON, by reason the indexes of the handles that a receive could not
+acknowledge. There is none where it has acknowledged all."""
 
 KIND_RECORDS: Final = 0
 KIND_DELIVERIES: Final = 1
@@ -342,6 +346,17 @@ class ReceivedMessage(NamedTuple):
     publisher: str
     enqueued_at: float
     properties: str
+
+
+class Received(list[ReceivedMessage]):
+    """What a receive has brought.
+
+    Attributes:
+        failed: by index, what is wrong with a handle that the receive was to acknowledge; see
+            `QueueClient.settle`.
+    """
+
+    failed: Mapping[int, str] = MappingProxyType({})
 
 
 class _FrameReader:
@@ -661,10 +676,14 @@ class QueueClient:
         visibility_timeout: float | None = None,
         min_messages: int = 1,
         min_bytes: int = 0,
-    ) -> list[ReceivedMessage]:
+        acknowledge: Sequence[str] = (),
+    ) -> Received:
         """Receive messages; each is invisible to other receivers of the group for a while.
 
-        Settle each processed message within the visibility timeout, or it is delivered again.
+        Settle each processed message within the visibility timeout, or it is delivered again. What
+        the last receive has brought may be acknowledged with the next one: this takes one request
+        where `settle` and `receive` take two. It is done before the server waits for messages; when
+        this raises, the messages may or may not be acknowledged, and the handles can be used again.
 
         Args:
             queue: name of the logical queue.
@@ -674,9 +693,11 @@ class QueueClient:
             visibility_timeout: seconds; None for the group's.
             min_messages: how many messages are enough, where the queue's `dequeue` is `rds+wake`.
             min_bytes: how many payload bytes are enough, the same.
+            acknowledge: receipt handles of processed messages of this group, at most 1,000.
 
         Returns:
-            The messages; an empty list where none came in time.
+            The messages; an empty list where none came in time. `Received.failed` says what could
+            not be acknowledged.
         """
         body: dict[str, Any] = {"max_messages": max_messages, "wait_seconds": wait_seconds}
         if visibility_timeout is not None:
@@ -685,6 +706,8 @@ class QueueClient:
             body["min_messages"] = min_messages
         if min_bytes:
             body["min_bytes"] = min_bytes
+        if acknowledge:
+            body["acknowledge"] = list(acknowledge)
         path = _path(queue, "groups", group, "receive")
         return self._ask_deliveries(path, body, wait_seconds)
 
@@ -955,14 +978,18 @@ class QueueClient:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def _ask_deliveries(
-        self, path: str, body: Mapping[str, Any], wait_seconds: float
-    ) -> list[ReceivedMessage]:
-        answer = self._ask("POST", path, body, accept=BATCH_CONTENT_TYPE, more_seconds=wait_seconds)
+    def _ask_deliveries(self, path: str, body: Mapping[str, Any], wait_seconds: float) -> Received:
+        answer, headers = self._send(
+            "POST", path, body, accept=BATCH_CONTENT_TYPE, more_seconds=wait_seconds
+        )
         try:
-            return read_deliveries(answer)
-        except ValueError as error:
+            found = Received(read_deliveries(answer))
+            if NOT_ACKNOWLEDGED_HEADER in headers:
+                told = json.loads(headers[NOT_ACKNOWLEDGED_HEADER])
+                found.failed = {int(one): why for why, some in told.items() for one in some}
+        except (ValueError, TypeError, AttributeError) as error:
             raise QueueError(200, f"answer of {path}: {error}") from error
+        return found
 
     def _ask_long(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Ask for what may take long; it is not repeated when the connection breaks."""

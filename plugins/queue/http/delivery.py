@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from aiohttp import web
 
 from penstock.broker.errors import PenstockError
-from penstock.plugins.queue.client import BATCH_CONTENT_TYPE
+from penstock.plugins.queue.client import BATCH_CONTENT_TYPE, NOT_ACKNOWLEDGED_HEADER
 from penstock.plugins.queue.engines.contract import (
     Action,
     NewMessage,
@@ -32,6 +33,8 @@ from penstock.plugins.queue.service import ReceiveRequest, Stored
 from penstock.plugins.web.service import CHECK_ROOM, RequestError, integer
 
 MAX_HANDLES: Final = 10_000
+MAX_ACKNOWLEDGED: Final = 1_000
+"""Receipt handles that one receive acknowledges: what is wrong with them goes into a header."""
 MAX_PEEKED: Final = 1_000
 MAX_BYTES: Final = 2**40
 MESSAGES_IN_A_STEP: Final = 500
@@ -111,18 +114,28 @@ class Delivery:
             "visibility_timeout",
             "min_messages",
             "min_bytes",
+            "acknowledge",
         )
         asked = self._receive_request(queue, body)
+        handles: Sequence[str] = ()
+        if "acknowledge" in body:
+            handles = read_handles(body, MAX_ACKNOWLEDGED, "acknowledge")
         if content_type == arrow.CONTENT_TYPE:
             await arrow.load()
         request.app[CHECK_ROOM]()
+        headers: dict[str, str] = {}
+        if handles:
+            # First: this may be what makes room for leases, or the next message of a key visible.
+            failed = await self._settle(queue, group, "ack", handles, 0.0)
+            if failed:
+                headers[NOT_ACKNOWLEDGED_HEADER] = _by_reason(failed)
         deliveries = await context.service.receive(queue, group, asked)
         try:
             pieces = await context.slicer.run(answers.write_received(deliveries, content_type))
         except BaseException:
             context.service.engine.give_back(queue, group, deliveries)
             raise
-        return await context.send_pieces(request, pieces, content_type)
+        return await context.send_pieces(request, pieces, content_type, headers)
 
     def _receive_request(self, queue: str, body: Mapping[str, Any]) -> ReceiveRequest:
         spec = self._context.service.queue(queue).spec
@@ -212,6 +225,14 @@ class Delivery:
                 missing -= answers.count(frames)
                 found.append((number, frames))
         return await context.send(request, answers.write_peeked(found), JSON_TYPE)
+
+
+def _by_reason(failed: Mapping[int, str]) -> str:
+    """Return what is wrong with receipt handles as a short JSON text."""
+    indexes: dict[str, list[int]] = {}
+    for index, why in sorted(failed.items()):
+        indexes.setdefault(why, []).append(index)
+    return json.dumps(indexes, separators=(",", ":"))
 
 
 def unknown_group(name: str, groups: Mapping[str, Any]) -> RequestError:

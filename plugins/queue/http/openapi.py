@@ -12,8 +12,10 @@ from penstock.plugins.queue.client import (
     COLUMNS,
     LOOKED_AT_HEADER,
     NEXT_OFFSET_HEADER,
+    NOT_ACKNOWLEDGED_HEADER,
 )
 from penstock.plugins.queue.http import arrow
+from penstock.plugins.queue.http.delivery import MAX_ACKNOWLEDGED
 from penstock.plugins.queue.http.messages import MAX_MESSAGES
 from penstock.plugins.queue.http.openapi_schemas import (
     COUNT,
@@ -206,7 +208,9 @@ def _paths() -> dict[str, Schema]:
         f"{group}/receive": {
             "post": _operation(
                 "Receive messages of a lease group; each is invisible to its other receivers for a "
-                "while.",
+                "while. `acknowledge` has receipt handles of earlier ones, to be settled first; "
+                f"the header `{NOT_ACKNOWLEDGED_HEADER}` has as JSON, by reason (`stale`, "
+                "`unknown`), the indexes of those that settle nothing, where there are any.",
                 several("ReceivedMessage"),
                 "404 406 409 429 503 507",
                 role="read",
@@ -217,6 +221,7 @@ def _paths() -> dict[str, Schema]:
                         "visibility_timeout": or_null(SECONDS),
                         "min_messages": POSITIVE,
                         "min_bytes": COUNT,
+                        "acknowledge": list_of(TEXT) | {"maxItems": MAX_ACKNOWLEDGED},
                     },
                     optional=[*body],
                 ),

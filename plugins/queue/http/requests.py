@@ -157,21 +157,26 @@ def optional_integer(body: Mapping[str, Any], name: str) -> int | None:
     return None if value is None else integer(name, value, 1, MAX_OFFSET)
 
 
-def read_handles(body: Mapping[str, Any], max_handles: int) -> list[str]:
+def read_handles(
+    body: Mapping[str, Any], max_handles: int, name: str = "receipt_handles"
+) -> list[str]:
     """Return the receipt handles of a request.
+
+    Args:
+        body: of the request.
+        max_handles: how many it may have.
+        name: of the list in it.
 
     Raises:
         RequestError: not a list of as many texts as allowed.
     """
-    handles = body.get("receipt_handles")
+    handles = body.get(name)
     if not isinstance(handles, list) or len(handles) > max_handles:
         read = f"{len(handles)} handles" if isinstance(handles, list) else show(handles)
-        raise RequestError(
-            f"receipt_handles: read {read}; allowed: a list of at most {max_handles}"
-        )
+        raise RequestError(f"{name}: read {read}; allowed: a list of at most {max_handles}")
     if set(map(type, handles)) - {str}:
         handle = next(handle for handle in handles if not isinstance(handle, str))
-        raise RequestError(f"receipt_handles: read {show(handle)}; allowed: texts")
+        raise RequestError(f"{name}: read {show(handle)}; allowed: texts")
     return handles
 
 

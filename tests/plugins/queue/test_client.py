@@ -130,6 +130,31 @@ async def test_messages_go_through_the_queue() -> None:
         await asyncio.to_thread(work)
 
 
+async def test_a_receive_acknowledges_what_the_last_one_has_brought() -> None:
+    """One request instead of two, until nothing is left."""
+    async with running_plugin(queues=QUEUES) as plugin:
+        assert plugin.http_url is not None
+        client = QueueClient(plugin.http_url)
+
+        def work() -> None:
+            client.enqueue("work", [(f"a/{n}", b"") for n in range(5)])
+            found: list[str] = []
+            handles: list[str] = []
+            while batch := client.receive("work", max_messages=2, acknowledge=handles):
+                assert batch.failed == {}
+                found += [one.topic for one in batch]
+                handles = [one.receipt_handle for one in batch]
+            assert sorted(found) == [f"a/{n}" for n in range(5)]
+            assert [queue["messages"] for queue in client.queues()] == [0, 0]
+            batch = client.receive("work", acknowledge=["forged", *handles])
+            assert batch.failed == {
+                0: "unknown",
+                **dict.fromkeys(range(1, 1 + len(handles)), "stale"),
+            }
+
+        await asyncio.to_thread(work)
+
+
 async def test_a_message_that_is_given_back_comes_again_and_may_become_a_dead_letter() -> None:
     """`nack`, `dead` and redrive, and a look at what waits."""
     groups = {"default": {"dead_letter_queue": "failed"}}
@@ -526,6 +551,16 @@ def test_answer_that_cannot_be_read_is_told(
         client = QueueClient(url)
         with pytest.raises(QueueError, match="200: answer of /queues"):
             ask(client)
+        client.close()
+
+
+@pytest.mark.parametrize("told", ["no json", "[]", '{"stale": 3}', '{"stale": ["x"]}'])
+def test_a_header_that_cannot_be_read_is_told(told: str) -> None:
+    """As a body is."""
+    with scripted_server(answer(b"", more=f"Penstock-Not-Acknowledged: {told}\r\n")) as (url, _):
+        client = QueueClient(url)
+        with pytest.raises(QueueError, match="200: answer of /queues"):
+            client.receive("q", acknowledge=["h"])
         client.close()
 
 

@@ -12,11 +12,13 @@ import pytest
 from penstock.plugins.queue.batch_format import write_batch
 from penstock.plugins.queue.client import (
     BATCH_CONTENT_TYPE,
+    NOT_ACKNOWLEDGED_HEADER,
     Batch,
     read_deliveries,
 )
 from penstock.plugins.queue.engines.contract import StorageError, StorageFullError
-from penstock.plugins.queue.http import delivery
+from penstock.plugins.queue.engines.store import Changes
+from penstock.plugins.queue.http import arrow, delivery
 from penstock.plugins.queue.http.context import AnswerError
 from penstock.plugins.queue.intake import Stored
 from tests.helpers.skipping_loop import SkippingLoop
@@ -70,6 +72,66 @@ async def test_received_messages_are_settled() -> None:
         assert (await server.ask("POST", SETTLE, body)).json == {"settled": 1, "failed": {}}
         (again,) = await server.receive()
         assert again["receive_count"] == 2
+
+
+@pytest.mark.parametrize("accept", ["application/json", BATCH_CONTENT_TYPE, arrow.CONTENT_TYPE])
+async def test_a_receive_acknowledges_what_came_before(accept: str) -> None:
+    """Before it looks for messages; the header has what settles nothing, in each form."""
+    async with serving() as server:
+        await server.store_rows("work", "x", "y", "z")
+        handles = [one["receipt_handle"] for one in await server.receive()]
+        body = {"acknowledge": [handles[2], handles[0], "forged"]}
+        answer = await server.ask("POST", RECEIVE, body, {"Accept": accept})
+        assert answer.status == 200
+        assert json.loads(answer.headers[NOT_ACKNOWLEDGED_HEADER]) == {"unknown": [2]}
+        assert server.service.figures("work")["messages"] == 1
+        body = {"acknowledge": [*handles, "forged"]}
+        answer = await server.ask("POST", RECEIVE, body, {"Accept": accept})
+        told = json.loads(answer.headers[NOT_ACKNOWLEDGED_HEADER])
+        assert told == {"stale": [0, 2], "unknown": [3]}
+        assert server.service.figures("work")["messages"] == 0
+        answer = await server.ask("POST", RECEIVE, {"acknowledge": []}, {"Accept": accept})
+        assert (answer.status, answer.headers[NOT_ACKNOWLEDGED_HEADER]) == (200, None)
+
+
+async def test_what_a_receive_acknowledges_makes_room_for_it_and_is_done_while_it_waits() -> None:
+    """Of leases; and the next message of a key becomes visible."""
+    group = {"default": {"order": "key", "max_leased_messages": 1}}
+    queue = {"physical_queues": 1, "key": "topic", "groups": group}
+    async with serving(queues={"work": queue}) as server:
+        await server.store_rows("work", "x", "y")
+        (first,) = await server.receive()
+        assert (await server.ask("POST", RECEIVE, {})).status == 429
+        (second,) = await server.receive(acknowledge=[first["receipt_handle"]])
+        assert (first["offset"], second["offset"]) == (0, 1)
+        body = {"acknowledge": [second["receipt_handle"]], "wait_seconds": 20}
+        waiting = asyncio.create_task(server.ask("POST", RECEIVE, body))
+        await until_held(server, 1)
+        assert server.service.figures("work")["messages"] == 0
+        await server.store_rows("work", "z")
+        (third,) = (await waiting).json["messages"]
+        assert third["offset"] == 2
+
+
+async def test_a_receive_that_cannot_acknowledge_receives_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client sends the same request again: no message is leased by one that has failed."""
+    async with serving() as server:
+        await server.store_rows("work", "x", "y")
+        (first,) = await server.receive(max_messages=1)
+        body = {"acknowledge": [first["receipt_handle"]]}
+
+        def refuse(_: Changes) -> None:
+            raise StorageError("the disk says no")
+
+        with monkeypatch.context() as refusing:
+            refusing.setattr(server.store, "write", refuse)
+            answer = await server.ask("POST", RECEIVE, body)
+        assert (answer.status, answer.json["error"]) == (503, "the disk says no")
+        assert server.service.figures("work")["groups"]["default"]["leased"] == 1
+        (second,) = await server.receive(acknowledge=body["acknowledge"])
+        assert (first["payload"], second["payload"]) == ("eA==", "eQ==")
 
 
 async def test_many_receipt_handles_are_settled_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,6 +146,7 @@ CASES: Final = [
     Case("POST", f"{GROUP}/receive", 200, {"max_messages": 1}),
     Case("POST", f"{GROUP}/receive", 200, {}, headers=AS_BATCH),
     Case("POST", f"{GROUP}/receive", 200, {}, headers=AS_ARROW),
+    Case("POST", f"{GROUP}/receive", 200, {"acknowledge": ["x"]}),
     Case("POST", f"{GROUP}/receive", 400, {"max_messages": 0}),
     Case("POST", f"{GROUP}/receive", 404, {}, more=NO_GROUP),
     Case("POST", f"{GROUP}/receive", 406, {}, headers=AS_PAGE),
