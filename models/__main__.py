@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar, cast
 import typer
 
 from penstock.broker.config.command_line import CommandLine
+from penstock.broker.errors import ConfigError
 from penstock.models.dequeue import plot as dequeue_plot
 from penstock.models.dequeue import sweep as dequeue_sweep
 from penstock.models.withholding.connection_sweep import (
@@ -392,6 +393,49 @@ def papers(
         _write(partial(write_figure_file, origin=origin, tables=made), figures, "--figures")
 
 
+@app.command()
+def fleet(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help="YAML, as plan.example.yaml.")],
+    *,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the plan there, with plots, for a browser.")
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="Write a policy file for the broker there.")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
+    ] = None,
+) -> None:
+    """Predict what a fleet needs: settings, latencies, memory and cores.
+
+    ``penstock plan FILE.yaml`` is the same. The result is printed as Markdown.
+    """
+    from penstock.models.closed_forms import UnstableError  # noqa: PLC0415 - numpy
+    from penstock.models.planner import page, policy_file, report  # noqa: PLC0415
+    from penstock.models.planner.fleet import read_fleet  # noqa: PLC0415
+    from penstock.models.planner.planning import make_plan  # noqa: PLC0415
+
+    origin = begin(context.obj)
+    for to_write, option in ((html, "--html"), (policy, "--policy"), (figures, "--figures")):
+        if to_write is not None:
+            _write(check_writable, to_write, option)
+    try:
+        made = make_plan(read_fleet(file), partial(typer.echo, err=True))
+    except (ConfigError, UnstableError) as error:
+        typer.echo(f"penstock plan: {error}", err=True)
+        raise typer.Exit(2) from None
+    found = report.tables(made)
+    typer.echo(to_markdown(report.HEADING, found), nl=False)
+    if policy is not None:
+        _write(partial(policy_file.write, made), policy, "--policy")
+    if html is not None:
+        _write(partial(page.write, made, found), html, "--html")
+    if figures is not None:
+        _write(partial(write_figure_file, origin=origin, tables=found), figures, "--figures")
+
+
 def _describe_seconds(effort: VisibilityEffort) -> str:
     return (
         f"{effort.replications} independent runs of {effort.seconds:g} s; means and 95 % confidence"
@@ -535,6 +579,8 @@ def main(argv: list[str] | None = None) -> int:
         0, or 2 for wrong arguments and files.
     """
     arguments = sys.argv[1:] if argv is None else argv
+    if arguments and arguments[0].endswith((".yaml", ".yml")):
+        arguments = ["fleet", *arguments]
     return app.status(arguments, "penstock plan", f"penstock plan {join(arguments)}")
 
 

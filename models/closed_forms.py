@@ -49,13 +49,16 @@ def positive(name: str, value: float) -> None:
         raise ValueError(f"{name}: read {value!r}; allowed: a finite number above 0")
 
 
-def check_stable(stage: str, arrival_rate: float, service_rate: float) -> None:
+def check_stable(
+    stage: str, arrival_rate: float, service_rate: float, work: str = "messages"
+) -> None:
     """Check that a queue without limits has a steady state.
 
     Args:
         stage: its name, for the error.
         arrival_rate: lambda.
         service_rate: of all servers together, while they work.
+        work: what arrives.
 
     Raises:
         UnstableError: rho is 1 or more.
@@ -63,7 +66,7 @@ def check_stable(stage: str, arrival_rate: float, service_rate: float) -> None:
     utilisation = arrival_rate / service_rate
     if utilisation >= 1:
         raise UnstableError(
-            f"{stage} overflows: {arrival_rate:.4g} messages/s arrive, it serves"
+            f"{stage} overflows: {arrival_rate:.4g} {work}/s arrive, it serves"
             f" {service_rate:.4g}/s, so rho is {utilisation:.3g}; allowed: below 1"
         )
 

@@ -8,7 +8,7 @@ message that has begun. The broker's own gate decides, and is told what the brok
   bytes at a rate, which stands for what TCP makes of it, and delivers them half an RTT later.
 * In a bad state each packet of a small message may be lost; it is then sent again after 0.3 s, and
   each time after twice as long. What comes behind it waits, as TCP keeps the order.
-* RTT samples are those of small messages, one at a time, and each second the kernel's: its smoothed
+* RTT samples are those of small messages, one at a time, and each T_Q the kernel's: its smoothed
   RTT, its rate if a large message was in transfer, and what was sent and lost.
 
 Time goes in steps of 10 ms. Not modelled: slow start, cross traffic, the client.
@@ -27,6 +27,7 @@ from penstock.broker.link import Link, TcpLook
 from penstock.broker.message import Message
 from penstock.plugins.probing.config import (
     DEFAULT_MAX_AGE_SECONDS,
+    DEFAULT_PROBE_PERIOD,
     DEFAULT_PUBACK_SPACING_SECONDS,
     DEFAULT_WINDOW_SECONDS,
 )
@@ -86,6 +87,8 @@ class Case:
         large_seconds: the same of large ones.
         is_random: whether messages come at random (Poisson) and not regularly.
         congestion_control: name of the connection's.
+        small_bytes: of a small message with its headers.
+        large_bytes: of a large one.
     """
 
     about: str
@@ -96,6 +99,8 @@ class Case:
     large_seconds: float = 5.0
     is_random: bool = False
     congestion_control: Literal["cubic", "bbr"] = "cubic"
+    small_bytes: int = SMALL_BYTES
+    large_bytes: int = 1_000_000
 
 
 CASES: Final = {
@@ -178,19 +183,21 @@ class Connection:
         gate: asked about large messages.
         seed: of the path, its losses and the arrivals; equal for all policies that are compared.
         seconds: for which messages come.
+        probe_period: T_Q, seconds between two looks at the kernel's figures.
     """
 
     case: Case
     gate: WithholdingGate
     seed: int
     seconds: float
+    probe_period: float = DEFAULT_PROBE_PERIOD
     now: float = 0.0
     found: Latencies = field(default_factory=lambda: Latencies([], []))
     link: Link = field(default_factory=lambda: Link("simulated"))
 
     def __post_init__(self) -> None:
         case = self.case
-        self._large_bytes = 1_000_000
+        self._large_bytes = case.large_bytes
         self._large = Message("pictures/1", bytes(self._large_bytes), is_large=True)
         self._changes = _changes(case, self.seed, self.seconds)
         self._losses = _rng(self.seed, "losses")
@@ -215,7 +222,8 @@ class Connection:
         self._acknowledged: list[tuple[float, float]] = []  # at, of a packet sent at
         self._timed_at: float | None = None
         self._time_next_at = 0.0
-        self._look_at = 1.0
+        self.gate.probe_period = self.probe_period
+        self._look_at = self.probe_period
         self._delivered_at = 0.0
         self._asks = True
         self._ask_at: float | None = None
@@ -240,7 +248,7 @@ class Connection:
             self._state = self._changes.popleft()[1]
         while self._small_due and self._small_due[0] <= self.now:
             self.link.small_messages += 1
-            small = _Sending(SMALL_BYTES, self._small_due.popleft(), is_large=False)
+            small = _Sending(self.case.small_bytes, self._small_due.popleft(), is_large=False)
             if self._timed_at is None and self.now >= self._time_next_at:
                 small.timed_at = self._timed_at = self.now
             self._sending.append(small)
@@ -324,7 +332,7 @@ class Connection:
             self._timed_at, has_news = None, True
             self._time_next_at = self.now + DEFAULT_PUBACK_SPACING_SECONDS
         if self.now >= self._look_at:
-            self._look_at += 1.0
+            self._look_at += self.probe_period
             has_news |= self._look_at_kernel(in_transfer=in_transfer)
         link = self.link
         counting = [
@@ -370,7 +378,11 @@ class Connection:
 
 
 def simulate_connection(
-    config: WithholdingConfig, case: Case, seed: int, seconds: float
+    config: WithholdingConfig,
+    case: Case,
+    seed: int,
+    seconds: float,
+    probe_period: float = DEFAULT_PROBE_PERIOD,
 ) -> Latencies:
     """Return the latencies of one connection.
 
@@ -379,8 +391,9 @@ def simulate_connection(
         case: the path and the messages.
         seed: of everything that chance decides: the same for each policy.
         seconds: for which messages come.
+        probe_period: T_Q, seconds.
     """
-    return Connection(case, WithholdingGate(config), seed, seconds).run()
+    return Connection(case, WithholdingGate(config), seed, seconds, probe_period).run()
 
 
 def _rng(seed: int, what: str) -> random.Random:

@@ -89,8 +89,9 @@ PACKAGE_ARROWS: Final = {
     "broker": ("broker",),
     "plugins": ("plugins", "broker"),
     "edge_proxy": ("edge_proxy", "broker", "plugins"),
-    # The messages and links on which the production policies decide are the broker's; intervals,
-    # verdicts and the figures of pages have one rule, netem's.
+    # The messages and links on which the production policies decide are the broker's; a YAML file,
+    # a size and a command line are read in one way. Intervals, verdicts and the figures of pages
+    # have one rule, netem's.
     "models": (
         "models",
         "plugins",
@@ -100,7 +101,10 @@ PACKAGE_ARROWS: Final = {
         "netem.figures.estimates",
         "netem.figures.figure_file",
         "netem.display",
+        "broker.config.checked_yaml",
         "broker.config.command_line",
+        "broker.config.key_types",
+        "broker.errors",
     ),
     # An executor of Spark needs no broker; a size, an address, a YAML file, a command line, a topic
     # filter and a message's key are read in one way.

@@ -8,7 +8,9 @@ import pytest
 
 from penstock import __main__ as command_line
 from penstock.models.__main__ import main
+from penstock.models.planner import planning, report
 from penstock.netem.figures.figure_file import read_figure_file
+from tests.models.planner.small_plan import SMALL, small_plan
 
 QUICK = ["--traces", "2", "--seconds", "100", "--thresholds", "0.5", "--probe-periods", "1"]
 
@@ -303,3 +305,49 @@ def test_a_queue_that_cannot_be_names_what_is_wrong(
     """Status 2, the parameter or the stage, what was read and what is allowed."""
     assert main(["lease", *arguments]) == 2
     assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_plan_writes_what_a_fleet_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``penstock plan FILE.yaml`` prints each table, and writes a page and a policy file."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(planning, "make_plan", lambda _fleet, _tell: small_plan())
+    file, page, policy = (tmp_path / name for name in ("plan.yaml", "plan.html", "policy.yaml"))
+    file.write_text(SMALL)
+    assert main([str(file), "--html", str(page), "--policy", str(policy)]) == 0
+    told = capsys.readouterr().out
+    assert all(f"\n{table}\n" in told for table in report.tables(small_plan()).values())
+    assert page.read_text().count("<table>") == len(report.tables(small_plan()))
+    assert "recognition" in policy.read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("link: mobile", "link: moon", "subscribers.operators.link: read 'moon'; allowed: wired"),
+        ("per_second: 0.04", "per_second: 4", "link of operators overflows: 2.003e+06 bytes/s"),
+        ("per_second: 0.04", "per_second: 4", "receivers of recognition overflows: 22.22 messages"),
+    ],
+)
+def test_a_fleet_that_cannot_be_planned_for_names_what_is_wrong(
+    old: str, new: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 2: the key, or each stage that overflows."""
+    file = tmp_path / "plan.yaml"
+    assert old in SMALL
+    file.write_text(SMALL.replace(old, new))
+    assert main([str(file)]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_where_a_plan_cannot_be_written_nothing_is_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is said at once, and so is a file that is not there."""
+    missing = str(tmp_path / "plan.yaml")
+    assert main([missing]) == 2
+    assert "No such file" in capsys.readouterr().err
+    for option in ("--html", "--policy", "--figures"):
+        assert main([missing, option, str(tmp_path / "none" / "x")]) == 2
+        assert "no folder" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""What a fleet needs, predicted before it is built."""

@@ -1,0 +1,238 @@
+"""The file of a fleet: devices, links, subscribers, back ends and the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from penstock.broker.config.checked_yaml import FileReading, read_mapping, show, validate_config
+from penstock.broker.config.key_types import STRICT, Positive, PositiveSize, Rate, Seconds
+from penstock.broker.errors import ConfigError
+
+Ratio = Annotated[float, Field(gt=0, le=1)]
+LossRatio = Annotated[float, Field(ge=0, lt=1)]
+PositiveRate = Annotated[Rate, Field(gt=0)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class BadPath:
+    """What a link is like in bad phases.
+
+    Attributes:
+        rtt_seconds: without queues of its own.
+        bytes_per_second: that TCP carries, which is less than the link's rate where packets are
+            lost.
+        loss_ratio: share of packets that are lost.
+    """
+
+    rtt_seconds: Seconds
+    bytes_per_second: PositiveRate
+    loss_ratio: LossRatio = 0.0
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class LinkClass:
+    """A kind of link.
+
+    Attributes:
+        rtt_seconds: as in `BadPath`, while it is good.
+        bytes_per_second: likewise.
+        bad: what it is like in bad phases; None: there are none.
+        good_seconds: mean length of a good phase; phases are exponential.
+        bad_seconds: mean length of a bad one.
+    """
+
+    rtt_seconds: Seconds
+    bytes_per_second: PositiveRate
+    bad: BadPath | None = None
+    good_seconds: Seconds | None = None
+    bad_seconds: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        """Check that a bad path comes with its times."""
+        for key in ("good_seconds", "bad_seconds"):
+            if (getattr(self, key) is None) is not (self.bad is None):
+                read = show(getattr(self, key))
+                allowed = "a time above 0 with bad, and none without it"
+                raise ValueError(f"{key}: read {read}; allowed: {allowed}")
+
+    @property
+    def bad_ratio(self) -> float:
+        """Share of the time in which it is bad."""
+        if self.good_seconds is None or self.bad_seconds is None:
+            return 0.0
+        return self.bad_seconds / (self.good_seconds + self.bad_seconds)
+
+    @property
+    def mean_rate(self) -> float:
+        """Bytes a second over good and bad phases."""
+        bad = 0.0 if self.bad is None else self.bad_ratio * self.bad.bytes_per_second
+        return (1 - self.bad_ratio) * self.bytes_per_second + bad
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Devices:
+    """Devices of one kind, which publish.
+
+    Attributes:
+        count: of devices.
+        messages_per_second: of one device.
+        payload_bytes: of a message.
+        link: name of its link.
+        topics: filter of all topics that they publish to.
+        qos: of their messages.
+        lifetime_seconds: Message Expiry Interval; None for none.
+        on_seconds: mean time for which a device has a connection; None for always.
+        off_seconds: mean time for which it has none.
+    """
+
+    count: Positive
+    messages_per_second: Annotated[float, Field(gt=0)]
+    payload_bytes: PositiveSize
+    link: str
+    topics: str
+    qos: Literal[0, 1, 2] = 1
+    lifetime_seconds: Seconds | None = None
+    on_seconds: Seconds | None = None
+    off_seconds: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        """Check the times against each other."""
+        _check_times(self.on_seconds, self.off_seconds)
+
+    @property
+    def total_rate(self) -> float:
+        """Messages a second of all."""
+        return self.count * self.messages_per_second
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Subscribers:
+    """Subscribers of one kind.
+
+    Attributes:
+        count: of subscribers.
+        devices: names of the kinds of devices whose messages they get.
+        link: name of its link.
+        share_ratio: share of those devices whose messages one subscriber gets.
+        keeps_session: whether the broker keeps messages of QoS 1 and 2 while one is off.
+        on_seconds: mean time for which one has a connection; None for always.
+        off_seconds: mean time for which it has none.
+    """
+
+    count: Positive
+    devices: Annotated[list[str], Field(min_length=1)]
+    link: str
+    share_ratio: Ratio = 1.0
+    keeps_session: bool = True
+    on_seconds: Seconds | None = None
+    off_seconds: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        """Check the times against each other."""
+        _check_times(self.on_seconds, self.off_seconds)
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class BackEnd:
+    """Receivers that share a queue.
+
+    Attributes:
+        devices: names of the kinds of devices whose messages it gets.
+        receivers: that work at a time.
+        seconds_per_message: that a receiver needs for one.
+        success_ratio: q, share of the messages that a receiver finishes; it gets the others again.
+        order: of messages: ``any``, or ``key`` for those of a device in their order.
+        requests_per_second: that a receiver sends while it finds nothing.
+    """
+
+    devices: Annotated[list[str], Field(min_length=1)]
+    receivers: Positive
+    seconds_per_message: Seconds
+    success_ratio: Ratio = 1.0
+    order: Literal["any", "key"] = "any"
+    requests_per_second: Annotated[float, Field(gt=0)] = 10.0
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Machine:
+    """What the broker runs on.
+
+    Attributes:
+        cores: of the processor.
+        memory_bytes: for the broker.
+        speed_ratio: its speed over that of the machine on which costs were measured.
+    """
+
+    cores: Positive
+    memory_bytes: PositiveSize
+    speed_ratio: Annotated[float, Field(gt=0)] = 1.0
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Fleet:
+    """All of a plan's file.
+
+    Attributes:
+        links: kinds of links by name.
+        devices: kinds of devices by name.
+        machine: for the broker.
+        subscribers: kinds of subscribers by name.
+        back_ends: queues by name.
+    """
+
+    links: Annotated[Mapping[Name, LinkClass], Field(min_length=1)]
+    devices: Annotated[Mapping[Name, Devices], Field(min_length=1)]
+    machine: Machine
+    subscribers: Mapping[Name, Subscribers] = field(default_factory=dict)
+    back_ends: Mapping[Name, BackEnd] = field(default_factory=dict)
+
+    def sources(self, who: Subscribers | BackEnd) -> dict[str, Devices]:
+        """Return the kinds of devices whose messages somebody gets."""
+        return {name: self.devices[name] for name in who.devices}
+
+    @property
+    def n_clients(self) -> int:
+        """Devices and subscribers."""
+        n_devices = sum(each.count for each in self.devices.values())
+        return n_devices + sum(each.count for each in self.subscribers.values())
+
+
+def read_fleet(file: Path) -> Fleet:
+    """Read the file of a fleet.
+
+    Raises:
+        ConfigError: it cannot be read, or a key or value is wrong; each is named.
+    """
+    fleet = validate_config(Fleet, read_mapping(file), str(file), "")
+    reading = FileReading(str(file))
+    for kind in ("devices", "subscribers"):
+        for name, each in getattr(fleet, kind).items():
+            if each.link not in fleet.links:
+                allowed = ", ".join(fleet.links)
+                reading.wrong(f"{kind}.{name}.link", show(each.link), allowed)
+    for kind in ("subscribers", "back_ends"):
+        for name, each in getattr(fleet, kind).items():
+            for number, source in enumerate(each.devices):
+                if source not in fleet.devices or source in each.devices[:number]:
+                    place = f"{kind}.{name}.devices[{number}]"
+                    reading.wrong(place, show(source), f"each once of {', '.join(fleet.devices)}")
+    if not fleet.subscribers and not fleet.back_ends:
+        reading.wrong("subscribers", "nothing", "subscribers or back_ends, one or more")
+    if reading.problems:
+        raise ConfigError(str(file), reading.problems)
+    return fleet
+
+
+def _check_times(on_seconds: float | None, off_seconds: float | None) -> None:
+    if (on_seconds is None) is not (off_seconds is None):
+        raise ValueError(
+            f"off_seconds: read {show(off_seconds)}; allowed: a time above 0 with on_seconds, and"
+            " none without it"
+        )

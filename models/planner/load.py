@@ -1,0 +1,202 @@
+"""What a fleet sends through each stage, and which stage cannot keep up.
+
+The broker is one process whose work is done by one thread, so its stage is one core. Its queues are
+served by that thread, too. A link is as fast as TCP makes it, over good and bad phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from penstock.models.closed_forms import UnstableError, check_stable
+from penstock.models.planner.costs import Costs
+from penstock.models.planner.fleet import Devices, Fleet
+
+BROKER: Final = "broker's core"
+PACKET_BYTES: Final = 120
+"""Of a small message beside its payload: MQTT's, TCP's and IP's headers, and its acknowledgement.
+"""
+WARNING_RATIO: Final = 0.7
+"""Utilisation from which a stage is called nearly full: then a burst a third higher is too much."""
+MOST_PROBE_RATIO: Final = 0.03
+"""Of the core, for looking at the RTT of connections."""
+PROBE_PERIODS: Final = (1.0, 2.0, 5.0)
+"""Seconds; an estimate of over 10 s does not count (`max_age_seconds`)."""
+
+
+class Flow(NamedTuple):
+    """Messages to one subscriber from devices of a kind.
+
+    Attributes:
+        devices: their name.
+        rate: messages a second.
+        payload_bytes: of each.
+    """
+
+    devices: str
+    rate: float
+    payload_bytes: int
+
+    @property
+    def bytes_per_second(self) -> float:
+        """On the link, with headers."""
+        return self.rate * (self.payload_bytes + PACKET_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A server and its work.
+
+    Attributes:
+        name: with what overflows there.
+        rate: of its work, a second.
+        most: that it can do.
+        work: what comes: messages, bytes or processor seconds.
+        source: where `most` is from.
+    """
+
+    name: str
+    rate: float
+    most: float
+    work: str
+    source: str
+
+    @property
+    def utilisation(self) -> float:
+        """The work over what it can do, rho."""
+        return self.rate / self.most
+
+
+def flows(fleet: Fleet, subscribers: str) -> list[Flow]:
+    """Return what one subscriber of a kind gets."""
+    who = fleet.subscribers[subscribers]
+    return [
+        Flow(name, each.total_rate * who.share_ratio, each.payload_bytes)
+        for name, each in fleet.sources(who).items()
+    ]
+
+
+class Work(NamedTuple):
+    """What takes the broker's core.
+
+    Attributes:
+        name: of the work.
+        rate: how often a second.
+        seconds: processor time of each.
+    """
+
+    name: str
+    rate: float
+    seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """Share of one core."""
+        return self.rate * self.seconds
+
+
+def broker_work(fleet: Fleet, costs: Costs) -> list[Work]:
+    """Return what the broker does, without looks at RTTs.
+
+    Args:
+        fleet: that it serves.
+        costs: on its machine.
+    """
+    found = []
+    for name, each in fleet.devices.items():
+        one = costs.receive_acknowledged if each.qos else costs.receive
+        one += each.payload_bytes * costs.byte
+        found.append(Work(f"receive from {name}", each.total_rate, one))
+    for name, who in fleet.subscribers.items():
+        for source, each in fleet.sources(who).items():
+            one = costs.deliver_acknowledged if each.qos else costs.deliver
+            one += each.payload_bytes * costs.byte
+            if who.keeps_session and each.qos:
+                one += costs.keep
+            rate = each.total_rate * who.share_ratio * who.count
+            found.append(Work(f"deliver {source} to {name}", rate, one))
+    for name, back_end in fleet.back_ends.items():
+        sources = fleet.sources(back_end).values()
+        rate = sum(each.total_rate for each in sources)
+        n_bytes = sum(each.total_rate * each.payload_bytes for each in sources)
+        one = costs.enqueue + costs.dequeue / back_end.success_ratio
+        found.append(Work(f"queue {name}", rate, one + n_bytes / rate * costs.byte * 2))
+    return found
+
+
+def probe_period(fleet: Fleet, costs: Costs) -> float:
+    """Return the shortest period, seconds, in which looks at all connections cost little."""
+    for period in PROBE_PERIODS:
+        if fleet.n_clients * costs.look / period <= MOST_PROBE_RATIO:
+            return period
+    return PROBE_PERIODS[-1]
+
+
+def probing(fleet: Fleet, costs: Costs) -> Work:
+    """Return the work of looking at the RTT of each connection."""
+    return Work("look at RTTs", fleet.n_clients / probe_period(fleet, costs), costs.look)
+
+
+def stages(fleet: Fleet, costs: Costs) -> list[Stage]:
+    """Return every stage, the fullest first."""
+    used = sum(each.ratio for each in (*broker_work(fleet, costs), probing(fleet, costs)))
+    source = f"costs a message, speed_ratio {fleet.machine.speed_ratio:g}"
+    found = [Stage(BROKER, used, 1.0, "processor seconds", source)]
+    found += [_uplink(name, each, fleet) for name, each in fleet.devices.items()]
+    for name, who in fleet.subscribers.items():
+        rate = sum(each.bytes_per_second for each in flows(fleet, name))
+        most = fleet.links[who.link].mean_rate
+        if who.on_seconds is not None and who.off_seconds is not None:
+            most *= who.on_seconds / (who.on_seconds + who.off_seconds)
+        found.append(Stage(f"link of {name}", rate, most, "bytes", f"link {who.link}"))
+    for name, back_end in fleet.back_ends.items():
+        rate = sum(each.total_rate for each in fleet.sources(back_end).values())
+        most = back_end.receivers / back_end.seconds_per_message
+        offered = rate / back_end.success_ratio
+        source = f"{back_end.receivers} receivers, {back_end.seconds_per_message:g} s a message"
+        found.append(Stage(f"receivers of {name}", offered, most, "messages", source))
+    return sorted(found, key=lambda each: -each.utilisation)
+
+
+def _uplink(name: str, each: Devices, fleet: Fleet) -> Stage:
+    rate = each.messages_per_second * (each.payload_bytes + PACKET_BYTES)
+    most = fleet.links[each.link].mean_rate
+    if each.on_seconds is not None and each.off_seconds is not None:
+        most *= each.on_seconds / (each.on_seconds + each.off_seconds)
+    return Stage(f"link of {name}", rate, most, "bytes", f"link {each.link}")
+
+
+def check(found: list[Stage]) -> None:
+    """Check that each stage keeps up.
+
+    Raises:
+        UnstableError: with a line for each that does not.
+    """
+    problems = list(_overflows(found))
+    if problems:
+        raise UnstableError("\n".join(problems))
+
+
+def _overflows(found: list[Stage]) -> Iterator[str]:
+    for each in found:
+        try:
+            check_stable(each.name, each.rate, each.most, each.work)
+        except UnstableError as error:
+            yield str(error)
+
+
+def memory(fleet: Fleet, costs: Costs) -> dict[str, float]:
+    """Return bytes of memory without messages that wait.
+
+    Args:
+        fleet: that is served.
+        costs: of a connection and a subscription.
+    """
+    n_subscriptions = sum(each.count * len(each.devices) for each in fleet.subscribers.values())
+    return {
+        "broker": costs.base_bytes,
+        f"{fleet.n_clients:,} connections": fleet.n_clients * costs.connection_bytes,
+        f"{n_subscriptions:,} subscriptions": n_subscriptions * costs.subscription_bytes,
+    }

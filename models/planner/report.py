@@ -1,0 +1,305 @@
+"""A plan as tables: what to set first, then what each setting follows from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Final
+
+from penstock.broker.config.key_types import show_size
+from penstock.models.planner import back_ends, holding, load
+from penstock.models.planner.costs import SOURCE, TIMES, Costs
+from penstock.models.planner.planning import QUEUE_SECONDS, Plan
+from penstock.netem.figures.estimates import Estimate
+from penstock.netem.figures.figure_file import Table
+
+OWN_FILES: Final = 192
+"""That the broker keeps for itself (docs/performance.md)."""
+
+HEADING: Final = (
+    "Predicted by simulation and closed forms, with 95 % confidence intervals (bootstrap over"
+    " runs). What each number is from stands beside it, and costs of the broker in the last table."
+)
+
+
+def tables(plan: Plan) -> dict[str, Table]:
+    """Return the plan's tables by name."""
+    found = {
+        "settings": Table(["set", "to", "because"], list(_settings(plan))),
+        "stages": _stages(plan),
+        "core": _core(plan),
+    }
+    if plan.deliveries:
+        found["deliveries"] = _deliveries(plan)
+    if plan.held:
+        found["policies"] = _policies(plan)
+    if plan.queues:
+        found["back ends"] = _receivers(plan)
+        found["strategies"] = _strategies(plan)
+    memory = plan.memory()
+    rows = [[what, _size(n_bytes)] for what, n_bytes in memory.items()]
+    rows.append(["together", _size(sum(memory.values()))])
+    found["memory"] = Table(["memory", "bytes"], rows)
+    scaled = [[each] for each in plan.scaled()]
+    if scaled:
+        found["scaled"] = Table(["simulated in part"], scaled)
+    found["costs"] = _costs(plan.costs)
+    return found
+
+
+def _settings(plan: Plan) -> Iterator[list[str]]:
+    """Yield each setting of the policy file, and what else to do."""
+    fleet = plan.fleet
+    yield [
+        "`limits.connections`",
+        f"{plan.connections:,}",
+        f"{fleet.n_clients:,} clients, and a quarter",
+    ]
+    yield [
+        "open files (`ulimit -n`)",
+        f"{plan.connections + OWN_FILES:,}",
+        f"one a connection, and {OWN_FILES} of the broker's own",
+    ]
+    if plan.deliveries:
+        yield from _session_settings(plan)
+    yield [
+        "`probing.probe_period` (T_Q)",
+        f"{plan.probe_period:g} s",
+        (
+            f"looks at {fleet.n_clients:,} connections take"
+            f" {load.probing(fleet, plan.costs).ratio:.1%} of a core"
+        ),
+    ]
+    yield from _withholding_settings(plan)
+    for name, back_end in fleet.back_ends.items():
+        yield from _queue_settings(plan, name, back_end.order == "key")
+    yield [
+        "`plugins.memory`",
+        "store: spill" if plan.spills else "not needed",
+        f"{_size(sum(plan.memory().values()))} of {_size(fleet.machine.memory_bytes)}",
+    ]
+    yield ["cores", *_cores(plan)]
+    seconds = fleet.n_clients * plan.costs.connect
+    yield [
+        "after a restart",
+        f"{seconds:.3g} s",
+        "until all clients have connected again, if they come at once",
+    ]
+
+
+def _session_settings(plan: Plan) -> Iterator[list[str]]:
+    why = "waits for one subscriber in 99 of 100 of its outages"
+    yield ["`limits.queued_messages`", f"{plan.queued_messages:,}", f"what {why}"]
+    yield ["`limits.queued_bytes`", _size(plan.queued_bytes), f"the payloads of what {why}"]
+
+
+def _withholding_settings(plan: Plan) -> Iterator[list[str]]:
+    sizes = plan.sizes
+    if not plan.held:
+        why = sizes.why if sizes.threshold_s is None else "no subscriber's link has bad phases"
+        yield ["`withholding.policy`", plan.policy, f"the default; {why}, so nothing was simulated"]
+        return
+    why = (
+        "the default; no other is shown to give small messages a lower p90 without delaying large"
+        " ones by more than a tenth"
+    )
+    if plan.policy != holding.DEFAULT:
+        why = f"small messages have a lower p90 than under {holding.DEFAULT}, which is the default"
+    yield ["`withholding.policy`", plan.policy, why]
+    yield ["`withholding.threshold_s`", f"{sizes.threshold_s:,} bytes", sizes.why]
+    yield ["`withholding.threshold_l`", "auto", "learned for each subscriber"]
+    if plan.bad_seconds is not None and plan.policy in {"conservative", "probabilistic"}:
+        settings = holding.config(plan.policy, plan.bad_seconds, sizes.threshold_s or 0)
+        yield [
+            "`withholding.max_withhold` (D)",
+            f"{settings.max_withhold:g} s",
+            f"bad phases last {plan.bad_seconds:g} s on average; 20 s for 17.5 s in paper 002",
+        ]
+        if plan.policy == "probabilistic":
+            rate = f"{settings.congestion_rate:.3g} /s"
+            yield ["`withholding.congestion_rate` (lambda)", rate, "one over their mean length"]
+    for name, held in plan.held.items():
+        one, two = held.small(plan.policy, 0.99), held.small(holding.TWO_LANES, 0.99)
+        yield [
+            f"connections of {name}",
+            "two, by size" if name in plan.two_lanes else "one",
+            f"p99 of small messages {_seconds(two)} with two, {_seconds(one)} with one",
+        ]
+
+
+def _queue_settings(plan: Plan, name: str, by_key: bool) -> Iterator[list[str]]:  # noqa: FBT001
+    back_end = plan.fleet.back_ends[name]
+    calm = back_ends.recommended(plan.fleet, name)
+    yield [
+        f"receivers of {name}",
+        f"{calm:,}",
+        (
+            f"the least that are busy for up to {back_ends.CALM_UTILISATION:.0%};"
+            f" {back_end.receivers} in the file"
+        ),
+    ]
+    key = f"queue {name}"
+    n_queues = back_ends.physical_queues(plan.fleet, name)
+    why = (
+        "a key is in one of them, which one receiver empties" if by_key else "one for each receiver"
+    )
+    yield [f"{key}: `physical_queues`", str(n_queues), why]
+    n_max, timeout = back_ends.n_max(back_end), back_ends.visibility_timeout(back_end)
+    yield [
+        f"{key}: `n_max`",
+        str(n_max),
+        f"a batch takes {n_max * back_end.seconds_per_message:g} s, a third of the timeout at most",
+    ]
+    yield [
+        f"{key}: `visibility_timeout`",
+        f"{timeout:g} s",
+        f"{back_ends.SERVICES:g} times a message's {back_end.seconds_per_message:g} s at least",
+    ]
+    yield [
+        f"{key}: `dequeue`",
+        "rds+wake",
+        "no message waits for a retry; `sleep_time` is of rds and pms alone, 0.1 s by default",
+    ]
+    n_messages, n_bytes = plan.queue_limits(name)
+    yield [
+        f"{key}: `max_messages`",
+        f"{n_messages:,}",
+        f"{QUEUE_SECONDS / 60:g} minutes without receivers; {_size(n_bytes)} on the disk",
+    ]
+
+
+def _cores(plan: Plan) -> tuple[str, str]:
+    ratio, have = plan.core_ratio, plan.fleet.machine.cores
+    if ratio >= load.WARNING_RATIO:
+        return (
+            "2, or two brokers",
+            f"the broker takes {ratio:.0%} of the one core that it can use: nearly full",
+        )
+    need = 1 if ratio < load.WARNING_RATIO / 2 else 2
+    return str(
+        need
+    ), f"the broker takes {ratio:.0%} of one core, and can use one; {have} in the file"
+
+
+def _stages(plan: Plan) -> Table:
+    rows = []
+    for each in plan.stages:
+        left = 1 / each.utilisation
+        rows.append(
+            [
+                each.name,
+                f"{each.rate:,.3g} {each.work}/s",
+                f"{each.most:,.3g}/s",
+                f"{each.utilisation:.3f}",
+                f"{left:,.3g}",
+                each.source,
+            ]
+        )
+    return Table(["stage", "comes", "it serves", "rho", "overflows at so many times", "from"], rows)
+
+
+def _core(plan: Plan) -> Table:
+    work = [*load.broker_work(plan.fleet, plan.costs), load.probing(plan.fleet, plan.costs)]
+    rows = [
+        [each.name, f"{each.rate:,.4g}", f"{each.seconds * 1e6:,.1f}", f"{each.ratio:.2%}"]
+        for each in sorted(work, key=lambda each: -each.ratio)
+    ]
+    return Table(["the broker's work", "a second", "µs each", "of a core"], rows)
+
+
+def _deliveries(plan: Plan) -> Table:
+    rows = []
+    for (source, name), given in plan.deliveries.items():
+        rows += [
+            [
+                f"{source} to {name}" if each is given[0] else "",
+                each.variant.name,
+                each.success.show("{:.1%}".format),
+                "-" if math.isnan(each.light) else f"{each.light:.1%}",
+                _seconds(each.quantile(0.5)),
+                _seconds(each.quantile(0.9)),
+                _seconds(each.quantile(0.99)),
+                each.expired.show("{:.1%}".format),
+                each.lost.show("{:.1%}".format),
+                f"{each.backlog_messages:,}, {_size(each.backlog_bytes)}",
+            ]
+            for each in given
+        ]
+    columns = ["messages", "variant", "delivered", "closed form", "p50", "p90", "p99"]
+    return Table([*columns, "expired", "lost or dropped", "waits for one subscriber"], rows)
+
+
+def _policies(plan: Plan) -> Table:
+    rows = []
+    for name, held in plan.held.items():
+        rows += [
+            [
+                name if policy == holding.NONE else "",
+                f"**{policy}**" if policy == plan.policy else policy,
+                *(_seconds(held.small(policy, share)) for share in holding.SHARES),
+                _seconds(held.large(policy)),
+                "another connection each" if policy == holding.TWO_LANES else "-",
+            ]
+            for policy in held.by_policy
+        ]
+    small = ["small p50", "small p90", "small p99"]
+    return Table(["subscribers", "policy", *small, "large mean", "cost"], rows)
+
+
+def _receivers(plan: Plan) -> Table:
+    rows = []
+    for name, queue in plan.queues.items():
+        for each in queue.receivers:
+            in_file = each.count == plan.fleet.back_ends[name].receivers
+            calm = each.count == back_ends.recommended(plan.fleet, name)
+            note = " and ".join(["in the file"] * in_file + ["recommended"] * calm)
+            rows.append(
+                [
+                    name if each is queue.receivers[0] else "",
+                    f"{each.count:,}{f' ({note})' if note else ''}",
+                    f"{each.utilisation:.2f}",
+                    _seconds(each.delivery) if each.outcomes else "overflows",
+                    f"{each.quantile_wait:.3g} s" if each.outcomes else "-",
+                    each.twice.show("{:.2%}".format) if each.outcomes else "-",
+                ]
+            )
+    columns = ["back end", "receivers", "rho", "from arrival to end, mean"]
+    return Table([*columns, "wait, p99 (M/M/N)", "delivered twice"], rows)
+
+
+def _strategies(plan: Plan) -> Table:
+    rows = []
+    for name, queue in plan.queues.items():
+        rows += [
+            [
+                name if each is queue.strategies[0] else "",
+                each.name,
+                f"{each.outcome.messages_per_second:,.4g}",
+                f"{each.outcome.hit_ratio:.2f}",
+                f"{each.outcome.messages_per_hit:,.3g}",
+                f"{each.busy_ratio:.2%}",
+            ]
+            for each in queue.strategies
+        ]
+    columns = ["back end", "dequeue", "messages/s", "hit ratio", "messages a hit", "of a core"]
+    return Table(columns, rows)
+
+
+def _costs(costs: Costs) -> Table:
+    rows = []
+    for each in fields(costs):
+        value = getattr(costs, each.name)
+        shown = f"{value * 1e6:,.3g} µs" if each.name in TIMES else _size(value)
+        if each.name == "byte":
+            shown = f"{value * 1e9:,.3g} ns"
+        rows.append([each.name, shown, SOURCE[each.name]])
+    return Table(["cost", "taken", "from docs/performance.md"], rows)
+
+
+def _seconds(found: Estimate) -> str:
+    return found.show("{:.3g}".format) + " s"
+
+
+def _size(n_bytes: float) -> str:
+    return show_size(round(n_bytes))

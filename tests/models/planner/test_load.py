@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.models.closed_forms import UnstableError
+from penstock.models.planner import load
+from penstock.models.planner.costs import Costs
+from penstock.models.planner.load import Stage, broker_work, check, flows, probe_period, stages
+from tests.models.planner.small_plan import make_fleet
+
+
+def test_a_subscriber_gets_its_share_of_all_devices() -> None:
+    """Messages a second, and bytes with headers."""
+    fleet = make_fleet(("link: mobile,", "link: mobile, share_ratio: 0.5,"))
+    cameras, sensors = flows(fleet, "operators")
+    assert cameras.devices == "cameras"
+    assert cameras.rate == pytest.approx(5 * 0.04 * 0.5)
+    assert sensors.rate == pytest.approx(20 * 0.1 * 0.5)
+    assert sensors.bytes_per_second == pytest.approx(100 + 120)
+
+
+def test_the_core_has_each_message_in_and_out() -> None:
+    """QoS 1 costs its acknowledgement, a kept session its commit, a payload its bytes."""
+    costs = Costs()
+    work = {each.name: each for each in broker_work(make_fleet(), costs)}
+    assert list(work) == [
+        "receive from cameras",
+        "receive from sensors",
+        "deliver cameras to operators",
+        "deliver sensors to operators",
+        "queue recognition",
+    ]
+    assert work["deliver cameras to operators"].rate == pytest.approx(5 * 0.04 * 4)
+    one = costs.deliver_acknowledged + costs.keep + 100_000 * costs.byte
+    assert work["deliver cameras to operators"].seconds == pytest.approx(one)
+    assert work["receive from sensors"].seconds == pytest.approx(
+        costs.receive_acknowledged + 100 * costs.byte
+    )
+    without = broker_work(make_fleet(("topics: sensors/#", "topics: s\n    qos: 0")), costs)
+    assert without[1].seconds == pytest.approx(costs.receive + 100 * costs.byte)
+
+
+def test_stages_are_told_from_the_fullest_on() -> None:
+    """A link serves while its subscriber is on, at its mean rate."""
+    found = {each.name: each for each in stages(make_fleet(), Costs())}
+    ratios = [each.utilisation for each in found.values()]
+    assert ratios == sorted(ratios, reverse=True)
+    assert found["receivers of recognition"].utilisation == pytest.approx(0.2 / 0.9 * 2)
+    assert found["link of operators"].most == pytest.approx(1_010_000 / 3 * 60 / 80)
+    assert found["link of sensors"].most == pytest.approx(1_000_000 * 40 / 50)
+
+
+def test_each_stage_that_overflows_is_named() -> None:
+    """Not only the first one."""
+    fleet = make_fleet(("messages_per_second: 0.04", "messages_per_second: 1"))
+    with pytest.raises(UnstableError) as caught:
+        check(stages(fleet, Costs()))
+    link, receivers = sorted(str(caught.value).splitlines())
+    assert link.startswith("link of operators overflows: 5.01e+05 bytes/s arrive, it serves")
+    assert receivers.startswith("receivers of recognition overflows: 5.556 messages/s arrive")
+
+
+def test_a_core_that_is_full_is_named() -> None:
+    """On a slow machine."""
+    with pytest.raises(UnstableError, match=r"broker's core overflows: .* processor seconds/s"):
+        check(stages(make_fleet(), Costs().faster(1e-4)))
+
+
+def test_many_connections_are_looked_at_less_often() -> None:
+    """So that the looks take a small share of the core."""
+    assert probe_period(make_fleet(), Costs()) == 1.0
+    assert probe_period(make_fleet(("count: 20\n", "count: 4000\n")), Costs()) == 2.0
+    assert probe_period(make_fleet(("count: 20\n", "count: 400000\n")), Costs()) == 5.0
+
+
+def test_memory_is_that_of_clients_and_subscriptions() -> None:
+    """Before any message waits."""
+    costs = Costs()
+    found = load.memory(make_fleet(), costs)
+    assert found["29 connections"] == 29 * costs.connection_bytes
+    assert found["8 subscriptions"] == 8 * costs.subscription_bytes
+
+
+def test_utilisation_is_the_work_over_what_can_be_done() -> None:
+    """This is rho."""
+    assert Stage("s", 2.0, 8.0, "messages", "").utilisation == 0.25
