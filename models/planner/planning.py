@@ -156,7 +156,7 @@ class Plan:
                     " each as long as so many"
                 )
         for name, queue in self.queues.items():
-            yield f"back end {name}: {queue.receivers[0].seconds:,.3g} s of its arrivals, 6 times"
+            yield f"back end {name}: {queue.receivers[0].seconds:,.0f} s of its arrivals, 6 times"
 
 
 def make_plan(fleet: Fleet, tell: Callable[[str], None]) -> Plan:

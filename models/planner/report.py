@@ -189,10 +189,10 @@ def _stages(plan: Plan) -> Table:
         rows.append(
             [
                 each.name,
-                f"{each.rate:,.3g} {each.work}/s",
-                f"{each.most:,.3g}/s",
+                f"{each.rate:,.4g} {each.work}/s",
+                f"{each.most:,.4g}/s",
                 f"{each.utilisation:.3f}",
-                f"{left:,.3g}",
+                f"{left:,.3g}" if left < 1000 else f"{left:,.0f}",
                 each.source,
             ]
         )

@@ -54,7 +54,7 @@ def test_what_was_scaled_is_said() -> None:
             " others take their share of the link"
         ),
         "large messages of operators: 1 of 4 subscribers, 6 times for 40 s",
-        "back end recognition: 1e+03 s of its arrivals, 6 times",
+        "back end recognition: 1,000 s of its arrivals, 6 times",
     ]
 
 
