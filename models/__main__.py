@@ -396,7 +396,7 @@ def papers(
 @app.command()
 def fleet(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="YAML, as plan.example.yaml.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML, as plan.example.yaml.")],
     *,
     html: Annotated[
         Path | None, typer.Option(help="Write the plan there, with plots, for a browser.")
