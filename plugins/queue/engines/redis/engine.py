@@ -49,6 +49,7 @@ from penstock.plugins.queue.engines.redis.functions import (
     Functions,
     plain,
 )
+from penstock.plugins.queue.engines.redis.listening import Listening
 from penstock.plugins.queue.engines.redis.login import Address
 from penstock.plugins.queue.engines.redis.messages import (
     Row,
@@ -91,6 +92,7 @@ class RedisEngine:
         self._functions = Functions(
             self._routes, server.prefix, self._clocks.monotonic, server_clock
         )
+        self._listening = Listening(server, self._routes, self._functions, logger)
         self._catalogue = Catalogue(self._functions)
         self._storing = Storing(self._functions, self._clocks, logger)
         self._burying = Burying(self._functions, self._catalogue, self._storing)
@@ -127,6 +129,7 @@ class RedisEngine:
     async def close(self) -> None:
         """Wait for answers and disconnect."""
         self._functions.arrivals.close()
+        await self._listening.close()
         await self._storing.close()
         await self._routes.close()
 
@@ -369,7 +372,11 @@ class RedisEngine:
         waiter = found if group is None else found.group(group)
         if isinstance(waiter, Group):
             waiter.used_at = self._functions.now()
-        arrivals = await self._functions.arrivals.wait(waiter, seen, wait)
+        if wait > 0 and waiter.arrivals == seen:
+            with self._listening.listening(found):
+                arrivals = await self._functions.arrivals.wait(waiter, seen, wait)
+        else:
+            arrivals = await self._functions.arrivals.wait(waiter, seen, wait)
         self._catalogue.find(queue)
         if group is not None:
             found.group(group)
@@ -391,11 +398,7 @@ class RedisEngine:
 
     async def maintain(self) -> None:
         """Do what time asks for, and learn what other programs have done."""
-        before = {
-            (queue.name, part.number): (part.next, part.earliest)
-            for queue in self._catalogue.queues.values()
-            for part in queue.parts.values()
-        }
+        await self._listening.maintain()
         self._functions.arrivals.note_uses(self._functions.now())
         await self._catalogue.refresh()
         for queue in list(self._catalogue.queues.values()):
@@ -403,12 +406,6 @@ class RedisEngine:
                 await self._maintain_queue(queue)
             except UnknownQueueError:  # it was deleted
                 continue
-            for part in queue.parts.values():
-                if before.get((queue.name, part.number), (-1, -1))[0] < part.next:
-                    queue.arrived()
-                    self._functions.arrivals.arrived(queue)
-                    for group in queue.groups.values():
-                        group.arrived()
         await self._drop_unknown()
 
     async def _maintain_queue(self, queue: Queue) -> None:
@@ -474,8 +471,9 @@ class RedisEngine:
         return self._routes.failure
 
     def figures(self) -> Mapping[str, Any]:
-        """Return the engine's name and its server."""
-        return {"engine": "redis", "server": str(self._server)}
+        """Return the engine's name, its server, and how often other programs have been heard."""
+        heard = self._listening.n_heard
+        return {"engine": "redis", "server": str(self._server), "heard": heard}
 
 
 async def _nothing(call: asyncio.Future[Any]) -> None:

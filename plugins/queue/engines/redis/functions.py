@@ -233,20 +233,34 @@ class Functions:
             await plain(call)
 
     async def look(self, queues: Iterable[Queue]) -> None:
-        """Learn what has become of queues."""
-        calls = [
-            (queue, self.submit(queue, part, "look"))
+        """Learn what has become of queues; wake those for whom something has become visible."""
+        looks = [
+            asyncio.ensure_future(self.look_at(queue, part))
             for queue in queues
             for part in queue.parts.values()
         ]
         gone: UnknownQueueError | None = None
-        for queue, call in calls:
+        for look in looks:
             try:
-                await plain(call, queue)
+                await look
             except UnknownQueueError as error:  # it is being deleted
                 gone = error
-        if gone is not None and len(calls) == 1:
+        if gone is not None and len(looks) == 1:
             raise gone
+
+    async def look_at(self, queue: Queue, part: Part) -> None:
+        """The same of one physical queue."""
+        end = part.next
+        groups = list(queue.groups.values())
+        before = [_receivable(group, part) for group in groups]
+        await self.ask(queue, part, "look")
+        if part.next > end:
+            self.arrivals.wake(queue, groups)
+            return
+        for group, (n_visible, n_free) in zip(groups, before, strict=True):
+            visible, free = _receivable(group, part)
+            if visible > n_visible or free > n_free:
+                group.arrived()
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -265,6 +279,12 @@ class Functions:
             start = int(float(answer[1]))
             if start >= part.next:
                 return part.next
+
+
+def _receivable(group: Group, part: Part) -> tuple[int, int]:
+    """Return how many messages are visible, and a number that grows when a key may be free."""
+    place = group.place(part.number)
+    return place.n_visible(), -place.leased if group.spec.order == "key" else 0
 
 
 def told_now(told: bytes) -> float:

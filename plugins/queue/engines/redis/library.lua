@@ -258,6 +258,12 @@ local function told(p, gid)
   return cjson.encode(answer)
 end
 
+-- Tells other programs that messages may have become visible. A user who may not use the channel can
+-- do everything else.
+local function publish(p, program)
+  redis.pcall('PUBLISH', p.base, program)
+end
+
 local GONE = {err = 'PENSTOCK gone'}
 local NO_GROUP = {err = 'PENSTOCK nogroup'}
 
@@ -380,6 +386,7 @@ local function append(keys, argv)
   close(p)
   keep(answers, argv[3], is_first, #duplicates == 0 and first or offsets, #offsets, duplicates,
     n_kept, n_dropped)
+  if #offsets > #duplicates then publish(p, argv[2]) end
   local gid = ''
   if n_kept + n_dropped > 0 or p.delayed > 0 then gid = nil end
   return {told(p, gid), offsets, duplicates, n_kept, n_dropped}
@@ -600,6 +607,7 @@ local function seek(keys, argv)
   save(p, argv[2])
   local more = sweep(p, p.earliest, g.at)
   close(p)
+  publish(p, '')
   return {told(p, argv[2]), text(more)}
 end
 
@@ -858,6 +866,7 @@ local function settle(keys, argv)
   close(p)
   -- To hold messages once more does no harm.
   if action ~= 'show' then keep(answers, argv[3], is_first, stale) end
+  if action == 'nack' or action == 'undo' or g.ordered then publish(p, argv[2]) end
   return {told(p, gid), stale, rows}
 end
 
