@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from shlex import join
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias, TypeVar, cast
 
 import typer
 
@@ -17,6 +17,9 @@ from penstock.broker.config.command_line import CommandLine
 from penstock.broker.errors import ConfigError
 from penstock.models.dequeue import plot as dequeue_plot
 from penstock.models.dequeue import sweep as dequeue_sweep
+from penstock.models.fabric import claims as fabric_claims
+from penstock.models.fabric import plot as fabric_plot
+from penstock.models.fabric import sweep as fabric_sweep
 from penstock.models.withholding.connection_sweep import (
     Effort,
     connection_tables,
@@ -46,6 +49,55 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", int, float)
 
 app = CommandLine()
+
+
+Figures: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
+]
+
+
+class _Output:
+    """Where the tables of a run and its picture go; made before a simulation of minutes begins.
+
+    Args:
+        context: of the command.
+        figures: file for the tables; None for none.
+        plot: file for the picture; None for none.
+
+    Raises:
+        typer.BadParameter: one of the files cannot be written.
+    """
+
+    def __init__(
+        self, context: typer.Context, figures: Path | None, plot: Path | None = None
+    ) -> None:
+        self._origin = begin(context.obj)
+        self._figures = figures
+        self._plot = plot
+        if figures is not None:
+            _write(check_writable, figures, "--figures")
+        if plot is not None:
+            _write(check_picture, plot, "--plot")
+
+    def tell(
+        self,
+        heading: str,
+        tables: Mapping[str, Table],
+        draw_into: Callable[[Path], None] | None = None,
+    ) -> None:
+        """Print the tables, and write the files.
+
+        Args:
+            heading: what they show.
+            tables: by name.
+            draw_into: draws the picture; needed where there may be a file for it.
+        """
+        typer.echo(to_markdown(heading, tables), nl=False)
+        if self._figures is not None:
+            write = partial(write_figure_file, origin=self._origin, tables=tables)
+            _write(write, self._figures, "--figures")
+        if self._plot is not None and draw_into is not None:
+            _write(draw_into, self._plot, "--plot")
 
 
 @app.callback()
@@ -97,9 +149,7 @@ def withholding(
     other_paths: Annotated[
         bool, typer.Option("--other-paths", help="Paths unlike the paper's instead.")
     ] = False,
-    figures: Annotated[
-        Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
-    ] = None,
+    figures: Figures = None,
     plot: Annotated[Path | None, typer.Option(help="Write figures 8 and 9 there.")] = None,
     plot_trace: Annotated[
         Path | None, typer.Option(help="Write there what each policy did on the first trace.")
@@ -124,33 +174,22 @@ def withholding(
     def rngs() -> list[random.Random]:
         return [random.Random(seed + i) for i in range(traces)]  # noqa: S311 (a simulation)
 
-    def tell(heading: str, tables: dict[str, Table]) -> None:
-        typer.echo(to_markdown(heading, tables), nl=False)
-        if figures is not None:
-            write = partial(write_figure_file, origin=origin, tables=tables)
-            _write(write, figures, "--figures")
-
-    origin = begin(context.obj)
-    # All files are checked before the long simulation.
-    if figures is not None:
-        _write(check_writable, figures, "--figures")
     if other_paths:
         if file or plot is not None or plot_trace is not None:
             raise typer.BadParameter("goes without --file and plots", param_hint="--other-paths")
+        output = _Output(context, figures)
         found = run_paths(rngs, seconds, periods, read_by)
-        tell(describe_paths(found), path_tables(found))
+        output.tell(describe_paths(found), path_tables(found))
         return
-    for to_write, option in ((plot, "--plot"), (plot_trace, "--plot-trace")):
-        if to_write is not None:
-            _write(check_picture, to_write, option)
+    output = _Output(context, figures, plot)
+    if plot_trace is not None:
+        _write(check_picture, plot_trace, "--plot-trace")
     drawn = [_read_file(name) for name in file or ()]
     sweep = Sweep(
         drawn or [generate_trace(rng, seconds) for rng in rngs()], levels, periods, read_by
     )
     results = run(sweep)
-    tell(describe(results), sweep_tables(results))
-    if plot is not None:
-        _write(partial(draw, results), plot, "--plot")
+    output.tell(describe(results), sweep_tables(results), partial(draw, results))
     if plot_trace is not None:
         setting = Setting(sweep.middle_threshold(), periods[0], answers=read_by)
         _write(partial(draw_trace, sweep.traces[0], setting), plot_trace, "--plot-trace")
@@ -165,26 +204,20 @@ def connection(
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="Vary the constants of adaptive instead.")
     ] = False,
-    figures: Annotated[
-        Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
-    ] = None,
+    figures: Figures = None,
 ) -> None:
     """Compare the withholding policies where small and large messages share a connection.
 
     All run on the same links. The result is printed as Markdown.
     """
-    origin = begin(context.obj)
-    if figures is not None:
-        _write(check_writable, figures, "--figures")
+    output = _Output(context, figures)
     make = sensitivity_tables if sensitivity else connection_tables
     tables = make(Effort(links, seconds), partial(typer.echo, err=True))
     heading = (
         f"Latencies over those without a policy, of {links} independent links of {seconds:g} s"
         " each; 95 % confidence intervals (bootstrap over links)."
     )
-    typer.echo(to_markdown(heading, tables), nl=False)
-    if figures is not None:
-        _write(partial(write_figure_file, origin=origin, tables=tables), figures, "--figures")
+    output.tell(heading, tables)
 
 
 @app.command()
@@ -194,9 +227,7 @@ def dequeue(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each strategy.")] = 8,
     seconds: Annotated[float, typer.Option(min=1, help="That count of each run.")] = 40,
     rates: Annotated[str, typer.Option(help="lambda, requests/s.")] = "10,20,50,100,150,200",
-    figures: Annotated[
-        Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
-    ] = None,
+    figures: Figures = None,
     plot: Annotated[Path | None, typer.Option(help="Write figures 9 to 12 there.")] = None,
 ) -> None:
     """Compare the dequeue strategies of paper 000.
@@ -204,11 +235,7 @@ def dequeue(
     Back ends request messages faster and faster. The result is printed as Markdown.
     """
     read_rates = _numbers(rates, "--rates", int)
-    origin = begin(context.obj)
-    if figures is not None:
-        _write(check_writable, figures, "--figures")
-    if plot is not None:
-        _write(check_picture, plot, "--plot")
+    output = _Output(context, figures, plot)
     told = partial(typer.echo, err=True)
     results = dequeue_sweep.run(read_rates, range(seeds), seconds, told)
     tables = dequeue_sweep.tables(results)
@@ -216,11 +243,7 @@ def dequeue(
         f"{seeds} independent runs of {seconds:g} s; means and 95 % confidence intervals (bootstrap"
         " over runs)."
     )
-    typer.echo(to_markdown(heading, tables), nl=False)
-    if figures is not None:
-        _write(partial(write_figure_file, origin=origin, tables=tables), figures, "--figures")
-    if plot is not None:
-        _write(partial(dequeue_plot.draw, results), plot, "--plot")
+    output.tell(heading, tables, partial(dequeue_plot.draw, results))
 
 
 @app.command()
@@ -231,9 +254,7 @@ def patterns(
     messages: Annotated[
         int, typer.Option(min=1000, help="Of all runs of a point together.")
     ] = 700_000,
-    figures: Annotated[
-        Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
-    ] = None,
+    figures: Figures = None,
     plot: Annotated[Path | None, typer.Option(help="Write figures 7 to 11 there.")] = None,
 ) -> None:
     """Simulate the publish/subscribe patterns of paper 003.
@@ -243,19 +264,11 @@ def patterns(
     from penstock.models.patterns import claims, sweep  # noqa: PLC0415 - numpy
     from penstock.models.patterns import plot as pattern_plot  # noqa: PLC0415
 
-    origin = begin(context.obj)
-    if figures is not None:
-        _write(check_writable, figures, "--figures")
-    if plot is not None:
-        _write(check_picture, plot, "--plot")
+    output = _Output(context, figures, plot)
     effort = _effort(replications, messages)
     results = sweep.run(effort, partial(typer.echo, err=True))
     tables = claims.tables(results) | sweep.tables(results)
-    typer.echo(to_markdown(_describe(effort), tables), nl=False)
-    if figures is not None:
-        _write(partial(write_figure_file, origin=origin, tables=tables), figures, "--figures")
-    if plot is not None:
-        _write(partial(pattern_plot.draw, results), plot, "--plot")
+    output.tell(_describe(effort), tables, partial(pattern_plot.draw, results))
 
 
 @app.command()
@@ -264,9 +277,7 @@ def visibility(
     *,
     replications: Annotated[int, typer.Option(min=1, help="Independent runs of a point.")] = 20,
     seconds: Annotated[float, typer.Option(min=1, help="In which messages are created.")] = 100,
-    figures: Annotated[
-        Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
-    ] = None,
+    figures: Figures = None,
     plot: Annotated[Path | None, typer.Option(help="Write figures 11 to 15 there.")] = None,
 ) -> None:
     """Simulate the queue with a visibility timeout of paper 004.
@@ -276,19 +287,36 @@ def visibility(
     from penstock.models.visibility import claims, sweep  # noqa: PLC0415 - numpy
     from penstock.models.visibility import plot as visibility_plot  # noqa: PLC0415
 
-    origin = begin(context.obj)
-    if figures is not None:
-        _write(check_writable, figures, "--figures")
-    if plot is not None:
-        _write(check_picture, plot, "--plot")
+    output = _Output(context, figures, plot)
     effort = sweep.Effort(replications, seconds)
     results = sweep.run(effort, partial(typer.echo, err=True))
     tables = claims.tables(results) | sweep.tables(results)
-    typer.echo(to_markdown(_describe_seconds(effort), tables), nl=False)
-    if figures is not None:
-        _write(partial(write_figure_file, origin=origin, tables=tables), figures, "--figures")
-    if plot is not None:
-        _write(partial(visibility_plot.draw, results), plot, "--plot")
+    output.tell(_describe_seconds(effort), tables, partial(visibility_plot.draw, results))
+
+
+@app.command()
+def fabric(
+    context: typer.Context,
+    *,
+    replications: Annotated[int, typer.Option(min=1, help="Independent runs of a setting.")] = 12,
+    figures: Figures = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write figures 3.9 to 3.11, 3.14 and 3.16 there.")
+    ] = None,
+) -> None:
+    """Simulate failed and slow nodes below the queue fabric of paper 001, chapter 3.
+
+    Slowdown exclusion beside consistent hashing, and both kinds of rings. The result is printed as
+    Markdown.
+    """
+    output = _Output(context, figures, plot)
+    results = fabric_sweep.run(replications, partial(typer.echo, err=True))
+    tables = fabric_claims.tables(results) | fabric_sweep.tables(results)
+    heading = (
+        f"{replications} independent runs of a setting; means and 95 % confidence intervals"
+        " (bootstrap over runs)."
+    )
+    output.tell(heading, tables, partial(fabric_plot.draw, results))
 
 
 @app.command()
@@ -314,9 +342,7 @@ def lease(
     link_delay: Annotated[float, typer.Option(help="D_link, one-way, seconds.")] = 0.0,
     replications: Annotated[int, typer.Option(min=1, help="Independent runs.")] = 20,
     seconds: Annotated[float, typer.Option(min=1, help="In which messages are created.")] = 100,
-    figures: Annotated[
-        Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
-    ] = None,
+    figures: Figures = None,
 ) -> None:
     """Simulate one queue with a visibility timeout, on the queue's own leases.
 
@@ -327,9 +353,7 @@ def lease(
     from penstock.models.visibility.report import queue_tables  # noqa: PLC0415
     from penstock.models.visibility.setting import Setting as QueueSetting  # noqa: PLC0415
 
-    origin = begin(context.obj)
-    if figures is not None:
-        _write(check_writable, figures, "--figures")
+    output = _Output(context, figures)
     try:
         setting = QueueSetting(
             cast("Order", order),  # it is checked
@@ -346,9 +370,7 @@ def lease(
         raise typer.BadParameter(str(error)) from None
     effort = sweep.Effort(replications, seconds)
     tables = queue_tables(setting, effort.run(setting, LeasedMessages))
-    typer.echo(to_markdown(_describe_seconds(effort), tables), nl=False)
-    if figures is not None:
-        _write(partial(write_figure_file, origin=origin, tables=tables), figures, "--figures")
+    output.tell(_describe_seconds(effort), tables)
 
 
 @app.command()
@@ -485,9 +507,7 @@ def delivery(
     ] = False,
     replications: Annotated[int, typer.Option(min=1, help="Independent runs.")] = 8,
     messages: Annotated[int, typer.Option(min=1000, help="Of all runs together.")] = 200_000,
-    figures: Annotated[
-        Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
-    ] = None,
+    figures: Figures = None,
 ) -> None:
     """Simulate one path from publisher to subscriber, composed of paper 003's patterns.
 
@@ -502,9 +522,7 @@ def delivery(
     )
     from penstock.models.patterns.report import path_tables as delivery_tables  # noqa: PLC0415
 
-    origin = begin(context.obj)
-    if figures is not None:
-        _write(check_writable, figures, "--figures")
+    output = _Output(context, figures)
     given = {PUBLISHER: publisher, NETWORK: network, BROKER: broker, SUBSCRIBER: subscriber}
     peers = {name: _on_off(text, name) for name, text in given.items() if text is not None}
     try:
@@ -523,9 +541,7 @@ def delivery(
         raise typer.BadParameter(str(error)) from None
     effort = _effort(replications, messages)
     tables = delivery_tables(path, effort.run(path))
-    typer.echo(to_markdown(_describe(effort), tables), nl=False)
-    if figures is not None:
-        _write(partial(write_figure_file, origin=origin, tables=tables), figures, "--figures")
+    output.tell(_describe(effort), tables)
 
 
 def _on_off(text: str, name: str) -> OnOff:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import pytest
 
 from penstock import __main__ as command_line
 from penstock.models.__main__ import main
+from penstock.models.fabric.sweep import Results
 from penstock.models.planner import planning, report
 from penstock.netem.figures.figure_file import read_figure_file
+from tests.models.fabric.small_results import small_results
 from tests.models.planner.small_plan import SMALL, small_plan
 
 QUICK = ["--traces", "2", "--seconds", "100", "--thresholds", "0.5", "--probe-periods", "1"]
@@ -219,6 +222,30 @@ def test_plan_runs_the_visibility_timeout(
     assert "| figure 11: delivery time, s | n1 = n2 = 4 |" in told
     _, tables = read_figure_file(file)
     assert all(str(table) in told for table in tables.values())
+
+
+def test_plan_runs_the_fabric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``penstock plan fabric`` gives paper 001's numbers, claims and figures."""
+    pytest.importorskip("matplotlib")
+    simulated: list[int] = []
+
+    def run(replications: int, tell: Callable[[str], None]) -> Results:
+        simulated.append(replications)
+        tell("all settings")
+        return small_results()
+
+    monkeypatch.setattr("penstock.models.fabric.sweep.run", run)
+    figures, plot = tmp_path / "figures.json", tmp_path / "figures.svg"
+    words = ["--replications", "2", "--figures", str(figures), "--plot", str(plot)]
+    assert main(["fabric", *words]) == 0
+    told = capsys.readouterr()
+    assert "| error responses with consistent hashing | 2379 |" in told.out
+    assert (simulated, told.err) == ([2], "all settings\n")
+    _, tables = read_figure_file(figures)
+    assert all(str(table) in told.out for table in tables.values())
+    assert "<svg" in plot.read_text()
 
 
 def test_plan_simulates_a_path_of_patterns(

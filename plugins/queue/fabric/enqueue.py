@@ -9,17 +9,20 @@ its nodes are. A physical queue that has not answered within the *slowdown detec
     controller.answered(attempt, now)  # when it is stored there
     controller.failed(attempt, now)  # when it was refused, or the connection broke
     for late in controller.overdue(now):  # at next_deadline()
-        controller.begin(now, tried=...)  # the same message elsewhere, as the caller likes
+        again = controller.repeat(now, [late.target])  # the same message elsewhere
 
 The paper does not say how a node comes back. Here, an excluded physical queue gets a *trial*: one
 message, while all others go elsewhere. If it is answered in time, the physical queue is back. The
 first trial is due when the queue has answered everything that it had been sent, or after
 `trial_seconds`. Each trial without an answer doubles the time to the next one.
+
+Nor does it say what is done when all are slow, which is too much load and not a failed node. Then
+messages go where answers still come and fewest are waited for, and none is repeated: each repeat
+would add to the load that makes it late.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
@@ -64,12 +67,14 @@ class Exclusion(Generic[T]):
         trial_at: when it may be tried again.
         trial_wait: seconds between the last two trials.
         trial: that is under way.
+        is_silent: it has not answered anything since.
     """
 
     since: float
     trial_at: float
     trial_wait: float
     trial: Attempt[T] | None = None
+    is_silent: bool = True
 
 
 @dataclass(slots=True)
@@ -151,20 +156,57 @@ class SlowdownExclusion(Generic[T]):
         for gone in self._excluded.keys() - set(targets):
             del self._excluded[gone]
 
-    def begin(self, now: float, tried: Collection[T] = ()) -> Attempt[T]:
+    def begin(self, now: float) -> Attempt[T]:
         """Return where a message goes; the caller sends it there.
 
-        It goes to the next physical queue in turn that is not excluded. Where all are, it goes to
-        the one whose trial is due first, so that a message always has a place to go.
+        It goes to the next physical queue in turn that is not excluded, or whose trial is due.
+        Where all are excluded, it goes to one of them, so that a message always has a place to go.
 
         Args:
             now: seconds, not before the last call's.
-            tried: where the same message went before. These come last, and a message that was sent
-                before is no trial while there is another place.
+        """
+        target = self._next_in_turn(now)
+        if target is None:
+            target = min(self._targets, key=self._load_of_excluded)
+        return self._send(target, now)
+
+    def repeat(self, now: float, tried: Collection[T]) -> Attempt[T] | None:
+        """Return where a message goes that was not stored in time.
+
+        Args:
+            now: seconds, not before the last call's.
+            tried: where it went before; it goes elsewhere if it can.
+
+        Returns:
+            None where all others are excluded: the caller asks again later, if no answer has come.
         """
         target = self._next_in_turn(now, tried)
+        if target is None:
+            target = next((one for one in tried if one not in self._excluded), None)
+        return None if target is None else self._send(target, now)
+
+    def _next_in_turn(self, now: float, tried: Collection[T] = ()) -> T | None:
+        """Return the next target that is not excluded; a message's first may be a trial."""
+        targets, n, excluded = self._targets, len(self._targets), self._excluded
+        for k in range(n):
+            place = (self._turn + k) % n
+            target = targets[place]
+            exclusion = excluded.get(target)
+            if (
+                target not in tried
+                if exclusion is None
+                else not tried and exclusion.trial is None and now >= exclusion.trial_at
+            ):
+                self._turn = (place + 1) % n
+                return target
+        return None
+
+    def _load_of_excluded(self, target: T) -> tuple[bool, int]:
+        return self._excluded[target].is_silent, self._unanswered.get(target, 0)
+
+    def _send(self, target: T, now: float) -> Attempt[T]:
         exclusion = self._excluded.get(target)
-        is_trial = exclusion is not None and exclusion.trial is None
+        is_trial = exclusion is not None and exclusion.trial is None and now >= exclusion.trial_at
         attempt = Attempt(target, now, is_trial=is_trial)
         if exclusion is not None and is_trial:
             exclusion.trial = attempt
@@ -173,24 +215,6 @@ class SlowdownExclusion(Generic[T]):
         self._unanswered[target] = self._unanswered.get(target, 0) + 1
         self.counts.attempts += 1
         return attempt
-
-    def _next_in_turn(self, now: float, tried: Collection[T]) -> T:
-        targets, n, excluded = self._targets, len(self._targets), self._excluded
-        for k in range(n):
-            place = (self._turn + k) % n
-            target = targets[place]
-            if target in tried:
-                continue
-            exclusion = excluded.get(target)
-            if exclusion is None or (
-                not tried and exclusion.trial is None and now >= exclusion.trial_at
-            ):
-                self._turn = (place + 1) % n
-                return target
-        others = [target for target in targets if target not in tried]
-        quick = [target for target in targets if target not in excluded]
-        rest = others or quick or targets
-        return min(rest, key=lambda one: excluded[one].trial_at if one in excluded else -math.inf)
 
     def answered(self, attempt: Attempt[T], now: float) -> None:
         """Take note that a message is stored where it was sent, however late."""
@@ -202,6 +226,7 @@ class SlowdownExclusion(Generic[T]):
         exclusion = self._excluded.get(attempt.target)
         if exclusion is None:
             return
+        exclusion.is_silent = False
         if is_quick and attempt.started_at >= exclusion.since:
             del self._excluded[attempt.target]
             self.counts.inclusions += 1

@@ -38,7 +38,7 @@ def test_a_slow_one_is_left_out_after_the_detection_time() -> None:
     assert controller.overdue(1.4) == [hung]
     assert controller.overdue(1.4) == []
     assert controller.next_deadline() is None
-    assert [controller.begin(1.4, tried="A").target for _ in range(4)] == list("BCBC")
+    assert [controller.begin(1.4).target for _ in range(4)] == list("BCBC")
     assert list(controller.excluded) == ["A"]
 
 
@@ -110,12 +110,40 @@ def test_a_node_that_is_always_late_is_not_tried_all_the_time() -> None:
     assert controller.excluded["A"].trial_at == 2.0
 
 
-def test_a_repeat_is_no_trial() -> None:
-    """A message that has waited once is not sent to a node that may be slow."""
-    controller = SlowdownExclusion("AB", DETECTION, trial_seconds=1.0)
+def test_a_message_is_repeated_where_it_was_not() -> None:
+    """Never as a trial: it has waited once, and shall not wait for a node that may be slow."""
+    controller = SlowdownExclusion("ABC", DETECTION, trial_seconds=1.0)
     exclude(controller, "A", 0.0)
-    assert controller.begin(5.0, tried=["C"]).target == "B"
+    assert [one and one.target for one in (controller.repeat(5.0, "A"),) * 2] == ["B", "B"]
+    again = controller.repeat(5.0, "B")
+    assert again is not None
+    assert again.target == "C"
     assert controller.begin(5.0).target == "A"
+
+
+def test_nothing_is_repeated_while_all_are_slow() -> None:
+    """It would add to the load; where the first place is quick again, it goes there."""
+    controller = SlowdownExclusion("AB", DETECTION, trial_seconds=1.0)
+    (late,) = exclude(controller, "A", 0.0)
+    exclude(controller, "B", 0.0)
+    assert controller.repeat(0.5, "A") is None
+    controller.answered(late, 0.5)
+    trial = controller.begin(0.5)
+    controller.answered(trial, 0.6)
+    again = controller.repeat(0.6, "A")
+    assert again is not None
+    assert (again.target, again.is_trial) == ("A", False)
+
+
+def test_while_all_are_slow_messages_go_where_answers_come() -> None:
+    """To the one of them that has least to answer; a silent one may be dead."""
+    controller = SlowdownExclusion("ABC", DETECTION, trial_seconds=60.0)
+    sent = {one.target: one for one in [controller.begin(0.0) for _ in range(9)]}
+    assert len(controller.overdue(0.4)) == 9
+    controller.answered(sent["B"], 0.5)
+    assert [controller.begin(0.5).target for _ in range(2)] == ["B", "B"]
+    controller.answered(sent["C"], 0.5)
+    assert [controller.begin(0.5).target for _ in range(4)] == ["C", "C", "B", "C"]
 
 
 def test_nodes_come_and_go() -> None:
@@ -179,10 +207,13 @@ def test_whatever_happens_a_message_has_a_place_and_an_excluded_one_is_tried(
         if step == "begin":
             waiting.append(controller.begin(now))
         elif step == "repeat":
-            tried = data.draw(st.sets(st.sampled_from(targets)))
-            attempt = controller.begin(now, tried)
-            assert attempt.target not in tried or len(tried) == len(targets)
-            waiting.append(attempt)
+            tried = data.draw(st.sets(st.sampled_from(targets), min_size=1))
+            attempt = controller.repeat(now, tried)
+            quick = set(targets) - controller.excluded.keys()
+            assert (attempt is None) is (not quick)
+            if attempt is not None:
+                assert attempt.target in (quick - tried or quick)
+                waiting.append(attempt)
         elif step == "overdue":
             assert all(one.started_at + DETECTION <= now for one in controller.overdue(now))
         elif waiting:
@@ -191,4 +222,6 @@ def test_whatever_happens_a_message_has_a_place_and_an_excluded_one_is_tried(
         controller.check_invariants()
     controller.overdue(now + DETECTION)
     now += DETECTION + 4.0
-    assert set(controller.excluded) <= {controller.begin(now).target for _ in range(10)}
+    assert {one for one, exclusion in controller.excluded.items() if exclusion.trial is None} <= {
+        controller.begin(now).target for _ in range(10)
+    }

@@ -1,0 +1,80 @@
+"""What is simulated of the fabric, and what paper 001 leaves open about it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from penstock.plugins.queue.fabric.enqueue import DEFAULT_SLOWDOWN_DETECTION_TIME
+from penstock.plugins.queue.fabric.rings import COUNTER_ROTATING, Direction
+
+Distribution: TypeAlias = Literal["hashing", "exclusion", "repeat"]
+"""How messages get to physical queues: by consistent hashing; round robin with slowdown exclusion,
+where what is not stored in time is an error to its client, as in the paper; or the same, where it
+is repeated elsewhere, as in Penstock."""
+
+NODES = "ABCDE"
+"""Names of the paper's servers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens to a node, with all that runs on it.
+
+    Attributes:
+        node: its name.
+        begins: seconds.
+        ends: when it goes on; infinite for a node that is killed, with what it had not answered.
+        slowness: times as long as else a service takes; infinite for a node that stands still.
+    """
+
+    node: str
+    begins: float
+    ends: float = math.inf
+    slowness: float = math.inf
+
+    def is_standing(self, now: float) -> bool:
+        """Say whether the node does nothing at a time."""
+        return self.slowness == math.inf and self.begins <= now < self.ends
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A run; the defaults are paper 001's section 3.4.2 and the readings here.
+
+    Attributes:
+        distribution: of messages over physical queues.
+        faults: one a node at most.
+        directions: of the rings.
+        needs_all_copies: a message is stored when all copies that are to be there have it; else
+            when more than half have it, as with Paxos.
+        rate: messages/s of all clients, Poisson.
+        capacity: messages/s of which a node can be master. "A single server can stably process 300
+            msg./s", and four are stable with 1200. Where the fifth has failed, one that has taken
+            a physical queue over has three of ten: 360 messages/s, read as nine tenths of it.
+        slowdown_detection_time: seconds.
+        failure_detection_time: seconds after which a node that stands still is isolated, and others
+            take its physical queues over. "Typically, more than 10 seconds".
+        balancer_seconds: between two looks of the load balancer at the ports of the enqueue
+            controllers, one on each node; what comes to a dead one until then is an error.
+        pauses: least and most seconds for which a store stops once a second; each of the two of a
+            node has a length of its own, drawn evenly (the garbage collection of section 3.4.3).
+        patience: seconds after which a client takes no answer for an error.
+        copy_seconds: from the master to a copy and back.
+        seconds: in which messages come.
+    """
+
+    distribution: Distribution = "repeat"
+    faults: tuple[Fault, ...] = ()
+    directions: tuple[Direction, ...] = COUNTER_ROTATING
+    needs_all_copies: bool = False
+    rate: float = 1200.0
+    capacity: float = 400.0
+    slowdown_detection_time: float = DEFAULT_SLOWDOWN_DETECTION_TIME
+    failure_detection_time: float = 10.0
+    balancer_seconds: float = 1.0
+    pauses: tuple[float, float] = (0.0, 0.0)
+    patience: float = 10.0
+    copy_seconds: float = 0.002
+    seconds: float = 40.0
