@@ -178,11 +178,15 @@ class SlowdownExclusion(Generic[T]):
             tried: where it went before; it goes elsewhere if it can.
 
         Returns:
-            None where all others are excluded: the caller asks again later, if no answer has come.
+            None where all are excluded and no trial is due: the caller asks again later, if no
+            answer has come.
         """
         target = self._next_in_turn(now, tried)
         if target is None:
             target = next((one for one in tried if one not in self._excluded), None)
+        if target is None:
+            # There is nothing quicker to do for the message: it may as well be a trial.
+            target = self._next_in_turn(now)
         return None if target is None else self._send(target, now)
 
     def _next_in_turn(self, now: float, tried: Collection[T] = ()) -> T | None:

@@ -135,6 +135,20 @@ def test_nothing_is_repeated_while_all_are_slow() -> None:
     assert (again.target, again.is_trial) == ("A", False)
 
 
+def test_a_message_that_was_not_stored_is_a_trial_where_all_are_slow() -> None:
+    """Without it, nothing would find out that a node is back while no new message comes."""
+    controller = SlowdownExclusion("AB", DETECTION, trial_seconds=1.0)
+    exclude(controller, "A", 0.0)
+    exclude(controller, "B", 0.0)
+    assert controller.repeat(1.3, "A") is None
+    trials = [controller.repeat(1.4, "A") for _ in range(3)]
+    assert [one and (one.target, one.is_trial) for one in trials] == [
+        ("A", True),
+        ("B", True),
+        None,
+    ]
+
+
 def test_while_all_are_slow_messages_go_where_answers_come() -> None:
     """To the one of them that has least to answer; a silent one may be dead."""
     controller = SlowdownExclusion("ABC", DETECTION, trial_seconds=60.0)
@@ -210,9 +224,9 @@ def test_whatever_happens_a_message_has_a_place_and_an_excluded_one_is_tried(
             tried = data.draw(st.sets(st.sampled_from(targets), min_size=1))
             attempt = controller.repeat(now, tried)
             quick = set(targets) - controller.excluded.keys()
-            assert (attempt is None) is (not quick)
+            assert quick or attempt is None or attempt.is_trial
             if attempt is not None:
-                assert attempt.target in (quick - tried or quick)
+                assert attempt.is_trial or attempt.target in (quick - tried or quick)
                 waiting.append(attempt)
         elif step == "overdue":
             assert all(one.started_at + DETECTION <= now for one in controller.overdue(now))
