@@ -298,7 +298,7 @@ def visibility(
 def fabric(
     context: typer.Context,
     *,
-    replications: Annotated[int, typer.Option(min=1, help="Independent runs of a setting.")] = 12,
+    replications: Annotated[int, typer.Option(min=1, help="Independent runs of a setting.")] = 20,
     figures: Figures = None,
     plot: Annotated[
         Path | None, typer.Option(help="Write figures 3.9 to 3.11, 3.14 and 3.16 there.")
@@ -310,7 +310,7 @@ def fabric(
     Markdown.
     """
     output = _Output(context, figures, plot)
-    results = fabric_sweep.run(replications, partial(typer.echo, err=True))
+    results = fabric_sweep.run(fabric_sweep.Effort(replications), partial(typer.echo, err=True))
     tables = fabric_claims.tables(results) | fabric_sweep.tables(results)
     heading = (
         f"{replications} independent runs of a setting; means and 95 % confidence intervals"
@@ -380,9 +380,7 @@ def papers(
     quick: Annotated[
         bool, typer.Option("--quick", help="Few, short runs: in under a minute, and rough.")
     ] = False,
-    figures: Annotated[
-        Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
-    ] = None,
+    figures: Figures = None,
 ) -> None:
     """Run the papers' evaluations again: each number that they report, beside ours.
 
@@ -396,9 +394,7 @@ def papers(
     )
     from penstock.netem.display import Display  # noqa: PLC0415 - rich
 
-    origin = begin(context.obj)
-    if figures is not None:
-        _write(check_writable, figures, "--figures")
+    output = _Output(context, figures)
     expected = EXPECTED_SECONDS / (10 if quick else 1)
     with Display("papers", expected) as display:
 
@@ -410,9 +406,7 @@ def papers(
     heading = "What the papers report and what is found, with 95 % confidence intervals."
     if quick:
         heading += " Of few and short runs: no verdict here counts."
-    typer.echo(to_markdown(heading, made), nl=False)
-    if figures is not None:
-        _write(partial(write_figure_file, origin=origin, tables=made), figures, "--figures")
+    output.tell(heading, made)
 
 
 @app.command()

@@ -99,6 +99,33 @@ def settings() -> list[Setting]:
     return list(dict.fromkeys(found))
 
 
+N_STEPS: Final = len(settings())
+"""How many times `run` tells of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is simulated.
+
+    Attributes:
+        replications: independent runs of each setting.
+        load_ratio: share of the paper's messages, and of what its servers can do. With less than 1,
+            all can be run in seconds, and no figure counts.
+    """
+
+    replications: int = 20
+    load_ratio: float = 1.0
+
+    def run(self, setting: Setting) -> list[Outcome]:
+        """Simulate a setting; equal replications of two settings have equal seeds."""
+        rate, capacity = (self.load_ratio * each for each in (setting.rate, setting.capacity))
+        loaded = replace(setting, rate=rate, capacity=capacity)
+        return [
+            simulate(loaded, Random(seed))  # noqa: S311 (a simulation)
+            for seed in range(self.replications)
+        ]
+
+
 @dataclass(frozen=True, slots=True)
 class Results:
     """What the runs gave; the outcomes of equal places had equal seeds.
@@ -120,21 +147,17 @@ class Results:
         return bootstrap(len(one), ratio(mean_of(one), mean_of(two)))
 
 
-def run(replications: int, tell: Callable[[str], None]) -> Results:
+def run(effort: Effort, tell: Callable[[str], None]) -> Results:
     """Simulate all settings.
 
     Args:
-        replications: independent runs of each.
+        effort: how much.
         tell: gets a line about each finished step.
     """
     found = {}
-    every = settings()
-    for number, setting in enumerate(every, 1):
-        found[setting] = [
-            simulate(setting, Random(seed))  # noqa: S311 (a simulation)
-            for seed in range(replications)
-        ]
-        tell(f"{number} of {len(every)} settings")
+    for number, setting in enumerate(settings(), 1):
+        found[setting] = effort.run(setting)
+        tell(f"fabric: {number} of {N_STEPS} settings")
     return Results(found)
 
 

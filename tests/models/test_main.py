@@ -9,7 +9,7 @@ import pytest
 
 from penstock import __main__ as command_line
 from penstock.models.__main__ import main
-from penstock.models.fabric.sweep import Results
+from penstock.models.fabric.sweep import Effort, Results
 from penstock.models.planner import planning, report
 from penstock.netem.figures.figure_file import read_figure_file
 from tests.models.fabric.small_results import small_results
@@ -229,10 +229,10 @@ def test_plan_runs_the_fabric(
 ) -> None:
     """``penstock plan fabric`` gives paper 001's numbers, claims and figures."""
     pytest.importorskip("matplotlib")
-    simulated: list[int] = []
+    simulated: list[Effort] = []
 
-    def run(replications: int, tell: Callable[[str], None]) -> Results:
-        simulated.append(replications)
+    def run(effort: Effort, tell: Callable[[str], None]) -> Results:
+        simulated.append(effort)
         tell("all settings")
         return small_results()
 
@@ -242,7 +242,7 @@ def test_plan_runs_the_fabric(
     assert main(["fabric", *words]) == 0
     told = capsys.readouterr()
     assert "| error responses with consistent hashing | 2379 |" in told.out
-    assert (simulated, told.err) == ([2], "all settings\n")
+    assert (simulated, told.err) == ([Effort(2)], "all settings\n")
     _, tables = read_figure_file(figures)
     assert all(str(table) in told.out for table in tables.values())
     assert "<svg" in plot.read_text()

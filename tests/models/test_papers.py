@@ -22,8 +22,8 @@ def test_each_evaluation_of_the_papers_is_run_quick(
     _, found = read_figure_file(file)
     assert all(f"\n{table}\n" in out for table in found.values())
     numbers = found["numbers"]
-    assert [row[0] for row in found["statements"].rows] == ["000", "002", "003", "004"]
-    assert {row[0] for row in numbers.rows} == {"000", "002", "003", "004"}
+    assert [row[0] for row in found["statements"].rows] == ["000", "001", "002", "003", "004"]
+    assert {row[0] for row in numbers.rows} == {"000", "001", "002", "003", "004"}
     assert numbers.columns[-1] == "command"
     assert numbers.rows[0][-1] == "`penstock plan dequeue`"
     assert "100%: " in err  # each step was told, and no more of them than were expected

@@ -7,10 +7,13 @@ import pytest
 from penstock.models.fabric import sweep
 from penstock.models.fabric.setting import Setting
 from penstock.models.fabric.sweep import (
+    N_STEPS,
     SAME_DIRECTION,
+    Effort,
     kept,
     low_seconds,
     most_masters,
+    one_failure,
     run,
     settings,
     tables,
@@ -26,11 +29,19 @@ def test_every_setting_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     few = [replace(each, seconds=0.2) for each in (with_pauses(0.1), with_pauses(0.4))]
     monkeypatch.setattr(sweep, "settings", lambda: few)
     told: list[str] = []
-    results = run(2, told.append)
+    results = run(Effort(2), told.append)
     assert {setting: len(each) for setting, each in results.by_setting.items()} == dict.fromkeys(
         few, 2
     )
-    assert told == ["1 of 2 settings", "2 of 2 settings"]
+    assert told[1] == f"fabric: 2 of {N_STEPS} settings"
+
+
+def test_a_part_of_the_load_keeps_servers_as_busy() -> None:
+    """A tenth of the messages for servers that can do a tenth; stored under the whole setting."""
+    setting = replace(one_failure("exclusion", needs_all_copies=False), faults=(), seconds=4.0)
+    (whole,), (part,) = (Effort(1, ratio).run(setting) for ratio in (1.0, 0.1))
+    assert sum(part.stored) == pytest.approx(0.1 * sum(whole.stored), rel=0.2)
+    assert part.median_seconds > 3 * whole.median_seconds
 
 
 def test_tables_have_every_setting() -> None:
