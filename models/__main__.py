@@ -420,9 +420,7 @@ def fleet(
     policy: Annotated[
         Path | None, typer.Option(help="Write a policy file for the broker there.")
     ] = None,
-    figures: Annotated[
-        Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
-    ] = None,
+    figures: Figures = None,
 ) -> None:
     """Predict what a fleet needs: settings, latencies, memory and cores.
 
@@ -433,8 +431,8 @@ def fleet(
     from penstock.models.planner.fleet import read_fleet  # noqa: PLC0415
     from penstock.models.planner.planning import make_plan  # noqa: PLC0415
 
-    origin = begin(context.obj)
-    for to_write, option in ((html, "--html"), (policy, "--policy"), (figures, "--figures")):
+    output = _Output(context, figures)
+    for to_write, option in ((html, "--html"), (policy, "--policy")):
         if to_write is not None:
             _write(check_writable, to_write, option)
     try:
@@ -443,13 +441,11 @@ def fleet(
         typer.echo(f"penstock plan: {error}", err=True)
         raise typer.Exit(2) from None
     found = report.tables(made)
-    typer.echo(to_markdown(report.HEADING, found), nl=False)
+    output.tell(report.HEADING, found)
     if policy is not None:
         _write(partial(policy_file.write, made), policy, "--policy")
     if html is not None:
         _write(partial(page.write, made, found), html, "--html")
-    if figures is not None:
-        _write(partial(write_figure_file, origin=origin, tables=found), figures, "--figures")
 
 
 def _describe_seconds(effort: VisibilityEffort) -> str:
