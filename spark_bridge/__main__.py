@@ -339,6 +339,10 @@ def run(
             session.streams.addListener(listener)
             say(f"metrics at port {listener.port}")
         elsewhere = [place for place in places if local_folder(place) is None]
+        if not elsewhere:
+            from penstock.spark_bridge.session import write_checkpoints_by_rename  # noqa: PLC0415
+
+            write_checkpoints_by_rename(session)
         stack.enter_context(held_places(session, elsewhere))
         queries, on_start = build(session)
         if not queries:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyspark
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -49,12 +49,25 @@ _SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "WARN",
     "spark.sql.session.timeZone": "UTC",
+    # Spark's own default is INT96, which the format has given up: it has no time zone and no
+    # statistics by which readers leave out what they do not look for.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # A worker that is killed by a signal writes a traceback.
     "spark.python.worker.faulthandler.enabled": "true",
     # Reports are read twice a second, one call each: more than end in that time, but no more.
     "spark.sql.streaming.numRecentProgressUpdates": "50",
 }
+
+CHECKPOINT_FILES: Final = "spark.sql.streaming.checkpointFileManagerClass"
+"""Setting of Spark: the class that writes the files of checkpoints, and the lists of a file sink's
+files."""
+
+_RENAMING: Final = tuple(
+    f"org.apache.spark.sql.execution.streaming.{folder}FileSystemBasedCheckpointFileManager"
+    for folder in ("checkpointing.", "")
+)
+"""A class that writes a file by `rename`, where one of Spark's versions has it."""
 
 _OWN_PATH: Final = "PENSTOCK_PYTHONPATH"
 
@@ -179,6 +192,31 @@ def build_session(
     except (PySparkException, Py4JError) as error:
         raise SessionError(f"Spark does not start: {one_line(error)}") from error
     return spark
+
+
+def write_checkpoints_by_rename(spark: SparkSession) -> None:
+    """Have Spark write checkpoints on disks of this machine without a program for each file.
+
+    Spark asks Hadoop's `FileContext`, which runs ``readlink`` some five times for each file, as
+    Java had no call for it once: twenty processes for a micro-batch. Hadoop's `FileSystem` renames
+    a file by a call of the system. It does not refuse to replace a file that another run has just
+    written; that no other run writes is what the locks of the folders are for. A setting of the
+    user's stays.
+
+    Args:
+        spark: a session whose queries are not started.
+    """
+    if spark.conf.get(CHECKPOINT_FILES, None) is not None:
+        return
+    java: Any = spark._jvm  # noqa: SLF001 - nothing else tells which classes Spark has
+    loader = java.java.lang.Thread.currentThread().getContextClassLoader()
+    for name in _RENAMING:
+        try:
+            loader.loadClass(name)
+        except Py4JError:
+            continue
+        spark.conf.set(CHECKPOINT_FILES, name)
+        return
 
 
 @contextlib.contextmanager

@@ -3,16 +3,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
+from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 from penstock.spark_bridge.java import Java
 from penstock.spark_bridge.session import (
+    CHECKPOINT_FILES,
     class_archive_path,
     java_options,
     name_pythons,
     worker_python,
+    write_checkpoints_by_rename,
 )
 
 JAVA = Java(Path("/usr/bin/java"), "17.0.1")
@@ -36,6 +41,39 @@ def test_spark_listens_on_this_machine_alone(spark: SparkSession) -> None:
     assert settings.get("spark.driver.bindAddress") == "127.0.0.1"
     assert settings.get("spark.driver.host") == "127.0.0.1"
     assert settings.get("spark.ui.enabled") == "false"
+
+
+def test_parquet_has_times_as_other_readers_know_them(spark: SparkSession, tmp_path: Path) -> None:
+    """In UTC, to the microsecond, with the statistics that INT96 does not have."""
+    file = str(tmp_path / "times")
+    spark.sql("SELECT timestamp'2026-11-23 04:05:06.000007' AS at").coalesce(1).write.parquet(file)
+    (part,) = (tmp_path / "times").glob("*.parquet")
+    read = parquet.ParquetFile(part)
+    at = datetime(2026, 11, 23, 4, 5, 6, 7, tzinfo=UTC)
+    assert read.schema_arrow.field("at").type == pa.timestamp("us", tz="UTC")
+    assert read.read()["at"].to_pylist() == [at]
+    assert read.metadata.row_group(0).column(0).statistics.min == at
+
+
+def test_checkpoints_of_this_machine_are_written_by_rename(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Without a process for each look at a file; a setting of the user's stays."""
+    session = spark.newSession()
+    write_checkpoints_by_rename(session)
+    chosen = session.conf.get(CHECKPOINT_FILES)
+    assert chosen is not None
+    assert chosen.endswith(".FileSystemBasedCheckpointFileManager")
+    place = tmp_path / "checkpoint"
+    rows = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
+    writer = rows.writeStream.format("parquet").option("checkpointLocation", str(place))
+    query = writer.trigger(availableNow=True).start(str(tmp_path / "rows"))
+    query.awaitTermination()
+    assert (place / "commits" / "0").is_file()
+    assert session.read.parquet(str(tmp_path / "rows")).count() % 5 == 0
+    session.conf.set(CHECKPOINT_FILES, "of.the.User")
+    write_checkpoints_by_rename(session)
+    assert session.conf.get(CHECKPOINT_FILES) == "of.the.User"
 
 
 def test_the_worker_program_keeps_the_users_own_path(tmp_path: Path) -> None:
