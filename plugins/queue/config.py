@@ -14,6 +14,7 @@ from penstock.broker.config.key_types import STRICT, Positive, PositiveSize, Sec
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.message import SizeClass
 from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
+from penstock.plugins.queue.fabric.enqueue import DEFAULT_SLOWDOWN_DETECTION_TIME
 from penstock.plugins.web.bind import split_bind
 from penstock.plugins.web.limits import HttpLimits
 
@@ -311,6 +312,9 @@ class RedisConfig:
         replication_seconds: for which they are waited for; then the message is refused.
         timeout_seconds: for an answer; then the server is taken for lost.
         retry_seconds: for which a call waits for a server, such as the next master; then it fails.
+        slowdown_detection_time: seconds after which a physical queue of a cluster that has not
+            stored what it got is left out, until it is quick again (paper 001, chapter 3); None to
+            leave none out.
     """
 
     server: _Server | None = None
@@ -325,6 +329,7 @@ class RedisConfig:
     replication_seconds: Seconds = 1.0
     timeout_seconds: Seconds = 5.0
     retry_seconds: Seconds = 15.0
+    slowdown_detection_time: Seconds | None = DEFAULT_SLOWDOWN_DETECTION_TIME
 
     def __post_init__(self) -> None:
         """Refuse a user that cannot log in, and two places for one server."""
@@ -334,6 +339,10 @@ class RedisConfig:
         if self.cluster and self.db:
             raise ValueError(
                 f"read db: {self.db} beside cluster; allowed: 0, a cluster has no other"
+            )
+        if not self.cluster and self.slowdown_detection_time != DEFAULT_SLOWDOWN_DETECTION_TIME:
+            raise ValueError(
+                "cluster with slowdown_detection_time; on one server all physical queues are slow"
             )
 
 
@@ -442,3 +451,8 @@ class QueueConfig:
                         f"queues: read dead_letter_queue: {target} of {name}.groups.{group_name}; "
                         f"allowed: another queue of the file{_listed(others)}"
                     )
+
+    def slowdown_detection_time(self) -> float | None:
+        """Return when a physical queue is slow, seconds; None where all are on one server."""
+        is_cluster = self.engine == "redis" and bool(self.redis.cluster)
+        return self.redis.slowdown_detection_time if is_cluster else None

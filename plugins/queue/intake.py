@@ -23,6 +23,8 @@ from penstock.plugins.queue.engines.contract import (
     StorageFullError,
     UnknownQueueError,
 )
+from penstock.plugins.queue.fabric.enqueue import SlowdownExclusion
+from penstock.plugins.queue.slow_appends import SlowAppends
 from penstock.plugins.queue.strategies.enqueue import EnqueueController
 from penstock.plugins.queue.strategies.message_key import key_reader
 
@@ -118,7 +120,9 @@ class Intake:
         budget: shared by all intakes of the program.
         commit_wait_seconds: how long the first published message of a group waits for others.
         commit_max_messages: size at which a group waits no longer.
-        logger: gets refusals.
+        slowdown_detection_time: seconds after which a physical queue that has not stored what it
+            got is left out until it is quick again; None to leave none out.
+        logger: gets refusals, and which physical queues are slow.
 
     Attributes:
         published: the ledger of what the broker offered.
@@ -126,6 +130,7 @@ class Intake:
         on_room: called when there may be room again after a message was refused.
         stored_bytes: payload bytes that were stored, since the program began.
         on_stored: called when they have grown.
+        slow_appends: knows which physical queues are left out; None where none ever is.
     """
 
     def __init__(
@@ -137,6 +142,7 @@ class Intake:
         *,
         commit_wait_seconds: float,
         commit_max_messages: int,
+        slowdown_detection_time: float | None = None,
         logger: Logger,
     ) -> None:
         self.published = SinkCounts()
@@ -149,7 +155,9 @@ class Intake:
         self._budget = budget
         self._commit_wait_seconds = commit_wait_seconds
         self._commit_max_messages = commit_max_messages
+        self._slowdown_detection_time = slowdown_detection_time
         self._logger = logger
+        self.slow_appends: SlowAppends | None = None
         self._group: list[Entry] = []
         self._flush_handle: asyncio.Handle | None = None
         self._commits: set[asyncio.Future[AppendResult]] = set()
@@ -161,7 +169,19 @@ class Intake:
         """Go by these settings from now on."""
         self._flush()
         self._drops_newest = spec.when_full == "drop_newest"
-        self._controller = EnqueueController[Entry](spec.physical_queues, _key_of(spec.key))
+        exclusion: SlowdownExclusion[int] | None = None
+        seconds = self._slowdown_detection_time
+        if self.slow_appends is not None:
+            self.slow_appends.close()
+        if seconds is not None:
+            exclusion = SlowdownExclusion(range(spec.physical_queues), seconds)
+            self.slow_appends = SlowAppends(self._name, exclusion, seconds, self._logger)
+        self._controller = EnqueueController[Entry](
+            spec.physical_queues, _key_of(spec.key), exclusion
+        )
+
+    def _deal(self, entries: Sequence[Entry]) -> dict[int, Sequence[Entry]]:
+        return self._controller.deal(entries, asyncio.get_running_loop().time())
 
     def reserve(self, message: Message) -> str:
         """Hold room for a message until `accept` or `release`; see `MessageSink`."""
@@ -263,7 +283,7 @@ class Intake:
         counts.queued += len(taken)
         return [
             self._append(number, dealt, counts, partial(self._note, outcomes, number, dealt))
-            for number, dealt in self._controller.deal(taken).items()
+            for number, dealt in self._deal(taken).items()
         ]
 
     async def close(self) -> None:
@@ -272,6 +292,8 @@ class Intake:
         self._flush()
         if self._commits:
             await asyncio.wait(self._commits)
+        if self.slow_appends is not None:
+            self.slow_appends.close()
 
     def has_room_again(self) -> None:
         """Tell publishers that wait, if any was refused: messages have left the queue."""
@@ -326,7 +348,7 @@ class Intake:
             self._flush_handle.cancel()
             self._flush_handle = None
         group, self._group = self._group, []
-        for number, dealt in self._controller.deal(group).items() if group else ():
+        for number, dealt in self._deal(group).items() if group else ():
             self._append(number, dealt, self.published, partial(self._settle_receipts, dealt))
 
     def _append(
@@ -345,6 +367,8 @@ class Intake:
         except PenstockError as error:  # the queue was deleted after its room was reserved
             future = asyncio.get_running_loop().create_future()
             future.set_exception(error)
+        if self.slow_appends is not None:
+            self.slow_appends.sent(number, future)
         self._commits.add(future)
         future.add_done_callback(partial(self._committed, dealt, counts, report))
         return future

@@ -135,6 +135,7 @@ class LogicalQueue:
         snapshot = self._engine.snapshot(self.name)
         settings = asdict(snapshot.spec)
         del settings["groups"]
+        slow = self.intake.slow_appends
         return {
             "name": self.name,
             "incarnation": snapshot.incarnation,
@@ -149,6 +150,8 @@ class LogicalQueue:
             "enqueued": {
                 "published": asdict(self.intake.published),
                 "requested": asdict(self.intake.requested),
+                "excluded": slow.excluded if slow else [],
+                "exclusions": slow.exclusions if slow else 0,
             },
             "physical_queues": {
                 str(number): held._asdict() for number, held in snapshot.usage.items()

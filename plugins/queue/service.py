@@ -447,6 +447,7 @@ class QueueService:
             self._budget,
             commit_wait_seconds=config.commit_wait_seconds,
             commit_max_messages=config.commit_max_messages,
+            slowdown_detection_time=config.slowdown_detection_time(),
             logger=self._logger,
         )
         return LogicalQueue(name, spec, self.engine, intake, self._clock)

@@ -204,6 +204,7 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.queue.publishing",
     "plugins.queue.report",
     "plugins.queue.service",
+    "plugins.queue.slow_appends",
     "plugins.queue.sqs",
     "plugins.web.bodies",
     "plugins.web.guard",

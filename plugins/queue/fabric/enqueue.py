@@ -82,8 +82,8 @@ class EnqueueCounts:
     """What a controller did; all only grow.
 
     Attributes:
-        attempts: messages sent, trials among them.
-        trials: messages sent to find out whether a physical queue is quick again.
+        attempts: messages sent, or parts of many, trials among them.
+        trials: those sent to find out whether a physical queue is quick again.
         overdue: attempts that were not answered in time.
         failed: attempts that were refused.
         exclusions: times that a physical queue was excluded.
@@ -168,7 +168,7 @@ class SlowdownExclusion(Generic[T]):
         target = self._next_in_turn(now)
         if target is None:
             target = min(self._targets, key=self._load_of_excluded)
-        return self._send(target, now)
+        return self.send(target, now)
 
     def repeat(self, now: float, tried: Collection[T]) -> Attempt[T] | None:
         """Return where a message goes that was not stored in time.
@@ -187,7 +187,7 @@ class SlowdownExclusion(Generic[T]):
         if target is None:
             # There is nothing quicker to do for the message: it may as well be a trial.
             target = self._next_in_turn(now)
-        return None if target is None else self._send(target, now)
+        return None if target is None else self.send(target, now)
 
     def _next_in_turn(self, now: float, tried: Collection[T] = ()) -> T | None:
         """Return the next target that is not excluded; a message's first may be a trial."""
@@ -195,11 +195,10 @@ class SlowdownExclusion(Generic[T]):
         for k in range(n):
             place = (self._turn + k) % n
             target = targets[place]
-            exclusion = excluded.get(target)
             if (
                 target not in tried
-                if exclusion is None
-                else not tried and exclusion.trial is None and now >= exclusion.trial_at
+                if target not in excluded
+                else not tried and self._is_due(target, now)
             ):
                 self._turn = (place + 1) % n
                 return target
@@ -208,9 +207,27 @@ class SlowdownExclusion(Generic[T]):
     def _load_of_excluded(self, target: T) -> tuple[bool, int]:
         return self._excluded[target].is_silent, self._unanswered.get(target, 0)
 
-    def _send(self, target: T, now: float) -> Attempt[T]:
+    def usable(self, now: float) -> tuple[Sequence[T], T | None]:
+        """Return where many messages may go at once, and what one of them may be the trial of.
+
+        The first are those that are not excluded; where all are, those from which answers still
+        come; else all. For each part of the messages that is sent, `send` is called.
+        """
+        targets, excluded = self._targets, self._excluded
+        if not excluded:
+            return targets, None
+        quick = [one for one in targets if one not in excluded]
+        trial = next((one for one in targets if one in excluded and self._is_due(one, now)), None)
+        return quick or [one for one in targets if not excluded[one].is_silent] or targets, trial
+
+    def _is_due(self, target: T, now: float) -> bool:
+        exclusion = self._excluded[target]
+        return exclusion.trial is None and now >= exclusion.trial_at
+
+    def send(self, target: T, now: float) -> Attempt[T]:
+        """Take note that a message, or many at once, are sent to a physical queue."""
         exclusion = self._excluded.get(target)
-        is_trial = exclusion is not None and exclusion.trial is None and now >= exclusion.trial_at
+        is_trial = exclusion is not None and self._is_due(target, now)
         attempt = Attempt(target, now, is_trial=is_trial)
         if exclusion is not None and is_trial:
             exclusion.trial = attempt

@@ -223,7 +223,14 @@ def _queue_figures() -> dict[str, Schema]:
         "removed": COUNTS,
         "set_aside": COUNT,
         "oldest_seconds": or_null(SECONDS),
-        "enqueued": object_of({"published": books, "requested": books}),
+        "enqueued": object_of(
+            {
+                "published": books,
+                "requested": books,
+                "excluded": list_of(COUNT),
+                "exclusions": COUNT,
+            }
+        ),
         "physical_queues": {"type": "object", "additionalProperties": object_of(usage)},
         "groups": {"type": "object", "additionalProperties": reference("GroupFigures")},
     }

@@ -69,6 +69,14 @@ def group(**keys: Any) -> dict[str, Any]:
             "one of server, sentinel and cluster",
         ),
         ({"engine": "redis", "redis": {"cluster": ["h:1"], "db": 1}}, "read db: 1 beside cluster"),
+        (
+            {"engine": "redis", "redis": {"slowdown_detection_time": 1}},
+            "cluster with slowdown_detection_time",
+        ),
+        (
+            {"engine": "redis", "redis": {"cluster": ["h:1"], "slowdown_detection_time": 0}},
+            "redis.slowdown_detection_time: read 0",
+        ),
         ({"engine": "redis", "redis": {"min_replicas": -1}}, "redis.min_replicas: read -1"),
         ({"engine": "redis", "redis": {"retry_seconds": 0}}, "redis.retry_seconds: read 0"),
         ({"engine": "redis", "redis": {"tls": {}}}, "plugins.queue.redis.tls.ca: read nothing"),
@@ -153,3 +161,21 @@ def test_key_of_an_earlier_version_is_told_its_place(key: str, value: Any, place
         f"policy.yaml: plugins.queue.queues.some.name.{key}: read a key that has moved; "
         f"allowed: it as {place}"
     )
+
+
+@pytest.mark.parametrize(
+    ("keys", "seconds"),
+    [
+        ({}, None),
+        ({"engine": "redis"}, None),
+        ({"engine": "redis", "redis": {"cluster": ["h:1"]}}, 0.4),
+        ({"engine": "redis", "redis": {"cluster": ["h:1"], "slowdown_detection_time": 2}}, 2),
+        ({"engine": "redis", "redis": {"cluster": ["h:1"], "slowdown_detection_time": None}}, None),
+        ({"redis": {"cluster": ["h:1"]}}, None),
+    ],
+)
+def test_only_on_a_cluster_are_physical_queues_left_out(
+    keys: dict[str, Any], seconds: float | None
+) -> None:
+    """Elsewhere all are slow at the same time."""
+    assert queue_config(**keys).slowdown_detection_time() == seconds

@@ -104,6 +104,7 @@ def make_intake(
     wait: float = 0.0,
     most: int = 1000,
     room: int = 10**9,
+    slow: float | None = None,
     **keys: Any,
 ) -> tuple[Intake, HeldEngine]:
     """Return an intake of the queue `q` and its engine."""
@@ -116,6 +117,7 @@ def make_intake(
         budget or PendingBudget(1000, 10**6),
         commit_wait_seconds=wait,
         commit_max_messages=most,
+        slowdown_detection_time=slow,
         logger=LOGGER,
     )
     return intake, engine
@@ -147,6 +149,25 @@ async def test_receipt_is_settled_after_the_commit_and_not_before() -> None:
     await engine.commit_all()
     assert receipts.codes == [SUCCESS]
     assert (intake.published.queued, intake.published.stored) == (0, 1)
+
+
+async def test_messages_go_where_they_are_stored_in_time() -> None:
+    """A physical queue that holds one up gets no others; what it has got stays there."""
+    intake, engine = make_intake(slow=0.01, physical_queues=2)
+    assert intake.slow_appends is not None
+    held = asyncio.create_task(intake.store([NewMessage(message(b"held"))]))
+    await until(lambda: intake.slow_appends is not None and intake.slow_appends.excluded == [0])
+    waiting, engine.appended = engine.appended, []
+    others = asyncio.create_task(intake.store([NewMessage(message(b"%d" % n)) for n in range(4)]))
+    await until(lambda: bool(engine.appended))
+    ((number, messages, _),) = engine.appended
+    assert (number, payloads(messages)) == (1, [b"0", b"1", b"2", b"3"])
+    await engine.commit_all()
+    assert {outcome.physical_queue for outcome in await others} == {1}
+    engine.appended = waiting
+    await engine.commit_all()
+    assert (await held)[0].physical_queue == 0
+    await intake.close()
 
 
 async def test_messages_of_one_loop_iteration_go_together() -> None:

@@ -5,6 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.plugins.queue.fabric.enqueue import SlowdownExclusion
 from penstock.plugins.queue.strategies.enqueue import EnqueueController, physical_queue_of
 
 
@@ -63,3 +64,48 @@ def test_placement_does_not_depend_on_grouping(n: int, sizes: list[int], by_key:
             load[places[one]] += 1
     if not by_key:
         assert max(load.values()) - min(load.values()) <= 1
+
+
+def slow_b() -> SlowdownExclusion[int]:
+    """Return an exclusion of number 1 of 0 to 2, whose trial is due after a second."""
+    exclusion = SlowdownExclusion(range(3), 0.4, trial_seconds=1.0)
+    exclusion.failed(exclusion.send(1, 0.0), 0.0)
+    return exclusion
+
+
+def test_a_slow_physical_queue_is_left_out() -> None:
+    """The others get its messages in turn, over calls too (paper 001, 3.3.2.1)."""
+    controller = EnqueueController[str](3, exclusion=slow_b())
+    assert controller.deal("abc", 0.5) == {0: "ac", 2: "b"}
+    assert controller.deal("d", 0.5) == {2: "d"}
+    assert controller.deal("", 0.5) == {}
+
+
+def test_one_message_of_a_call_is_the_trial() -> None:
+    """Until its answer is there, no other message follows it."""
+    exclusion = slow_b()
+    controller = EnqueueController[str](3, exclusion=exclusion)
+    assert controller.deal("abc", 1.0) == {1: "a", 0: "b", 2: "c"}
+    trial = exclusion.send(1, 1.0)
+    assert 1 not in controller.deal("def", 1.0)
+    exclusion.answered(trial, 1.1)
+    assert set(controller.deal("ghi", 1.1)) == {0, 1, 2}
+
+
+def test_messages_of_a_key_wait_for_their_slow_physical_queue() -> None:
+    """Their order counts more; those without a key go elsewhere, one of them as the trial."""
+    letter = next(text for text in "abcdefg" if physical_queue_of(text, 3) == 1)
+    controller = EnqueueController[str](3, lambda text: None if text == "-" else text, slow_b())
+    assert controller.deal([letter, "-", "-", "-"], 0.5) == {1: [letter], 0: ["-", "-"], 2: ["-"]}
+    assert controller.deal([letter, "-", "-"], 1.0) == {1: [letter, "-"], 2: ["-"]}
+
+
+def test_where_all_are_slow_those_that_answer_get_messages() -> None:
+    """One that has not answered at all may be dead; without any answer, all get some."""
+    exclusion = SlowdownExclusion(range(3), 0.4, trial_seconds=9.0)
+    controller = EnqueueController[str](3, exclusion=exclusion)
+    late = [exclusion.send(number, 0.0) for number in range(3) for _ in range(2)]
+    exclusion.overdue(0.4)
+    assert set(controller.deal("abc", 0.4)) == {0, 1, 2}
+    exclusion.answered(late[0], 0.5)
+    assert controller.deal("abc", 0.5) == {0: "abc"}

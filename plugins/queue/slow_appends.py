@@ -1,0 +1,96 @@
+"""How long the physical queues of one logical queue take to store, for the enqueue controller."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from logging import Logger
+
+from penstock.plugins.queue.engines.contract import AppendResult, StorageError
+from penstock.plugins.queue.fabric.enqueue import Attempt, SlowdownExclusion
+
+
+class SlowAppends:
+    """Times appends, and has physical queues left out that are slow.
+
+    What waits in a slow one is not sent elsewhere: it is stored there at last, or the engine
+    refuses it, and never twice.
+
+    Args:
+        name: of the logical queue.
+        exclusion: is told, by the loop's clock; nothing else tells it anything.
+        slowdown_detection_time: of `exclusion`, for the log.
+        logger: gets a line when a physical queue is left out, and when it is back.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        exclusion: SlowdownExclusion[int],
+        slowdown_detection_time: float,
+        logger: Logger,
+    ) -> None:
+        self._name = name
+        self._exclusion = exclusion
+        self._seconds = slowdown_detection_time
+        self._logger = logger
+        self._timer: asyncio.TimerHandle | None = None
+        self._known: set[int] = set()
+
+    @property
+    def excluded(self) -> list[int]:
+        """Return the numbers of the physical queues that are left out, ascending."""
+        return sorted(self._exclusion.excluded)
+
+    @property
+    def exclusions(self) -> int:
+        """Return how many times one was left out."""
+        return self._exclusion.counts.exclusions
+
+    def sent(self, number: int, future: asyncio.Future[AppendResult]) -> None:
+        """Time an append to a physical queue that has just begun."""
+        attempt = self._exclusion.send(number, asyncio.get_running_loop().time())
+        future.add_done_callback(partial(self._ended, attempt))
+        self._set_timer()
+
+    def close(self) -> None:
+        """Stop the timer; appends that end later do no harm."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _ended(self, attempt: Attempt[int], future: asyncio.Future[AppendResult]) -> None:
+        now = asyncio.get_running_loop().time()
+        if future.cancelled() or isinstance(future.exception(), StorageError):
+            self._exclusion.failed(attempt, now)
+        else:
+            self._exclusion.answered(attempt, now)
+        self._tell()
+
+    def _look(self) -> None:
+        self._timer = None
+        self._exclusion.overdue(asyncio.get_running_loop().time())
+        self._tell()
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is None:
+            deadline = self._exclusion.next_deadline()
+            if deadline is not None:
+                self._timer = asyncio.get_running_loop().call_at(deadline, self._look)
+
+    def _tell(self) -> None:
+        """Log what has changed."""
+        excluded = self._exclusion.excluded.keys()
+        if excluded == self._known:
+            return
+        for number in sorted(excluded - self._known):
+            self._logger.warning(
+                "queue %s: physical queue %d is left out: it fails, or takes over %g s to store",
+                self._name,
+                number,
+                self._seconds,
+            )
+        for number in sorted(self._known - excluded):
+            self._logger.info("queue %s: physical queue %d is quick again", self._name, number)
+        self._known = set(excluded)

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.plugins.queue.engines.contract import (
+    AppendResult,
+    NewMessage,
+    StorageError,
+    UnknownQueueError,
+)
+from penstock.plugins.queue.fabric.enqueue import SlowdownExclusion
+from penstock.plugins.queue.group_receiver import ReceiveRequest
+from penstock.plugins.queue.intake import Stored
+from penstock.plugins.queue.service import QueueService
+from penstock.plugins.queue.slow_appends import SlowAppends
+from tests.helpers.redis_server import running_cluster
+from tests.plugins.queue.running import LOGGER, message, running_plugin, until
+
+STORED = AppendResult([0], (), {})
+N_QUEUES = 30
+
+
+def make(seconds: float = 60.0) -> tuple[SlowAppends, SlowdownExclusion[int]]:
+    """Return what times the appends of two physical queues."""
+    exclusion = SlowdownExclusion(range(2), seconds)
+    return SlowAppends("q", exclusion, seconds, LOGGER), exclusion
+
+
+def append() -> asyncio.Future[AppendResult]:
+    """Return an append that is under way."""
+    return asyncio.get_running_loop().create_future()
+
+
+async def test_a_physical_queue_that_fails_is_left_out_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once in the log, and again when it is back; counted."""
+    caplog.set_level(logging.INFO)
+    slow, exclusion = make()
+    for _ in range(2):
+        refused = append()
+        slow.sent(1, refused)
+        refused.set_exception(StorageError("too few replicas"))
+        await asyncio.sleep(0)
+    assert (slow.excluded, slow.exclusions) == ([1], 1)
+    assert caplog.messages == [
+        "queue q: physical queue 1 is left out: it fails, or takes over 60 s to store"
+    ]
+    stored = append()
+    slow.sent(1, stored)
+    stored.set_result(STORED)
+    await asyncio.sleep(0)
+    assert (slow.excluded, slow.exclusions) == ([], 1)
+    assert caplog.messages[1:] == ["queue q: physical queue 1 is quick again"]
+    assert exclusion.counts.failed == 2
+    slow.close()
+
+
+async def test_what_takes_too_long_is_left_out_while_it_is_under_way() -> None:
+    """Nothing has to end for it: a timer looks."""
+    slow, _ = make(0.01)
+    slow.sent(0, append())
+    await until(lambda: slow.excluded == [0])
+    slow.close()
+
+
+async def test_a_queue_that_is_gone_is_not_slow() -> None:
+    """The node has answered."""
+    slow, _ = make()
+    gone = append()
+    slow.sent(0, gone)
+    gone.set_exception(UnknownQueueError("q"))
+    await asyncio.sleep(0)
+    assert slow.excluded == []
+    slow.close()
+
+
+async def store(service: QueueService, texts: list[str]) -> Sequence[Stored]:
+    """Store messages by one request."""
+    return await service.store("q", [NewMessage(message(text.encode())) for text in texts])
+
+
+async def receive_all(service: QueueService) -> Counter[str]:
+    """Receive all messages, and acknowledge none."""
+    found = Counter[str]()
+    while received := await service.receive("q", "default", ReceiveRequest(100)):
+        found.update(one.payload.decode() for one in received)
+    return found
+
+
+async def test_a_frozen_node_of_a_cluster_holds_up_no_later_message(tmp_path: Path) -> None:
+    """Its physical queues are left out; what had got there is stored when it goes on, once."""
+    # Of so many physical queues, some are on each node. Nobody declares the frozen one dead.
+    keys = {"physical_queues": N_QUEUES}
+    with running_cluster(tmp_path, "cluster-node-timeout 600000") as nodes:
+        redis: dict[str, Any] = {
+            "cluster": [f"127.0.0.1:{node.port}" for node in nodes],
+            "timeout_seconds": 300,
+            "retry_seconds": 600,
+            "slowdown_detection_time": 0.1,
+        }
+        async with running_plugin(engine="redis", redis=redis, queues={"q": keys}) as plugin:
+            service, sent, tasks = (
+                plugin.service,
+                list[str](),
+                list[asyncio.Task[Sequence[Stored]]](),
+            )
+
+            def send() -> asyncio.Task[Sequence[Stored]]:
+                texts = [str(len(sent) + number) for number in range(N_QUEUES)]
+                sent.extend(texts)
+                tasks.append(asyncio.create_task(store(service, texts)))
+                return tasks[-1]
+
+            await send()
+            frozen = nodes[1].process.pid
+            os.kill(frozen, signal.SIGSTOP)
+            try:
+                held_up = send()
+                # A request has a message for each of them, as long as none is left out.
+                while not (await asyncio.wait([send()], timeout=0.2))[0]:
+                    assert not held_up.done()
+                excluded = service.figures("q")["enqueued"]["excluded"]
+                assert excluded
+                assert not held_up.done()
+            finally:
+                os.kill(frozen, signal.SIGCONT)
+            outcomes = [each for task in tasks for each in await task]
+            assert {each.reason for each in outcomes} == {""}
+            assert {each.physical_queue for each in outcomes} == set(range(N_QUEUES))
+            while service.figures("q")["enqueued"]["excluded"]:
+                await send()
+            assert await receive_all(service) == Counter(sent)
