@@ -18,7 +18,9 @@ Rows of 1 KiB messages in a logical queue of four physical queues, in an SQLite 
   of the one and a group of the other receive and acknowledge in process, by turns in short slices;
   the figure is the rate of the second in per cent of that of the first.
 
-`memory` is `enqueue` and one group's receiving with the memory engine, in process.
+`memory` is `enqueue` and one group's receiving with the memory engine, in process. What runs in
+process has the `Collector` of the product's programs, which leaves cycles alone while they are
+busy.
 
 The ceiling is the disk's: as many bytes written to a plain file and flushed as often as the
 queue may at the most (every `commit_max_messages`). `enqueue` can only be measured from within:
@@ -67,6 +69,7 @@ from benchmarks.program import (
 )
 from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.message import Message
+from penstock.broker.process.collector import Collector
 from penstock.netem.runs.broker_process import ENVIRONMENT
 from penstock.plugins.queue.client import QueueClient
 from penstock.plugins.queue.config import LogicalQueueConfig, QueueConfig
@@ -375,6 +378,7 @@ def _part(arguments: list[str]) -> float:
     """Do what a process of the benchmark's own is for."""
     name, of, n_messages = arguments[0], arguments[1], int(arguments[2])
     if name in _IN_LOOP:
+        Collector()  # as the product's programs do, it takes the place of Python's own runs
         return uvloop.run(_IN_LOOP[name](of, n_messages))
     return _OVER_HTTP[name](of, n_messages)
 

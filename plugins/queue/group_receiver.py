@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from penstock.broker.errors import PenstockError
@@ -27,6 +28,8 @@ writing an answer blocks the loop."""
 
 LEASE_MESSAGES: Final = 256
 """Of one call of the engine, which blocks the loop for some 2 ms; others follow for more."""
+
+_PAYLOAD: Final = attrgetter("payload")
 
 _WATCH_SECONDS: Final = 3600.0
 """Of one wait for arrivals; another one follows."""
@@ -207,7 +210,7 @@ class GroupReceiver:
                         self._queue, self._group, number, asked, room, visibility
                     )
                     found += leased
-                    some_bytes = sum([len(delivery.payload) for delivery in leased])
+                    some_bytes = sum(map(len, map(_PAYLOAD, leased)))
                     n_messages += len(leased)
                     n_bytes += some_bytes
                     room -= some_bytes

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import repeat
 from logging import Logger
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -382,7 +383,7 @@ class Intake:
     ) -> None:
         """Record the outcome of one physical queue's part of a group."""
         self._commits.discard(future)
-        n_bytes = sum(len(new.message.payload) for new, _ in dealt)
+        n_bytes = sum([len(new.message.payload) for new, _ in dealt])
         self._budget.give_back(len(dealt), n_bytes)
         error = future.exception()
         if error is None:
@@ -402,12 +403,15 @@ class Intake:
 
     def _settle_receipts(self, dealt: Sequence[Entry], result: AppendResult) -> None:
         refused = result.refused
-        for index, (_, receipt) in enumerate(dealt):
+        codes: Iterable[int] = repeat(SUCCESS)
+        if refused:
+            codes = [
+                _REASON_CODES[refused[index]] if index in refused else SUCCESS
+                for index in range(len(dealt))
+            ]
+        for (_, receipt), code in zip(dealt, codes, strict=False):
             if receipt is None:
                 continue
-            code = SUCCESS
-            if refused and index in refused:
-                code = _REASON_CODES[refused[index]]
             try:
                 receipt.settle(code)
             except Exception:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 
 from penstock.broker.message import Message
 from penstock.broker.mqtt.expiry import EXPIRY
@@ -63,6 +64,37 @@ class Incoming:
         rows = self._rows  # as `add_row`, without its call
         rows.append((topic, payload, message.qos, publisher, enqueued_at, properties))
         return self.base + len(rows) - 1
+
+    def add_plain(self, news: Sequence[NewMessage], epoch: float) -> list[int] | None:
+        """Add messages column by column, which takes a fraction of the time.
+
+        Returns:
+            Their offsets; None where one of them needs a look of its own, and none was added.
+        """
+        if not news:
+            return []
+        messages, identifiers, delays, _ = zip(*news, strict=True)
+        if any(identifiers) or delays.count(None) < len(delays):
+            return None
+        if any(one.properties or one.retain or one.expires_at is not None for one in messages):
+            return None
+        payloads = [one.payload for one in messages]
+        topics = [one.topic for one in messages]
+        publishers = [one.publisher for one in messages]
+        is_ascii = "".join(topics).isascii() and "".join(publishers).isascii()
+        if not is_ascii or set(map(type, payloads)) != {bytes}:
+            return None
+        first = self.base + len(self._rows)
+        self._rows += zip(
+            topics,
+            payloads,
+            [one.qos for one in messages],
+            publishers,
+            [one.arrived_at + epoch for one in messages],
+            repeat(""),
+            strict=False,
+        )
+        return list(range(first, self.base + len(self._rows)))
 
     def add_row(
         self,

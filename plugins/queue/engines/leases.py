@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
+from itertools import groupby, repeat
 from typing import Final, NamedTuple
 
 from penstock.broker.mqtt.topics import matches
@@ -728,21 +728,24 @@ class Place:
         group, leased = self.group, self.leased
         others: list[int] = []
         leases: dict[int, Lease] = {}
-        lease: Lease | None = None
-        last: Batch | None = None
-        for at, offset in enumerate(offsets):
-            batch = leased.get(offset)
+        at = 0
+        # Messages that were received together have one batch.
+        for batch, run in groupby(map(leased.get, offsets)):
+            some = offsets[at : at + len(list(run))]
             if batch is None or batch.nonce != nonce:
-                others.append(at)
-                continue
-            if lease is None or batch is not last:
+                others += range(at, at + len(some))
+            else:
                 lease = Lease(batch.deadline, nonce, batch.sizes, batch.first_offset)
-                last = batch
-            leases[offset] = lease
-            del leased[offset]
-            batch.left -= 1
-            if not batch.left:
-                group.ended(batch)
+                taken = dict.fromkeys(some, lease)
+                if len(taken) < len(some):
+                    others += _repeats(some, at)
+                leases |= taken
+                for offset in taken:
+                    del leased[offset]
+                batch.left -= len(taken)
+                if not batch.left:
+                    group.ended(batch)
+            at += len(some)
         if leases and group.n_leased >= group.spec.max_leased_messages:
             group.was_full = True
         group.n_leased -= len(leases)
@@ -818,6 +821,17 @@ class Place:
             counts = self.counts[first] = array("H", bytes(2 * n_messages))
         self.dirty.add(first)
         return counts
+
+
+def _repeats(offsets: Sequence[int], start: int) -> list[int]:
+    """Return where offsets stand that stood before; `start` is the place of the first."""
+    seen: set[int] = set()
+    repeats: list[int] = []
+    for at, offset in enumerate(offsets, start):
+        if offset in seen:
+            repeats.append(at)
+        seen.add(offset)
+    return repeats
 
 
 def _ignore(_group: Group) -> None:

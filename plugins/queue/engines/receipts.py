@@ -22,6 +22,8 @@ _BLOCK: Final = struct.Struct("<HHHHq")
 _BLOCK_MESSAGES: Final = 16
 _TAG_BYTES: Final = 9
 """As many as one step of the hash gives for a block, in whole groups of base64."""
+_KEPT_BLOCKS: Final = 1_024
+"""Of a group, whose handles are kept from their making to their reading: 16,384 messages."""
 _TEXT_CHARACTERS: Final = 22
 _TAG_CHARACTERS: Final = 12
 _INDEXES: Final = tuple((f"{index:x}", index * _TAG_CHARACTERS) for index in range(_BLOCK_MESSAGES))
@@ -76,6 +78,7 @@ class Receipts:
     def __init__(self, secret: bytes, incarnation: str, group_id: int) -> None:
         key = blake2b(f"{incarnation} {group_id}".encode(), key=secret, digest_size=32).digest()
         self._hash = shake_128(key)
+        self._made: dict[str, list[str]] = {}
 
     def handles(self, receive: Receive, offsets: range) -> list[str]:
         """Return the handles of messages at consecutive offsets, in their order."""
@@ -86,7 +89,11 @@ class Receipts:
             block = start - index
             data = binascii.b2a_base64(_BLOCK.pack(*receive, block))
             text = data[:_TEXT_CHARACTERS].translate(_TO_URL).decode()
-            some = self._of_block(text)[index : offsets.stop - block]
+            made = self._of_block(text)
+            if len(self._made) >= _KEPT_BLOCKS:
+                self._made.clear()
+            self._made[text] = made
+            some = made[index : offsets.stop - block]
             handles += some
             start += len(some)
         return handles
@@ -125,12 +132,13 @@ class Receipts:
 
         Whether the first part was made here shows in an equal handle alone.
         """
+        made = self._made.pop(text, None)  # a handle is usually read once
         try:
             data = binascii.a2b_base64(text.encode("ascii").translate(_FROM_URL) + b"==")
             *fields, block = _BLOCK.unpack(data)
         except (ValueError, struct.error):
             return _NO_RECEIVE, 0, []
-        return Receive._make(fields), block, self._of_block(text)
+        return Receive._make(fields), block, made or self._of_block(text)
 
     def _of_block(self, text: str) -> list[str]:
         """Return the handles of the messages of a block."""

@@ -298,8 +298,8 @@ class Receiving:
             self._bury(queue, group, list(marks.values()), letters, future)
         else:
             self._state.submit(Settle(queue, group, "ack", list(marks.values()), future))
-        # The caller may be cancelled; the settling is under way and must be recorded.
-        await asyncio.shield(future)
+        # The caller may be cancelled, and the future with it: the settling goes on all the same.
+        await future
 
     async def _letters(
         self, queue: LogicalQueue, group: Group, place: Place, bits: Mapping[int, int]

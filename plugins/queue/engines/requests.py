@@ -81,6 +81,10 @@ class Append(Request):
         duplicates: list[int] = []
         refused: dict[int, str] = {}
         epoch = transaction.epoch
+        plain = incoming.add_plain(self.messages, epoch)
+        if plain is not None:
+            self.result = AppendResult(plain, duplicates, refused)
+            return
         for index, new in enumerate(self.messages):
             identifier = new.deduplication_id
             if identifier and new.is_repeat:
@@ -155,11 +159,16 @@ class Marks:
 
     def add_leased(self, leases: Mapping[int, Lease]) -> None:
         """Add messages that have leases."""
-        for lease, offsets in groupby(leases, leases.__getitem__):
+        for lease, run in groupby(leases, leases.__getitem__):
             _, _, sizes, first = lease
+            offsets = list(run)
+            least, end = min(offsets), max(offsets) + 1
             bits = self.bits.get(first, 0)
-            for offset in offsets:
-                bits |= 1 << offset - first
+            if end - least == len(offsets):  # each is there once: they follow each other
+                bits |= (1 << end - first) - (1 << least - first)
+            else:
+                for offset in offsets:
+                    bits |= 1 << offset - first
             self.bits[first] = bits
             if sizes is not None:
                 self.sizes[first] = sizes

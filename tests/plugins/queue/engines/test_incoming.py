@@ -57,6 +57,41 @@ def test_a_message_that_cannot_be_stored_leaves_no_trace(message: Message) -> No
     assert facts.n_messages == 1
 
 
+def test_messages_that_need_no_look_of_their_own_are_added_together() -> None:
+    """With the same offsets and columns as one by one, behind those that are there."""
+    news = [
+        NewMessage(Message(f"t/{n}", b"%d" % n, qos=n % 3, arrived_at=float(n), publisher="p"))
+        for n in range(9)
+    ]
+    singly, together = incoming(), incoming()
+    offsets = [singly.add(new, 1e9) for new in news]
+    assert together.add(news[0], 1e9) == 7
+    assert together.add_plain(news[1:], 1e9) == offsets[1:]
+    assert together.add_plain([], 1e9) == []
+    assert [one[:2] for one in singly.encode(0.0)] == [one[:2] for one in together.encode(0.0)]
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        NewMessage(Message("t", b"x"), b"id"),
+        NewMessage(Message("t", b"x"), delay_seconds=0.0),
+        NewMessage(Message("t", b"x", properties={"content_type": "x"})),
+        NewMessage(Message("t", b"x", retain=True)),
+        NewMessage(Message("t", b"x", expires_at=9.0)),
+        NewMessage(Message("ü", b"x")),
+        NewMessage(Message("t", b"x", publisher="\ud800")),
+        NewMessage(Message("t", LostPayload())),  # type: ignore[arg-type]
+    ],
+)
+def test_a_message_that_needs_a_look_of_its_own_is_not_added_with_others(new: NewMessage) -> None:
+    """Nor are they: each is looked at."""
+    coming = incoming()
+    plain = NewMessage(Message("t", b"x"))
+    assert coming.add_plain([plain, new, plain], 0.0) is None
+    assert list(coming.encode(0.0)) == []
+
+
 @pytest.mark.parametrize(
     ("new", "properties", "flags"),
     [

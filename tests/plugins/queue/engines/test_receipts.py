@@ -23,6 +23,17 @@ def test_handles_name_their_receive(receive: Receive, first: int, n: int) -> Non
     assert RECEIPTS.read(handles) == ([Received(receive, list(range(n)), list(offsets))], [])
 
 
+def test_handles_can_be_read_again_and_by_another_program() -> None:
+    """Whether or not those that were made are still known."""
+    receipts = Receipts(b"secret", "incarnation", 1)
+    for number in range(2):
+        receive = Receive(number, 1, 2, 0)
+        handles = receipts.handles(receive, range(20_000))
+        expected: object = ([Received(receive, list(range(20_000)), list(range(20_000)))], [])
+        for reader in (receipts, receipts, RECEIPTS):
+            assert reader.read(handles) == expected
+
+
 def test_a_handle_does_not_depend_on_what_is_received_with_its_message() -> None:
     """Nor on the offset at which that begins."""
     receive = Receive(3, 1, 2, 0)

@@ -399,6 +399,31 @@ async def test_the_handle_of_a_receive_that_was_given_back_is_no_other_s(running
     await running.ack([new])
 
 
+async def test_handles_of_several_receives_in_any_order_are_settled_once_each(
+    running: Running,
+) -> None:
+    """Those of one receive need not follow each other, and one may come twice."""
+    await running.create()
+    for n in range(3):
+        await running.store(*(b"%d" % (n * 20 + one) for one in range(20)))
+    first = await running.receive(25)
+    second = await running.receive(25)
+    mixed = [*first[20:], *second[3:5], first[2], first[4], first[3], first[2], *second[:2]]
+    mixed += [second[4], first[0], first[24], *reversed(second[40 - 25 :])]
+    twice = [index for index, one in enumerate(mixed) if one in mixed[:index]]
+    assert await running.settle("ack", mixed) == dict.fromkeys(twice, "stale")
+    done = {one.offset for one in mixed}
+    assert running.snapshot().messages == 60 - len(done)
+    assert running.snapshot().payload_bytes == sum(
+        len(b"%d" % offset) for offset in range(60) if offset not in done
+    )
+    left = [one for one in (*first, *second) if one.offset not in done]
+    assert running.group().leased == len(left)
+    await running.ack(left)
+    assert await running.drain() == [b"%d" % offset for offset in range(50, 60)]
+    assert (running.snapshot().messages, running.snapshot().payload_bytes) == (0, 0)
+
+
 async def test_a_stale_receive_gives_nothing_back(running: Running) -> None:
     """What was settled or received again stays with its receiver."""
     await running.create(groups={"g": GroupSpec(visibility_timeout=10)})
