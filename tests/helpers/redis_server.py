@@ -7,7 +7,7 @@ import contextlib
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def running_redis(
     """
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(reserved_port()) if port is None else port
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         file = folder / "redis.conf"
         ports = ["port 0", f"tls-port {own}"] if is_tls else [f"port {own}"]
         lines = [*ports, "bind 127.0.0.1", f"dir {folder}", 'save ""', "appendonly no"]
@@ -57,7 +57,11 @@ def running_redis(
 
 @contextlib.contextmanager
 def running_cluster(
-    folder: Path, *settings: str, n: int = 3, is_even: bool = True
+    folder: Path,
+    *settings: str,
+    n: int = 3,
+    is_even: bool = True,
+    own: Sequence[Sequence[str]] = (),
 ) -> Iterator[list[RedisProcess]]:
     """Start servers that share all slots; yield them when each knows of all.
 
@@ -66,6 +70,7 @@ def running_cluster(
         settings: further lines of each file.
         n: how many.
         is_even: False to have the first one take all slots but one for each other.
+        own: further lines of each one's own file.
     """
     with contextlib.ExitStack() as stack:
         bus_ports = [stack.enter_context(reserved_port()) for _ in range(n)]
@@ -76,6 +81,7 @@ def running_cluster(
                     "cluster-enabled yes",
                     f"cluster-port {bus_port}",
                     *settings,
+                    *(own[at] if own else ()),
                 )
             )
             for at, bus_port in enumerate(bus_ports)
@@ -121,7 +127,9 @@ def shared_redis() -> int:
 
 
 @contextlib.contextmanager
-def running_sentinels(folder: Path, master: int, *settings: str, n: int = 3) -> Iterator[list[int]]:
+def running_sentinels(
+    folder: Path, master: int, *settings: str, n: int = 3, is_tls: bool = False
+) -> Iterator[list[int]]:
     """Start sentinels of a master that is called `m`; yield their ports.
 
     Args:
@@ -129,6 +137,7 @@ def running_sentinels(folder: Path, master: int, *settings: str, n: int = 3) -> 
         master: its port.
         settings: further lines of each file.
         n: how many; most of them must agree that the master is gone.
+        is_tls: whether they speak TLS alone.
     """
     with contextlib.ExitStack() as stack:
         ports = [stack.enter_context(reserved_port()) for _ in range(n)]
@@ -137,7 +146,7 @@ def running_sentinels(folder: Path, master: int, *settings: str, n: int = 3) -> 
             own = folder / f"sentinel{port}"
             own.mkdir(parents=True)
             lines = [
-                f"port {port}",
+                *(("port 0", f"tls-port {port}") if is_tls else (f"port {port}",)),
                 "bind 127.0.0.1",
                 f"dir {own}",
                 *settings,

@@ -4,17 +4,34 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from penstock.plugins.queue.engines.contract import EngineStartError
+from penstock.broker.message import Message
+from penstock.netem.runs.broker_process import reserved_port
+from penstock.plugins.queue.engines.contract import (
+    EngineStartError,
+    GroupSpec,
+    NewMessage,
+    QueueSpec,
+)
+from penstock.plugins.queue.engines.redis.engine import RedisEngine
+from penstock.plugins.queue.engines.redis.finding import RedisSentinels
 from penstock.plugins.queue.engines.redis.library import LIBRARY
 from penstock.plugins.queue.engines.redis.login import Login, ask_directly
 from penstock.plugins.queue.engines.redis.server import RedisServer
 from tests.helpers.certificates import Authority
-from tests.helpers.redis_server import RedisProcess, running_redis, shared_redis
+from tests.helpers.redis_server import (
+    RedisProcess,
+    running_cluster,
+    running_redis,
+    running_sentinels,
+    shared_redis,
+)
+from tests.plugins.queue.engines.contract.harness import UNTIL_SECONDS
 
 LOGGER = logging.getLogger("penstock.queue")
 
@@ -152,6 +169,100 @@ async def test_a_user_logs_in_with_the_password_of_a_file(
     file.unlink()
     with pytest.raises(EngineStartError, match="password of"):
         await server.connect(LOGGER)
+
+
+RIGHTS = (
+    "~penstock:* &penstock:* -@all +@hash +@sortedset +fcall +function|list +function|load +publish"
+    " +subscribe +unsubscribe +ping +info +time +exists +unlink +expire +wait +select"
+    " +cluster|slots +config|get"
+)
+"""What a user needs at least, as docs/queue.md says."""
+
+
+def certified(tmp_path: Path) -> tuple[tuple[str, ...], Login]:
+    """Return the lines of servers that speak TLS, and a login there."""
+    authority = Authority(tmp_path)
+    certfile, keyfile = authority.issue("localhost", "127.0.0.1")
+    mine = authority.issue("client", file="client")
+    file = tmp_path / "password"
+    file.write_text("secret\n")
+    lines = (
+        f"tls-cert-file {certfile}",
+        f"tls-key-file {keyfile}",
+        f"tls-ca-cert-file {authority.cafile}",
+    )
+    login = Login("penstock", str(file), authority.cafile, mine.certfile, mine.keyfile)
+    return lines, login
+
+
+async def use_everything(server: RedisServer) -> None:
+    """Call each function of the library, and hear of another program."""
+    engines = [RedisEngine(server, logger=LOGGER) for _ in range(2)]
+    for each in engines:
+        await each.open()
+    engine, other = engines
+    group = GroupSpec(order="key", max_receives=1, dead_letter_queue="dead")
+    await engine.create_queue("dead", QueueSpec())
+    spec = QueueSpec(
+        physical_queues=2,
+        key="topic",
+        keeps_last=True,
+        retention_seconds=3600.0,
+        groups={"g": group, "o": GroupSpec(kind="offsets")},
+    )
+    await engine.create_queue("q", spec)
+    await other.maintain()
+    seen = await other.wait_for_arrival("q", "g", -1, 0)
+    waiting = asyncio.create_task(other.wait_for_arrival("q", "g", seen, UNTIL_SECONDS))
+    new = [NewMessage(Message("a", b"1"), b"id"), NewMessage(Message("b", b"2"), delay_seconds=60)]
+    for one in (*new, NewMessage(Message("c", b"3"))):
+        assert engine.reserve("q", 1, 1)
+        await engine.append("q", 0, [one])
+    await waiting
+    received = await engine.lease("q", "g", 0, 9, 1 << 20)
+    handles = [one.receipt_handle for one in received]
+    assert await engine.settle("q", "g", "extend", handles, 30.0) == {}
+    assert await engine.settle("q", "g", "nack", handles) == {}
+    assert await engine.lease("q", "g", 0, 9, 1 << 20) == []
+    await engine.redrive("dead", None, None)
+    first, position = await engine.locate("q", "earliest"), await engine.locate("q", "latest")
+    assert await engine.read("q", 0, first.offsets[0], position.offsets[0], 9) != []
+    await engine.commit("q", "o", position)
+    await engine.seek("q", "g", "earliest")
+    await engine.change_group("q", "g", GroupSpec())
+    await engine.create_group("q", "new", GroupSpec(start=0.0))
+    await engine.delete_group("q", "new")
+    await engine.forget("q", [b"id"])
+    await engine.maintain()
+    await engine.purge("q")
+    await engine.delete_queue("q")
+    for each in engines:
+        await each.close()
+
+
+async def test_a_user_with_least_rights_can_do_everything_over_tls(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On one server, with a sentinel, and on a cluster; nothing is refused on the way."""
+    tls, login = certified(tmp_path)
+    lines = (*tls, f"user penstock on >secret {RIGHTS}")
+    with running_redis(tmp_path / "one", *lines, is_tls=True) as process:
+        await use_everything(RedisServer(port=process.port, login=login))
+        watcher = "user watcher on >secret +sentinel|get-master-addr-by-name"
+        sentinel = (*tls, watcher, "tls-replication yes")
+        with running_sentinels(
+            tmp_path / "sentinels", process.port, *sentinel, n=1, is_tls=True
+        ) as (port,):
+            sentinels = RedisSentinels((("127.0.0.1", port),), "m", replace(login, user="watcher"))
+            await use_everything(RedisServer(sentinels=sentinels, login=login))
+    with ExitStack() as stack:
+        ports = [stack.enter_context(reserved_port()) for _ in range(3)]
+        own = [(f"tls-port {port}", "tls-cluster yes") for port in ports]
+        stack.enter_context(running_cluster(tmp_path / "cluster", *lines, own=own))
+        nodes = (("127.0.0.1", ports[0]),)
+        await use_everything(RedisServer(cluster=nodes, login=login))
+    refusals = [one for one in caplog.messages if "permission" in one.lower() or "ACL" in one]
+    assert refusals == []
 
 
 async def test_no_server_is_a_start_error() -> None:
