@@ -140,6 +140,7 @@ MODULE_ARROWS: Final = {
         "netem",
         "broker.config",
         "broker.message",
+        "broker.process.collector",
         "plugins.queue",
     ),
     # Consumers of the queue are its clients.

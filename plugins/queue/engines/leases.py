@@ -25,7 +25,7 @@ from penstock.plugins.queue.client import ReceivedMessage, received_messages
 from penstock.plugins.queue.engines.contract import GroupSpec
 from penstock.plugins.queue.engines.expiry import count_down
 from penstock.plugins.queue.engines.keys import KeyReader
-from penstock.plugins.queue.engines.physical import PhysicalQueue, bits_below, each_bit
+from penstock.plugins.queue.engines.physical import PhysicalQueue, bits_below, each_bit, repeats_in
 from penstock.plugins.queue.engines.receipts import Receipts, Receive
 from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.store import GroupRow, Segment
@@ -738,7 +738,7 @@ class Place:
                 lease = Lease(batch.deadline, nonce, batch.sizes, batch.first_offset)
                 taken = dict.fromkeys(some, lease)
                 if len(taken) < len(some):
-                    others += _repeats(some, at)
+                    others += repeats_in(some, at)
                 leases |= taken
                 for offset in taken:
                     del leased[offset]
@@ -821,17 +821,6 @@ class Place:
             counts = self.counts[first] = array("H", bytes(2 * n_messages))
         self.dirty.add(first)
         return counts
-
-
-def _repeats(offsets: Sequence[int], start: int) -> list[int]:
-    """Return where offsets stand that stood before; `start` is the place of the first."""
-    seen: set[int] = set()
-    repeats: list[int] = []
-    for at, offset in enumerate(offsets, start):
-        if offset in seen:
-            repeats.append(at)
-        seen.add(offset)
-    return repeats
 
 
 def _ignore(_group: Group) -> None:

@@ -104,3 +104,22 @@ def each_bit(bits: int) -> Iterator[int]:
         low = bits & -bits
         yield low.bit_length() - 1
         bits ^= low
+
+
+def sum_of(sizes: Sequence[int], bits: int) -> int:
+    """Return the sum of the sizes in a bit map, which is not empty."""
+    least, end = (bits & -bits).bit_length() - 1, bits.bit_length()
+    if bits.bit_count() == end - least:  # as where a receiver settles what it has received
+        return sum(sizes[least:end])
+    return sum([size for index, size in enumerate(sizes) if bits >> index & 1])
+
+
+def repeats_in(offsets: Sequence[int], start: int) -> list[int]:
+    """Return where offsets stand that stood before; `start` is the place of the first."""
+    seen: set[int] = set()
+    repeats: list[int] = []
+    for at, offset in enumerate(offsets, start):
+        if offset in seen:
+            repeats.append(at)
+        seen.add(offset)
+    return repeats

@@ -24,6 +24,7 @@ from penstock.plugins.queue.engines.physical import (
     PhysicalQueue,
     bits_below,
     each_bit,
+    sum_of,
     trailing_ones,
 )
 from penstock.plugins.queue.engines.queues import LogicalQueue, Newest, Stored
@@ -346,7 +347,7 @@ class Transaction:
             self.changes.deleted_segments.append((physical.row_id, first))
             return
         known = self._sizes(physical, segment) if sizes is None else sizes
-        n_bytes = _sum_of(known, bits)
+        n_bytes = sum_of(known, bits)
         usage[3] -= n_bytes
         self._gone[physical, first] = gone, gone_bytes + n_bytes
         self.changes.gone[physical.row_id, first] = gone, gone_bytes + n_bytes
@@ -723,11 +724,3 @@ class Transaction:
                 place.settled.pop(first, None)
                 place.counts.pop(first, None)
                 place.dirty.discard(first)
-
-
-def _sum_of(sizes: Sequence[int], bits: int) -> int:
-    """Return the sum of the sizes in a bit map, which is not empty."""
-    least, end = (bits & -bits).bit_length() - 1, bits.bit_length()
-    if bits.bit_count() == end - least:  # as where a receiver settles what it has received
-        return sum(sizes[least:end])
-    return sum([size for index, size in enumerate(sizes) if bits >> index & 1])

@@ -9,6 +9,8 @@ from penstock.plugins.queue.engines.physical import (
     PhysicalQueue,
     bits_below,
     each_bit,
+    repeats_in,
+    sum_of,
     trailing_ones,
 )
 from penstock.plugins.queue.engines.store import PhysicalRow
@@ -31,6 +33,19 @@ def test_each_bit_is_told_once_in_order(numbers: set[int]) -> None:
 def test_trailing_ones_end_at_the_first_gap(bits: int, n: int) -> None:
     """The floor of a group goes so far."""
     assert trailing_ones(bits) == n
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=20), st.data())
+def test_sizes_are_summed_by_a_bit_map(sizes: list[int], data: st.DataObject) -> None:
+    """Whether its bits follow each other or not."""
+    bits = data.draw(st.integers(1, (1 << len(sizes)) - 1))
+    assert sum_of(sizes, bits) == sum(sizes[index] for index in each_bit(bits))
+
+
+def test_repeats_are_all_but_the_first_of_each_offset() -> None:
+    """By their places."""
+    assert repeats_in([5, 7, 5, 5, 8, 7], 100) == [102, 103, 105]
+    assert repeats_in([], 0) == []
 
 
 def test_delays_are_forgotten_when_all_of_a_segment_are_over() -> None:
