@@ -161,7 +161,14 @@ def test_the_page_goes_from_sensors_to_a_chart_and_back_to_a_device(
     assert {row["room"] for row in rows} == {"cellar", "roof"}
     assert {row["celsius"] for row in rows if row["room"] == "cellar"} == {15.0}
     assert set(device.log.splitlines()) == {opened.strip()}
-    exec(compile(Path("chart.py").read_text(), "chart.py", "exec"), {})  # noqa: S102 (the page's own)
+    drawing = Path("chart.py").read_text()
+    early = tmp_path / "early"
+    (early / "windows").mkdir(parents=True)
+    (early / "windows" / "part-00000-unfinished.parquet").write_bytes(b"PAR1")
+    for data in (early / "missing", early, tmp_path / "rooms-data"):
+        assert not Path("chart.png").exists()
+        text = drawing.replace(str(tmp_path / "rooms-data"), str(data))
+        exec(compile(text, "chart.py", "exec"), {})  # noqa: S102 (the page's own)
     assert Path("chart.png").read_bytes().startswith(b"\x89PNG")
 
 
