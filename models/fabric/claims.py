@@ -208,7 +208,7 @@ def _two_failures(results: Results) -> Iterator[tuple[str, Standing, str]]:
 
 
 def _products(results: Results) -> Iterator[tuple[str, Standing, str]]:
-    """Yield what the queue is to do beyond the paper."""
+    """Yield what repeats elsewhere add to the paper's method."""
     every: list[Setting] = [faulty(name, "repeat") for name in FAULTS]
     every += [
         two_failures(COUNTER_ROTATING, "repeat", needs_all_copies=copies) for copies in COPY_NAMES

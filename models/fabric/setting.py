@@ -12,7 +12,7 @@ from penstock.plugins.queue.fabric.rings import COUNTER_ROTATING, Direction
 Distribution: TypeAlias = Literal["hashing", "exclusion", "repeat"]
 """How messages get to physical queues: by consistent hashing; round robin with slowdown exclusion,
 where what is not stored in time is an error to its client, as in the paper; or the same, where it
-is repeated elsewhere, as in Penstock."""
+is repeated elsewhere."""
 
 NODES = "ABCDE"
 """Names of the paper's servers."""
