@@ -6,11 +6,13 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.netem.runs.broker_process import RunningBroker
 from penstock.plugins.queue.engines.contract import (
     AppendResult,
     NewMessage,
@@ -22,7 +24,7 @@ from penstock.plugins.queue.group_receiver import ReceiveRequest
 from penstock.plugins.queue.intake import Stored
 from penstock.plugins.queue.service import QueueService
 from penstock.plugins.queue.slow_appends import SlowAppends
-from tests.helpers.redis_server import running_cluster
+from tests.helpers.redis_server import RedisProcess, running_cluster
 from tests.plugins.queue.running import LOGGER, message, running_plugin, until
 
 STORED = AppendResult([0], (), {})
@@ -97,17 +99,59 @@ async def receive_all(service: QueueService) -> Counter[str]:
     return found
 
 
-async def test_a_frozen_node_of_a_cluster_holds_up_no_later_message(tmp_path: Path) -> None:
-    """Its physical queues are left out; what had got there is stored when it goes on, once."""
-    # Of so many physical queues, some are on each node. Nobody declares the frozen one dead.
-    keys = {"physical_queues": N_QUEUES}
-    with running_cluster(tmp_path, "cluster-node-timeout 600000") as nodes:
+class Frozen:
+    """A node that stands still for a while."""
+
+    def __init__(self, node: RedisProcess, folder: Path) -> None:
+        del folder
+        self._pid = node.process.pid
+        os.kill(self._pid, signal.SIGSTOP)
+
+    def go_on(self, stack: ExitStack) -> None:
+        """Let it go on."""
+        del stack
+        os.kill(self._pid, signal.SIGCONT)
+
+
+class Killed:
+    """A node that ends at once, and begins again with what it has on the disk."""
+
+    def __init__(self, node: RedisProcess, folder: Path) -> None:
+        self._port, self._folder = node.port, folder
+        node.process.kill()
+        node.process.wait()
+
+    def go_on(self, stack: ExitStack) -> None:
+        """Start it again."""
+        command = ["redis-server", str(self._folder / "redis.conf")]
+        broker = RunningBroker("redis-server", command, self._folder)
+        stack.callback(broker.stop)
+        broker.wait_until_listening(self._port)
+
+
+SETTINGS = (
+    "cluster-node-timeout 600000",  # nobody declares a node dead
+    "cluster-require-full-coverage no",
+    "appendonly yes",
+    "appendfsync always",
+)
+
+
+@pytest.mark.parametrize("fault", [Frozen, Killed])
+async def test_a_node_that_is_away_holds_up_no_later_message(
+    fault: type[Frozen | Killed], tmp_path: Path
+) -> None:
+    """Its physical queues are left out; what is under way to it is stored at last, and once."""
+    with ExitStack() as stack:
+        nodes = stack.enter_context(running_cluster(tmp_path, *SETTINGS))
         redis: dict[str, Any] = {
             "cluster": [f"127.0.0.1:{node.port}" for node in nodes],
             "timeout_seconds": 300,
             "retry_seconds": 600,
             "slowdown_detection_time": 0.1,
         }
+        # Of so many physical queues, some are on each node.
+        keys = {"physical_queues": N_QUEUES}
         async with running_plugin(engine="redis", redis=redis, queues={"q": keys}) as plugin:
             service, sent, tasks = (
                 plugin.service,
@@ -122,18 +166,15 @@ async def test_a_frozen_node_of_a_cluster_holds_up_no_later_message(tmp_path: Pa
                 return tasks[-1]
 
             await send()
-            frozen = nodes[1].process.pid
-            os.kill(frozen, signal.SIGSTOP)
+            away = fault(nodes[1], tmp_path / "node1")
             try:
                 held_up = send()
                 # A request has a message for each of them, as long as none is left out.
                 while not (await asyncio.wait([send()], timeout=0.2))[0]:
                     assert not held_up.done()
-                excluded = service.figures("q")["enqueued"]["excluded"]
-                assert excluded
-                assert not held_up.done()
+                assert service.figures("q")["enqueued"]["excluded"]
             finally:
-                os.kill(frozen, signal.SIGCONT)
+                await asyncio.to_thread(away.go_on, stack)
             outcomes = [each for task in tasks for each in await task]
             assert {each.reason for each in outcomes} == {""}
             assert {each.physical_queue for each in outcomes} == set(range(N_QUEUES))
