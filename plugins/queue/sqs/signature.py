@@ -89,7 +89,7 @@ def read_credential(request: SignedRequest) -> Credential:
     """
     authorization = request.header("authorization")
     if authorization is None:
-        where = " X-Amz-Signature in the query is not supported." if _is_presigned(request) else ""
+        where = _signed_elsewhere(request)
         raise SqsError(
             MISSING_TOKEN,
             f"Authorization: read nothing; allowed: {ALGORITHM} with an access key of this "
@@ -238,8 +238,17 @@ def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogateescape")
 
 
-def _is_presigned(request: SignedRequest) -> bool:
-    return "x-amz-signature=" in request.query.lower()
+def _signed_elsewhere(request: SignedRequest) -> str:
+    """Return a hint for clients that sign in a way that is not supported; "" for others."""
+    if "x-amz-signature=" in request.query.lower():
+        return " X-Amz-Signature in the query is not supported."
+    # An SDK of before 2012 signs the parameters, which stand in the query or in the body.
+    if "SignatureVersion=" in request.query or b"SignatureVersion=" in request.body:
+        return (
+            " SignatureVersion among the parameters is not supported: have the SDK sign with "
+            "version 4."
+        )
+    return ""
 
 
 def _incomplete(name: str, read: str, allowed: str) -> SqsError:

@@ -163,11 +163,14 @@ def test_clocks_that_differ_by_more_are_named(seconds: float, said: str) -> None
 
 
 def test_no_signature_says_what_is_allowed() -> None:
-    """A presigned URL gets a hint."""
+    """A presigned URL and a signature of version 2 get a hint."""
     request, now = botocores()
     unsigned = replaced(request, "authorization", None)
     assert refusal(unsigned, now)[0] == MISSING_TOKEN
     assert "not supported" in refusal(unsigned._replace(query="X-Amz-Signature=1"), now)[1]
+    old = "Action=ListQueues&SignatureVersion=2&Signature=abc"
+    for request in (unsigned._replace(query=old), unsigned._replace(body=old.encode())):
+        assert "sign with version 4" in refusal(request, now)[1]
 
 
 @pytest.mark.parametrize(
