@@ -37,12 +37,14 @@ from penstock.models.withholding.report import (
 from penstock.models.withholding.simulation import Answers, Setting
 from penstock.models.withholding.sweep import Sweep, run
 from penstock.models.withholding.trace import generate_trace, read_trace
+from penstock.netem.errors import NetemError
 from penstock.netem.figures.figure_file import Table, begin, check_writable, write_figure_file
 
 # Models that need numpy are loaded by their commands: the help needs nothing.
 if TYPE_CHECKING:
     from penstock.models.closed_forms import OnOff
     from penstock.models.patterns.sweep import Effort as PatternEffort
+    from penstock.models.planner.fleet import Fleet
     from penstock.models.visibility.setting import Order
     from penstock.models.visibility.sweep import Effort as VisibilityEffort
 
@@ -420,6 +422,12 @@ def fleet(
     policy: Annotated[
         Path | None, typer.Option(help="Write a policy file for the broker there.")
     ] = None,
+    validate: Annotated[
+        bool,
+        typer.Option(
+            "--validate", help="Run it too, small and fast, for a minute: how right is it?"
+        ),
+    ] = False,
     figures: Figures = None,
 ) -> None:
     """Predict what a fleet needs: settings, latencies, memory and cores.
@@ -441,11 +449,29 @@ def fleet(
         typer.echo(f"penstock plan: {error}", err=True)
         raise typer.Exit(2) from None
     found = report.tables(made)
+    if validate:
+        found |= _validated(made.fleet)
     output.tell(report.HEADING, found)
     if policy is not None:
         _write(partial(policy_file.write, made), policy, "--policy")
     if html is not None:
         _write(partial(page.write, made, found), html, "--html")
+
+
+def _validated(fleet: Fleet) -> dict[str, Table]:
+    try:
+        from penstock.models.planner import validation  # noqa: PLC0415 - paho
+    except ImportError:
+        raise typer.BadParameter(
+            "needs paho-mqtt: pip install 'penstock[netem]'", param_hint="--validate"
+        ) from None
+    if not fleet.subscribers:
+        raise typer.BadParameter("is for a fleet with subscribers", param_hint="--validate")
+    try:
+        return validation.validate(fleet, partial(typer.echo, err=True))
+    except NetemError as error:
+        typer.echo(f"penstock plan: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 def _describe_seconds(effort: VisibilityEffort) -> str:

@@ -1,7 +1,10 @@
 """What a message, a connection and a payload cost the broker, as measured.
 
-Each cost is that of lone packets from many clients, which is what a fleet sends; packets that come
-in floods cost a fraction of it. `SOURCE` names where each was measured.
+A broker that has nothing else to do wakes up for each packet, which costs several times the
+packet's own work. One that is busy finds the next packets there when it has done the last ones. So
+there are two costs: those of a busy broker say when it overflows, and with those whose names begin
+with `alone` on top they say what it takes of a core while it is not full. `SOURCE` names where each
+was measured.
 """
 
 from __future__ import annotations
@@ -26,7 +29,13 @@ class Costs:
         enqueue: of storing a message in a queue.
         dequeue: of receiving and deleting a message of a queue, in batches of a hundred.
         request: of a request over HTTP that finds nothing.
-        byte: of a payload byte, in and out alike.
+        receive_byte: of a payload byte that comes.
+        deliver_byte: of one that goes to a subscriber.
+        alone: of a message of QoS 1 or 2 that finds the broker idle, on top.
+        alone_qos_0: the same of QoS 0.
+        alone_delivery: of each delivery of it.
+        alone_commit: of a message that is stored, alone in its commit.
+        idle: of each second, without any message.
         look: of looking at one connection's RTT.
         connect: of a connection that comes and goes.
         base_bytes: memory of a broker without clients.
@@ -43,7 +52,13 @@ class Costs:
     enqueue: float = 12.7e-6
     dequeue: float = 25.6e-6
     request: float = 254e-6
-    byte: float = 0.21e-9
+    receive_byte: float = 3.5e-9
+    deliver_byte: float = 0.95e-9
+    alone: float = 110e-6
+    alone_qos_0: float = 81e-6
+    alone_delivery: float = 14e-6
+    alone_commit: float = 320e-6
+    idle: float = 2.5e-3
     look: float = 13e-6
     connect: float = 156e-6
     base_bytes: float = 70e6
@@ -60,6 +75,8 @@ class Costs:
 TIMES: Final = tuple(name for name in asdict(Costs()) if not name.endswith("_bytes"))
 """Costs that are processor seconds."""
 
+_RUN: Final = "a run as of `--validate`, on two cores that did other work, too:"
+
 SOURCE: Final[Mapping[str, str]] = {
     "receive": "half of QoS 0, 500 clients to 1: 106,192/s on one core, a call each way",
     "deliver": "the other half",
@@ -69,7 +86,13 @@ SOURCE: Final[Mapping[str, str]] = {
     "enqueue": "queue_throughput, row enqueue: 78,765/s",
     "dequeue": "queue_throughput, received and deleted over HTTP: 39,043/s",
     "request": "queue_strategies, lambda 400 conventional: 3,939 requests/s, 4 of 100 hit",
-    "byte": "1 MiB to 50 readers: 4,843 MB/s",
+    "receive_byte": f"{_RUN} 50 messages/s of 100 kB, over those of 200 B",
+    "deliver_byte": f"{_RUN} the same, to 4 subscribers instead of 1",
+    "alone": f"{_RUN} 200 messages/s of 200 B, QoS 1, less `receive` and `deliver`",
+    "alone_qos_0": f"{_RUN} the same with QoS 0",
+    "alone_delivery": f"{_RUN} the same, to 4 subscribers instead of 1",
+    "alone_commit": f"{_RUN} the same, for sessions that are kept",
+    "idle": f"{_RUN} a message a second",
     "look": "two system calls of 5 µs, and 3 µs for the socket: an estimate, not measured alone",
     "connect": "connect and disconnect: 6,411/s",
     "base_bytes": "on a small machine: memory",
@@ -77,4 +100,4 @@ SOURCE: Final[Mapping[str, str]] = {
     "subscription_bytes": "on a small machine: memory",
     "queued_bytes": "a 1 KB message that waits: 1.35 KB",
 }
-"""Cost to the row of docs/performance.md, or docs/queue-strategies.md, that it is from."""
+"""Cost to where it is from: a row of docs/performance.md or docs/queue-strategies.md, or a run."""

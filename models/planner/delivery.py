@@ -33,7 +33,7 @@ from penstock.netem.figures.estimates import Estimate, bootstrap, mean_of
 RUNS: Final = 8
 MESSAGES: Final = 15_000
 """Of a run."""
-CYCLES: Final = 30.0
+CYCLES: Final = 150.0
 """Mean times on and off of the slowest peer in a run, at least."""
 BACKLOG_SHARE: Final = 0.99
 """Of the outages for which a queue is to be long enough."""

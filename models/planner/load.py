@@ -84,17 +84,24 @@ class Work(NamedTuple):
     Attributes:
         name: of the work.
         rate: how often a second.
-        seconds: processor time of each.
+        seconds: processor time of each while the broker is busy.
+        alone_seconds: what each takes in addition while it is not.
     """
 
     name: str
     rate: float
     seconds: float
+    alone_seconds: float
 
     @property
     def ratio(self) -> float:
-        """Share of one core."""
+        """Share of one core while the broker is busy."""
         return self.rate * self.seconds
+
+    @property
+    def alone_ratio(self) -> float:
+        """Share of one core while it is not."""
+        return self.rate * (self.seconds + self.alone_seconds)
 
 
 def broker_work(fleet: Fleet, costs: Costs) -> list[Work]:
@@ -107,22 +114,28 @@ def broker_work(fleet: Fleet, costs: Costs) -> list[Work]:
     found = []
     for name, each in fleet.devices.items():
         one = costs.receive_acknowledged if each.qos else costs.receive
-        one += each.payload_bytes * costs.byte
-        found.append(Work(f"receive from {name}", each.total_rate, one))
+        one += each.payload_bytes * costs.receive_byte
+        alone = costs.alone if each.qos else costs.alone_qos_0
+        if each.qos and any(
+            who.keeps_session and name in who.devices for who in fleet.subscribers.values()
+        ):
+            alone += costs.alone_commit
+        found.append(Work(f"receive from {name}", each.total_rate, one, alone))
     for name, who in fleet.subscribers.items():
         for source, each in fleet.sources(who).items():
             one = costs.deliver_acknowledged if each.qos else costs.deliver
-            one += each.payload_bytes * costs.byte
+            one += each.payload_bytes * costs.deliver_byte
             if who.keeps_session and each.qos:
                 one += costs.keep
             rate = each.total_rate * who.share_ratio * who.count
-            found.append(Work(f"deliver {source} to {name}", rate, one))
+            found.append(Work(f"deliver {source} to {name}", rate, one, costs.alone_delivery))
     for name, back_end in fleet.back_ends.items():
         sources = fleet.sources(back_end).values()
         rate = sum(each.total_rate for each in sources)
         n_bytes = sum(each.total_rate * each.payload_bytes for each in sources)
         one = costs.enqueue + costs.dequeue / back_end.success_ratio
-        found.append(Work(f"queue {name}", rate, one + n_bytes / rate * costs.byte * 2))
+        one += n_bytes / rate * costs.deliver_byte
+        found.append(Work(f"queue {name}", rate, one, costs.alone_commit))
     return found
 
 
@@ -136,7 +149,16 @@ def probe_period(fleet: Fleet, costs: Costs) -> float:
 
 def probing(fleet: Fleet, costs: Costs) -> Work:
     """Return the work of looking at the RTT of each connection."""
-    return Work("look at RTTs", fleet.n_clients / probe_period(fleet, costs), costs.look)
+    return Work("look at RTTs", fleet.n_clients / probe_period(fleet, costs), costs.look, 0.0)
+
+
+def core_ratio(fleet: Fleet, costs: Costs) -> float:
+    """Return the share of one core that the broker takes, at most.
+
+    Each message is taken to find it idle. The busier it is, the fewer do.
+    """
+    work = (*broker_work(fleet, costs), probing(fleet, costs))
+    return min(1.0, costs.idle + sum(each.alone_ratio for each in work))
 
 
 def stages(fleet: Fleet, costs: Costs) -> list[Stage]:

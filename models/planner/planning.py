@@ -80,7 +80,7 @@ class Plan:
 
     @property
     def core_ratio(self) -> float:
-        """Share of one core that the broker takes."""
+        """Share of one core that the broker is to be busy with: rho."""
         return next(each.utilisation for each in self.stages if each.name == load.BROKER)
 
     @property

@@ -170,16 +170,14 @@ def _queue_settings(plan: Plan, name: str, by_key: bool) -> Iterator[list[str]]:
 
 
 def _cores(plan: Plan) -> tuple[str, str]:
-    ratio, have = plan.core_ratio, plan.fleet.machine.cores
-    if ratio >= load.WARNING_RATIO:
-        return (
-            "2, or two brokers",
-            f"the broker takes {ratio:.0%} of the one core that it can use: nearly full",
-        )
-    need = 1 if ratio < load.WARNING_RATIO / 2 else 2
-    return str(
-        need
-    ), f"the broker takes {ratio:.0%} of one core, and can use one; {have} in the file"
+    rho, most = plan.core_ratio, load.core_ratio(plan.fleet, plan.costs)
+    why = (
+        f"the broker takes {most:.0%} of a core at most, and can use one; it overflows at"
+        f" {1 / rho:.3g} times the load; {plan.fleet.machine.cores} in the file"
+    )
+    if rho >= load.WARNING_RATIO:
+        return "2, or two brokers", f"nearly full: {why}"
+    return "1" if most < load.WARNING_RATIO else "2", why
 
 
 def _stages(plan: Plan) -> Table:
@@ -202,10 +200,17 @@ def _stages(plan: Plan) -> Table:
 def _core(plan: Plan) -> Table:
     work = [*load.broker_work(plan.fleet, plan.costs), load.probing(plan.fleet, plan.costs)]
     rows = [
-        [each.name, f"{each.rate:,.4g}", f"{each.seconds * 1e6:,.1f}", f"{each.ratio:.2%}"]
-        for each in sorted(work, key=lambda each: -each.ratio)
+        [
+            each.name,
+            f"{each.rate:,.4g}",
+            f"{each.seconds * 1e6:,.1f}",
+            f"{each.ratio:.2%}",
+            f"{each.alone_ratio:.2%}",
+        ]
+        for each in sorted(work, key=lambda each: -each.alone_ratio)
     ]
-    return Table(["the broker's work", "a second", "µs each", "of a core"], rows)
+    columns = ["the broker's work", "a second", "µs each, busy", "of a core, busy"]
+    return Table([*columns, "of a core, at most"], rows)
 
 
 def _deliveries(plan: Plan) -> Table:
@@ -291,8 +296,10 @@ def _costs(costs: Costs) -> Table:
     for each in fields(costs):
         value = getattr(costs, each.name)
         shown = f"{value * 1e6:,.3g} µs" if each.name in TIMES else _size(value)
-        if each.name == "byte":
+        if each.name.endswith("_byte"):
             shown = f"{value * 1e9:,.3g} ns"
+        if each.name == "idle":
+            shown = f"{value:.2%} of a core"
         rows.append([each.name, shown, SOURCE[each.name]])
     return Table(["cost", "taken", "from docs/performance.md"], rows)
 

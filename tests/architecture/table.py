@@ -101,6 +101,7 @@ PACKAGE_ARROWS: Final = {
         "netem.figures.estimates",
         "netem.figures.figure_file",
         "netem.display",
+        "netem.errors",
         "broker.config.checked_yaml",
         "broker.config.command_line",
         "broker.config.key_types",
@@ -134,6 +135,8 @@ PACKAGE_ARROWS: Final = {
 """Package to what its modules may import of ours."""
 
 MODULE_ARROWS: Final = {
+    # A plan is validated on a broker that is started as experiments start theirs.
+    "models.planner.trial": ("models", "netem.runs.broker_process"),
     # How fast messages are stored can only be measured in the process that stores them.
     "benchmarks.queue_throughput": (
         "benchmarks",

@@ -14,7 +14,8 @@ EXTRAS_OF: Final = {
     "penstock": (),
     "plugins": ("arrow", "redis"),
     "spark_bridge": ("decoders", "spark"),
-    "models": ("models",),
+    # A plan is validated with real clients, those of experiments.
+    "models": ("models", "netem"),
     "netem": ("netem",),
     # Measurements of Spark, and of the queue's peers, need these; all others do without.
     "benchmarks": ("bench", "peers", "spark"),

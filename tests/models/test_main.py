@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from penstock import __main__ as command_line
 from penstock.models.__main__ import main
 from penstock.models.fabric.sweep import Effort, Results
-from penstock.models.planner import planning, report
+from penstock.models.planner import planning, report, validation
+from penstock.models.planner.trial import Measured, Share
+from penstock.netem.errors import NetemError
 from penstock.netem.figures.figure_file import read_figure_file
 from tests.models.fabric.small_results import small_results
 from tests.models.planner.small_plan import SMALL, small_plan
@@ -378,3 +381,29 @@ def test_where_a_plan_cannot_be_written_nothing_is_simulated(
     for option in ("--html", "--policy", "--figures"):
         assert main([missing, option, str(tmp_path / "none" / "x")]) == 2
         assert "no folder" in capsys.readouterr().err
+
+
+def test_a_plan_is_validated_by_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--validate`` adds what was measured to the tables; it is for what subscribers get."""
+    monkeypatch.setattr(planning, "make_plan", lambda _fleet, _tell: small_plan())
+    share = Share(100, 90, 80, 20.0)
+    found = Measured({pair: [share] * 8 for pair in small_plan().deliveries}, 0.05)
+    monkeypatch.setattr(validation, "run", lambda *_: found)
+    file = tmp_path / "plan.yaml"
+    file.write_text(SMALL)
+    assert main([str(file), "--validate"]) == 0
+    assert "| sensors to operators: delivered | 0." in capsys.readouterr().out
+
+    def fails(*_: object) -> Measured:
+        raise NetemError("broker plan has ended")
+
+    monkeypatch.setattr(validation, "run", fails)
+    assert main([str(file), "--validate"]) == 1
+    assert "penstock plan: broker plan has ended" in capsys.readouterr().err
+    fleet = replace(small_plan().fleet, subscribers={})
+    alone = replace(small_plan(), fleet=fleet, deliveries={}, held={})
+    monkeypatch.setattr(planning, "make_plan", lambda _fleet, _tell: alone)
+    assert main([str(file), "--validate"]) == 2
+    assert "a fleet with subscribers" in " ".join(capsys.readouterr().err.split())

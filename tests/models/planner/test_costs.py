@@ -16,5 +16,5 @@ def test_a_faster_machine_takes_less_time_and_the_same_memory() -> None:
     costs = Costs()
     faster = costs.faster(2.0)
     assert faster.deliver == costs.deliver / 2
-    assert faster.byte == costs.byte / 2
+    assert faster.alone == costs.alone / 2
     assert faster.connection_bytes == costs.connection_bytes

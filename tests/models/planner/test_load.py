@@ -31,13 +31,26 @@ def test_the_core_has_each_message_in_and_out() -> None:
         "queue recognition",
     ]
     assert work["deliver cameras to operators"].rate == pytest.approx(5 * 0.04 * 4)
-    one = costs.deliver_acknowledged + costs.keep + 100_000 * costs.byte
+    one = costs.deliver_acknowledged + costs.keep + 100_000 * costs.deliver_byte
     assert work["deliver cameras to operators"].seconds == pytest.approx(one)
     assert work["receive from sensors"].seconds == pytest.approx(
-        costs.receive_acknowledged + 100 * costs.byte
+        costs.receive_acknowledged + 100 * costs.receive_byte
     )
     without = broker_work(make_fleet(("topics: sensors/#", "topics: s\n    qos: 0")), costs)
-    assert without[1].seconds == pytest.approx(costs.receive + 100 * costs.byte)
+    assert without[1].seconds == pytest.approx(costs.receive + 100 * costs.receive_byte)
+
+
+def test_what_finds_the_broker_idle_costs_more() -> None:
+    """A wake for each message, and a commit where a session keeps it."""
+    costs = Costs()
+    fleet = make_fleet()
+    work = {each.name: each for each in broker_work(fleet, costs)}
+    assert work["receive from cameras"].alone_seconds == costs.alone + costs.alone_commit
+    clean = make_fleet(("link: mobile,", "link: mobile, keeps_session: false,"))
+    assert broker_work(clean, costs)[0].alone_seconds == costs.alone
+    calm = load.core_ratio(fleet, costs)
+    assert calm > costs.idle + sum(each.ratio for each in work.values())
+    assert load.core_ratio(fleet, costs.faster(1e-5)) == 1.0
 
 
 def test_stages_are_told_from_the_fullest_on() -> None:

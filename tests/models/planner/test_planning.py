@@ -50,7 +50,7 @@ def test_what_was_scaled_is_said() -> None:
     plan = small_plan()
     assert list(plan.scaled()) == [
         (
-            "sensors to operators: 1 of 2 messages, so that peers go on and off often enough; the"
+            "sensors to operators: 1 of 8 messages, so that peers go on and off often enough; the"
             " others take their share of the link"
         ),
         "large messages of operators: 1 of 4 subscribers, 6 times for 40 s",

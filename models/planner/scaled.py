@@ -1,0 +1,116 @@
+"""A fleet as small and as fast as one machine can run it within a minute.
+
+Times on and off, lifetimes and the times between messages become shorter by the same factor, so
+that shares stay what they are: of messages that expire, that find a subscriber off, that wait.
+Links are those of this machine; back ends are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+from penstock.models.planner.fleet import Devices, Fleet, LinkClass, Subscribers
+
+LINK: Final = "loopback"
+MOST_DEVICES: Final = 40
+LEAST_SUBSCRIBERS: Final = 8
+"""Independent units of the measured figures."""
+MOST_SUBSCRIBERS: Final = 16
+MOST_RATE: Final = 60.0
+"""Messages a second of the devices of a kind."""
+LEAST_RATE: Final = 5.0
+"""Messages a second that one subscriber is to get of each kind."""
+LEAST_PAYLOAD_BYTES: Final = 16
+"""For the number and the creation time of a message."""
+MOST_PAYLOAD_BYTES: Final = 100_000
+LEAST_LIFETIME: Final = 4.0
+"""Seconds. MQTT has whole seconds, and half of one is to be little."""
+CYCLES: Final = 3.0
+"""Of the slowest peer in a run, if lifetimes allow it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A fleet for a run.
+
+    Attributes:
+        fleet: to be run, and predicted.
+        time_ratio: how many times as fast it is.
+        picked: of how many devices one subscriber of a kind gets the messages, by both names.
+    """
+
+    fleet: Fleet
+    time_ratio: float
+    picked: dict[tuple[str, str], int]
+
+
+def scale(fleet: Fleet, seconds: float) -> Scaled:
+    """Return a fleet for a run of some seconds.
+
+    Each subscriber gets messages of some devices of each kind, in the share that the least of its
+    kinds needs; so one share holds for all of them.
+    """
+    time_ratio = _time_ratio(fleet, seconds)
+    devices = {name: _devices(each, time_ratio) for name, each in fleet.devices.items()}
+    subscribers = {}
+    picked = {}
+    for name, who in fleet.subscribers.items():
+        share = max(LEAST_RATE / devices[source].total_rate for source in who.devices)
+        share = min(1.0, max(share, who.share_ratio))
+        # A share that is one of whole devices for each kind: of all if they are few.
+        numbers = [math.ceil(share * devices[source].count) for source in who.devices]
+        counts = [devices[source].count for source in who.devices]
+        ratios = {number / count for number, count in zip(numbers, counts, strict=True)}
+        ratio = ratios.pop() if len(ratios) == 1 else 1.0
+        for source in who.devices:
+            picked[source, name] = round(ratio * devices[source].count)
+        subscribers[name] = replace(
+            who,
+            count=min(MOST_SUBSCRIBERS, max(LEAST_SUBSCRIBERS, who.count)),
+            link=LINK,
+            share_ratio=ratio,
+            on_seconds=_shorter(who.on_seconds, time_ratio),
+            off_seconds=_shorter(who.off_seconds, time_ratio),
+        )
+    links = {LINK: LinkClass(0.001, 100e6)}
+    scaled = replace(fleet, links=links, devices=devices, subscribers=subscribers, back_ends={})
+    return Scaled(scaled, time_ratio, picked)
+
+
+def _time_ratio(fleet: Fleet, seconds: float) -> float:
+    peers: list[Devices | Subscribers] = [*fleet.devices.values(), *fleet.subscribers.values()]
+    cycles = [
+        each.on_seconds + each.off_seconds
+        for each in peers
+        if each.on_seconds is not None and each.off_seconds is not None
+    ]
+    lifetimes = [
+        each.lifetime_seconds
+        for each in fleet.devices.values()
+        if each.lifetime_seconds is not None
+    ]
+    wanted = CYCLES * max(cycles, default=0.0) / seconds
+    return max(1.0, min(wanted, min(lifetimes, default=math.inf) / LEAST_LIFETIME))
+
+
+def _devices(each: Devices, time_ratio: float) -> Devices:
+    count = min(MOST_DEVICES, each.count)
+    rate = min(MOST_RATE, max(LEAST_RATE, each.total_rate * time_ratio))
+    lifetime = each.lifetime_seconds
+    return replace(
+        each,
+        count=count,
+        messages_per_second=rate / count,
+        payload_bytes=min(MOST_PAYLOAD_BYTES, max(LEAST_PAYLOAD_BYTES, each.payload_bytes)),
+        link=LINK,
+        qos=1 if each.qos else 0,
+        lifetime_seconds=None if lifetime is None else float(round(lifetime / time_ratio)),
+        on_seconds=_shorter(each.on_seconds, time_ratio),
+        off_seconds=_shorter(each.off_seconds, time_ratio),
+    )
+
+
+def _shorter(seconds: float | None, time_ratio: float) -> float | None:
+    return None if seconds is None else seconds / time_ratio
