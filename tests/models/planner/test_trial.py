@@ -55,3 +55,4 @@ def test_qos_0_is_lost_while_its_device_is_off(measured: Measured) -> None:
 def test_the_broker_took_processor_time(measured: Measured) -> None:
     """Of its process, not of the clients'."""
     assert 0 < measured.core_ratio < 1
+    assert measured.late_seconds >= 0

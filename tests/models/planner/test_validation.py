@@ -12,7 +12,7 @@ FLEET = make_fleet(("devices: [cameras, sensors]", "devices: [sensors]"))
 
 def found_with(share: Share, core_ratio: float) -> dict[str, list[str]]:
     """Return the rows of a comparison in which all subscribers had the same."""
-    measured = Measured({("sensors", "operators"): [share] * 8}, core_ratio)
+    measured = Measured({("sensors", "operators"): [share] * 8}, core_ratio, 0.01)
     rows = compare(scale(FLEET, 60.0), measured)["validation"].rows
     return {row[0]: list(row[1:]) for row in rows}
 
