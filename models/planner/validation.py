@@ -80,8 +80,10 @@ def compare(scaled: Scaled, measured: Measured) -> dict[str, Table]:
             [
                 [describe(scaled)],
                 [
-                    f"clients were up to {measured.late_seconds:.2g} s late in 99 of 100 cases: that"
-                    " is this machine's"
+                    (
+                        f"clients were up to {measured.late_seconds:.2g} s late in 99 of 100 cases,"
+                        " because of this machine"
+                    )
                 ],
             ],
         ),
