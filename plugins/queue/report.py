@@ -21,7 +21,7 @@ _UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
 
 
 def stats_lines(queues: Sequence[Figures]) -> list[str]:
-    """Return a table of queues, and one of their groups.
+    """Return a table of queues, one of their groups, and one of physical queues that were slow.
 
     Raises:
         KeyError: a figure is missing.
@@ -49,6 +49,14 @@ def stats_lines(queues: Sequence[Figures]) -> list[str]:
     if requests:
         columns = (">requests", ">held", ">hits", ">misses", ">messages a hit")
         lines += ["", *_table(("queue", "group", "dequeue", *columns), requests)]
+    slow = [
+        (queue["name"], ", ".join(map(str, enqueued["excluded"])) or "-", f"{count:,}")
+        for queue in queues
+        for enqueued in [queue.get("enqueued", {})]
+        if (count := enqueued.get("exclusions", 0))
+    ]
+    if slow:
+        lines += ["", *_table(("queue", "physical queues left out", ">times left out"), slow)]
     return lines
 
 

@@ -73,6 +73,20 @@ def test_stats_tell_what_each_strategy_did() -> None:
     ]
 
 
+def test_stats_tell_which_physical_queues_are_left_out() -> None:
+    """Those of this moment, and how often there were any; a queue without any is not shown."""
+    calm = figures(name="calm", enqueued={"excluded": [], "exclusions": 0})
+    assert len(stats_lines([calm])) == len(stats_lines([figures()]))
+    slow = figures(enqueued={"excluded": [2, 5], "exclusions": 1_003})
+    back = figures(name="back", enqueued={"excluded": [], "exclusions": 4})
+    assert stats_lines([slow, back, calm])[-4:] == [
+        "",
+        "queue  physical queues left out  times left out",
+        "work   2, 5                               1,003",
+        "back   -                                      4",
+    ]
+
+
 def test_a_server_without_queues_shows_the_header_alone() -> None:
     """An empty answer is no error."""
     assert len(stats_lines([])) == 1
