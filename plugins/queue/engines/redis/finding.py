@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from penstock.broker.errors import PenstockError
 from penstock.plugins.queue.engines.contract import EngineStartError
-from penstock.plugins.queue.engines.redis.login import Address, Login, named
+from penstock.plugins.queue.engines.redis.login import CONNECT_SECONDS, Address, Login, named
 from penstock.plugins.queue.engines.redis.routes import N_SLOTS, Range
 
-_ASK_SECONDS: Final = 1.0
-"""For the answer of one; another one may be quicker."""
+_ASK_SECONDS: Final = (1.0, CONNECT_SECONDS)
+"""For the answer of one in each round: another one may be quicker, or all may be slow."""
 
 
 def listed(addresses: Sequence[Address]) -> str:
@@ -73,29 +73,21 @@ class SentinelFinder:
         Raises:
             EngineStartError: no sentinel knows one.
         """
-        problems: list[str] = []
-        for address in list(self._order):
-            try:
-                answer = await self._sentinels.login.ask(
-                    address,
-                    "SENTINEL",
-                    "GET-MASTER-ADDR-BY-NAME",
-                    self._sentinels.master,
-                    seconds=_ASK_SECONDS,
-                )
-            except (RedisError, OSError, PenstockError) as error:
-                problems.append(f"{named(address)}: {error}")
-                continue
-            finally:
-                # The next one is asked first when this one's master cannot be used.
-                self._order.append(self._order.pop(0))
-            if answer is not None:
-                host, port = answer
-                return [(0, 0, (host.decode(), int(port)))]
-            problems.append(f"{named(address)}: it knows no master {self._sentinels.master}")
-        raise EngineStartError(
-            f"sentinels of master {self._sentinels.master}: {'; '.join(problems)}"
-        )
+        try:
+            return await _first(self._order, self._ask)
+        except EngineStartError as error:
+            raise EngineStartError(
+                f"sentinels of master {self._sentinels.master}: {error}"
+            ) from error
+
+    async def _ask(self, address: Address, seconds: float) -> list[Range]:
+        master = self._sentinels.master
+        command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", master)
+        answer = await self._sentinels.login.ask(address, *command, seconds=seconds)
+        if answer is None:
+            raise EngineStartError(f"it knows no master {master}")
+        host, port = answer
+        return [(0, 0, (host.decode(), int(port)))]
 
 
 class ClusterFinder:
@@ -118,30 +110,43 @@ class ClusterFinder:
         Raises:
             EngineStartError: no node can tell, or there are slots without a master.
         """
-        problems: list[str] = []
-        for address in list(self._nodes):
-            # The next node is asked first when this one's answer does not help.
-            self._nodes.append(self._nodes.pop(0))
+        try:
+            return await _first(self._nodes, self._ask)
+        except EngineStartError as error:
+            raise EngineStartError(f"Redis cluster: {error}") from error
+
+    async def _ask(self, address: Address, seconds: float) -> list[Range]:
+        answer = await self._login.ask(address, "CLUSTER", "SLOTS", seconds=seconds)
+        ranges = [_range(one, address) for one in answer]
+        n_slots = sum(last + 1 - first for first, last, _ in ranges)
+        if n_slots < N_SLOTS:
+            raise EngineStartError(f"read {n_slots} slots that have a master; allowed: {N_SLOTS}")
+        self._nodes += {node for _, _, node in ranges} - set(self._nodes)
+        return ranges
+
+
+async def _first(
+    order: list[Address], ask: Callable[[Address, float], Awaitable[list[Range]]]
+) -> list[Range]:
+    """Return the first answer that helps.
+
+    Args:
+        order: in which they are asked; the next one is asked first when an answer proves wrong.
+        ask: asks one, for so many seconds.
+
+    Raises:
+        EngineStartError: says what each has answered.
+    """
+    problems: list[str] = []
+    for seconds in _ASK_SECONDS:
+        problems.clear()
+        for address in list(order):
+            order.append(order.pop(0))
             try:
-                answer = await self._login.ask(address, "CLUSTER", "SLOTS", seconds=_ASK_SECONDS)
-            except ResponseError as error:
-                problems.append(f"{named(address)}: {error}")
-                continue
+                return await ask(address, seconds)
             except (RedisError, OSError, PenstockError) as error:
                 problems.append(f"{named(address)}: {error}")
-                continue
-            ranges = [_range(one, address) for one in answer]
-            n_slots = sum(last + 1 - first for first, last, _ in ranges)
-            if n_slots < N_SLOTS:
-                problems.append(
-                    f"{named(address)}: read {n_slots} slots that have a master; allowed: {N_SLOTS}"
-                )
-                continue
-            for _, _, node in ranges:
-                if node not in self._nodes:
-                    self._nodes.append(node)
-            return ranges
-        raise EngineStartError(f"Redis cluster: {'; '.join(problems)}")
+    raise EngineStartError("; ".join(problems))
 
 
 def _range(told: Sequence[Any], asked: Address) -> Range:

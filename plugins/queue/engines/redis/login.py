@@ -97,6 +97,6 @@ class Login:
                 await connection.connect()
                 return await ask_directly(connection, *command)
         except TimeoutError as error:
-            raise OSError(f"{named(address)}: no answer for {seconds:g} s") from error
+            raise OSError(f"no answer for {seconds:g} s") from error
         finally:
             await connection.disconnect(nowait=True)
