@@ -156,6 +156,10 @@ COVERED_ELSEWHERE: Final = {
         "tests/plugins/queue/engines/contract/test_upkeep.py",
         "maintenance, as the contract shows it",
     ),
+    "plugins/queue/engines/logical.py": (
+        "tests/plugins/queue/engines/contract/test_queues.py",
+        "names, room and refusals, as the contract shows them",
+    ),
     "plugins/queue/engines/waited.py": (
         "tests/plugins/queue/engines/contract/test_arrivals.py",
         "what is waited for, as the contract shows it",

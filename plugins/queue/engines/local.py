@@ -24,16 +24,14 @@ from collections.abc import Callable, Mapping, Sequence
 from logging import Logger
 from typing import Any
 
-from penstock.plugins.queue.client import ReceivedMessage, is_same_incarnation
+from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.catalogue import Catalogue, group_row
 from penstock.plugins.queue.engines.clock import Clocks, EngineClock
 from penstock.plugins.queue.engines.contract import (
     Action,
     AppendResult,
-    GroupKindError,
     GroupSnapshot,
     GroupSpec,
-    IncarnationError,
     NewMessage,
     Position,
     QueueOutline,
@@ -43,10 +41,7 @@ from penstock.plugins.queue.engines.contract import (
 )
 from penstock.plugins.queue.engines.leases import Group
 from penstock.plugins.queue.engines.planning import plan_end
-from penstock.plugins.queue.engines.queues import (
-    LogicalQueue,
-)
-from penstock.plugins.queue.engines.reading import SegmentReader, check_offset
+from penstock.plugins.queue.engines.reading import SegmentReader
 from penstock.plugins.queue.engines.receiving import Receiving
 from penstock.plugins.queue.engines.requests import (
     Append,
@@ -152,18 +147,13 @@ class LocalEngine:
     def reserve(self, queue: str, n_messages: int, n_bytes: int) -> bool:
         """Hold room for messages."""
         found = self._state.queues.get(queue) or self._state.find(queue)
-        if found.is_limited and not found.has_room(n_messages, n_bytes):
-            return False
-        found.reserved_messages += n_messages
-        found.reserved_bytes += n_bytes
-        return True
+        return found.reserve(n_messages, n_bytes)
 
     def release(self, queue: str, n_messages: int, n_bytes: int) -> None:
         """Give back room."""
         found = self._state.queues.get(queue)
         if found is not None:
-            found.reserved_messages -= n_messages
-            found.reserved_bytes -= n_bytes
+            found.release(n_messages, n_bytes)
 
     def append(
         self, queue: str, physical_queue: int, messages: Sequence[NewMessage]
@@ -238,9 +228,9 @@ class LocalEngine:
     ) -> Position:
         """Return the end of the next range."""
         found = self._state.find(queue)
-        offsets = self._checked(found, start)
+        offsets = found.checked(start)
         if until is not None:
-            until = self._checked(found, Position(start.incarnation, until))
+            until = found.checked(Position(start.incarnation, until))
         ends = plan_end(found.physical, offsets, max_messages, max_bytes, until)
         return Position(found.incarnation, ends)
 
@@ -252,16 +242,11 @@ class LocalEngine:
     async def commit(self, queue: str, group: str, position: Position) -> Position:
         """Move an offsets group up to a position."""
         found = self._state.find(queue)
-        readers = found.group(group)
-        if readers.spec.kind != "offsets":
-            raise GroupKindError(
-                f"group {group} of queue {queue}: it settles single messages; allowed: a group of "
-                "kind offsets"
-            )
+        readers = found.offsets_group(group)
         readers.used_at = self._state.now()
-        offsets = self._checked(found, position)
+        offsets = found.checked(position)
         await self._state.ask(lambda future: Move(found, readers, offsets, future))
-        return _position_of(found, readers)
+        return found.position_of(readers)
 
     async def seek(self, queue: str, group: str, start: Start) -> Position:
         """Move a group to another place."""
@@ -276,11 +261,11 @@ class LocalEngine:
         )
         for part in found.physical.values():
             self._state.submit(Trim(found, part))
-        return _position_of(found, moved)
+        return found.position_of(moved)
 
     def visible(self, queue: str, group: str) -> Mapping[int, int]:
         """Return how many messages a lease group could receive."""
-        receivers = self._state.lease_group(self._state.find(queue), group)
+        receivers = self._state.find(queue).lease_group(group)
         now = self._state.now()
         receivers.used_at = now
         receivers.expire(now)
@@ -330,22 +315,3 @@ class LocalEngine:
     def figures(self) -> Mapping[str, Any]:
         """Return the store's figures and the engine's memory."""
         return {**self._state.store.figures(), "read_ahead_bytes": self._state.cache.n_bytes}
-
-    def _checked(self, queue: LogicalQueue, position: Position) -> dict[int, int]:
-        """Return the offsets of a position.
-
-        Raises:
-            IncarnationError: it is of another queue.
-            OffsetError: no such physical queue, or an offset above the next one.
-        """
-        if not is_same_incarnation(position.incarnation, queue.incarnation):
-            raise IncarnationError(queue.name, position.incarnation, queue.incarnation)
-        for number, offset in position.offsets.items():
-            check_offset(queue.part(number), offset)
-        return dict(position.offsets)
-
-
-def _position_of(queue: LogicalQueue, group: Group) -> Position:
-    """Return where a group is."""
-    floors = {number: place.floor for number, place in group.places.items()}
-    return Position(queue.incarnation, floors)

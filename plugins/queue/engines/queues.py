@@ -9,15 +9,12 @@ from typing import Any, NamedTuple
 
 from penstock.plugins.queue.engines.contract import (
     GroupSpec,
-    OffsetError,
     QueueSpec,
-    UnknownGroupError,
 )
-from penstock.plugins.queue.engines.keys import key_reader
 from penstock.plugins.queue.engines.leases import Group, Place
+from penstock.plugins.queue.engines.logical import Logical
 from penstock.plugins.queue.engines.physical import PhysicalQueue
 from penstock.plugins.queue.engines.store import QueueRow
-from penstock.plugins.queue.engines.waited import Waited
 
 
 class Stored(NamedTuple):
@@ -48,50 +45,27 @@ class Newest(NamedTuple):
     bit: int
 
 
-class LogicalQueue(Waited):
+class LogicalQueue(Logical[PhysicalQueue, Group]):
     """A logical queue.
 
     Attributes:
         row_id: row number.
-        name: its name.
-        incarnation: UUID of its life.
-        spec: its settings.
-        physical: by number, ascending.
-        groups: by name.
-        messages: that exist.
-        payload_bytes: of these.
-        stored_bytes: that they take in the storage.
-        reserved_messages: whose room is reserved and that are not stored.
-        reserved_bytes: of these.
-        removed: messages that left unread, by reason.
         stored: messages with deduplication identifiers, in the order in which they were stored.
         newest: newest message of each key, for `keeps_last`; None while it is not known.
         arrivals: how often messages were stored.
-        is_limited: whether its settings limit what it holds.
         is_deleted: whether it exists no longer.
     """
 
     def __init__(self, row: QueueRow, spec: QueueSpec) -> None:
-        super().__init__()
-        self.row_id, self.name, self.incarnation, _ = row
-        self.physical: dict[int, PhysicalQueue] = {}
-        self.groups: dict[str, Group] = {}
-        self.messages = 0
-        self.payload_bytes = 0
-        self.stored_bytes = 0
-        self.reserved_messages = 0
-        self.reserved_bytes = 0
-        self.removed: dict[str, int] = {}
+        self.row_id = row.row_id
         self.stored: dict[bytes, Stored] = {}
         self.newest: dict[str, Newest] | None = None
         self.is_deleted = False
-        self.change(spec)
+        super().__init__(row.name, row.incarnation, spec)
 
     def change(self, spec: QueueSpec) -> None:
         """Take other settings."""
-        self.spec = spec
-        self.is_limited = spec.max_messages is not None or spec.max_bytes is not None
-        self.key_of = key_reader(spec.key)
+        super().change(spec)
         self.newest = None
         for group in self.groups.values():
             group.key_of = self.key_of
@@ -100,32 +74,6 @@ class LogicalQueue(Waited):
     def row(self, spec: QueueSpec) -> QueueRow:
         """Return its row with other settings."""
         return QueueRow(self.row_id, self.name, self.incarnation, spec_text(spec))
-
-    def group(self, name: str) -> Group:
-        """Return a group.
-
-        Raises:
-            UnknownGroupError: there is none of this name.
-        """
-        found = self.groups.get(name)
-        if found is None:
-            known = ", ".join(sorted(self.groups)) or "none"
-            raise UnknownGroupError(f"group of queue {self.name}: read {name!r}; allowed: {known}")
-        return found
-
-    def part(self, number: int) -> PhysicalQueue:
-        """Return a physical queue.
-
-        Raises:
-            OffsetError: there is none of this number.
-        """
-        found = self.physical.get(number)
-        if found is None:
-            raise OffsetError(
-                f"physical queue of {self.name}: read {number}; allowed: "
-                f"{', '.join(map(str, self.physical))}"
-            )
-        return found
 
     def places(self, number: int) -> list[Place]:
         """Return the places of all groups in a physical queue."""
@@ -137,18 +85,6 @@ class LogicalQueue(Waited):
         if part is None or part.index.first_of(newest.first_offset) != newest.first_offset:
             return False
         return not part.gone_bits(newest.first_offset) >> newest.bit & 1
-
-    def has_room(self, n_messages: int, n_bytes: int) -> bool:
-        """Say whether messages fit, in addition to those whose room is reserved."""
-        spec = self.spec
-        if spec.when_full == "drop_oldest":
-            messages = held_bytes = 0
-        else:
-            messages = self.messages + self.reserved_messages
-            held_bytes = self.payload_bytes + self.reserved_bytes
-        if spec.max_messages is not None and messages + n_messages > spec.max_messages:
-            return False
-        return spec.max_bytes is None or held_bytes + n_bytes <= spec.max_bytes
 
 
 def spec_text(spec: QueueSpec | GroupSpec) -> str:

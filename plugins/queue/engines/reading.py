@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from penstock.plugins.queue.batch_format import cut_frame
 from penstock.plugins.queue.engines.contract import (
-    OffsetError,
-    RangeGoneError,
     Start,
     StorageError,
 )
+from penstock.plugins.queue.engines.logical import check_range
 from penstock.plugins.queue.engines.physical import PhysicalQueue, bits_below
 from penstock.plugins.queue.engines.queues import (
     LogicalQueue,
@@ -34,20 +33,6 @@ T = TypeVar("T")
 
 RANGE_BYTES: Final = 4 * 1024 * 1024
 """Size at which the answer to a range is cut."""
-
-
-class Extent(Protocol):
-    """The offsets of a physical queue.
-
-    Attributes:
-        number: within its queue.
-        earliest: first offset that may still exist.
-        next: offset of the next message.
-    """
-
-    number: int
-    earliest: int
-    next: int
 
 
 class SegmentReader:
@@ -280,21 +265,3 @@ class SegmentReader:
                 segment.first_offset,
                 segment.first_offset + segment.n_messages - 1,
             )
-
-
-def check_offset(physical: Extent, offset: int) -> None:
-    """Raise `OffsetError` for an offset that no message has or will get next."""
-    if not 0 <= offset <= physical.next:
-        raise OffsetError(
-            f"offset of physical queue {physical.number}: read {offset}; allowed: 0 to "
-            f"{physical.next}, the offset that its next message will get"
-        )
-
-
-def check_range(physical: Extent, start: int, end: int) -> None:
-    """Raise for a range that is none, or that begins below the earliest offset."""
-    check_offset(physical, end)
-    if not 0 <= start <= end:
-        raise OffsetError(f"start: read {start}; allowed: 0 to the range's end, {end}")
-    if start < end and start < physical.earliest:
-        raise RangeGoneError(start, physical.earliest)

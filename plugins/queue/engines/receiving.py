@@ -73,7 +73,7 @@ class Receiving:
     ) -> list[ReceivedMessage]:
         """Receive messages of one physical queue."""
         found = self._state.find(queue)
-        receivers = self._state.lease_group(found, group)
+        receivers = found.lease_group(group)
         found.part(physical_queue)
         place = receivers.places[physical_queue]
         now = self._state.now()
@@ -231,7 +231,7 @@ class Receiving:
     ) -> Mapping[int, str]:
         """Settle receives."""
         found = self._state.find(queue)
-        receivers = self._state.lease_group(found, group)
+        receivers = found.lease_group(group)
         now = self._state.now()
         receivers.used_at = now
         receivers.expire(now)

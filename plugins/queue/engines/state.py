@@ -9,12 +9,10 @@ from typing import Any
 
 from penstock.plugins.queue.engines.clock import Clocks, EngineClock
 from penstock.plugins.queue.engines.contract import (
-    GroupKindError,
     StorageError,
-    UnknownQueueError,
 )
 from penstock.plugins.queue.engines.group_commit import GroupCommit
-from penstock.plugins.queue.engines.leases import Group
+from penstock.plugins.queue.engines.logical import find_queue
 from penstock.plugins.queue.engines.queues import (
     LogicalQueue,
 )
@@ -79,28 +77,7 @@ class State:
         Raises:
             UnknownQueueError: there is none of this name.
         """
-        found = self.queues.get(name)
-        if found is None:
-            known = ", ".join(sorted(self.queues)) or "none"
-            raise UnknownQueueError(f"queue: read {name!r}; allowed: {known}")
-        return found
-
-    def lease_group(self, queue: LogicalQueue, name: str) -> Group:
-        """Return a group of kind `lease`.
-
-        Raises:
-            UnknownGroupError: there is none of this name.
-            GroupKindError: it is of the other kind.
-        """
-        found = queue.groups.get(name)
-        if found is None:
-            found = queue.group(name)
-        if found.spec.kind != "lease":
-            raise GroupKindError(
-                f"group {name} of queue {queue.name}: it reads ranges; allowed: a group of kind "
-                "lease"
-            )
-        return found
+        return find_queue(self.queues, name)
 
     def submit(self, request: Request) -> None:
         """Have a request written.

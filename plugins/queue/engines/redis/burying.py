@@ -89,8 +89,8 @@ class Burying:
             identifier = f"dead {queue.incarnation} {part.number} {row.offset} {group.id}"
             args += written_row(letter, now - row.clock, target.key_of, identifier=_own(identifier))
         if args:
-            numbers = list(target.parts)[: target.spec.physical_queues]
-            to = target.parts[numbers[part.number % len(numbers)]]
+            numbers = list(target.physical)[: target.spec.physical_queues]
+            to = target.physical[numbers[part.number % len(numbers)]]
             await plain(self._storing.submit(target, to, args), target)
 
     async def redrive(self, queue: str, target: str | None, max_messages: int | None) -> int:
@@ -98,7 +98,7 @@ class Burying:
         source = self._catalogue.find(queue)
         to = None if target is None else self._catalogue.find(target)
         n_moved = 0
-        for part in list(source.parts.values()):
+        for part in list(source.physical.values()):
             start, end = part.earliest, part.next
             while start < end:
                 left = _LETTERS if max_messages is None else max_messages - n_moved
@@ -127,7 +127,7 @@ class Burying:
             except UnknownQueueError as error:
                 unknown = error
                 break
-            numbers = [one for one in to.parts if one < to.spec.physical_queues]
+            numbers = [one for one in to.physical if one < to.spec.physical_queues]
             number = numbers[(part.number if number is None else number) % len(numbers)]
             letter = row._replace(properties=properties)
             identifier = _own(f"redrive {source.incarnation} {part.number} {row.offset}")
@@ -137,7 +137,7 @@ class Burying:
         for (name, number), some in args.items():
             into_queue = self._catalogue.find(name)
             await plain(
-                self._storing.submit(into_queue, into_queue.parts[number], some), into_queue
+                self._storing.submit(into_queue, into_queue.physical[number], some), into_queue
             )
         n_moved = 0
         if offsets:

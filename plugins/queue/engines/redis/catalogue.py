@@ -21,8 +21,8 @@ from penstock.plugins.queue.engines.contract import (
     GroupKindError,
     GroupSpec,
     QueueSpec,
-    UnknownQueueError,
 )
+from penstock.plugins.queue.engines.logical import find_queue
 from penstock.plugins.queue.engines.queues import group_spec, queue_spec
 from penstock.plugins.queue.engines.receipts import Receipts
 from penstock.plugins.queue.engines.redis.functions import Functions
@@ -53,11 +53,7 @@ class Catalogue:
         Raises:
             UnknownQueueError: there is none of this name.
         """
-        found = self.queues.get(name)
-        if found is None:
-            known = ", ".join(sorted(self.queues)) or "none"
-            raise UnknownQueueError(f"queue: read {name!r}; allowed: {known}")
-        return found
+        return find_queue(self.queues, name)
 
     async def open(self) -> None:
         """Read all queues."""
@@ -91,10 +87,10 @@ class Catalogue:
         held.raw = raw
         held.change(spec)
         for number in sorted(entry["parts"]):
-            if number not in held.parts:
+            if number not in held.physical:
                 base = self._functions.part_key(held.incarnation, number)
-                held.parts[number] = Part(base, number)
-        held.parts = dict(sorted(held.parts.items()))
+                held.physical[number] = Part(base, number)
+        held.physical = dict(sorted(held.physical.items()))
         for group_name in [one for one in held.groups if one not in entry["groups"]]:
             self._forget_group(held, group_name)
         for group_name, values in entry["groups"].items():
@@ -106,7 +102,7 @@ class Catalogue:
                 held.groups[group_name] = group
                 self._functions.watch(group)
             group.spec, group.epoch = settings, values["epoch"]
-            for number in held.parts:
+            for number in held.physical:
                 group.place(number)
         return held
 
@@ -188,7 +184,7 @@ class Catalogue:
                 self._take_or_forget(name, raw)
             del self.queues[name]
             self._forget(queue)
-            await self._functions.delete_parts(queue.incarnation, list(queue.parts))
+            await self._functions.delete_parts(queue.incarnation, list(queue.physical))
 
     def _take_or_forget(self, name: str, raw: bytes) -> None:
         if raw:
@@ -246,7 +242,7 @@ class Catalogue:
                     break
                 await self._refresh()
             ordered = _flag(is_set=spec.order == "key")
-            for part in found.parts.values():
+            for part in found.physical.values():
                 await self._functions.ask(found, part, "order_group", group.id, ordered)
             return group
 
@@ -299,7 +295,7 @@ class Catalogue:
                 await self._functions.swept(queue, part, "drop_group", group_id)
 
     async def _drop(self, queue: Queue, group_id: str) -> None:
-        for part in queue.parts.values():
+        for part in queue.physical.values():
             await self._functions.swept(queue, part, "drop_group", group_id)
 
     async def _place(

@@ -117,7 +117,7 @@ class Claiming:
         claims = one.claim.result() if one.claim is not None else ()
         for at, claim in zip(one.places, claims, strict=True):
             number, word = claim.split(b" ", 1)
-            if int(number) in queue.parts:
+            if int(number) in queue.physical:
                 numbers[at] = int(number)
             args[at * ARGUMENTS + 3] = word
         places: dict[int, list[int]] = {}
@@ -126,7 +126,7 @@ class Claiming:
         calls: dict[int, asyncio.Future[Any]] = {}
         for number, some in places.items():
             own = [word for at in some for word in args[at * ARGUMENTS : (at + 1) * ARGUMENTS]]
-            calls[number] = self._submit(queue, queue.parts[number], own)
+            calls[number] = self._submit(queue, queue.physical[number], own)
         done = partial(_complete, one, places, calls)
         for call in calls.values():
             call.add_done_callback(done)

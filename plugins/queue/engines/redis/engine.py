@@ -22,16 +22,14 @@ from typing import Any, Final
 
 from redis.asyncio.connection import AbstractConnection
 
-from penstock.plugins.queue.client import ReceivedMessage, is_same_incarnation
+from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.clock import Clocks
 from penstock.plugins.queue.engines.contract import (
     Action,
     AppendResult,
     EngineStartError,
-    GroupKindError,
     GroupSnapshot,
     GroupSpec,
-    IncarnationError,
     NewMessage,
     Position,
     QueueOutline,
@@ -41,8 +39,9 @@ from penstock.plugins.queue.engines.contract import (
     StorageError,
     UnknownQueueError,
 )
+from penstock.plugins.queue.engines.logical import check_range
 from penstock.plugins.queue.engines.planning import shares_of
-from penstock.plugins.queue.engines.reading import RANGE_BYTES, check_offset, check_range
+from penstock.plugins.queue.engines.reading import RANGE_BYTES
 from penstock.plugins.queue.engines.redis.burying import Burying
 from penstock.plugins.queue.engines.redis.catalogue import Catalogue
 from penstock.plugins.queue.engines.redis.functions import (
@@ -190,18 +189,13 @@ class RedisEngine:
     def reserve(self, queue: str, n_messages: int, n_bytes: int) -> bool:
         """Hold room for messages."""
         found = self._catalogue.queues.get(queue) or self._catalogue.find(queue)
-        if found.is_limited and not found.has_room(n_messages, n_bytes):
-            return False
-        found.reserved_messages += n_messages
-        found.reserved_bytes += n_bytes
-        return True
+        return found.reserve(n_messages, n_bytes)
 
     def release(self, queue: str, n_messages: int, n_bytes: int) -> None:
         """Give back room."""
         found = self._catalogue.queues.get(queue)
         if found is not None:
-            found.reserved_messages -= n_messages
-            found.reserved_bytes -= n_bytes
+            found.release(n_messages, n_bytes)
 
     def append(
         self, queue: str, physical_queue: int, messages: Sequence[NewMessage]
@@ -284,11 +278,11 @@ class RedisEngine:
         """Return the end of the next range; bytes are taken to be the same in each message."""
         found = self._catalogue.find(queue)
         await self._functions.look([found])
-        offsets = self._checked(found, start)
+        offsets = found.checked(start)
         if until is not None:
-            until = self._checked(found, Position(start.incarnation, until))
+            until = found.checked(Position(start.incarnation, until))
         begins, waiting, n_bytes = {}, [], 0.0
-        for number, part in found.parts.items():
+        for number, part in found.physical.items():
             begins[number] = begin = max(offsets.get(number, 0), part.earliest)
             stop = part.next if until is None else until.get(number, 0)
             waiting.append(max(0, stop - begin))
@@ -309,29 +303,24 @@ class RedisEngine:
     async def _located(self, queue: Queue, start: Start) -> dict[int, int]:
         await self._functions.look([queue])
         if start == "earliest":
-            return {number: part.earliest for number, part in queue.parts.items()}
+            return {number: part.earliest for number, part in queue.physical.items()}
         if start == "latest":
-            return {number: part.next for number, part in queue.parts.items()}
+            return {number: part.next for number, part in queue.physical.items()}
         return await self._functions.locate(queue, float(start))
 
     async def commit(self, queue: str, group: str, position: Position) -> Position:
         """Move an offsets group up to a position."""
         found = self._catalogue.find(queue)
-        readers = found.group(group)
-        if readers.spec.kind != "offsets":
-            raise GroupKindError(
-                f"group {group} of queue {queue}: it settles single messages; allowed: a group of "
-                "kind offsets"
-            )
+        readers = found.offsets_group(group)
         readers.used_at = self._functions.now()
         if any(
-            number in found.parts and offset > found.parts[number].next
+            number in found.physical and offset > found.physical[number].next
             for number, offset in position.offsets.items()
         ):
             await self._functions.look([found])
-        for number, offset in self._checked(found, position).items():
-            await self._functions.swept(found, found.parts[number], "commit", readers.id, offset)
-        return _position_of(found, readers)
+        for number, offset in found.checked(position).items():
+            await self._functions.swept(found, found.physical[number], "commit", readers.id, offset)
+        return found.position_of(readers)
 
     async def seek(self, queue: str, group: str, start: Start) -> Position:
         """Move a group to another place."""
@@ -341,26 +330,13 @@ class RedisEngine:
         found, moved = await self._catalogue.seek(
             queue, group, lambda found: self._located(found, start)
         )
-        return _position_of(found, moved)
-
-    def _checked(self, queue: Queue, position: Position) -> dict[int, int]:
-        """Return the offsets of a position.
-
-        Raises:
-            IncarnationError: it is of another queue.
-            OffsetError: no such physical queue, or an offset above the next one.
-        """
-        if not is_same_incarnation(position.incarnation, queue.incarnation):
-            raise IncarnationError(queue.name, position.incarnation, queue.incarnation)
-        for number, offset in position.offsets.items():
-            check_offset(queue.part(number), offset)
-        return dict(position.offsets)
+        return found.position_of(moved)
 
     # -- waiting -----------------------------------------------------------------------------------
 
     def visible(self, queue: str, group: str) -> Mapping[int, int]:
         """Return how many messages a lease group could receive."""
-        receivers = self._receiving.lease_group(self._catalogue.find(queue), group)
+        receivers = self._catalogue.find(queue).lease_group(group)
         receivers.used_at = now = self._functions.now()
         receivers.expire(now)
         counts = {number: place.n_visible() for number, place in receivers.places.items()}
@@ -389,7 +365,7 @@ class RedisEngine:
         found = self._catalogue.find(queue)
         await self._functions.look([found])
         n_removed = 0
-        for part in list(found.parts.values()):
+        for part in list(found.physical.values()):
             below, is_all = part.next, False
             while not is_all:
                 n, is_all = await self._storing.cut(found, part, "purge", below)
@@ -421,12 +397,12 @@ class RedisEngine:
                 )
                 await self._catalogue.delete_group(queue.name, group.name)
             elif group.used_at > group.touched_at:
-                part = next(iter(queue.parts.values()))
+                part = next(iter(queue.physical.values()))
                 used_ago = max(0.0, now - group.used_at)
                 await self._functions.ask(queue, part, "touch", group.id, repr(used_ago))
         retention = queue.spec.retention_seconds
         if retention is not None:
-            for part in list(queue.parts.values()):
+            for part in list(queue.physical.values()):
                 is_all = False
                 while not is_all:
                     _, is_all = await self._storing.cut(queue, part, "retention", "", retention)
@@ -442,14 +418,14 @@ class RedisEngine:
         for place, first_seen in unknown.items():
             name, number, group_id = place
             queue = self._catalogue.queues.get(name)
-            if queue is None or number not in queue.parts:
+            if queue is None or number not in queue.physical:
                 continue
             if any(group.id == group_id for group in queue.groups.values()):
                 continue
             if self._functions.now() - first_seen < _UNKNOWN_SECONDS:
                 self._functions.unknown[place] = first_seen
             else:
-                await self._catalogue.drop_unknown(queue, queue.parts[number], group_id)
+                await self._catalogue.drop_unknown(queue, queue.physical[number], group_id)
 
     async def compact(self) -> int:
         """Return 0: the server gives space back by itself."""
@@ -478,9 +454,3 @@ class RedisEngine:
 
 async def _nothing(call: asyncio.Future[Any]) -> None:
     await plain(call)
-
-
-def _position_of(queue: Queue, group: Group) -> Position:
-    """Return where a group is."""
-    floors = {number: place.floor for number, place in group.places.items()}
-    return Position(queue.incarnation, floors)

@@ -98,7 +98,7 @@ class Functions:
 
     def all_ids_keys(self, queue: Queue) -> list[str]:
         """Return the same of all that a queue has."""
-        parts = queue.parts.values() if self.is_cluster else ()
+        parts = queue.physical.values() if self.is_cluster else ()
         return [self.ids_key(queue.incarnation), *(f"{part.base}:ids" for part in parts)]
 
     def call(self, function: str, keys: list[str], *args: Any) -> asyncio.Future[Any]:
@@ -237,7 +237,7 @@ class Functions:
         looks = [
             asyncio.ensure_future(self.look_at(queue, part))
             for queue in queues
-            for part in queue.parts.values()
+            for part in queue.physical.values()
         ]
         gone: UnknownQueueError | None = None
         for look in looks:
@@ -266,7 +266,9 @@ class Functions:
 
     async def locate(self, queue: Queue, at: float) -> dict[int, int]:
         """Return the offset of the first message of each physical queue since a wall time."""
-        return {number: await self._since(queue, part, at) for number, part in queue.parts.items()}
+        return {
+            number: await self._since(queue, part, at) for number, part in queue.physical.items()
+        }
 
     async def _since(self, queue: Queue, part: Part, at: float) -> int:
         start = 0

@@ -174,7 +174,7 @@ class Listening:
             places = {
                 part.base.encode(): (queue, part)
                 for queue in self._wanted
-                for part in queue.parts.values()
+                for part in queue.physical.values()
             }
             old = self._places
             self._places = places

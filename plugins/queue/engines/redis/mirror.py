@@ -16,14 +16,12 @@ from penstock.plugins.queue.engines.contract import (
     GroupOutline,
     GroupSnapshot,
     GroupSpec,
-    OffsetError,
     QueueOutline,
     QueueSnapshot,
     QueueSpec,
-    UnknownGroupError,
     Usage,
 )
-from penstock.plugins.queue.engines.keys import key_reader
+from penstock.plugins.queue.engines.logical import Logical
 from penstock.plugins.queue.engines.receipts import Receipts
 from penstock.plugins.queue.engines.waited import Waited
 
@@ -189,82 +187,16 @@ class Group(Waited):
         )
 
 
-class Queue(Waited):
+class Queue(Logical[Part, Group]):
     """A logical queue.
 
     Attributes:
-        name: its name.
-        incarnation: UUID of its life.
-        spec: its settings.
-        parts: physical queues by number, ascending.
-        groups: by name.
         raw: its entry in the catalogue.
-        messages: of all physical queues.
-        payload_bytes: of these.
-        stored_bytes: the same.
-        reserved_messages: whose room is reserved and that are not stored.
-        reserved_bytes: of these.
-        removed: messages that left unread in this run, by reason.
     """
 
     def __init__(self, name: str, incarnation: str, spec: QueueSpec) -> None:
-        super().__init__()
-        self.name = name
-        self.incarnation = incarnation
-        self.parts: dict[int, Part] = {}
-        self.groups: dict[str, Group] = {}
+        super().__init__(name, incarnation, spec)
         self.raw = b""
-        self.messages = 0
-        self.payload_bytes = 0
-        self.stored_bytes = 0
-        self.reserved_messages = 0
-        self.reserved_bytes = 0
-        self.removed: dict[str, int] = {}
-        self.change(spec)
-
-    def change(self, spec: QueueSpec) -> None:
-        """Take other settings."""
-        self.spec = spec
-        self.key_of = key_reader(spec.key)
-        self.is_limited = spec.max_messages is not None or spec.max_bytes is not None
-
-    def part(self, number: int) -> Part:
-        """Return a physical queue.
-
-        Raises:
-            OffsetError: there is none of this number.
-        """
-        found = self.parts.get(number)
-        if found is None:
-            raise OffsetError(
-                f"physical queue of {self.name}: read {number}; allowed: "
-                f"{', '.join(map(str, self.parts))}"
-            )
-        return found
-
-    def group(self, name: str) -> Group:
-        """Return a group.
-
-        Raises:
-            UnknownGroupError: there is none of this name.
-        """
-        found = self.groups.get(name)
-        if found is None:
-            known = ", ".join(sorted(self.groups)) or "none"
-            raise UnknownGroupError(f"group of queue {self.name}: read {name!r}; allowed: {known}")
-        return found
-
-    def has_room(self, n_messages: int, n_bytes: int) -> bool:
-        """Say whether messages fit, in addition to those whose room is reserved."""
-        spec = self.spec
-        if spec.when_full == "drop_oldest":
-            messages = held_bytes = 0
-        else:
-            messages = self.messages + self.reserved_messages
-            held_bytes = self.payload_bytes + self.reserved_bytes
-        if spec.max_messages is not None and messages + n_messages > spec.max_messages:
-            return False
-        return spec.max_bytes is None or held_bytes + n_bytes <= spec.max_bytes
 
     def count_removed(self, reason: str, n_messages: int) -> None:
         """Count messages that left unread."""
@@ -305,19 +237,21 @@ class Queue(Waited):
             self.incarnation,
             self.spec,
             self.messages,
-            list(self.parts),
+            list(self.physical),
             {name: GroupOutline(one.spec, one.n_leased) for name, one in self.groups.items()},
         )
 
     def snapshot(self, now: float) -> QueueSnapshot:
         """Return the queue as it is."""
-        oldest = min((p.oldest for p in self.parts.values() if p.oldest is not None), default=None)
+        oldest = min(
+            (p.oldest for p in self.physical.values() if p.oldest is not None), default=None
+        )
         return QueueSnapshot(
             incarnation=self.incarnation,
             spec=self.spec,
             usage={
                 number: Usage(part.earliest, part.next, part.messages, part.stored_bytes)
-                for number, part in self.parts.items()
+                for number, part in self.physical.items()
             },
             messages=self.messages,
             payload_bytes=self.payload_bytes,

@@ -11,7 +11,6 @@ from typing import Any, Final
 from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.contract import (
     Action,
-    GroupKindError,
     StorageError,
 )
 from penstock.plugins.queue.engines.expiry import count_down
@@ -51,21 +50,6 @@ class Receiving:
         self._burying = burying
         self._logger = logger
 
-    def lease_group(self, queue: Queue, name: str) -> Group:
-        """Return a group of kind `lease`.
-
-        Raises:
-            UnknownGroupError: there is none of this name.
-            GroupKindError: it is of the other kind.
-        """
-        found = queue.group(name)
-        if found.spec.kind != "lease":
-            raise GroupKindError(
-                f"group {name} of queue {queue.name}: it reads ranges; allowed: a group of kind "
-                "lease"
-            )
-        return found
-
     async def lease(
         self,
         queue: str,
@@ -77,7 +61,7 @@ class Receiving:
     ) -> list[ReceivedMessage]:
         """Receive messages of one physical queue."""
         found = self._catalogue.find(queue)
-        receivers = self.lease_group(found, group)
+        receivers = found.lease_group(group)
         part = found.part(physical_queue)
         receivers.used_at = now = self._functions.now()
         receivers.expire(now)
@@ -219,7 +203,7 @@ class Receiving:
             return
         receives, _ = self._read_handles(receivers, [one.receipt_handle for one in deliveries])
         for number, triples in receives.items():
-            part = found.parts.get(number)
+            part = found.physical.get(number)
             if part is None:
                 continue
             place = receivers.place(number)
@@ -276,12 +260,12 @@ class Receiving:
     ) -> Mapping[int, str]:
         """Settle receives."""
         found = self._catalogue.find(queue)
-        receivers = self.lease_group(found, group)
+        receivers = found.lease_group(group)
         receivers.used_at = now = self._functions.now()
         receivers.expire(now)
         receives, unknown = self._read_handles(receivers, receipt_handles)
         failed = dict.fromkeys(unknown, "unknown")
-        for number in [number for number in receives if number not in found.parts]:
+        for number in [number for number in receives if number not in found.physical]:
             failed.update((one[0], "unknown") for one in receives.pop(number))
         if action == "dead":
             await self._declare_dead(found, receivers, receives, failed)
@@ -289,7 +273,7 @@ class Receiving:
         was_full = receivers.n_leased >= receivers.spec.max_leased_messages
         calls = {
             number: self._settle_part(
-                found, receivers, found.parts[number], action, seconds, triples
+                found, receivers, found.physical[number], action, seconds, triples
             )
             for number, triples in receives.items()
         }
@@ -331,7 +315,7 @@ class Receiving:
         target = self._burying.target(group)
         n_settled = 0
         for number, triples in receives.items():
-            part = queue.parts[number]
+            part = queue.physical[number]
             if target is not None:
                 call = self._settle_part(queue, group, part, "show", _HOLD_SECONDS, triples)
                 answer = await plain(call, queue)

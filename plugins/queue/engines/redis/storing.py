@@ -69,8 +69,7 @@ class Storing:
         n_bytes = sum(len(new.message.payload) for new in messages)
 
         def done(call: asyncio.Future[Any]) -> None:
-            found.reserved_messages -= len(messages)
-            found.reserved_bytes -= n_bytes
+            found.release(len(messages), n_bytes)
             if future.done():
                 return
             error = call.exception()
@@ -88,8 +87,7 @@ class Storing:
             else:
                 call = self.submit(found, part, args)
         except BaseException:
-            found.reserved_messages -= len(messages)
-            found.reserved_bytes -= n_bytes
+            found.release(len(messages), n_bytes)
             raise
         call.add_done_callback(done)
         return future
@@ -150,9 +148,9 @@ class Storing:
         spec = queue.spec
         while True:
             excess = queue.messages - (spec.max_messages or math.inf)
-            parts = [part for part in queue.parts.values() if part.oldest is not None]
+            parts = [part for part in queue.physical.values() if part.oldest is not None]
             is_over = excess > 0 or queue.payload_bytes > (spec.max_bytes or math.inf)
-            if not is_over or not parts or len(queue.parts) == 1:
+            if not is_over or not parts or len(queue.physical) == 1:
                 return
             part = min(parts, key=lambda one: one.oldest or 0.0)
             n_removed, _ = await self.cut(queue, part, "drop_oldest", part.earliest + 1)

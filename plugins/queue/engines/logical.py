@@ -1,0 +1,223 @@
+"""What the logical queues of every engine have in common: names, room, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Generic, Protocol, TypeVar
+
+from penstock.plugins.queue.client import is_same_incarnation
+from penstock.plugins.queue.engines.contract import (
+    GroupKindError,
+    GroupSpec,
+    IncarnationError,
+    OffsetError,
+    Position,
+    QueueSpec,
+    RangeGoneError,
+    UnknownGroupError,
+    UnknownQueueError,
+)
+from penstock.plugins.queue.engines.keys import key_reader
+from penstock.plugins.queue.engines.waited import Waited
+
+
+class Extent(Protocol):
+    """The offsets of a physical queue.
+
+    Attributes:
+        number: within its queue.
+        earliest: first offset that may still exist.
+        next: offset of the next message.
+    """
+
+    number: int
+    earliest: int
+    next: int
+
+
+class _Floor(Protocol):
+    @property
+    def floor(self) -> int: ...
+
+
+class _Group(Protocol):
+    @property
+    def spec(self) -> GroupSpec: ...
+
+    @property
+    def places(self) -> Mapping[int, _Floor]: ...
+
+
+PartT = TypeVar("PartT", bound=Extent)
+GroupT = TypeVar("GroupT", bound=_Group)
+QueueT = TypeVar("QueueT")
+
+
+class Logical(Waited, Generic[PartT, GroupT]):
+    """A logical queue.
+
+    Attributes:
+        name: its name.
+        incarnation: UUID of its life.
+        spec: its settings.
+        physical: physical queues by number, ascending.
+        groups: by name.
+        messages: that exist.
+        payload_bytes: of these.
+        stored_bytes: that they take in the storage.
+        reserved_messages: whose room is reserved and that are not stored.
+        reserved_bytes: of these.
+        removed: messages that left unread, by reason.
+        key_of: reads the key of a message.
+        is_limited: whether its settings limit what it holds.
+    """
+
+    def __init__(self, name: str, incarnation: str, spec: QueueSpec) -> None:
+        super().__init__()
+        self.name = name
+        self.incarnation = incarnation
+        self.physical: dict[int, PartT] = {}
+        self.groups: dict[str, GroupT] = {}
+        self.messages = 0
+        self.payload_bytes = 0
+        self.stored_bytes = 0
+        self.reserved_messages = 0
+        self.reserved_bytes = 0
+        self.removed: dict[str, int] = {}
+        self.change(spec)
+
+    def change(self, spec: QueueSpec) -> None:
+        """Take other settings."""
+        self.spec = spec
+        self.key_of = key_reader(spec.key)
+        self.is_limited = spec.max_messages is not None or spec.max_bytes is not None
+
+    def part(self, number: int) -> PartT:
+        """Return a physical queue.
+
+        Raises:
+            OffsetError: there is none of this number.
+        """
+        found = self.physical.get(number)
+        if found is None:
+            raise OffsetError(
+                f"physical queue of {self.name}: read {number}; allowed: "
+                f"{', '.join(map(str, self.physical))}"
+            )
+        return found
+
+    def group(self, name: str) -> GroupT:
+        """Return a group.
+
+        Raises:
+            UnknownGroupError: there is none of this name.
+        """
+        found = self.groups.get(name)
+        if found is None:
+            known = ", ".join(sorted(self.groups)) or "none"
+            raise UnknownGroupError(f"group of queue {self.name}: read {name!r}; allowed: {known}")
+        return found
+
+    def lease_group(self, name: str) -> GroupT:
+        """Return a group of kind `lease`.
+
+        Raises:
+            UnknownGroupError: there is none of this name.
+            GroupKindError: it is of the other kind.
+        """
+        found = self.group(name)
+        if found.spec.kind != "lease":
+            raise GroupKindError(
+                f"group {name} of queue {self.name}: it reads ranges; allowed: a group of kind "
+                "lease"
+            )
+        return found
+
+    def offsets_group(self, name: str) -> GroupT:
+        """Return a group of kind `offsets`.
+
+        Raises:
+            UnknownGroupError: there is none of this name.
+            GroupKindError: it is of the other kind.
+        """
+        found = self.group(name)
+        if found.spec.kind != "offsets":
+            raise GroupKindError(
+                f"group {name} of queue {self.name}: it settles single messages; allowed: a group "
+                "of kind offsets"
+            )
+        return found
+
+    def checked(self, position: Position) -> dict[int, int]:
+        """Return the offsets of a position.
+
+        Raises:
+            IncarnationError: it is of another queue.
+            OffsetError: no such physical queue, or an offset above the next one.
+        """
+        if not is_same_incarnation(position.incarnation, self.incarnation):
+            raise IncarnationError(self.name, position.incarnation, self.incarnation)
+        for number, offset in position.offsets.items():
+            check_offset(self.part(number), offset)
+        return dict(position.offsets)
+
+    def position_of(self, group: GroupT) -> Position:
+        """Return where a group is."""
+        floors = {number: place.floor for number, place in group.places.items()}
+        return Position(self.incarnation, floors)
+
+    def has_room(self, n_messages: int, n_bytes: int) -> bool:
+        """Say whether messages fit, in addition to those whose room is reserved."""
+        spec = self.spec
+        if spec.when_full == "drop_oldest":
+            messages = held_bytes = 0
+        else:
+            messages = self.messages + self.reserved_messages
+            held_bytes = self.payload_bytes + self.reserved_bytes
+        if spec.max_messages is not None and messages + n_messages > spec.max_messages:
+            return False
+        return spec.max_bytes is None or held_bytes + n_bytes <= spec.max_bytes
+
+    def reserve(self, n_messages: int, n_bytes: int) -> bool:
+        """Hold room for messages; say whether there is any."""
+        if self.is_limited and not self.has_room(n_messages, n_bytes):
+            return False
+        self.reserved_messages += n_messages
+        self.reserved_bytes += n_bytes
+        return True
+
+    def release(self, n_messages: int, n_bytes: int) -> None:
+        """Give back room."""
+        self.reserved_messages -= n_messages
+        self.reserved_bytes -= n_bytes
+
+
+def find_queue(queues: Mapping[str, QueueT], name: str) -> QueueT:
+    """Return a queue.
+
+    Raises:
+        UnknownQueueError: there is none of this name.
+    """
+    found = queues.get(name)
+    if found is None:
+        known = ", ".join(sorted(queues)) or "none"
+        raise UnknownQueueError(f"queue: read {name!r}; allowed: {known}")
+    return found
+
+
+def check_offset(physical: Extent, offset: int) -> None:
+    """Raise `OffsetError` for an offset that no message has or will get next."""
+    if not 0 <= offset <= physical.next:
+        raise OffsetError(
+            f"offset of physical queue {physical.number}: read {offset}; allowed: 0 to "
+            f"{physical.next}, the offset that its next message will get"
+        )
+
+
+def check_range(physical: Extent, start: int, end: int) -> None:
+    """Raise for a range that is none, or that begins below the earliest offset."""
+    check_offset(physical, end)
+    if not 0 <= start <= end:
+        raise OffsetError(f"start: read {start}; allowed: 0 to the range's end, {end}")
+    if start < end and start < physical.earliest:
+        raise RangeGoneError(start, physical.earliest)
