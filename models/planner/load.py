@@ -116,10 +116,10 @@ def broker_work(fleet: Fleet, costs: Costs) -> list[Work]:
         one = costs.receive_acknowledged if each.qos else costs.receive
         one += each.payload_bytes * costs.receive_byte
         alone = costs.alone if each.qos else costs.alone_qos_0
-        if each.qos and any(
-            who.keeps_session and name in who.devices for who in fleet.subscribers.values()
-        ):
-            alone += costs.alone_commit
+        if each.qos:
+            keepers = [who for who in fleet.subscribers.values() if who.keeps_session]
+            sessions = sum(who.count * who.share_ratio for who in keepers if name in who.devices)
+            alone += min(1.0, sessions) * costs.alone_commit  # of what some session keeps
         found.append(Work(f"receive from {name}", each.total_rate, one, alone))
     for name, who in fleet.subscribers.items():
         for source, each in fleet.sources(who).items():

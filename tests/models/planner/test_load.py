@@ -48,6 +48,9 @@ def test_what_finds_the_broker_idle_costs_more() -> None:
     assert work["receive from cameras"].alone_seconds == costs.alone + costs.alone_commit
     clean = make_fleet(("link: mobile,", "link: mobile, keeps_session: false,"))
     assert broker_work(clean, costs)[0].alone_seconds == costs.alone
+    rare = make_fleet(("link: mobile,", "link: mobile, share_ratio: 0.1,"))
+    expected = costs.alone + 4 * 0.1 * costs.alone_commit
+    assert broker_work(rare, costs)[0].alone_seconds == pytest.approx(expected)
     calm = load.core_ratio(fleet, costs)
     assert calm > costs.idle + sum(each.ratio for each in work.values())
     assert load.core_ratio(fleet, costs.faster(1e-5)) == 1.0
