@@ -274,7 +274,10 @@ async def test_a_repeat_is_found_in_whichever_physical_queue_it_comes() -> None:
 
 async def test_a_cluster_half_up_is_refused(tmp_path: Path) -> None:
     """With slots that no node has; so is a server of the other kind."""
-    with running_redis(tmp_path, "cluster-enabled yes", "cluster-port 0") as node:
+    with (
+        reserved_port() as bus_port,
+        running_redis(tmp_path, "cluster-enabled yes", f"cluster-port {bus_port}") as node,
+    ):
         told = "read 1 slots that have a master; allowed: 16384"
         await Login().ask(address_of(node), "CLUSTER", "ADDSLOTS", "0")
         for server, why in (
