@@ -141,20 +141,37 @@ def scenarios() -> None:
 
 @app.command()
 def report(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of a run, with its tables.")
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Folder of a run; of several, with other seeds."),
     ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the result; needed for several runs.")
+    ] = None,
     figures: Annotated[
         Path | None, typer.Option(help="Also write the report's tables to this file, as JSON.")
     ] = None,
 ) -> None:
-    """Write the report and the plots of a run again, from its tables."""
+    """Write the report and the plots of a run again, from its tables.
+
+    Several runs of one scenario with different seeds make one report, of the units of all.
+    """
     try:
         import penstock.netem.figures.plots  # noqa: F401, PLC0415 - matplotlib is slow to load
-        from penstock.netem.figures.report import check_figures, write_report  # noqa: PLC0415
+        from penstock.netem.figures.report import (  # noqa: PLC0415
+            check_figures,
+            join_runs,
+            write_report,
+        )
     except ModuleNotFoundError as error:
         raise _needs_extra(error) from error
     check_figures(figures)
+    folder = folders[0]
+    if out is not None:
+        join_runs(folders, out)
+        folder = out
+    elif len(folders) > 1:
+        raise typer.BadParameter("read none; needed for several runs", param_hint="--out")
     for verdict in write_report(folder, figures):
         _say(verdict.line)
     _say(str(folder / "report.md"))

@@ -15,8 +15,9 @@ from penstock.netem.figures.figure_file import Origin, Table, check_writable, wr
 from penstock.netem.figures.measures import TOLERANCE_SECONDS, Measures, Verdict
 from penstock.netem.figures.records import Tables
 from penstock.netem.figures.sections import Section, sections
-from penstock.netem.figures.tables import NAMES, read_table
+from penstock.netem.figures.tables import NAMES, Format, read_table
 from penstock.netem.figures.withheld_times import GRACE_SECONDS
+from penstock.netem.runs.results import join_infos, make_folder, write_result
 from penstock.netem.runs.run_file import RunInfo, read_run_info
 from penstock.netem.runs.scenario import Publisher, Scenario, Subscriber
 
@@ -71,6 +72,26 @@ def read_tables(folder: Path) -> Tables:
     for kind, name in NAMES.items():
         getattr(tables, name).extend(read_table(folder, kind))
     return tables
+
+
+def join_runs(folders: Sequence[Path], out: Path) -> None:
+    """Write the tables and the description of one run with the seeds of several.
+
+    Args:
+        folders: of the runs, in the order in which their rows are to stand.
+        out: folder of the result.
+
+    Raises:
+        NetemError: a folder holds no run, they differ in more than their seeds, or `out` holds
+            something else.
+        RunError: the result cannot be written.
+    """
+    info = join_infos([read_run_info(each) for each in folders], [str(each) for each in folders])
+    tables = Tables()
+    for each in folders:
+        tables.add(read_tables(each))
+    make_folder(out)
+    write_result(out, tables, info, Format.PARQUET)
 
 
 def write_report(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from penstock.netem.errors import NetemError, RunError
 from penstock.netem.figures.records import Tables
@@ -47,3 +52,52 @@ def write_result(folder: Path, rows: Tables, info: RunInfo, form: Format) -> Non
             write_table(folder, kind, getattr(rows, name), form)
     except OSError as error:
         raise RunError(f"{folder}: {error}") from error
+
+
+def join_infos(infos: Sequence[RunInfo], names: Sequence[str]) -> RunInfo:
+    """Return the description of one run with the seeds of several.
+
+    Args:
+        infos: of the runs; at least one.
+        names: their folders, for messages.
+
+    Raises:
+        NetemError: they differ in more than their seeds, or have a seed in common: units would not
+            be alike, or not independent.
+    """
+    first, *others = infos
+    for info, name in zip(others, names[1:], strict=True):
+        for what, one, other in (
+            ("scenario", replace(first.scenario, seeds=[]), replace(info.scenario, seeds=[])),
+            *((key, getattr(first, key), getattr(info, key)) for key in _ALIKE),
+        ):
+            if one != other:
+                told = f": {other}, not {one}" if isinstance(one, str | None) else ""
+                raise NetemError(
+                    f"{name}: its {what} is not that of {names[0]}{told}; allowed: runs that "
+                    "differ in their seeds alone"
+                )
+    seeds = [seed for info in infos for seed in info.scenario.seeds]
+    if several := [seed for seed, times in Counter(seeds).items() if times > 1]:
+        raise NetemError(
+            f"seed {several[0]} is in more than one of {', '.join(names)}; allowed: each seed once"
+        )
+    return replace(
+        first,
+        scenario=replace(first.scenario, seeds=seeds),
+        command=_with_seeds(first.command, seeds),
+        processor=[each for info in infos for each in info.processor],
+        remarks=[each for info in infos for each in info.remarks],
+    )
+
+
+_ALIKE: Final = ("length", "commit", "machine", "python", "versions", "engine")
+"""What runs of one report have in common, beside their scenario."""
+
+
+def _with_seeds(command: str, seeds: Sequence[int]) -> str:
+    words = shlex.split(command)
+    if "--seeds" in words:
+        place = words.index("--seeds")
+        del words[place : place + 2]
+    return shlex.join([*words, "--seeds", ",".join(map(str, seeds))])

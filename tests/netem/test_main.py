@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,31 @@ def test_links_reports_and_lists_without_the_extra(tmp_path: Path, file: Path) -
     file.write_text(LINK.replace("begin: good", "begin: gone"))
     link = without(EXTRA, "link", str(file))
     assert (link.returncode, "read 'gone'; allowed: good, lossy" in link.stderr) == (2, True)
+
+
+def test_runs_with_other_seeds_make_one_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stands in a folder of its own, with the units of all, and can be written again."""
+    one, other, both = (tmp_path / name for name in ("one", "other", "both"))
+    for folder in (one, other):
+        folder.mkdir()
+    write_run(one, INFO, whole_run())
+    tables = whole_run()
+    for each in fields(tables):
+        rows = getattr(tables, each.name)
+        rows[:] = [row._replace(seed=row.seed + 100) for row in rows]
+    seeds = [seed + 100 for seed in INFO.scenario.seeds]
+    write_run(other, replace(INFO, scenario=replace(INFO.scenario, seeds=seeds)), tables)
+    assert main(["report", str(one), str(other)]) == 2
+    assert "--out: read none; needed for several runs" in capsys.readouterr().err
+    assert main(["report", str(one), str(other), "--out", str(both)]) == 0
+    told = capsys.readouterr().out
+    assert "not shown: small p90: adaptive 200 ms, mosquitto 2.0 s: 0.10 of it, 2 units" in told
+    assert main(["report", str(both)]) == 0
+    assert capsys.readouterr().out == told
+    assert main(["report", str(one), str(one), "--out", str(tmp_path / "twice")]) == 2
+    assert "is in more than one of" in capsys.readouterr().err
 
 
 def test_a_report_is_written_again_from_its_tables(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,7 +11,7 @@ import pytest
 from penstock.netem.errors import NetemError, RunError
 from penstock.netem.figures.records import Tables, WithheldRow
 from penstock.netem.figures.tables import NAMES, Format, read_table
-from penstock.netem.runs.results import make_folder, write_result
+from penstock.netem.runs.results import join_infos, make_folder, write_result
 from penstock.netem.runs.run_file import RunInfo, read_run_info
 from tests.helpers.experiments import scenario
 
@@ -83,3 +84,35 @@ def test_a_folder_into_which_nothing_can_be_written_is_refused_before_the_run(
     monkeypatch.setattr("penstock.netem.runs.results.tempfile.TemporaryFile", refuse)
     with pytest.raises(NetemError, match=f"^--out: {tmp_path}: .*Read-only file system"):
         make_folder(tmp_path)
+
+
+def test_runs_with_other_seeds_are_one() -> None:
+    """Seeds, remarks and processor times stand together, and the command has all seeds."""
+    other = replace(
+        INFO,
+        scenario=replace(INFO.scenario, seeds=[8, 9]),
+        command="penstock netem run small --seeds 8,9 --brokers a,b",
+        date="2026-01-02T00:00:00+00:00",
+        remarks=["seed 8: busy"],
+    )
+    both = join_infos([INFO, other], ["one", "other"])
+    assert both.scenario == replace(INFO.scenario, seeds=[*INFO.scenario.seeds, 8, 9])
+    seeds = ",".join(map(str, both.scenario.seeds))
+    assert both.command == f"penstock netem run small --seeds {seeds}"
+    assert both.remarks == ["seed 8: busy"]
+    assert both.date == INFO.date
+    turned = join_infos([other, INFO], ["other", "one"])
+    assert turned.command.startswith("penstock netem run small --brokers a,b --seeds 8,9,")
+    assert join_infos([INFO], ["one"]).scenario == INFO.scenario
+
+
+def test_runs_of_other_things_are_not_joined() -> None:
+    """What differs is named; a seed that is in two runs would count twice."""
+    others = replace(INFO.scenario, seeds=[8])
+    alike = replace(INFO, scenario=others)
+    with pytest.raises(NetemError, match=r"^b: its commit is not that of a: c0ffee, not None;"):
+        join_infos([INFO, replace(alike, commit="c0ffee")], ["a", "b"])
+    with pytest.raises(NetemError, match=r"^b: its scenario is not that of a; allowed: runs that"):
+        join_infos([INFO, replace(alike, scenario=replace(others, name="big"))], ["a", "b"])
+    with pytest.raises(NetemError, match=f"^seed {INFO.scenario.seeds[0]} is in more than one"):
+        join_infos([INFO, INFO], ["a", "b"])
