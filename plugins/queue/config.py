@@ -303,6 +303,9 @@ class RedisConfig:
             ``127.0.0.1:6379``.
         sentinel: that say which server is the master; None for none.
         cluster: ``HOST:PORT`` of some nodes of a cluster, which know the others; empty for none.
+        local_nodes: ``HOST:PORT``, as the cluster has them, of the nodes on this machine: receives
+            prefer physical queues whose master is one of them (paper 001, 3.3.1.1); empty to prefer
+            none.
         db: number of the database.
         prefix: begins the name of each key, so that several installations share a server.
         user: ACL user; None for `default`.
@@ -320,6 +323,7 @@ class RedisConfig:
     server: _Server | None = None
     sentinel: RedisSentinel | None = None
     cluster: tuple[_Server, ...] = ()
+    local_nodes: tuple[_Server, ...] = ()
     db: Annotated[int, Field(ge=0)] = 0
     prefix: Name = "penstock"
     user: Annotated[str, Field(min_length=1)] | None = None
@@ -340,6 +344,8 @@ class RedisConfig:
             raise ValueError(
                 f"read db: {self.db} beside cluster; allowed: 0, a cluster has no other"
             )
+        if self.local_nodes and not self.cluster:
+            raise ValueError("cluster beside local_nodes")
         if not self.cluster and self.slowdown_detection_time != DEFAULT_SLOWDOWN_DETECTION_TIME:
             raise ValueError(
                 "cluster with slowdown_detection_time; on one server all physical queues are slow"

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from penstock.broker.errors import PenstockError
 from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.contract import Engine, QueueSpec, StorageError
+from penstock.plugins.queue.fabric.dequeue import LocalFirst
 from penstock.plugins.queue.strategies.dequeue import (
     DequeueController,
     DequeueCounts,
@@ -92,12 +93,14 @@ class GroupReceiver:
         self._spec = spec
         self._engine = engine
         self._clock = clock
+        is_local = engine.locality(queue)
         self._controller = DequeueController(
             engine.outline(queue).physical_queues,
             make_strategy(spec.dequeue, spec.sleep_time),
             lengths,
             spec.max_queues_per_dequeue,
             stored_bytes,
+            None if is_local is None else LocalFirst(is_local),
         )
         self._held: dict[DequeueRequest, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None

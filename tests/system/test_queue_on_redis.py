@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from redis.crc import key_slot
 
 from penstock.plugins.queue.client import NotStoredError, OutgoingMessage, QueueClient
 from tests.helpers.paho_client import PahoClient
@@ -23,7 +24,7 @@ from tests.helpers.process import (
     anonymous_policy,
     running_broker,
 )
-from tests.helpers.redis_server import shared_redis
+from tests.helpers.redis_server import shared_cluster, shared_redis
 
 QUEUES: dict[str, Any] = {
     "work": {"topics": ["work/#"]},
@@ -248,3 +249,32 @@ def test_a_held_request_is_woken_by_a_publish_at_a_broker(started: Programs) -> 
         client.publish("work/b", b"now")
     consumer.join(SECONDS)
     assert found == [b"now"]
+
+
+def test_gateways_prefer_what_is_on_their_own_machines(tmp_path: Path) -> None:
+    """Each takes the messages of its node, then those of the others (paper 001, 3.3.1.1)."""
+    nodes = [f"{host}:{port}" for host, port in shared_cluster()]
+    redis: dict[str, Any] = {"cluster": nodes, "prefix": f"test-{uuid.uuid4().hex}"}
+    section: dict[str, Any] = {"engine": "redis", "queues": {"work": {"physical_queues": 24}}}
+    with ExitStack() as stack:
+        clients = []
+        for at, node in enumerate(nodes[:2]):
+            folder = tmp_path / str(at)
+            folder.mkdir()
+            gateway = Gateway(section | {"redis": redis | {"local_nodes": [node]}}, folder)
+            stack.callback(gateway.kill)
+            stack.callback(gateway.client.close)
+            clients.append(gateway.client)
+        clients[0].enqueue("work", [("a", b"%d" % n) for n in range(240)])
+        until(lambda: clients[1].group("work", "default")["waiting"] == 240)
+        incarnation = clients[0].queue("work")["incarnation"]
+        found = [
+            message
+            for _ in range(9)
+            for message in clients[1].receive("work", max_messages=1, wait_seconds=60)
+        ]
+        keys = [f"{redis['prefix']}:{{{incarnation}.{one.physical_queue}}}" for one in found]
+        assert {key_slot(key.encode()) * 3 // 16_384 for key in keys} == {1}
+        while len(found) < 240:
+            found += clients[1].receive("work", max_messages=100, wait_seconds=60)
+        assert len({message.payload for message in found}) == 240

@@ -45,7 +45,7 @@ All methods are called on one event loop's thread, and none blocks it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -596,6 +596,12 @@ class Engine(Protocol):
         The answer is by number of physical queue, in ascending order and without those that have
         none. It may be too high for messages that the group will settle unseen, or that wait for an
         earlier one of their key. It costs microseconds.
+        """
+
+    def locality(self, queue: str) -> Callable[[int], bool] | None:
+        """Return what says whether a physical queue is on this machine at that moment.
+
+        None where none is nearer than others. It may be kept while the queue exists.
         """
 
     async def wait_for_arrival(self, queue: str, group: str | None, seen: int, wait: float) -> int:

@@ -273,6 +273,9 @@ class LocalEngine:
         numbers = sorted(receivers.waiting_in)
         return {number: n for number in numbers if (n := places[number].n_visible(now)) > 0}
 
+    def locality(self, queue: str) -> None:
+        """Return None: all physical queues are in this process."""
+
     async def wait_for_arrival(self, queue: str, group: str | None, seen: int, wait: float) -> int:
         """Wait until something may have become visible."""
         found = self._state.find(queue)

@@ -3,56 +3,71 @@
 A controller prefers the physical queues whose master is on its own machine: what it receives there
 crosses no network, and controllers of other machines do not contend for it. Those of other machines
 come when there is nothing on its own, and first in one round of `ROUNDS_FOR_OTHERS`, so that the
-messages of a machine whose controller is gone are not left waiting by busy ones.
+messages of a machine whose controller is gone are not left waiting by busy ones. The paper states
+the preference alone; both limits of it are ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
-from typing import Final, Generic, TypeVar
-
-T = TypeVar("T", bound=Hashable)
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Final
 
 ROUNDS_FOR_OTHERS: Final = 10
 """Rounds of which one begins with other machines: a tenth of what a busy machine can do is enough
 to empty those of a machine that is gone, where ten share it."""
 
 
-class LocalFirst(Generic[T]):
+class LocalFirst:
     """Gives the physical queues of each round of tries.
+
+    A local one at which the last try found nothing has no preference until one finds something: a
+    controller that tries blindly would else try empty local ones alone.
 
     Args:
         is_local: says whether the master of a physical queue is on this machine at present.
     """
 
-    def __init__(self, is_local: Callable[[T], bool]) -> None:
+    def __init__(self, is_local: Callable[[int], bool]) -> None:
         self._is_local = is_local
         self._rounds = 0
-        self._rounds_for_others = 0
+        self._missed: set[int] = set()
+        # The last one that was tried, of those that are preferred and of the rest. Each kind has
+        # turns of its own: rounds that begin with others would else begin with the same each time.
+        self._tried = {True: -1, False: -1}
 
-    def round(self, targets: Sequence[T], away: Collection[T] = ()) -> list[T]:
-        """Return the physical queues to try, in their order.
-
-        Local ones come first, in turn; then those of other machines, in turn; then those that are
-        away, which a caller may leave out as long as the others have messages.
+    def round(self, targets: Sequence[int]) -> list[int]:
+        """Return the physical queues to try, in their order: each kind in turn.
 
         Args:
-            targets: that may have messages, always in the same order.
-            away: whose master does not answer.
+            targets: numbers of those that may have messages, ascending.
         """
-        if not targets:
-            return []
-        is_for_others = self._rounds % ROUNDS_FOR_OTHERS == ROUNDS_FOR_OTHERS - 1
-        # Each kind of round has turns of its own, so that no target is passed over in all of one.
-        turn = self._rounds_for_others if is_for_others else self._rounds - self._rounds_for_others
+        kinds = self.kinds(targets)
+        return [number for kind in kinds for number in self._in_turn(kind)]
+
+    def kinds(self, targets: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Begin a round; return what is tried first and what after that, both ascending."""
+        preferred = [number for number in targets if self._is_preferred(number)]
+        rest = [number for number in targets if not self._is_preferred(number)]
         self._rounds += 1
-        self._rounds_for_others += is_for_others
-        first = turn % len(targets)
-        in_turn = [*targets[first:], *targets[:first]]
+        return (preferred, rest) if self._rounds % ROUNDS_FOR_OTHERS else (rest, preferred)
 
-        def rank(target: T) -> int:
-            if target in away:
-                return 2
-            return int(self._is_local(target) is is_for_others)
+    def _is_preferred(self, number: int) -> bool:
+        return number not in self._missed and self._is_local(number)
 
-        return sorted(in_turn, key=rank)
+    def _in_turn(self, kind: Sequence[int]) -> Sequence[int]:
+        if not kind:
+            return kind
+        first = bisect_right(kind, self._tried[self._is_preferred(kind[0])])
+        return [*kind[first:], *kind[:first]]
+
+    def trying(self, number: int) -> None:
+        """Take note that a physical queue is tried: the turn of its kind is that of the next."""
+        self._tried[self._is_preferred(number)] = number
+
+    def tried(self, number: int, found: int) -> None:
+        """Take note of how many messages a try has found."""
+        if found:
+            self._missed.discard(number)
+        else:
+            self._missed.add(number)

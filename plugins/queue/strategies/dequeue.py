@@ -32,6 +32,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeAlias
 
+from penstock.plugins.queue.fabric.dequeue import LocalFirst
+
 Lengths: TypeAlias = Callable[[], Mapping[int, int]]
 """Returns the number of messages that can be received, by number of physical queue in ascending
 order; those that have none may be left out."""
@@ -103,8 +105,14 @@ class Conventional(DequeueStrategy):
         now: float,  # noqa: ARG002
     ) -> Iterator[int]:
         """Try the next physical queues in turn, blindly."""
-        for _ in range(controller.tries_per_round):
-            yield controller.take_turn()
+        if controller.local_first is None:
+            for _ in range(controller.tries_per_round):
+                yield controller.take_turn()
+            return
+        order = controller.local_first.round(controller.physical_queues)
+        for number in order[: controller.tries_per_round]:
+            controller.local_first.trying(number)
+            yield number
 
     def retry_at(self, request: DequeueRequest, now: float) -> float | None:  # noqa: ARG002
         """Answer."""
@@ -159,9 +167,14 @@ class PeriodicalMonitoring(DequeueStrategy):
             controller.counts.polls += 1
         enough = 1 if now >= request.answer_by else request.min_messages
         lengths = self._lengths
-        ready = (number for number, length in lengths.items() if length >= enough)
-        longest = heapq.nlargest(controller.tries_per_round, ready, key=lengths.__getitem__)
+        ready = [number for number, length in lengths.items() if length >= enough]
+        first, rest = ready, list[int]()
+        if controller.local_first is not None:
+            first, rest = controller.local_first.kinds(ready)
+        most = controller.tries_per_round
+        longest = heapq.nlargest(most, first, key=lengths.__getitem__)
         yield from longest
+        yield from heapq.nlargest(most - len(longest), rest, key=lengths.__getitem__)
 
     def tried(self, number: int, found: int) -> None:
         """Take what was found from the last poll's length; a miss says that others have it."""
@@ -239,11 +252,13 @@ class DequeueController:
         max_queues_per_dequeue: physical queues that one round of tries may touch.
         stored_bytes: returns the payload bytes that were ever stored, for requests that wait for
             bytes.
+        local_first: says which are tried before others; None where none is nearer.
 
     Attributes:
         strategy: chooses tries, and when they are made.
         lengths: looks at the physical queues.
         stored_bytes: returns the payload bytes that were ever stored.
+        local_first: says which are tried before others; None where none is nearer.
         max_queues_per_dequeue: physical queues that one round of tries may touch.
         counts: what it did by the present strategy.
         counts_by_strategy: what it did by each strategy that it has had, by name.
@@ -257,10 +272,12 @@ class DequeueController:
         lengths: Lengths,
         max_queues_per_dequeue: int = 3,
         stored_bytes: Callable[[], int] = lambda: 0,
+        local_first: LocalFirst | None = None,
     ) -> None:
         self.strategy = strategy
         self.lengths = lengths
         self.stored_bytes = stored_bytes
+        self.local_first = local_first
         self.counts = DequeueCounts()
         self.counts_by_strategy = {strategy.name: self.counts}
         self.waiting = 0
@@ -332,11 +349,16 @@ class DequeueController:
 
     def in_turn(self, numbers: Sequence[int]) -> Iterator[int]:
         """Yield physical queues of these numbers, which ascend, from the one whose turn it is."""
+        if self.local_first is not None:
+            yield from self.local_first.round(numbers)
+            return
         first = bisect_left(numbers, self._physical_queues[self._turn])
         yield from itertools.chain(numbers[first:], numbers[:first])
 
     def turn_is_behind(self, number: int) -> None:
-        """Take note that a physical queue was tried: the turn is that of the next one."""
+        """Take note that a physical queue is tried: the turn is that of the next one."""
+        if self.local_first is not None:
+            self.local_first.trying(number)
         behind = bisect_left(self._physical_queues, number + 1)
         self._turn = behind % len(self._physical_queues)
 
@@ -534,6 +556,8 @@ class DequeueRequest:
         else:
             counts.missed_dequeues += 1
         self._controller.strategy.tried(self._trying, found)
+        if self._controller.local_first is not None:
+            self._controller.local_first.tried(self._trying, found)
         self.found += found
         self.found_bytes += found_bytes
         self.missing -= found

@@ -69,6 +69,11 @@ def group(**keys: Any) -> dict[str, Any]:
             "one of server, sentinel and cluster",
         ),
         ({"engine": "redis", "redis": {"cluster": ["h:1"], "db": 1}}, "read db: 1 beside cluster"),
+        ({"engine": "redis", "redis": {"local_nodes": ["h:1"]}}, "cluster beside local_nodes"),
+        (
+            {"engine": "redis", "redis": {"cluster": ["h:1"], "local_nodes": ["h"]}},
+            "redis.local_nodes.0: read 'h'",
+        ),
         (
             {"engine": "redis", "redis": {"slowdown_detection_time": 1}},
             "cluster with slowdown_detection_time",

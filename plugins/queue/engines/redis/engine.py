@@ -342,6 +342,19 @@ class RedisEngine:
         counts = {number: place.n_visible() for number, place in receivers.places.items()}
         return {number: n for number, n in counts.items() if n}
 
+    def locality(self, queue: str) -> Callable[[int], bool] | None:
+        """Return what says whether a master is a local node; None where none is named."""
+        local = frozenset(self._server.local_nodes)
+        if not local:
+            return None
+        found = self._catalogue.find(queue)
+        incarnation, routes = found.incarnation, self._routes
+
+        def is_local(number: int) -> bool:
+            return routes.address_of(self._functions.part_key(incarnation, number)) in local
+
+        return is_local
+
     async def wait_for_arrival(self, queue: str, group: str | None, seen: int, wait: float) -> int:
         """Wait until something may have become visible."""
         found = self._catalogue.find(queue)

@@ -136,6 +136,10 @@ class Routes:
         self._by_slot[slot].submit(call)
         return call.future
 
+    def address_of(self, key: str) -> Address:
+        """Return the server of a key, as far as this program knows."""
+        return self._by_slot[self.slot(key) if self._finder.is_cluster else 0].address
+
     def slot(self, key: str) -> int:
         """Return the slot of a key."""
         slot = self._slots.get(key)

@@ -36,6 +36,7 @@ class RedisServer:
         login: how a connection begins.
         sentinels: that know which server is the master; None for those that have none.
         cluster: some nodes of a cluster; () for a server that is in none.
+        local_nodes: of the cluster, on this machine: receives prefer what they are masters of.
         patience: how long is waited for what.
     """
 
@@ -46,6 +47,7 @@ class RedisServer:
     login: Login = field(default_factory=Login)
     sentinels: RedisSentinels | None = None
     cluster: tuple[Address, ...] = ()
+    local_nodes: tuple[Address, ...] = ()
     patience: Patience = field(default_factory=Patience)
 
     def __str__(self) -> str:

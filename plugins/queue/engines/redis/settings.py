@@ -22,6 +22,7 @@ def redis_server(config: RedisConfig) -> RedisServer:
         login=login,
         sentinels=None if config.sentinel is None else _sentinels(config.sentinel),
         cluster=tuple(map(_address, config.cluster)),
+        local_nodes=tuple(map(_address, config.local_nodes)),
         patience=Patience(
             timeout_seconds=config.timeout_seconds,
             retry_seconds=config.retry_seconds,

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.plugins.queue.fabric.dequeue import LocalFirst
 from penstock.plugins.queue.strategies.dequeue import (
     Conventional,
     DequeueController,
@@ -27,7 +28,13 @@ class Queues:
     """
 
     def __init__(
-        self, strategy: str, *lengths: int, tries: int = 3, sleep_time: float = 0.5, size: int = 1
+        self,
+        strategy: str,
+        *lengths: int,
+        tries: int = 3,
+        sleep_time: float = 0.5,
+        size: int = 1,
+        local: Collection[int] = (),
     ) -> None:
         self.lengths = dict(enumerate(lengths))
         self.controller = DequeueController(
@@ -36,6 +43,7 @@ class Queues:
             self.visible,
             tries,
             lambda: self.stored_bytes,
+            LocalFirst(local.__contains__) if local else None,
         )
         self.stored_bytes = 0
         self._size = size
@@ -379,3 +387,15 @@ def test_found_messages_are_those_that_left_the_queues(
 def test_rds_is_conventional_with_a_retry() -> None:
     """Both try blindly, so that a comparison changes one thing."""
     assert isinstance(make_strategy("rds", 0.1), Conventional)
+
+
+@pytest.mark.parametrize("strategy", NAMES)
+def test_near_physical_queues_are_emptied_first(strategy: str) -> None:
+    """Whatever the strategy, and the others behind them (paper 001, 3.3.1.1)."""
+    queues = Queues(strategy, 6, 2, 5, 3, tries=2, local={1, 3})
+    first = queues.controller.begin(5, 0.0, 0.0)
+    assert sorted(queues.round(first)) == [1, 3]
+    assert list(queues.lengths.values()) == [6, 0, 5, 0]
+    for _ in range(10):
+        queues.round(queues.controller.begin(4, 1.0, 0.0))
+    assert not any(queues.lengths.values())

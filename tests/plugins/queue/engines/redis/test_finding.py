@@ -209,9 +209,13 @@ async def test_a_slot_that_moves_is_followed(tmp_path: Path) -> None:
         meet = ("CLUSTER", "MEET", "127.0.0.1", str(new.port), str(bus_port))
         assert await Login().ask(address_of(nodes[0]), *meet) == b"OK"
         await until_answered(taker, "CLUSTER", "INFO", wanted="cluster_state:ok")
-        engine = RedisEngine(RedisServer(cluster=(address_of(nodes[0]),)), logger=LOGGER)
+        server = RedisServer(cluster=(address_of(nodes[0]),), local_nodes=(taker,))
+        engine = RedisEngine(server, logger=LOGGER)
         await engine.open()
         await engine.create_queue("q", SPEC)
+        is_local = engine.locality("q")
+        assert is_local is not None
+        assert not is_local(0)
         slot = slot_of(engine, "penstock", 0)
         giver = address_of(nodes[slot * 3 // 16_384])
         identifiers = {
@@ -235,6 +239,7 @@ async def test_a_slot_that_moves_is_followed(tmp_path: Path) -> None:
         received = await engine.lease("q", "g", 0, 100, MANY_BYTES)
         assert [one.payload for one in received] == [b"%d" % n for n in range(20)]
         assert [one.offset for one in received] == list(range(20))
+        assert (is_local(0), is_local(1)) == (True, False)
         assert engine.failure() is None
         await engine.close()
 
