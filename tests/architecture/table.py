@@ -199,6 +199,7 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.queue.batch_client",
     "plugins.queue.batch_format",  # its reading side is the client's
     "plugins.queue.client",
+    "plugins.queue.cluster",
     "plugins.queue.commands",
     "plugins.queue.engines",
     "plugins.queue.gateway",
@@ -310,6 +311,7 @@ ABOVE_THE_CONTRACT: Final = {
     "edge_proxy.aggregator.link": ("broker.network.tcp_options",),
     "plugins.access.passwd": ("broker.process.program",),
     "plugins.console.why": ("broker.process.program",),
+    "plugins.queue.cluster.__main__": ("broker.process.program",),
     "plugins.queue.__main__": ("broker.process.program",),
     "plugins.queue.commands": ("broker.process.program",),
     # An HTTP API has its share of the files that the process may have open.

@@ -80,6 +80,14 @@ COVERED_ELSEWHERE: Final = {
         "tests/system/test_publishing.py",
         "its requests show in what a broker publishes for them",
     ),
+    "plugins/queue/cluster/creating.py": (
+        "tests/plugins/queue/cluster/test_trial.py",
+        "a cluster that is made shows in the trial that makes it",
+    ),
+    "plugins/queue/cluster/servers.py": (
+        "tests/plugins/queue/cluster/test_trial.py",
+        "what real servers are asked and answer shows in the trial",
+    ),
     "plugins/queue/http/openapi_schemas.py": (
         "tests/plugins/queue/http/test_openapi.py",
         "the schemas of the document, which is held against the server's answers",

@@ -24,6 +24,19 @@ def named(address: Address) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def read_password(password_file: str) -> str:
+    """Return the first line of a file.
+
+    Raises:
+        EngineStartError: it cannot be read.
+    """
+    try:
+        text = Path(password_file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise EngineStartError(str(error)) from error
+    return text.split("\n", 1)[0].rstrip("\r")
+
+
 async def ask_directly(connection: AbstractConnection, *command: Any) -> Any:
     """Return the answer of a command on a connection that nothing else uses."""
     await connection.send_packed_command(connection.pack_command(*command))
@@ -69,10 +82,9 @@ class Login:
         }
         if self.password_file is not None:
             try:
-                text = Path(self.password_file).read_text(encoding="utf-8")
-            except (OSError, ValueError) as error:
+                keys["password"] = read_password(self.password_file)
+            except EngineStartError as error:
                 raise EngineStartError(f"password of {named(address)}: {error}") from error
-            keys["password"] = text.split("\n", 1)[0].rstrip("\r")
         if self.tls_ca is None:
             return Connection(**keys)
         return SSLConnection(
