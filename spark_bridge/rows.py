@@ -19,7 +19,8 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.plugins.queue.client import (
+from penstock.plugins.queue.strategies.message_key import key_reader
+from penstock.plugins.queue.wire.frames import (
     BATCH_HEADER,
     BATCH_MAGIC,
     COLUMNS,
@@ -27,7 +28,6 @@ from penstock.plugins.queue.client import (
     PUBLISHED_AT_PROPERTY,
     RETAIN,
 )
-from penstock.plugins.queue.strategies.message_key import key_reader
 from penstock.spark_bridge.schema import BY_NAME, USER_PROPERTIES
 
 _TIME: Final = pa.timestamp("us", tz="UTC")

@@ -6,7 +6,6 @@ import heapq
 from typing import Protocol
 
 from penstock.models.visibility.setting import Order
-from penstock.plugins.queue.client import Batch
 from penstock.plugins.queue.engines.contract import GroupSpec
 from penstock.plugins.queue.engines.keys import key_reader
 from penstock.plugins.queue.engines.leases import Group, Place
@@ -15,6 +14,7 @@ from penstock.plugins.queue.engines.receipts import Receipts
 from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.store import GroupRow, PhysicalRow, Segment
 from penstock.plugins.queue.engines.taking import Take
+from penstock.plugins.queue.wire.frames import Batch
 
 
 class Messages(Protocol):

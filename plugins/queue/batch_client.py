@@ -49,12 +49,12 @@ class BatchClient(QueueClient):
             QueueError: with `index` in its answer, the first row that cannot be published.
         """
         path = f"/stages/{_quoted(writer)}/{_quoted(stage)}/{place}"
-        staged: int = self._ask_json("PUT", path, {"messages": list(rows)})["rows"]
+        staged: int = self._requests.ask_json("PUT", path, {"messages": list(rows)})["rows"]
         return staged
 
     def give_up(self, writer: str) -> int:
         """Delete the stages of a writer that are not committed; return how many."""
-        deleted: int = self._ask_json("DELETE", f"/stages/{_quoted(writer)}")["stages"]
+        deleted: int = self._requests.ask_json("DELETE", f"/stages/{_quoted(writer)}")["stages"]
         return deleted
 
     def publish(
@@ -87,7 +87,7 @@ class BatchClient(QueueClient):
             "wait_seconds": wait_seconds,
         }
         path = f"/batches/{_quoted(query)}/{batch}"
-        answer = self._ask_json("PUT", path, body, more_seconds=wait_seconds)
+        answer = self._requests.ask_json("PUT", path, body, more_seconds=wait_seconds)
         try:
             return Published(
                 bool(answer["finished"]),

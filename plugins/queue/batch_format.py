@@ -19,7 +19,7 @@ for ``qos``, 3 for ``topic``, 4 for ``publisher``, 5 for ``properties``, 6 for t
 and 7 for their lengths. Stored frames and deliveries have all columns.
 
 Columns make it fast: one call reads a whole column, and a topic is decoded once for all its
-messages. The decoder is in `penstock.plugins.queue.client`, which imports nothing of Penstock.
+messages. The decoder is in `penstock.plugins.queue.wire.frames`, which imports nothing of Penstock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from penstock.broker.mqtt.topics import matches
-from penstock.plugins.queue.client import (
+from penstock.plugins.queue.wire.frames import (
     BATCH_HEADER,
     BATCH_MAGIC,
     COLUMNS,

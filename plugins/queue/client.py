@@ -1,54 +1,100 @@
-"""The client of the queue's HTTP API; imports only the standard library.
+"""The client of the queue's HTTP API, with the names that its users need.
 
-So a Spark executor needs no broker. The decoder of the batch format is here for the same reason;
-`penstock.plugins.queue.batch_format` documents the format and encodes it.
+It and `wire/` import nothing else but the standard library, so a Spark executor needs no broker.
 """
 
 from __future__ import annotations
 
 import base64
-import http.client
 import json
-import select
-import ssl
-import struct
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain, pairwise, repeat
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from urllib.parse import quote, urlencode
 
-_T = TypeVar("_T")
-
-BATCH_CONTENT_TYPE: Final = "application/vnd.penstock.batch"
-BATCH_MAGIC: Final = b"PQB1"
-BATCH_HEADER: Final = struct.Struct("<4sBB2xIQ")
-"""Magic, kind, bit map of the columns that are left out, number of messages, bytes of the whole
-frame; little-endian, as every number."""
-COLUMNS: Final = (
-    "enqueued_at",
-    "qos",
-    "topic",
-    "publisher",
-    "properties",
-    "payload",
-    "payload_bytes",
+from penstock.plugins.queue.wire.connection import Requests, read_token
+from penstock.plugins.queue.wire.frames import (
+    BATCH_CONTENT_TYPE,
+    BATCH_HEADER,
+    BATCH_MAGIC,
+    COLUMNS,
+    DEAD_LETTER,
+    KIND_DELIVERIES,
+    KIND_RECORDS,
+    LOOKED_AT_HEADER,
+    NEXT_OFFSET_HEADER,
+    NOT_ACKNOWLEDGED_HEADER,
+    PUBLISHED_AT_PROPERTY,
+    RETAIN,
+    Batch,
+    ReceivedMessage,
+    join_batches,
+    read_batch,
+    read_deliveries,
+    read_offsets,
+    received_messages,
 )
-"""Columns of a range that a reader may leave out, in the order of the header's bits from 1 on;
-``payload_bytes`` are the lengths, which come along with payloads. The offset always comes."""
+from penstock.plugins.queue.wire.refusals import (
+    AccessError,
+    BusyError,
+    ConflictError,
+    NoAnswerError,
+    NoSpaceError,
+    NotStoredError,
+    OtherIncarnationError,
+    QueueError,
+    RangeGoneError,
+    UnavailableError,
+    UnknownNameError,
+    error_of,
+)
 
-NEXT_OFFSET_HEADER: Final = "Penstock-Next-Offset"
-"""Of the answer to a range: the offset from which it is read on."""
-LOOKED_AT_HEADER: Final = "Penstock-Messages"
-"""Of the same: messages below that offset, those that the topic filter left out included."""
-NOT_ACKNOWLEDGED_HEADER: Final = "Penstock-Not-Acknowledged"
-"""Of an answer with messages: JSON, by reason the indexes of the handles that a receive could not
-acknowledge. There is none where it has acknowledged all."""
+__all__ = [
+    "BATCH_CONTENT_TYPE",
+    "BATCH_HEADER",
+    "BATCH_MAGIC",
+    "COLUMNS",
+    "DEAD_LETTER",
+    "DEFAULT_GROUP",
+    "KIND_DELIVERIES",
+    "KIND_RECORDS",
+    "LONG_SECONDS",
+    "LOOKED_AT_HEADER",
+    "NEXT_OFFSET_HEADER",
+    "NOT_ACKNOWLEDGED_HEADER",
+    "PUBLISHED_AT_PROPERTY",
+    "RETAIN",
+    "AccessError",
+    "Action",
+    "Batch",
+    "BusyError",
+    "ConflictError",
+    "Enqueued",
+    "NoAnswerError",
+    "NoSpaceError",
+    "NotStoredError",
+    "OtherIncarnationError",
+    "OutgoingMessage",
+    "Plan",
+    "Position",
+    "QueueClient",
+    "QueueError",
+    "RangeAnswer",
+    "RangeGoneError",
+    "Received",
+    "ReceivedMessage",
+    "UnavailableError",
+    "UnknownNameError",
+    "error_of",
+    "is_same_incarnation",
+    "join_batches",
+    "read_batch",
+    "read_deliveries",
+    "read_offsets",
+    "read_token",
+    "received_messages",
+]
 
-KIND_RECORDS: Final = 0
-KIND_DELIVERIES: Final = 1
 
 DEFAULT_GROUP: Final = "default"
 """The group that a queue has where the policy file names none."""
@@ -58,147 +104,6 @@ LONG_SECONDS: Final = 3600.0
 
 Action: TypeAlias = Literal["ack", "nack", "extend", "dead"]
 """What becomes of a received message; see `QueueClient.settle`."""
-
-
-class QueueError(Exception):
-    """A request that the queue refused or did not answer; the subclasses say which by status.
-
-    Attributes:
-        status: HTTP status; 0 where no answer came.
-        message: the server's message, or why there was no answer.
-        answer: the JSON object of the refusal; empty where there was none.
-    """
-
-    def __init__(self, status: int, message: str, answer: Mapping[str, Any] | None = None) -> None:
-        super().__init__(f"{status}: {message}" if status else message)
-        self.status = status
-        self.message = message
-        self.answer = dict(answer or {})
-
-    def __reduce__(self) -> tuple[type[QueueError], tuple[int, str, dict[str, Any]]]:
-        return (type(self), (self.status, self.message, self.answer))
-
-
-class NoAnswerError(QueueError):
-    """Nobody answered: no connection, a broken one, or no answer in time."""
-
-
-class AccessError(QueueError):
-    """Status 401 or 403: no valid token, or one without the role that the request needs."""
-
-
-class UnknownNameError(QueueError):
-    """Status 404: no such queue or group."""
-
-
-class ConflictError(QueueError):
-    """Status 409: what the request wants stands against what exists.
-
-    It exists with other settings, the group is of the other kind, or the queue to be deleted is the
-    dead letter queue of a group.
-    """
-
-
-class OtherIncarnationError(ConflictError):
-    """Status 409: the position is of a queue that was deleted; one of its name was created since.
-
-    Attributes:
-        queue: its name.
-        incarnation: of the queue that exists.
-    """
-
-    @property
-    def queue(self) -> str:
-        """The name of the queue."""
-        return str(self.answer.get("queue", ""))
-
-    @property
-    def incarnation(self) -> str:
-        """The incarnation of the queue that exists."""
-        return str(self.answer["incarnation"])
-
-
-class RangeGoneError(QueueError):
-    """Status 410: the range begins below the earliest offset.
-
-    Attributes:
-        earliest: first offset that can be read; None where the server does not say.
-    """
-
-    @property
-    def earliest(self) -> int | None:
-        """The first offset that can be read; None where the server does not say."""
-        earliest = self.answer.get("earliest")
-        return earliest if isinstance(earliest, int) else None
-
-
-class BusyError(QueueError):
-    """Status 429: too many requests wait, too much is leased, or the queue is full."""
-
-
-class UnavailableError(QueueError):
-    """Status 500 or above: the server or its storage cannot do it at the moment."""
-
-
-class NoSpaceError(UnavailableError):
-    """Status 507: the storage is full."""
-
-
-class NotStoredError(QueueError):
-    """Messages that were refused, while others of the request may have been stored.
-
-    Attributes:
-        stored: how many were stored.
-        duplicates: indexes of messages that were stored before.
-        refused: reason by index of each message that is not stored.
-    """
-
-    @property
-    def stored(self) -> int:
-        """How many were stored."""
-        return int(self.answer.get("stored", 0))
-
-    @property
-    def duplicates(self) -> list[int]:
-        """Indexes of messages that were stored before."""
-        return list(self.answer.get("duplicates", []))
-
-    @property
-    def refused(self) -> dict[int, str]:
-        """The reason for each message that is not stored, by index."""
-        return {int(index): reason for index, reason in self.answer["refused"].items()}
-
-
-_BY_STATUS: Final[Mapping[int, type[QueueError]]] = {
-    401: AccessError,
-    403: AccessError,
-    404: UnknownNameError,
-    409: ConflictError,
-    410: RangeGoneError,
-    429: BusyError,
-    507: NoSpaceError,
-}
-
-
-def error_of(status: int, message: str, answer: Mapping[str, Any] | None = None) -> QueueError:
-    """Return the error of a refusal, of the class that belongs to it.
-
-    Args:
-        status: HTTP status; 0 for no answer.
-        message: why.
-        answer: the JSON object of the refusal.
-    """
-    kind = _BY_STATUS.get(status, UnavailableError if status >= _SERVER_ERRORS else QueueError)
-    if status == 0:
-        kind = NoAnswerError
-    elif answer and isinstance(answer.get("refused"), dict) and answer["refused"]:
-        kind = NotStoredError
-    elif kind is ConflictError and answer and "incarnation" in answer:
-        kind = OtherIncarnationError
-    return kind(status, message, answer)
-
-
-_SERVER_ERRORS: Final = 500
 
 
 class Position(NamedTuple):
@@ -285,69 +190,6 @@ class Enqueued(NamedTuple):
     duplicates: list[int]
 
 
-RETAIN: Final = "retain"
-"""Beside the properties of a message that was published with the RETAIN flag: true. No publisher
-can set it there."""
-
-PUBLISHED_AT_PROPERTY: Final = "penstock-published-at"
-"""User property in which a publisher may tell when it published: seconds since the Unix epoch."""
-
-DEAD_LETTER: Final = "dead_letter"
-"""Beside the properties of a dead letter: an object with ``queue``, ``physical_queue``, ``group``,
-``reason`` (``max_receives`` or ``dead``) and ``receives``. No publisher can set it."""
-
-
-class Batch(NamedTuple):
-    """Messages of one physical queue as parallel lists, each `n_messages` long.
-
-    Attributes:
-        offset: offset in the physical queue, ascending.
-        topic: Topic Name.
-        payload: payload bytes.
-        qos: QoS the message was published with.
-        publisher: Client Identifier of the publisher; "" where there is none.
-        enqueued_at: arrival at the broker, seconds since the Unix epoch.
-        properties: MQTT 5 properties as a JSON object, binary values in base64; "" for none. Those
-            of a dead letter have `DEAD_LETTER`.
-    """
-
-    offset: list[int]
-    topic: list[str]
-    payload: list[bytes]
-    qos: list[int]
-    publisher: list[str]
-    enqueued_at: list[float]
-    properties: list[str]
-
-
-class ReceivedMessage(NamedTuple):
-    """One received message; settle it by its `receipt_handle` once it is processed.
-
-    Attributes:
-        receipt_handle: names this receive of the message; opaque.
-        receive_count: how often the group has received the message, including this time.
-        physical_queue: number of its physical queue.
-        offset: its offset there.
-        topic: Topic Name.
-        payload: payload bytes.
-        qos: QoS the message was published with.
-        publisher: Client Identifier of the publisher; "" where there is none.
-        enqueued_at: arrival at the broker, seconds since the Unix epoch.
-        properties: as of `Batch`.
-    """
-
-    receipt_handle: str
-    receive_count: int
-    physical_queue: int
-    offset: int
-    topic: str
-    payload: bytes
-    qos: int
-    publisher: str
-    enqueued_at: float
-    properties: str
-
-
 class Received(list[ReceivedMessage]):
     """What a receive has brought.
 
@@ -357,190 +199,6 @@ class Received(list[ReceivedMessage]):
     """
 
     failed: Mapping[int, str] = MappingProxyType({})
-
-
-class _FrameReader:
-    """Reads the columns of one frame in their order."""
-
-    def __init__(self, body: bytes, position: int, count: int) -> None:
-        self.body = body
-        self.position = position
-        self.count = count
-
-    def numbers(self, code: str, count: int | None = None) -> tuple[Any, ...]:
-        """Read one fixed-width column; `code` is a `struct` format character."""
-        column = struct.Struct(f"<{self.count if count is None else count}{code}")
-        values = column.unpack_from(self.body, self.position)
-        self.position += column.size
-        return values
-
-    def slices(self, count: int | None = None) -> list[bytes]:
-        """Read a column of byte strings: all lengths, then all bytes."""
-        lengths = self.numbers("I", count)
-        body = self.body
-        ends = accumulate(lengths, initial=self.position)
-        values = [body[start:end] for start, end in pairwise(ends)]
-        self.position += sum(lengths)
-        return values
-
-    def dictionary(self) -> tuple[list[str], tuple[int, ...]]:
-        """Read a dictionary-coded column: the distinct texts, and an index for each message."""
-        (distinct,) = self.numbers("I", 1)
-        if distinct > self.count:
-            raise ValueError(f"{distinct} distinct texts in a frame of {self.count} messages")
-        return [value.decode() for value in self.slices(distinct)], self.numbers("I")
-
-    def texts(self) -> list[str]:
-        """Read a dictionary-coded column as the text of each message."""
-        dictionary, indexes = self.dictionary()
-        return [dictionary[index] for index in indexes]
-
-    def batch(self) -> Batch:
-        """Read the columns that every frame has."""
-        offset = list(self.numbers("q"))
-        enqueued_at = list(self.numbers("d"))
-        qos = list(self.numbers("B"))
-        topic, publisher, properties = self.texts(), self.texts(), self.texts()
-        return Batch(offset, topic, self.slices(), qos, publisher, enqueued_at, properties)
-
-    def offsets(self) -> tuple[int, ...]:
-        """Check the columns that every frame has, and return the offsets.
-
-        Accepts what `batch` accepts, without making an object for each message.
-        """
-        offset = self.numbers("q")
-        self.position += 9 * self.count  # times and QoS
-        for _ in range(3):
-            dictionary, indexes = self.dictionary()
-            if max(indexes, default=-1) >= len(dictionary):
-                raise IndexError("a text that the dictionary does not have")
-        payload_bytes = self.numbers("I")
-        self.position += sum(payload_bytes)
-        return offset
-
-
-def _frames(
-    body: bytes, kind: int, read: Callable[[_FrameReader], _T]
-) -> Iterator[tuple[_FrameReader, _T]]:
-    """Yield each frame of `body`, its common columns read.
-
-    Args:
-        body: frames.
-        kind: of all of them.
-        read: reads these columns.
-
-    Raises:
-        ValueError: `body` is not a row of whole frames of this kind.
-    """
-    position = 0
-    while position < len(body):
-        try:
-            magic, found, left_out, count, frame_bytes = BATCH_HEADER.unpack_from(body, position)
-            if magic != BATCH_MAGIC or found != kind or position + frame_bytes > len(body):
-                raise ValueError(f"no whole frame of kind {kind} at byte {position}")
-            if left_out:
-                raise ValueError(f"the frame at byte {position} leaves out columns")
-            reader = _FrameReader(body, position + BATCH_HEADER.size, count)
-            yield reader, read(reader)
-        except (struct.error, IndexError, UnicodeDecodeError) as error:
-            raise ValueError(f"broken frame at byte {position}: {error}") from error
-        if reader.position != position + frame_bytes:
-            raise ValueError(f"broken frame at byte {position}: its columns do not fill it")
-        position = reader.position
-
-
-def read_batch(body: bytes) -> Batch:
-    """Return the messages of a row of frames of kind `KIND_RECORDS` as one batch.
-
-    Raises:
-        ValueError: `body` is not a row of whole frames.
-    """
-    batches = [batch for _, batch in _frames(body, KIND_RECORDS, _FrameReader.batch)]
-    return batches[0] if len(batches) == 1 else join_batches(batches)
-
-
-def read_offsets(body: bytes) -> list[int]:
-    """Return the offsets of a row of frames of kind `KIND_RECORDS`.
-
-    Raises:
-        ValueError: `read_batch` would not read `body`.
-    """
-    read = _frames(body, KIND_RECORDS, _FrameReader.offsets)
-    return [offset for _, offsets in read for offset in offsets]
-
-
-def join_batches(batches: Sequence[Batch]) -> Batch:
-    """Return one batch with the messages of all, in their order."""
-    columns = (
-        list(chain.from_iterable(batch[number] for batch in batches))
-        for number in range(len(Batch._fields))
-    )
-    return Batch._make(columns)
-
-
-def read_deliveries(body: bytes) -> list[ReceivedMessage]:
-    """Return the messages of a row of frames of kind `KIND_DELIVERIES`.
-
-    Raises:
-        ValueError: `body` is not a row of whole frames.
-    """
-    deliveries: list[ReceivedMessage] = []
-    for reader, batch in _frames(body, KIND_DELIVERIES, _FrameReader.batch):
-        physical_queue, receive_count = reader.numbers("I"), reader.numbers("I")
-        handles = [handle.decode() for handle in reader.slices()]
-        columns = (handles, receive_count, physical_queue, *batch)
-        deliveries += received_messages(zip(*columns, strict=True))
-    return deliveries
-
-
-def received_messages(rows: Iterable[tuple[Any, ...]]) -> Iterator[ReceivedMessage]:
-    """Return rows of `ReceivedMessage`'s fields as such, without a call in Python for each."""
-    return map(tuple.__new__, repeat(ReceivedMessage), rows)
-
-
-def read_token(path: str | Path) -> str:
-    """Return the bearer token in a file: its only line.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is empty, or holds more than one line.
-    """
-    lines = Path(path).read_text(encoding="utf-8").strip().splitlines()
-    if len(lines) != 1 or not lines[0].isascii() or not lines[0].isprintable():
-        raise ValueError(f"{path}: read {len(lines)} lines; allowed: one line, the token in ASCII")
-    return lines[0]
-
-
-class _AtOnce(http.client.HTTPConnection):
-    """A connection that sends the header and the body of a request together.
-
-    `http.client` sends them one after the other, so that the server wakes up twice.
-    """
-
-    _held: list[bytes] | None = None
-
-    def request_at_once(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> None:
-        """Send a request; see `http.client.HTTPConnection.request`."""
-        held: list[bytes] = []
-        self._held = held
-        try:
-            self.request(method, path, body, headers)
-        finally:
-            self._held = None
-        self.send(b"".join(held))
-
-    def send(self, data: Any) -> None:
-        """Send bytes, or hold them while a request is put together."""
-        if self._held is None:
-            super().send(data)
-        else:
-            self._held.append(data)
-
-
-class _AtOnceTls(_AtOnce, http.client.HTTPSConnection):
-    """The same over TLS."""
 
 
 class QueueClient:
@@ -565,47 +223,37 @@ class QueueClient:
         token: str | None = None,
         ca_file: str | None = None,
     ) -> None:
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            parts, host, port = urlsplit(""), None, None
-        if parts.scheme not in ("http", "https") or not host:
-            raise ValueError(f"queue URL: read {url!r}; allowed: http://HOST:PORT")
+        self._requests = Requests(url, timeout_seconds, token=token, ca_file=ca_file)
         self.url = url
-        self.timeout_seconds = timeout_seconds
         self._token = token
         self._ca_file = ca_file
-        self._tls = ssl.create_default_context(cafile=ca_file) if parts.scheme == "https" else None
-        self._host = host
-        self._port = port or (80 if self._tls is None else 443)
-        self._prefix = parts.path.rstrip("/")
-        self._local = threading.local()
+
+    @property
+    def timeout_seconds(self) -> float:
+        """How long to wait for the server, in addition to the wait of a request."""
+        return self._requests.timeout_seconds
 
     def __reduce__(self) -> tuple[Callable[..., QueueClient], tuple[str, float, Any, Any]]:
         return (_client, (self.url, self.timeout_seconds, self._token, self._ca_file))
 
     def close(self) -> None:
         """Close this thread's connection; the next request opens a new one."""
-        connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
-        if connection is not None:
-            connection.close()
-            self._local.connection = None
+        self._requests.close()
 
     # -- queues and groups ---------------------------------------------------------------------
 
     def health(self) -> dict[str, Any]:
         """Return the server's health; an `UnavailableError` says why its storage does not work."""
-        return self._ask_json("GET", "/health")
+        return self._requests.ask_json("GET", "/health")
 
     def queues(self) -> list[dict[str, Any]]:
         """Return the logical queues with their figures, as ``GET /queues`` answers."""
-        found: list[dict[str, Any]] = self._ask_json("GET", "/queues")["queues"]
+        found: list[dict[str, Any]] = self._requests.ask_json("GET", "/queues")["queues"]
         return found
 
     def queue(self, queue: str) -> dict[str, Any]:
         """Return one logical queue with its settings, groups and figures."""
-        return self._ask_json("GET", _path(queue))
+        return self._requests.ask_json("GET", _path(queue))
 
     def put_queue(self, queue: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Create a queue, or give it other settings.
@@ -618,23 +266,23 @@ class QueueClient:
         Returns:
             The queue, as `queue` does.
         """
-        return self._ask_json("PUT", _path(queue), dict(settings))
+        return self._requests.ask_json("PUT", _path(queue), dict(settings))
 
     def delete_queue(self, queue: str) -> None:
         """Delete a queue with its messages and groups."""
-        self._ask_json("DELETE", _path(queue), more_seconds=LONG_SECONDS, repeat=False)
+        self._requests.ask_json("DELETE", _path(queue), more_seconds=LONG_SECONDS, repeat=False)
 
     def group(self, queue: str, group: str) -> dict[str, Any]:
         """Return a group with its settings, position and figures."""
-        return self._ask_json("GET", _path(queue, "groups", group))
+        return self._requests.ask_json("GET", _path(queue, "groups", group))
 
     def put_group(self, queue: str, group: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Create a group, or give it other settings; see `put_queue`."""
-        return self._ask_json("PUT", _path(queue, "groups", group), dict(settings))
+        return self._requests.ask_json("PUT", _path(queue, "groups", group), dict(settings))
 
     def delete_group(self, queue: str, group: str) -> None:
         """Delete a group; it holds no messages any more."""
-        self._ask_json("DELETE", _path(queue, "groups", group), repeat=False)
+        self._requests.ask_json("DELETE", _path(queue, "groups", group), repeat=False)
 
     # -- messages ------------------------------------------------------------------------------
 
@@ -663,7 +311,7 @@ class QueueClient:
         rows = [_row(OutgoingMessage(*message), publisher) for message in messages]
         path = _path(queue, "messages")
         is_repeatable = all("deduplication_id" in row for row in rows)
-        answer = self._ask_json("POST", path, {"messages": rows}, repeat=is_repeatable)
+        answer = self._requests.ask_json("POST", path, {"messages": rows}, repeat=is_repeatable)
         return Enqueued(answer["stored"], answer.get("duplicates", []))
 
     def receive(
@@ -736,7 +384,7 @@ class QueueClient:
             was settled or received again since, ``unknown`` where it is of no receive here.
         """
         body = {"action": action, "receipt_handles": list(receipt_handles), "seconds": seconds}
-        answer = self._ask_json("POST", _path(queue, "groups", group, "settle"), body)
+        answer = self._requests.ask_json("POST", _path(queue, "groups", group, "settle"), body)
         return {int(index): reason for index, reason in answer["failed"].items()}
 
     def peek(
@@ -753,7 +401,7 @@ class QueueClient:
         if group is not None:
             query["group"] = group
         path = f"{_path(queue, 'peek')}?{urlencode(query)}"
-        found: list[dict[str, Any]] = self._ask_json("GET", path)["messages"]
+        found: list[dict[str, Any]] = self._requests.ask_json("GET", path)["messages"]
         return found
 
     # -- positions and ranges ------------------------------------------------------------------
@@ -764,7 +412,7 @@ class QueueClient:
         The range between the earliest and the latest can be read, repeatedly.
         """
         path = f"{_path(queue, 'position')}?{urlencode({'at': at})}"
-        return _position(self._ask_json("GET", path), path)
+        return _position(self._requests.ask_json("GET", path), path)
 
     def plan(
         self,
@@ -798,7 +446,9 @@ class QueueClient:
         if max_bytes is not None:
             body["max_bytes"] = max_bytes
         path = _path(queue, "plan")
-        return _position(self._ask_json("POST", path, body, more_seconds=wait_seconds), path)
+        return _position(
+            self._requests.ask_json("POST", path, body, more_seconds=wait_seconds), path
+        )
 
     def plan_queues(
         self,
@@ -834,7 +484,7 @@ class QueueClient:
             body["max_messages"] = max_messages
         if max_bytes is not None:
             body["max_bytes"] = max_bytes
-        answer = self._ask_json("POST", "/plan", body, more_seconds=wait_seconds)
+        answer = self._requests.ask_json("POST", "/plan", body, more_seconds=wait_seconds)
         try:
             return {queue: _plan(answer["queues"][queue]) for queue in starts}
         except (KeyError, TypeError, AttributeError) as error:
@@ -872,7 +522,7 @@ class QueueClient:
         if incarnation is not None:
             query.append(("incarnation", incarnation))
         path = f"{_path(queue, 'physical', str(physical_queue), 'range')}?{urlencode(query)}"
-        frames, headers = self._send("GET", path, accept=BATCH_CONTENT_TYPE)
+        frames, headers = self._requests.send("GET", path, accept=BATCH_CONTENT_TYPE)
         try:
             next_offset, looked_at = headers[NEXT_OFFSET_HEADER], headers[LOOKED_AT_HEADER]
             return RangeAnswer(frames, int(next_offset), int(looked_at))
@@ -912,7 +562,7 @@ class QueueClient:
             known = {} if incarnation is None else {"incarnation": incarnation}
             path = _path(queue, "physical", str(physical_queue), "range")
             path = f"{path}?{urlencode(query | known)}"
-            body = self._ask("GET", path, accept=BATCH_CONTENT_TYPE)
+            body = self._requests.ask("GET", path, accept=BATCH_CONTENT_TYPE)
             try:
                 batch = read_batch(body)
             except ValueError as error:
@@ -930,7 +580,9 @@ class QueueClient:
         Raises:
             OtherIncarnationError: the queue was deleted and created again.
         """
-        self._ask_json("POST", _path(queue, "groups", group, "commit"), _position_json(position))
+        self._requests.ask_json(
+            "POST", _path(queue, "groups", group, "commit"), _position_json(position)
+        )
 
     def seek(self, queue: str, group: str, to: str | float) -> Position:
         """Move a group to `earliest`, `latest`, or a time in seconds since the Unix epoch.
@@ -939,7 +591,7 @@ class QueueClient:
             Where it is then.
         """
         path = _path(queue, "groups", group, "seek")
-        return _position(self._ask_json("POST", path, {"to": to}), path)
+        return _position(self._requests.ask_json("POST", path, {"to": to}), path)
 
     # -- operation -----------------------------------------------------------------------------
 
@@ -979,7 +631,7 @@ class QueueClient:
     # -- requests ------------------------------------------------------------------------------
 
     def _ask_deliveries(self, path: str, body: Mapping[str, Any], wait_seconds: float) -> Received:
-        answer, headers = self._send(
+        answer, headers = self._requests.send(
             "POST", path, body, accept=BATCH_CONTENT_TYPE, more_seconds=wait_seconds
         )
         try:
@@ -993,102 +645,7 @@ class QueueClient:
 
     def _ask_long(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Ask for what may take long; it is not repeated when the connection breaks."""
-        return self._ask_json("POST", path, body, more_seconds=LONG_SECONDS, repeat=False)
-
-    def _ask_json(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
-        more_seconds: float = 0,
-        repeat: bool = True,
-    ) -> dict[str, Any]:
-        answer = self._ask(method, path, body, more_seconds=more_seconds, repeat=repeat)
-        try:
-            value = json.loads(answer)
-        except ValueError as error:
-            raise QueueError(200, f"answer of {path} is no JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise QueueError(200, f"answer of {path} is no JSON object")
-        return value
-
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
-        accept: str = "application/json",
-        more_seconds: float = 0,
-        repeat: bool = True,
-    ) -> bytes:
-        """Send one request and return the answer's body; see `_send`."""
-        return self._send(
-            method, path, body, accept=accept, more_seconds=more_seconds, repeat=repeat
-        )[0]
-
-    def _send(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
-        accept: str = "application/json",
-        more_seconds: float = 0,
-        repeat: bool = True,
-    ) -> tuple[bytes, http.client.HTTPMessage]:
-        """Send one request and return the answer's body and headers.
-
-        Args:
-            method: HTTP method.
-            path: path below the URL that the client was made with.
-            body: JSON value; None for none.
-            accept: content type to ask for.
-            more_seconds: how long the request itself may take, in addition to the timeout.
-            repeat: whether to repeat the request once where a kept-alive connection broke.
-        """
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Accept": accept}
-        if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token}"
-        if data is not None:
-            headers["Content-Type"] = "application/json"
-        timeout = self.timeout_seconds + more_seconds
-        while True:
-            connection, is_reused = self._connection(timeout)
-            try:
-                connection.request_at_once(method, self._prefix + path, data, headers)
-                response = connection.getresponse()
-                answer = response.read()
-            except (OSError, http.client.HTTPException) as error:
-                self.close()
-                was_cut = isinstance(error, (ConnectionError, http.client.RemoteDisconnected))
-                if is_reused and repeat and was_cut:
-                    continue
-                reason = str(error) or type(error).__name__
-                raise NoAnswerError(0, f"no answer from {self.url}: {reason}") from error
-            if response.status == http.HTTPStatus.OK:
-                return answer, response.headers
-            raise _refusal(response.status, answer)
-
-    def _connection(self, timeout: float) -> tuple[_AtOnce, bool]:
-        """Return this thread's connection and whether it was used before."""
-        connection: _AtOnce | None = getattr(self._local, "connection", None)
-        if connection is not None and connection.sock is not None:
-            # Readable without a request: the server has closed the connection.
-            poll = select.poll()
-            poll.register(connection.sock, select.POLLIN)
-            if not poll.poll(0):
-                connection.sock.settimeout(timeout)
-                return connection, True
-            connection.close()
-        if self._tls is None:
-            connection = _AtOnce(self._host, self._port, timeout=timeout)
-        else:
-            connection = _AtOnceTls(self._host, self._port, timeout=timeout, context=self._tls)
-        self._local.connection = connection
-        return connection, False
+        return self._requests.ask_json("POST", path, body, more_seconds=LONG_SECONDS, repeat=False)
 
 
 def _client(
@@ -1136,15 +693,3 @@ def _plan(answer: Mapping[str, Any]) -> Plan:
         for key in ("earliest", "latest")
     )
     return Plan(_position(answer, "/plan"), earliest, latest)
-
-
-def _refusal(status: int, answer: bytes) -> QueueError:
-    """Return the error of a refusal, whatever program sent it."""
-    said: dict[str, Any] = {}
-    try:
-        read = json.loads(answer)
-        message = str(read["error"])
-        said = read
-    except (ValueError, KeyError, TypeError):
-        message = answer.decode(errors="replace").strip()
-    return error_of(status, message or "the server gave no reason", said)

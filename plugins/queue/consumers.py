@@ -25,7 +25,7 @@ from penstock.broker.extensions import Consumer, MessageSource, Outcome
 from penstock.broker.faults import note_fault
 from penstock.broker.message import Message
 from penstock.broker.mqtt.expiry import expiry_time
-from penstock.plugins.queue.client import DEAD_LETTER, RETAIN, Action, ReceivedMessage
+from penstock.plugins.queue.client import Action
 from penstock.plugins.queue.config import DEFAULT_GROUP
 from penstock.plugins.queue.engines.contract import (
     GroupKindError,
@@ -33,6 +33,7 @@ from penstock.plugins.queue.engines.contract import (
     UnknownQueueError,
 )
 from penstock.plugins.queue.service import QueueService, ReceiveRequest
+from penstock.plugins.queue.wire.frames import DEAD_LETTER, RETAIN, ReceivedMessage
 
 PREFIX: Final = "$queue"
 

@@ -13,7 +13,6 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from penstock.broker.errors import PenstockError
-from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.contract import Engine, QueueSpec, StorageError
 from penstock.plugins.queue.fabric.dequeue import LocalFirst
 from penstock.plugins.queue.strategies.dequeue import (
@@ -22,6 +21,7 @@ from penstock.plugins.queue.strategies.dequeue import (
     DequeueRequest,
     make_strategy,
 )
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 ANSWER_BYTES: Final = 4 * 1024 * 1024
 """Payload bytes of one answer, unless one message alone is longer. Bounds the time for which

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import Any
 
-from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.contract import (
     Engine,
     GroupSnapshot,
@@ -18,6 +17,7 @@ from penstock.plugins.queue.engines.contract import (
 from penstock.plugins.queue.group_receiver import BusyError, GroupReceiver, ReceiveRequest
 from penstock.plugins.queue.intake import Intake
 from penstock.plugins.queue.strategies.dequeue import DequeueCounts
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 __all__ = ["BusyError", "LogicalQueue"]
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from penstock.broker.config.key_types import show_size
-from penstock.plugins.queue.client import DEAD_LETTER
+from penstock.plugins.queue.wire.frames import DEAD_LETTER
 from penstock.plugins.web.printable import printable
 
 Figures: TypeAlias = Mapping[str, Any]

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.broker.config.checked_yaml import MisfitError, fit
 from penstock.broker.errors import PenstockError
-from penstock.plugins.queue.client import Plan, ReceivedMessage
+from penstock.plugins.queue.client import Plan
 from penstock.plugins.queue.config import (
     DEFAULT_GROUP,
     NAME_ALLOWED,
@@ -44,6 +44,7 @@ from penstock.plugins.queue.engines.planning import shares_of
 from penstock.plugins.queue.group_receiver import BusyError, ReceiveRequest
 from penstock.plugins.queue.intake import Intake, PendingBudget, Stored
 from penstock.plugins.queue.logical_queue import LogicalQueue
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 __all__ = [
     "BusyError",

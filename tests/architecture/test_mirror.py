@@ -88,6 +88,14 @@ COVERED_ELSEWHERE: Final = {
         "tests/plugins/queue/cluster/test_trial.py",
         "what real servers are asked and answer shows in the trial",
     ),
+    "plugins/queue/wire/connection.py": (
+        "tests/plugins/queue/test_client.py",
+        "each request of the client goes through it, as scripted and real servers show",
+    ),
+    "plugins/queue/wire/frames.py": (
+        "tests/plugins/queue/test_batch_format.py",
+        "the decoder; what the encoder writes comes back, and broken frames are told",
+    ),
     "plugins/queue/http/openapi_schemas.py": (
         "tests/plugins/queue/http/test_openapi.py",
         "the schemas of the document, which is held against the server's answers",

@@ -7,8 +7,6 @@ from typing import Any
 
 from penstock.plugins.queue.batch_format import Selection, last_offset, write_batch
 from penstock.plugins.queue.client import (
-    COLUMNS,
-    Batch,
     Plan,
     Position,
     QueueClient,
@@ -16,6 +14,7 @@ from penstock.plugins.queue.client import (
     RangeAnswer,
     error_of,
 )
+from penstock.plugins.queue.wire.frames import COLUMNS, Batch
 
 ANSWER_MESSAGES = 1_000
 """Most messages of an answer."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.plugins.queue.batch_format import Selection, write_batch
-from penstock.plugins.queue.client import Batch
+from penstock.plugins.queue.wire.frames import Batch
 from penstock.spark_bridge.rows import Place, arrow_schema, to_record_batch
 from penstock.spark_bridge.schema import BY_NAME, wire_columns
 

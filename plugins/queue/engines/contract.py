@@ -52,7 +52,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from penstock.broker.errors import PenstockError
 from penstock.broker.message import Message, SizeClass
 from penstock.plugins.queue import client
-from penstock.plugins.queue.client import ReceivedMessage
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 Action: TypeAlias = client.Action
 Position: TypeAlias = client.Position

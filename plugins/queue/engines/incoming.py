@@ -13,7 +13,6 @@ from penstock.plugins.queue.batch_format import (
     split_for_segments,
     write_batch,
 )
-from penstock.plugins.queue.client import RETAIN, Batch
 from penstock.plugins.queue.engines.contract import NewMessage
 from penstock.plugins.queue.engines.physical import PhysicalQueue
 from penstock.plugins.queue.engines.queues import LogicalQueue
@@ -26,6 +25,7 @@ from penstock.plugins.queue.engines.store import (
     EXPIRES,
     Segment,
 )
+from penstock.plugins.queue.wire.frames import RETAIN, Batch
 
 
 class Incoming:

@@ -21,7 +21,6 @@ from itertools import groupby, repeat
 from typing import Final, NamedTuple
 
 from penstock.broker.mqtt.topics import matches
-from penstock.plugins.queue.client import ReceivedMessage, received_messages
 from penstock.plugins.queue.engines.contract import GroupSpec
 from penstock.plugins.queue.engines.expiry import count_down
 from penstock.plugins.queue.engines.keys import KeyReader
@@ -32,6 +31,7 @@ from penstock.plugins.queue.engines.store import GroupRow, Segment
 from penstock.plugins.queue.engines.taking import Take
 from penstock.plugins.queue.engines.visible import Visible
 from penstock.plugins.queue.engines.waited import Waited
+from penstock.plugins.queue.wire.frames import ReceivedMessage, received_messages
 
 MAX_WAITING_IN_LANES: Final = 100_000
 """Messages of a physical queue that may wait for earlier ones of their key; then the cursor waits

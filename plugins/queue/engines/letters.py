@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from penstock.plugins.queue.client import DEAD_LETTER
 from penstock.plugins.queue.engines.segments import Decoded
+from penstock.plugins.queue.wire.frames import DEAD_LETTER
 
 
 def letter_row(

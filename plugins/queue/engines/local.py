@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping, Sequence
 from logging import Logger
 from typing import Any
 
-from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.catalogue import Catalogue, group_row
 from penstock.plugins.queue.engines.clock import Clocks, EngineClock
 from penstock.plugins.queue.engines.contract import (
@@ -57,6 +56,7 @@ from penstock.plugins.queue.engines.store import (
     Store,
 )
 from penstock.plugins.queue.engines.upkeep import Upkeep
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 
 class LocalEngine:

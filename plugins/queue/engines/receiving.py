@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.contract import (
     Action,
     StorageError,
@@ -32,6 +31,7 @@ from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.state import State
 from penstock.plugins.queue.engines.taking import Take
 from penstock.plugins.queue.engines.transaction import Transaction
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 COUNTS_SECONDS: Final = 0.05
 """Receive counts that limit nothing are stored after this time."""

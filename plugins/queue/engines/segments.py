@@ -11,8 +11,8 @@ from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 from penstock.broker.mqtt.expiry import EXPIRY
-from penstock.plugins.queue.client import Batch, read_batch, read_offsets
 from penstock.plugins.queue.engines.store import DELAYED, EXPIRES, BrokenSegmentError, Segment
+from penstock.plugins.queue.wire.frames import Batch, read_batch, read_offsets
 
 DELAY_PROPERTY: Final = "penstock-delay"
 """User property that holds the delay of a message in seconds."""

@@ -8,8 +8,8 @@ from typing import Final
 
 from penstock.broker.durable.database_file import Format
 from penstock.broker.mqtt.expiry import EXPIRY
-from penstock.plugins.queue.client import read_batch
 from penstock.plugins.queue.engines.store import EXPIRES
+from penstock.plugins.queue.wire.frames import read_batch
 
 _PHYSICAL_QUEUE: Final = """CREATE TABLE physical_queue (
     id INTEGER PRIMARY KEY,

@@ -6,8 +6,8 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.segments import Decoded
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 MAX_LOOKED: Final = 512
 """Messages that are looked at singly in one step, which takes the loop some milliseconds."""

@@ -14,7 +14,6 @@ from logging import Logger
 from typing import Final
 
 from penstock.plugins.queue.batch_format import SEGMENT_MAX_MESSAGES, write_batch
-from penstock.plugins.queue.client import Batch
 from penstock.plugins.queue.engines.clock import EngineClock
 from penstock.plugins.queue.engines.contract import StorageError
 from penstock.plugins.queue.engines.incoming import Incoming
@@ -37,6 +36,7 @@ from penstock.plugins.queue.engines.store import (
     Segment,
     Store,
 )
+from penstock.plugins.queue.wire.frames import Batch
 
 CUT_SEGMENTS: Final = 64
 """Segments that one transaction cuts from a queue at most, some 16 MiB, so that a long cut delays

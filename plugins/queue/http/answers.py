@@ -18,15 +18,15 @@ from penstock.plugins.queue.batch_format import (
     split_for_segments,
     write_deliveries,
 )
-from penstock.plugins.queue.client import (
+from penstock.plugins.queue.http import arrow
+from penstock.plugins.queue.http.requests import JSON_TYPE
+from penstock.plugins.queue.wire.frames import (
     BATCH_CONTENT_TYPE,
     BATCH_HEADER,
     Batch,
     ReceivedMessage,
     read_batch,
 )
-from penstock.plugins.queue.http import arrow
-from penstock.plugins.queue.http.requests import JSON_TYPE
 from penstock.plugins.web.service import Pieces, RequestError, show
 
 PIECE_BYTES: Final = 64 * 1024

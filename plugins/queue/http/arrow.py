@@ -22,7 +22,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final
 
-from penstock.plugins.queue.client import Batch, ReceivedMessage
+from penstock.plugins.queue.wire.frames import Batch, ReceivedMessage
 from penstock.plugins.web.service import RequestError
 
 CONTENT_TYPE: Final = "application/vnd.apache.arrow.stream"

@@ -10,7 +10,6 @@ from typing import Any, Final
 from aiohttp import web
 
 from penstock.broker.errors import PenstockError
-from penstock.plugins.queue.client import BATCH_CONTENT_TYPE, NOT_ACKNOWLEDGED_HEADER
 from penstock.plugins.queue.engines.contract import (
     Action,
     NewMessage,
@@ -30,6 +29,7 @@ from penstock.plugins.queue.http.requests import (
 )
 from penstock.plugins.queue.intake import DROP_REASONS
 from penstock.plugins.queue.service import ReceiveRequest, Stored
+from penstock.plugins.queue.wire.frames import BATCH_CONTENT_TYPE, NOT_ACKNOWLEDGED_HEADER
 from penstock.plugins.web.service import CHECK_ROOM, RequestError, integer
 
 MAX_HANDLES: Final = 10_000

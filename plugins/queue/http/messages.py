@@ -15,13 +15,6 @@ from penstock.broker.errors import MalformedPacketError
 from penstock.broker.message import Message
 from penstock.broker.mqtt.topics import validate_topic
 from penstock.plugins.queue.access import Caller
-from penstock.plugins.queue.client import (
-    BATCH_HEADER,
-    BATCH_MAGIC,
-    KIND_RECORDS,
-    PUBLISHED_AT_PROPERTY,
-    read_batch,
-)
 from penstock.plugins.queue.engines.contract import NewMessage
 from penstock.plugins.queue.http import arrow
 from penstock.plugins.queue.http.requests import (
@@ -32,6 +25,13 @@ from penstock.plugins.queue.http.requests import (
     text_of,
 )
 from penstock.plugins.queue.strategies.message_key import KEY_PROPERTY
+from penstock.plugins.queue.wire.frames import (
+    BATCH_HEADER,
+    BATCH_MAGIC,
+    KIND_RECORDS,
+    PUBLISHED_AT_PROPERTY,
+    read_batch,
+)
 from penstock.plugins.web.json_text import JsonTextError, read_json
 from penstock.plugins.web.service import RequestError, integer, show
 

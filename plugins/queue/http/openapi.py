@@ -7,13 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from penstock import __version__
-from penstock.plugins.queue.client import (
-    BATCH_CONTENT_TYPE,
-    COLUMNS,
-    LOOKED_AT_HEADER,
-    NEXT_OFFSET_HEADER,
-    NOT_ACKNOWLEDGED_HEADER,
-)
 from penstock.plugins.queue.http import arrow
 from penstock.plugins.queue.http.delivery import MAX_ACKNOWLEDGED
 from penstock.plugins.queue.http.messages import MAX_MESSAGES
@@ -35,6 +28,13 @@ from penstock.plugins.queue.http.positions import MAX_PLANNED_QUEUES
 from penstock.plugins.queue.http.publishing import MAX_WAIT_SECONDS
 from penstock.plugins.queue.http.requests import ACTIONS, JSON_TYPE
 from penstock.plugins.queue.publishing.counts import UNPUBLISHED_REASONS
+from penstock.plugins.queue.wire.frames import (
+    BATCH_CONTENT_TYPE,
+    COLUMNS,
+    LOOKED_AT_HEADER,
+    NEXT_OFFSET_HEADER,
+    NOT_ACKNOWLEDGED_HEADER,
+)
 
 _ERRORS: Final = {
     "400": "A part of the request is not valid; the text names it.",

@@ -10,13 +10,7 @@ from aiohttp import web
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
 from penstock.plugins.queue.batch_format import Selection, last_offset
-from penstock.plugins.queue.client import (
-    COLUMNS,
-    LOOKED_AT_HEADER,
-    NEXT_OFFSET_HEADER,
-    Plan,
-    is_same_incarnation,
-)
+from penstock.plugins.queue.client import Plan, is_same_incarnation
 from penstock.plugins.queue.engines.contract import IncarnationError, Position
 from penstock.plugins.queue.http import answers, arrow
 from penstock.plugins.queue.http.context import Context, query_of
@@ -31,6 +25,7 @@ from penstock.plugins.queue.http.requests import (
     text_of,
 )
 from penstock.plugins.queue.service import PlanStart
+from penstock.plugins.queue.wire.frames import COLUMNS, LOOKED_AT_HEADER, NEXT_OFFSET_HEADER
 from penstock.plugins.web.service import CHECK_ROOM, RequestError, integer, show
 
 MAX_RANGE_MESSAGES: Final = 100_000

@@ -16,7 +16,6 @@ from logging import Logger
 from typing import Any, Final, NamedTuple
 
 from penstock.plugins.queue.access import Caller, Role
-from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.config import DEFAULT_GROUP, NAME_FORM
 from penstock.plugins.queue.engines.contract import (
     Action,
@@ -73,6 +72,7 @@ from penstock.plugins.queue.sqs.queue_attributes import (
     name_of_arn,
     settings_of,
 )
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 from penstock.plugins.web.slices import Slicer
 
 MAX_RECEIVED: Final = 10

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.segments import DELAY_PROPERTY
 from penstock.plugins.queue.sqs.errors import (
     INVALID_MESSAGE_CONTENTS,
@@ -26,6 +25,7 @@ from penstock.plugins.queue.sqs.errors import (
 )
 from penstock.plugins.queue.sqs.protocol import is_xml_text
 from penstock.plugins.queue.strategies.message_key import KEY_PROPERTY
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 OWN_PREFIX: Final = "penstock-"
 """Of user properties that no attribute can become."""

@@ -13,7 +13,6 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.message import Message
 from penstock.broker.mqtt.topics import validate_topic
-from penstock.plugins.queue.client import DEAD_LETTER, ReceivedMessage
 from penstock.plugins.queue.engines.contract import NewMessage
 from penstock.plugins.queue.sqs import message_attributes as attributes_of
 from penstock.plugins.queue.sqs.errors import (
@@ -45,6 +44,7 @@ from penstock.plugins.queue.strategies.message_key import (
     UserProperties,
     key_reader,
 )
+from penstock.plugins.queue.wire.frames import DEAD_LETTER, ReceivedMessage
 
 BodyForm: TypeAlias = Literal["text", "base64"]
 """How a payload and the body of an SQS message belong together: UTF-8 text, base64 where it is

@@ -17,7 +17,7 @@ from penstock.plugins.queue.batch_format import (
     write_batch,
     write_deliveries,
 )
-from penstock.plugins.queue.client import (
+from penstock.plugins.queue.wire.frames import (
     Batch,
     ReceivedMessage,
     join_batches,

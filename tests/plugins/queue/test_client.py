@@ -22,11 +22,8 @@ from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.batch_format import write_batch, write_deliveries
 from penstock.plugins.queue.client import (
     AccessError,
-    Batch,
-    BusyError,
     ConflictError,
     NoAnswerError,
-    NoSpaceError,
     NotStoredError,
     OtherIncarnationError,
     OutgoingMessage,
@@ -34,12 +31,11 @@ from penstock.plugins.queue.client import (
     QueueClient,
     QueueError,
     RangeGoneError,
-    ReceivedMessage,
-    UnavailableError,
     UnknownNameError,
     error_of,
     read_token,
 )
+from penstock.plugins.queue.wire.frames import Batch, ReceivedMessage
 from tests.plugins.queue.running import running_plugin
 
 QUEUES = {
@@ -389,32 +385,6 @@ def test_client_can_be_sent_to_another_process() -> None:
     assert (error.status, error.message, error.earliest) == (410, "gone", 5)
 
 
-@pytest.mark.parametrize(
-    ("status", "said", "kind"),
-    [
-        (0, {}, NoAnswerError),
-        (400, {}, QueueError),
-        (401, {}, AccessError),
-        (403, {}, AccessError),
-        (404, {}, UnknownNameError),
-        (409, {}, ConflictError),
-        (409, {"incarnation": "u"}, OtherIncarnationError),
-        (410, {"earliest": 3}, RangeGoneError),
-        (429, {}, BusyError),
-        (429, {"refused": {"0": "queue_full"}}, NotStoredError),
-        (500, {}, UnavailableError),
-        (503, {}, UnavailableError),
-        (507, {}, NoSpaceError),
-        (507, {"refused": {"0": "storage_full"}}, NotStoredError),
-    ],
-)
-def test_each_refusal_is_an_error_of_its_own(
-    status: int, said: dict[str, object], kind: type[QueueError]
-) -> None:
-    """A caller handles what it can by class."""
-    assert type(error_of(status, "why", said)) is kind
-
-
 def test_connection_is_kept_and_renewed_when_the_server_has_closed_it() -> None:
     """Requests share a connection; one that was closed meanwhile costs no error."""
     good = answer(b'{"queues": []}')
@@ -491,7 +461,7 @@ def test_connection_that_was_closed_meanwhile_is_not_used() -> None:
         for _ in range(2):
             assert client.enqueue("q", [("a", b"1")]).stored == 1
             # The end of the stream is there before the next request.
-            assert client._local.connection.sock.recv(1, socket.MSG_PEEK) == b""
+            assert client._requests._local.connection.sock.recv(1, socket.MSG_PEEK) == b""
         client.close()
     assert len(requests) == 2
 
@@ -505,7 +475,7 @@ async def test_long_poll_may_take_longer_than_the_timeout() -> None:
         def work() -> float:
             client.enqueue("work", [("a", b"x")])
             assert len(client.receive("work", wait_seconds=7)) == 1
-            timeout: float = client._local.connection.sock.gettimeout()
+            timeout: float = client._requests._local.connection.sock.gettimeout()
             return timeout
 
         assert await asyncio.to_thread(work) == 12
@@ -625,7 +595,7 @@ def test_a_request_is_sent_in_one_piece() -> None:
     with scripted_server(answer(b"{}"), answer(b"{}")) as (url, requests):
         client = QueueClient(url)
         client.queue("q")
-        connection = client._local.connection
+        connection = client._requests._local.connection
 
         class Noting:
             """The socket of the connection, which notes what is sent."""

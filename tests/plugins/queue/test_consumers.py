@@ -14,7 +14,6 @@ import pytest
 from penstock.broker.extensions import Outcome
 from penstock.broker.message import Message
 from penstock.plugins.queue import consumers
-from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.consumers import QueueConsumers, QueueFeed
 from penstock.plugins.queue.engines.contract import (
     GroupKindError,
@@ -24,6 +23,7 @@ from penstock.plugins.queue.engines.contract import (
     UnknownQueueError,
 )
 from penstock.plugins.queue.service import QueueService, ReceiveRequest
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 from tests.helpers.process import SECONDS
 
 

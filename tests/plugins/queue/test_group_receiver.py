@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.contract import StorageError
 from penstock.plugins.queue.group_receiver import ANSWER_BYTES, BusyError, ReceiveRequest
 from penstock.plugins.queue.service import QueueService
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 from tests.helpers.clock import Clock
 from tests.plugins.queue.running import LONG_SECONDS, put, put_at, running_service, until
 

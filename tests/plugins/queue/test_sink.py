@@ -14,10 +14,10 @@ from penstock.broker.extensions import MessageSink, PluginContext
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.plugin_loader import load_plugins
 from penstock.plugins.queue import sink as sink_module
-from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.contract import EngineStartError, QueueSpec, StorageError
 from penstock.plugins.queue.group_receiver import ReceiveRequest
 from penstock.plugins.queue.sink import QueuePlugin
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 from penstock.plugins.web.service import HttpStartError
 from tests.helpers.certificates import Authority
 from tests.helpers.clock import Clock

@@ -22,7 +22,6 @@ from typing import Any, Final
 
 from redis.asyncio.connection import AbstractConnection
 
-from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.clock import Clocks
 from penstock.plugins.queue.engines.contract import (
     Action,
@@ -60,6 +59,7 @@ from penstock.plugins.queue.engines.redis.receiving import Receiving
 from penstock.plugins.queue.engines.redis.routes import Routes
 from penstock.plugins.queue.engines.redis.server import RedisServer
 from penstock.plugins.queue.engines.redis.storing import Storing
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 _UNKNOWN_SECONDS: Final = 60.0
 """After which a group that no entry of the catalogue names is dropped: another program may be about

@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 
 from penstock.broker.mqtt.expiry import EXPIRY
 from penstock.plugins.queue.batch_format import split_for_segments, write_batch
-from penstock.plugins.queue.client import Batch
 from penstock.plugins.queue.engines.contract import NewMessage
 from penstock.plugins.queue.engines.incoming import stored_properties
 from penstock.plugins.queue.engines.keys import KeyReader
 from penstock.plugins.queue.engines.segments import DELAY_PROPERTY, delay_of, number_of
+from penstock.plugins.queue.wire.frames import Batch
 
 _HEAD: Final = struct.Struct("<ddddIB")
 _INFO: Final = struct.Struct("<ddddIBH")

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from logging import Logger
 from typing import Any, Final
 
-from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.contract import (
     Action,
     StorageError,
@@ -27,6 +26,7 @@ from penstock.plugins.queue.engines.redis.messages import (
     read_row,
 )
 from penstock.plugins.queue.engines.redis.mirror import Group, Part, Queue
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 _HOLD_SECONDS: Final = 60.0
 """For which a message stays with its receiver while it is moved to a dead letter queue."""

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 
 from penstock.broker.message import Message
-from penstock.plugins.queue.client import read_batch
 from penstock.plugins.queue.engines import group_commit
 from penstock.plugins.queue.engines.clock import Clocks, EngineClock
 from penstock.plugins.queue.engines.contract import (
@@ -32,6 +31,7 @@ from penstock.plugins.queue.engines.requests import Append, Bury, Cut, DeadLette
 from penstock.plugins.queue.engines.segments import SegmentCache
 from penstock.plugins.queue.engines.store import Changes, GroupRow, PhysicalRow, QueueRow
 from penstock.plugins.queue.engines.transaction import Surroundings, Transaction
+from penstock.plugins.queue.wire.frames import read_batch
 from tests.helpers.clock import Clock
 from tests.helpers.process import SECONDS
 from tests.plugins.queue.running import LOGGER, message

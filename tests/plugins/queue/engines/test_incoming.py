@@ -5,12 +5,12 @@ import json
 import pytest
 
 from penstock.broker.message import Message
-from penstock.plugins.queue.client import read_batch
 from penstock.plugins.queue.engines.contract import NewMessage, QueueSpec
 from penstock.plugins.queue.engines.incoming import Incoming, stored_properties
 from penstock.plugins.queue.engines.physical import PhysicalQueue
 from penstock.plugins.queue.engines.queues import LogicalQueue
 from penstock.plugins.queue.engines.store import DELAYED, EXPIRES, PhysicalRow, QueueRow
+from penstock.plugins.queue.wire.frames import read_batch
 from tests.plugins.queue.running import LostPayload
 
 

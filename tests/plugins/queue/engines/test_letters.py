@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from penstock.plugins.queue.client import Batch
 from penstock.plugins.queue.engines.letters import letter_row, redriven
 from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.store import Segment
+from penstock.plugins.queue.wire.frames import Batch
 
 ORIGIN: dict[str, Any] = {
     "queue": "q",

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from penstock.plugins.queue.client import read_batch
 from penstock.plugins.queue.engines.contract import (
     AppendResult,
     Engine,
@@ -31,6 +30,7 @@ from penstock.plugins.queue.engines.sqlite import SqliteStore
 from penstock.plugins.queue.engines.store import Changes, Store
 from penstock.plugins.queue.engines.taking import MAX_LOOKED, Take
 from penstock.plugins.queue.engines.upkeep import TRIM_STEPS
+from penstock.plugins.queue.wire.frames import read_batch
 from tests.helpers.clock import Clock
 from tests.plugins.queue.running import LOGGER, message, until
 

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.plugins.queue.batch_format import write_batch
-from penstock.plugins.queue.client import Batch
 from penstock.plugins.queue.engines.segments import (
     Decoded,
     SegmentCache,
@@ -15,6 +14,7 @@ from penstock.plugins.queue.engines.segments import (
     user_property,
 )
 from penstock.plugins.queue.engines.store import DELAYED, EXPIRES, BrokenSegmentError, Segment
+from penstock.plugins.queue.wire.frames import Batch
 
 
 def segment(first: int, n: int = 1, clock: float = 0.0, flags: int = 0) -> Segment:

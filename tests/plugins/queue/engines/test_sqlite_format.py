@@ -15,11 +15,11 @@ from zlib import crc32
 import pytest
 
 from penstock.plugins.queue.batch_format import write_batch
-from penstock.plugins.queue.client import Batch
 from penstock.plugins.queue.engines.contract import EngineStartError, GroupSpec, QueueSpec
 from penstock.plugins.queue.engines.local import LocalEngine
 from penstock.plugins.queue.engines.sqlite import SqliteStore
 from penstock.plugins.queue.engines.store import EXPIRES
+from penstock.plugins.queue.wire.frames import Batch
 from tests.helpers.clock import Clock
 from tests.plugins.queue.engines.sqlite_files import PLACE, opened, rows_of, segment, storing
 from tests.plugins.queue.running import LOGGER

@@ -7,13 +7,13 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from penstock.plugins.queue.batch_format import Selection, write_batch
-from penstock.plugins.queue.client import (
+from penstock.plugins.queue.http import answers, arrow
+from penstock.plugins.queue.wire.frames import (
     BATCH_CONTENT_TYPE,
     Batch,
     ReceivedMessage,
     read_deliveries,
 )
-from penstock.plugins.queue.http import answers, arrow
 from penstock.plugins.web.service import RequestError
 from tests.helpers.works import finished
 

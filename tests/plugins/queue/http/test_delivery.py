@@ -10,17 +10,17 @@ from urllib.parse import urlsplit
 import pytest
 
 from penstock.plugins.queue.batch_format import write_batch
-from penstock.plugins.queue.client import (
-    BATCH_CONTENT_TYPE,
-    NOT_ACKNOWLEDGED_HEADER,
-    Batch,
-    read_deliveries,
-)
 from penstock.plugins.queue.engines.contract import StorageError, StorageFullError
 from penstock.plugins.queue.engines.store import Changes
 from penstock.plugins.queue.http import arrow, delivery
 from penstock.plugins.queue.http.context import AnswerError
 from penstock.plugins.queue.intake import Stored
+from penstock.plugins.queue.wire.frames import (
+    BATCH_CONTENT_TYPE,
+    NOT_ACKNOWLEDGED_HEADER,
+    Batch,
+    read_deliveries,
+)
 from tests.helpers.skipping_loop import SkippingLoop
 from tests.plugins.queue.http.serving import LONG_SECONDS, Serving, serving
 

@@ -9,9 +9,9 @@ import pytest
 
 from penstock.plugins.queue.access import ANYBODY, Caller
 from penstock.plugins.queue.batch_format import write_batch
-from penstock.plugins.queue.client import BATCH_HEADER, Batch
 from penstock.plugins.queue.engines.contract import NewMessage
 from penstock.plugins.queue.http.messages import Sender, read_frames, read_rows
+from penstock.plugins.queue.wire.frames import BATCH_HEADER, Batch
 from penstock.plugins.web.service import RequestError
 from tests.helpers.works import result_of
 

@@ -14,7 +14,6 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
 from penstock.plugins.queue.access import QueueAccess
-from penstock.plugins.queue.client import BATCH_CONTENT_TYPE
 from penstock.plugins.queue.engines.contract import (
     BackupExistsError,
     StorageError,
@@ -23,6 +22,7 @@ from penstock.plugins.queue.engines.contract import (
 from penstock.plugins.queue.http import arrow
 from penstock.plugins.queue.http.api import QueueApi
 from penstock.plugins.queue.http.openapi import document
+from penstock.plugins.queue.wire.frames import BATCH_CONTENT_TYPE
 from penstock.plugins.web.bodies import Bodies
 from penstock.plugins.web.slices import Slicer
 from tests.helpers.clock import Clock

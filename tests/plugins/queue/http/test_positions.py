@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from penstock.plugins.queue.client import (
+from penstock.plugins.queue.http import arrow
+from penstock.plugins.queue.wire.frames import (
     BATCH_CONTENT_TYPE,
     LOOKED_AT_HEADER,
     NEXT_OFFSET_HEADER,
     read_batch,
 )
-from penstock.plugins.queue.http import arrow
 from tests.plugins.queue.http.serving import LONG_SECONDS, Serving, serving
 
 POSITION = "/queues/log/position"

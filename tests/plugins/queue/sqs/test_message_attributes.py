@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from moto.sqs.models import Message as MotosMessage
 
 from penstock.plugins.queue.batch_format import properties_json
-from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.sqs.errors import (
     INVALID_MESSAGE_CONTENTS,
     INVALID_PARAMETER_VALUE,
@@ -30,6 +29,7 @@ from penstock.plugins.queue.sqs.message_attributes import (
     select,
     to_user_properties,
 )
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 NAMES = st.from_regex(r"[A-Za-z0-9_-]{1,20}", fullmatch=True).filter(
     lambda name: not name.startswith("penstock-")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from penstock.plugins.queue.batch_format import properties_json
-from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.sqs.errors import (
     INVALID_MESSAGE_CONTENTS,
     INVALID_PARAMETER_VALUE,
@@ -26,6 +25,7 @@ from penstock.plugins.queue.sqs.messages import (
     shown,
 )
 from penstock.plugins.queue.sqs.queue_attributes import new_settings
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 EVERYTHING = Wanted(["All"], ["All"])
 

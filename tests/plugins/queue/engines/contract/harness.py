@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from penstock.broker.message import Message
-from penstock.plugins.queue.client import Batch, ReceivedMessage, read_batch
 from penstock.plugins.queue.engines.contract import (
     Action,
     AppendResult,
@@ -26,6 +25,7 @@ from penstock.plugins.queue.engines.contract import (
     UnknownGroupError,
     UnknownQueueError,
 )
+from penstock.plugins.queue.wire.frames import Batch, ReceivedMessage, read_batch
 from tests.helpers.clock import Clock
 
 LONG_SECONDS: Final = 60.0

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.contract import (
     Action,
     GroupSpec,
@@ -14,6 +13,7 @@ from penstock.plugins.queue.engines.contract import (
     QueueSpec,
     UnknownQueueError,
 )
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 from tests.plugins.queue.engines.contract.harness import (
     LEASE,
     MANY_BYTES,

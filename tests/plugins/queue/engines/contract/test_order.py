@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engines.contract import GroupSpec
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 from tests.plugins.queue.engines.contract.harness import LEASE, Running
 
 IN_ORDER = GroupSpec(order="key", visibility_timeout=10)

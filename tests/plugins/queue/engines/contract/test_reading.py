@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.plugins.queue.client import read_batch
 from penstock.plugins.queue.engines.contract import (
     OffsetError,
     Position,
     RangeGoneError,
 )
+from penstock.plugins.queue.wire.frames import read_batch
 from tests.plugins.queue.engines.contract.harness import LEASE, OFFSETS, Running
 
 

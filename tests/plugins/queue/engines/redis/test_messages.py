@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import struct
 
-from penstock.plugins.queue.client import read_batch
 from penstock.plugins.queue.engines.keys import key_reader
 from penstock.plugins.queue.engines.redis.messages import (
     Row,
@@ -11,6 +10,7 @@ from penstock.plugins.queue.engines.redis.messages import (
     read_row,
     written_row,
 )
+from penstock.plugins.queue.wire.frames import read_batch
 
 ROW = Row(-1, "plant/ä", b"\x00\xff", 2, "dev-ü", 1.5, '{"content_type": "ö"}', 0.0, 0.0)
 

@@ -1,0 +1,1 @@
+"""What passes between the server of the queue's HTTP API and its client."""
