@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import join
@@ -52,6 +53,8 @@ Number = TypeVar("Number", int, float)
 
 app = CommandLine()
 
+_NEEDS_PAHO: Final = "needs paho-mqtt: pip install 'penstock[netem]'"
+
 
 Figures: TypeAlias = Annotated[
     Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
@@ -86,6 +89,7 @@ class _Output:
         heading: str,
         tables: Mapping[str, Table],
         draw_into: Callable[[Path], None] | None = None,
+        doubts: Sequence[str] = (),
     ) -> None:
         """Print the tables, and write the files.
 
@@ -93,10 +97,12 @@ class _Output:
             heading: what they show.
             tables: by name.
             draw_into: draws the picture; needed where there may be a file for it.
+            doubts: reasons to doubt the figures, for the file.
         """
         typer.echo(to_markdown(heading, tables), nl=False)
         if self._figures is not None:
-            write = partial(write_figure_file, origin=self._origin, tables=tables)
+            origin = replace(self._origin, doubts=doubts)
+            write = partial(write_figure_file, origin=origin, tables=tables)
             _write(write, self._figures, "--figures")
         if self._plot is not None and draw_into is not None:
             _write(draw_into, self._plot, "--plot")
@@ -382,12 +388,21 @@ def papers(
     quick: Annotated[
         bool, typer.Option("--quick", help="Few, short runs: in under a minute, and rough.")
     ] = False,
+    real: Annotated[
+        bool,
+        typer.Option(
+            "--real", help="The models of papers 003 and 004 beside a real broker and queue."
+        ),
+    ] = False,
     figures: Figures = None,
 ) -> None:
     """Run the papers' evaluations again: each number that they report, beside ours.
 
     Two at a time, in some minutes. The result is printed as Markdown.
     """
+    if real:
+        _run_real(_Output(context, figures), is_quick=quick)
+        return
     from penstock.models.papers import (  # noqa: PLC0415 - numpy
         EVALUATIONS,
         EXPECTED_SECONDS,
@@ -409,6 +424,25 @@ def papers(
     if quick:
         heading += " Of few and short runs: no verdict here counts."
     output.tell(heading, made)
+
+
+def _run_real(output: _Output, *, is_quick: bool) -> None:
+    try:
+        from penstock.models import real  # noqa: PLC0415 - paho
+    except ImportError:
+        raise typer.BadParameter(_NEEDS_PAHO, param_hint="--real") from None
+    try:
+        found = real.run(partial(typer.echo, err=True), is_quick=is_quick)
+    except NetemError as error:
+        typer.echo(f"penstock plan: {error}", err=True)
+        raise typer.Exit(1) from None
+    heading = (
+        "Models beside real runs with the same draws; means and 95 % confidence intervals"
+        " (bootstrap over paths or queues)."
+    )
+    if is_quick:
+        heading += " Of few and short runs: no verdict here counts."
+    output.tell(heading, found.tables, doubts=found.doubts)
 
 
 @app.command()
@@ -462,9 +496,7 @@ def _validated(fleet: Fleet) -> dict[str, Table]:
     try:
         from penstock.models.planner import validation  # noqa: PLC0415 - paho
     except ImportError:
-        raise typer.BadParameter(
-            "needs paho-mqtt: pip install 'penstock[netem]'", param_hint="--validate"
-        ) from None
+        raise typer.BadParameter(_NEEDS_PAHO, param_hint="--validate") from None
     if not fleet.subscribers:
         raise typer.BadParameter("is for a fleet with subscribers", param_hint="--validate")
     try:

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,35 +85,89 @@ class Outcome:
         return float(self.quantiles[math.ceil(share * (N_QUANTILES - 1))])
 
 
-def simulate(path: Path, n_messages: int, rng: np.random.Generator) -> Outcome:
-    """Run one simulation.
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What chance decides in a run; a real run may be given the same.
+
+    Attributes:
+        created: when each message is created, ascending, seconds.
+        timelines: when each peer of the path is on.
+        services: returns the seconds that messages of some numbers take at a stage.
+    """
+
+    created: Times
+    timelines: dict[str, Timeline]
+    services: Callable[[Stage, NDArray[np.int_]], Times]
+
+
+class Step(NamedTuple):
+    """What became of the messages that came to a stage.
+
+    Attributes:
+        stage: that they came to.
+        numbers: of the messages that came.
+        times: when they came, seconds.
+        passed: which of them go on.
+        departures: when these leave.
+        fates: which were dropped, which expired and which were lost.
+    """
+
+    stage: Stage
+    numbers: NDArray[np.int_]
+    times: Times
+    passed: NDArray[np.bool_]
+    departures: Times
+    fates: tuple[NDArray[np.bool_], ...]
+
+
+def draw(path: Path, n_messages: int, rng: np.random.Generator) -> Draws:
+    """Draw what chance decides in a simulation.
 
     Creation times and each peer's times are of random streams of their own, so that two paths
     meet the same ones with equal generators.
+    """
+    creation, services, *peer_rngs = rng.spawn(2 + len(PEERS))
+    created = np.cumsum(creation.exponential(1 / path.arrival_rate, n_messages))
+
+    def draw_services(stage: Stage, numbers: NDArray[np.int_]) -> Times:
+        return services.exponential(1 / stage.service_rate, len(numbers))
+
+    return Draws(created, _timelines(path, float(created[-1]), peer_rngs), draw_services)
+
+
+def follow(path: Path, draws: Draws) -> Iterator[Step]:
+    """Pass messages through one stage after the other, and yield what became of them in each."""
+    times = draws.created
+    numbers = np.arange(len(times))
+    for stage in path.stages:
+        deadlines = draws.created[numbers] + path.lifetime
+        services = draws.services(stage, numbers)
+        passed, departures, fates = _pass(path, stage, times, deadlines, draws.timelines, services)
+        yield Step(stage, numbers, times, passed, departures, fates)
+        numbers, times = numbers[passed], departures
+
+
+def simulate(path: Path, n_messages: int, rng: np.random.Generator) -> Outcome:
+    """Run one simulation.
 
     Args:
         path: what is simulated.
         n_messages: that are created.
-        rng: draws everything.
+        rng: draws everything, see `draw`.
     """
-    creation, services, *peer_rngs = rng.spawn(2 + len(PEERS))
-    created = np.cumsum(creation.exponential(1 / path.arrival_rate, n_messages))
-    timelines = _timelines(path, float(created[-1]), peer_rngs)
+    draws = draw(path, n_messages, rng)
     first_counted = int(n_messages * WARM_UP_RATIO)
     n_counted = n_messages - first_counted
-    numbers = np.arange(n_messages)
-    times = created
     outcomes = []
-    for stage in path.stages:
-        passed, departures, fates = _pass(
-            path, stage, times, created[numbers] + path.lifetime, timelines, services
+    for step in follow(path, draws):
+        counted = step.numbers >= first_counted
+        dropped, expired, lost = (
+            np.count_nonzero(each & counted) / n_counted for each in step.fates
         )
-        counted = numbers >= first_counted
-        dropped, expired, lost = (np.count_nonzero(each & counted) / n_counted for each in fates)
-        in_stage = (departures - times[passed])[counted[passed]]
+        in_stage = (step.departures - step.times[step.passed])[counted[step.passed]]
         outcomes.append(
             StageOutcome(
-                stage.name,
+                step.stage.name,
                 np.count_nonzero(counted) / n_counted,
                 dropped,
                 expired,
@@ -119,9 +175,9 @@ def simulate(path: Path, n_messages: int, rng: np.random.Generator) -> Outcome:
                 float(in_stage.mean()) if len(in_stage) else math.nan,
             )
         )
-        numbers, times = numbers[passed], departures
+    numbers, times = step.numbers[step.passed], step.departures
     counted = numbers >= first_counted
-    responses = times[counted] - created[numbers[counted]]
+    responses = times[counted] - draws.created[numbers[counted]]
     if not len(responses):
         nothing = np.full(N_QUANTILES, math.nan)
         return Outcome(n_counted, 0.0, math.nan, nothing, tuple(outcomes))
@@ -149,14 +205,13 @@ def _pass(
     arrivals: Times,
     deadlines: Times,
     timelines: dict[str, Timeline],
-    rng: np.random.Generator,
+    services: Times,
 ) -> tuple[NDArray[np.bool_], Times, tuple[NDArray[np.bool_], ...]]:
     """Pass messages through a stage.
 
     Returns:
         Which arrivals go on; when these leave; and which were dropped, expired and lost.
     """
-    services = rng.exponential(1 / stage.service_rate, len(arrivals))
     working = [timelines[name] for name in stage.works_with if name in timelines]
     server = Timeline.together(working) if working else None
     on_clock, last_on_clock = arrivals, deadlines

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,15 +44,27 @@ class Outcome:
     n_events: int
 
 
-def simulate(
-    setting: Setting, messages: Messages, seconds: float, rng: np.random.Generator
-) -> Outcome:
-    """Run one simulation, from an empty queue until all messages are delivered.
+class Draws(NamedTuple):
+    """What chance decides in a run; a real run may be given the same.
+
+    Attributes:
+        created: when each message is created, ascending, seconds.
+        services: seconds that a thread of the senders takes for each.
+        deliveries: yields how long each delivery of the broker takes, seconds, and whether it
+            fails, in the order in which they begin; without end.
+    """
+
+    created: NDArray[np.float64]
+    services: NDArray[np.float64]
+    deliveries: Iterator[tuple[float, bool]]
+
+
+def draw(setting: Setting, seconds: float, rng: np.random.Generator) -> Draws:
+    """Draw what chance decides in a simulation.
 
     Args:
         setting: what is simulated.
-        messages: the empty queue.
-        seconds: in which messages are created; waiting and utilisation are means over them.
+        seconds: in which messages are created.
         rng: draws everything; equal ones give equal senders, and equal services in the broker in
             the order in which they begin.
     """
@@ -62,9 +76,32 @@ def simulate(
     )
     created = created[created < seconds]
     services = sending.exponential(1 / setting.sender_rate, len(created))
+    return Draws(created, services, _deliveries(setting, receiving))
+
+
+def _deliveries(setting: Setting, rng: np.random.Generator) -> Iterator[tuple[float, bool]]:
+    n = 1024
+    while True:
+        services = rng.exponential(1 / setting.broker_rate, n)
+        fails = rng.random(n) >= setting.reliability_ratio
+        yield from [*zip(services.tolist(), fails.tolist(), strict=True)][::-1]
+
+
+def simulate(
+    setting: Setting, messages: Messages, seconds: float, rng: np.random.Generator
+) -> Outcome:
+    """Run one simulation, from an empty queue until all messages are delivered.
+
+    Args:
+        setting: what is simulated.
+        messages: the empty queue.
+        seconds: in which messages are created; waiting and utilisation are means over them.
+        rng: draws everything, see `draw`.
+    """
+    created, services, deliveries = draw(setting, seconds, rng)
     begun = _begin_in_senders(created, services, setting.sender_threads)
     sent = begun + services
-    queue = _Queue(setting, messages, sent, receiving)
+    queue = _Queue(setting, messages, sent, deliveries)
     queue.run()
     n_messages = len(created)
     delivered = np.array(queue.delivered)
@@ -119,7 +156,7 @@ class _Queue:
         setting: Setting,
         messages: Messages,
         sent: NDArray[np.float64],
-        rng: np.random.Generator,
+        deliveries: Iterator[tuple[float, bool]],
     ) -> None:
         self._setting = setting
         self._messages = messages
@@ -128,8 +165,8 @@ class _Queue:
         order = np.argsort(comes, kind="stable")
         self._arrivals = [*zip(comes[order].tolist(), order.tolist(), strict=True)]
         self._waits_since = sent.tolist()
-        self._rng = rng
-        self._draws: list[tuple[float, bool]] = []
+        self._deliveries = deliveries
+        self._next = next(deliveries)
         self._events: list[tuple[float, int, int, int]] = []
         self._receives = [0] * len(sent)
         self._is_settled = [False] * len(sent)
@@ -172,15 +209,15 @@ class _Queue:
     def _begin(self, now: float) -> bool:
         """Begin to deliver a message; say whether there was one."""
         setting = self._setting
-        service, fails = self._draw()
+        service, fails = self._next
         end = now + service
         deadline = math.inf
         if setting.visibility_timeout is not None:
             deadline = now + setting.visibility_timeout
         message = self._messages.take(now, deadline)
         if message < 0:
-            self._draws.append((service, fails))
             return False
+        self._next = next(self._deliveries)
         self.begun.append(now)
         self.ended.append(end)
         delivery = len(self.begun)
@@ -208,12 +245,3 @@ class _Queue:
         if self._is_current(delivery, message):
             self._is_settled[message] = True
             self._messages.settle(message)
-
-    def _draw(self) -> tuple[float, bool]:
-        """Return how long the next delivery takes, and whether it fails."""
-        if not self._draws:
-            n = 1024
-            services = self._rng.exponential(1 / self._setting.broker_rate, n)
-            fails = self._rng.random(n) >= self._setting.reliability_ratio
-            self._draws = [*zip(services.tolist(), fails.tolist(), strict=True)]
-        return self._draws.pop()

@@ -51,7 +51,7 @@ def new_client(client_id: str, protocol: Protocol) -> mqtt.Client:
         client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id, clean_session=False)
     client.reconnect_delay_set(LEAST_WAIT_SECONDS, MOST_WAIT_SECONDS)
     client.on_disconnect = _disconnected
-    client.on_socket_open = _without_delay
+    client.on_socket_open = without_delay
     return client
 
 
@@ -77,7 +77,7 @@ def connect(
     client.connect(address, PORT, keep_alive_seconds, clean_start=False, properties=properties)
 
 
-def _without_delay(_client: mqtt.Client, _data: Any, sock: Any) -> None:
+def without_delay(_client: mqtt.Client, _data: Any, sock: Any) -> None:
     """Set TCP_NODELAY, as most clients do: small packets leave at once."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

@@ -74,6 +74,12 @@ def penstock_command(directory: Path, policy: Mapping[str, Any]) -> list[str]:
     return [sys.executable, "-m", "penstock.broker", "-c", _write_yaml(directory, policy)]
 
 
+def queue_command(directory: Path, policy: Mapping[str, Any]) -> list[str]:
+    """Write a policy to a directory; return the command that starts the queue's gateway with it."""
+    file = _write_yaml(directory, policy)
+    return [sys.executable, "-m", "penstock.plugins.queue", "-c", file]
+
+
 def proxy_command(directory: Path, config: Mapping[str, Any], *options: str) -> list[str]:
     """Write the edge proxy's file into a directory; return the command that starts it.
 

@@ -138,6 +138,19 @@ PACKAGE_ARROWS: Final = {
 MODULE_ARROWS: Final = {
     # A plan is validated on a broker that is started as experiments start theirs.
     "models.planner.trial": ("models", "netem.runs.broker_process"),
+    # So are the real runs beside the models of papers 003 and 004.
+    "models.patterns.trial": (
+        "models",
+        "netem.clients.peer_plan",
+        "netem.runs.broker_process",
+        "netem.runs.peer_run",
+    ),
+    "models.visibility.trial": (
+        "models",
+        "netem.errors",
+        "netem.runs.broker_process",
+        "plugins.queue.client",
+    ),
     # How fast messages are stored can only be measured in the process that stores them.
     "benchmarks.queue_throughput": (
         "benchmarks",

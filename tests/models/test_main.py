@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from penstock import __main__ as command_line
+from penstock.models import real
 from penstock.models.__main__ import main
 from penstock.models.fabric.sweep import Effort, Results
 from penstock.models.planner import planning, report, validation
 from penstock.models.planner.trial import Measured, Share
 from penstock.netem.errors import NetemError
-from penstock.netem.figures.figure_file import read_figure_file
+from penstock.netem.figures.figure_file import Table, read_figure_file
 from tests.models.fabric.small_results import small_results
 from tests.models.planner.small_plan import SMALL, small_plan
 
@@ -407,3 +408,30 @@ def test_a_plan_is_validated_by_a_run(
     monkeypatch.setattr(planning, "make_plan", lambda _fleet, _tell: alone)
     assert main([str(file), "--validate"]) == 2
     assert "a fleet with subscribers" in " ".join(capsys.readouterr().err.split())
+
+
+def test_real_runs_are_told_with_their_doubts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--real` is of the models beside servers; a file says what is doubtful."""
+    table = Table(["paper", "figure"], [["003", "success"]])
+    monkeypatch.setattr(real, "run", lambda _, **__: real.Found({"real runs": table}, ["busy"]))
+    file = tmp_path / "real.json"
+    assert main(["papers", "--real", "--quick", "--figures", str(file)]) == 0
+    assert "| 003 | success |" in capsys.readouterr().out
+    origin, tables = read_figure_file(file)
+    assert origin.doubts == ["busy"]
+    assert tables == {"real runs": table}
+
+
+def test_a_real_run_that_fails_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 1, and no traceback."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise NetemError("broker patterns has ended")
+
+    monkeypatch.setattr(real, "run", fail)
+    assert main(["papers", "--real"]) == 1
+    assert "penstock plan: broker patterns has ended" in capsys.readouterr().err

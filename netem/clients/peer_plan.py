@@ -1,0 +1,210 @@
+"""What clients that are on and off by schedule do, and what they recorded: JSON files.
+
+All times are seconds after the beginning of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+ALWAYS = ((0.0, math.inf),)
+"""Times on of a client that is never off."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherPeer:
+    """A client that publishes messages as they are created.
+
+    Attributes:
+        client_id: its Client Identifier.
+        topic: Topic Name.
+        on: begin and end of each time on, ascending; the last end may be infinite.
+        created: when each message is created, ascending.
+        services: seconds for which a subscriber works on each message; empty for no time.
+        payload_bytes: of each message; 20 at least, for its head.
+        qos: of each. A publisher that is off keeps messages of QoS 1, and loses those of QoS 0.
+        lifetime: seconds from the creation of a message to its end; infinite for none. A message
+            is sent with the rest of it, in whole seconds rounded up (Message Expiry Interval).
+        host: of the process that has this client.
+    """
+
+    client_id: str
+    topic: str
+    on: list[tuple[float, float]]
+    created: list[float]
+    services: list[float] = field(default_factory=list)
+    payload_bytes: int = 20
+    qos: int = 1
+    lifetime: float = math.inf
+    host: str = ""
+
+    def deadline(self, number: int) -> float:
+        """Return when the lifetime of a message ends."""
+        return self.created[number] + self.lifetime
+
+    def service(self, number: int) -> float:
+        """Return for how long a subscriber works on a message, seconds."""
+        return self.services[number] if self.services else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberPeer:
+    """A client that receives messages and works on one after the other.
+
+    Attributes:
+        client_id: its Client Identifier.
+        filters: topic filters, of QoS 1.
+        on: as in `PublisherPeer`.
+        keeps_session: whether its session outlives its connections.
+        receive_maximum: of its CONNECT; None for the protocol's.
+        host: as in `PublisherPeer`.
+    """
+
+    client_id: str
+    filters: list[str]
+    on: list[tuple[float, float]]
+    keeps_session: bool = True
+    receive_maximum: int | None = None
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PeersPlan:
+    """The clients of a run.
+
+    Attributes:
+        addresses: of the broker, by host.
+        port: of the broker.
+        end_seconds: when all clients end.
+        publishers: by their number.
+        subscribers: by their number.
+    """
+
+    addresses: dict[str, str]
+    port: int
+    end_seconds: float
+    publishers: list[PublisherPeer]
+    subscribers: list[SubscriberPeer]
+
+    def write(self, file: Path) -> None:
+        """Write the plan."""
+        file.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, file: Path) -> PeersPlan:
+        """Return the plan that `write` wrote."""
+        plan = json.loads(file.read_text())
+        plan["publishers"] = [PublisherPeer(**each) for each in plan["publishers"]]
+        plan["subscribers"] = [SubscriberPeer(**each) for each in plan["subscribers"]]
+        return cls(**plan)
+
+
+class Sent(NamedTuple):
+    """A PUBLISH that a publisher sent.
+
+    Attributes:
+        publisher: its number.
+        number: of the message.
+        at: when.
+        expiry_seconds: its Message Expiry Interval; infinite for none.
+    """
+
+    publisher: int
+    number: int
+    at: float
+    expiry_seconds: float
+
+
+class Answered(NamedTuple):
+    """A PUBACK that a publisher got.
+
+    Attributes:
+        publisher: its number.
+        number: of the message.
+        at: when.
+        reason_code: its Reason Code.
+    """
+
+    publisher: int
+    number: int
+    at: float
+    reason_code: int
+
+
+class Arrived(NamedTuple):
+    """A PUBLISH that a subscriber got.
+
+    Attributes:
+        subscriber: its number.
+        publisher: number of the publisher.
+        number: of the message.
+        at: when.
+        is_duplicate: its DUP flag.
+        asked_at: when the subscriber asked for the connection on which it came.
+    """
+
+    subscriber: int
+    publisher: int
+    number: int
+    at: float
+    is_duplicate: bool
+    asked_at: float
+
+
+class Worked(NamedTuple):
+    """A message that a subscriber has done within its lifetime.
+
+    Attributes:
+        subscriber: its number.
+        publisher: number of the publisher.
+        number: of the message.
+        at: when.
+    """
+
+    subscriber: int
+    publisher: int
+    number: int
+    at: float
+
+
+@dataclass(slots=True)
+class PeerRecords:
+    """What clients have recorded.
+
+    Attributes:
+        sent: in order of time.
+        answered: likewise.
+        arrived: likewise.
+        worked: likewise.
+        late: seconds after its time at which each thing of the schedule began.
+    """
+
+    sent: list[Sent] = field(default_factory=list)
+    answered: list[Answered] = field(default_factory=list)
+    arrived: list[Arrived] = field(default_factory=list)
+    worked: list[Worked] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
+
+    def write(self, file: Path) -> None:
+        """Write them."""
+        file.write_text(
+            json.dumps([self.sent, self.answered, self.arrived, self.worked, self.late])
+        )
+
+    def add(self, file: Path) -> None:
+        """Add what `write` wrote."""
+        sent, answered, arrived, worked, late = json.loads(file.read_text())
+        self.sent += [Sent(*each) for each in sent]
+        self.answered += [Answered(*each) for each in answered]
+        self.arrived += [Arrived(*each) for each in arrived]
+        self.worked += [Worked(*each) for each in worked]
+        self.late += late
+
+    def late_seconds(self, share: float = 0.99) -> float:
+        """Return how late a share of the schedule's things began at most."""
+        ascending = sorted(self.late)
+        return ascending[int(share * len(ascending))] if ascending else 0.0
