@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -32,10 +33,51 @@ EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
 """In place of an offset in JSON, as in Spark's Kafka source."""
 
+Address: TypeAlias = tuple[str, int]
+"""Host and port."""
+
 Place: TypeAlias = Literal["group", "earliest", "latest"] | float | Mapping[str, Mapping[int, int]]
 """Where a query begins or ends: where its group stands, an end of the queue, the first message
 that arrived at or after a time (seconds since the Unix epoch), or offsets by queue and physical
 queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisOptions:
+    """Where tasks read messages themselves; the options that begin with ``redis``.
+
+    One of `server`, `cluster` and `sentinels` says where. Files are those of the machines on which
+    executors run.
+
+    Attributes:
+        server: address of the only server.
+        cluster: of some nodes of a cluster.
+        sentinels: addresses of sentinels.
+        master: the name that the master has there.
+        db: number of the database.
+        prefix: begins the name of each key.
+        user: ACL user; "" for `default`.
+        password_file: its first line is the password; "" for none.
+        sentinel_user: the same of the sentinels.
+        sentinel_password_file: likewise.
+        ca_file: PEM file of the authorities of servers and sentinels; "" for no TLS.
+        certificate_file: PEM file of the client's certificate; "" for none.
+        key_file: PEM file of its key.
+    """
+
+    server: Address | None = None
+    cluster: tuple[Address, ...] = ()
+    sentinels: tuple[Address, ...] = ()
+    master: str = ""
+    db: int = 0
+    prefix: str = "penstock"
+    user: str = ""
+    password_file: str = ""
+    sentinel_user: str = ""
+    sentinel_password_file: str = ""
+    ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +111,8 @@ class SourceOptions:
         timeout_seconds: how long one request may take, in addition to that.
         retry_seconds: for how long requests are repeated to a server that does not answer, before
             the query fails; 0 asks once.
+        redis: where tasks read messages themselves, of queues of the engine `redis`; None for tasks
+            that read at `url`, too.
     """
 
     url: str
@@ -89,6 +133,7 @@ class SourceOptions:
     wait_seconds: float = 1.0
     timeout_seconds: float = 30.0
     retry_seconds: float = 30.0
+    redis: RedisOptions | None = None
 
     @property
     def shown_queues(self) -> str:
@@ -116,6 +161,32 @@ def read_name(name: str, text: str) -> str:
     if not text.strip():
         raise OptionError(f"option {name!r}: read an empty text; allowed: a name")
     return text.strip()
+
+
+def _addresses(name: str, text: str) -> tuple[Address, ...]:
+    # Here, as executors import this module and need no pydantic.
+    from penstock.plugins.web.bind import split_bind  # noqa: PLC0415
+
+    try:
+        found = tuple(split_bind(part.strip()) for part in text.split(","))
+    except ValueError as error:
+        raise OptionError(
+            f"option {name!r}: read {text!r}; allowed: {error}; several with commas between them"
+        ) from error
+    return found
+
+
+def _address(name: str, text: str) -> Address:
+    found = _addresses(name, text)
+    if len(found) > 1:
+        raise OptionError(f"option {name!r}: read {text!r}; allowed: one HOST:PORT")
+    return found[0]
+
+
+def _database(name: str, text: str) -> int:
+    if not re.fullmatch("[0-9]{1,9}", text.strip()):
+        raise OptionError(f"option {name!r}: read {text!r}; allowed: a whole number from 0")
+    return int(text)
 
 
 def _names(name: str, text: str) -> tuple[str, ...]:
@@ -266,6 +337,11 @@ def _offsets(text: str) -> Mapping[str, Mapping[int, int]] | None:
     return queues if are_numbers and min(offsets, default=0) >= EARLIEST_OFFSET else None
 
 
+def _shown_address(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 Reader: TypeAlias = tuple[str, Callable[[str, str], Any]]
 """An option's attribute, and what makes its value of its name and text."""
 
@@ -291,8 +367,35 @@ _READERS: Final[Mapping[str, Reader]] = {
 }
 """Attribute and reader of each option, in the order of the documentation."""
 
+_REDIS: Final = "redis."
+"""Begins an attribute of `RedisOptions`."""
+
+_REDIS_READERS: Final[Mapping[str, Reader]] = {
+    "redis": ("redis.server", _address),
+    "redisSentinels": ("redis.sentinels", _addresses),
+    "redisMaster": ("redis.master", read_name),
+    "redisCluster": ("redis.cluster", _addresses),
+    "redisDb": ("redis.db", _database),
+    "redisPrefix": ("redis.prefix", read_name),
+    "redisUser": ("redis.user", read_name),
+    "redisPasswordFile": ("redis.password_file", read_name),
+    "redisSentinelUser": ("redis.sentinel_user", read_name),
+    "redisSentinelPasswordFile": ("redis.sentinel_password_file", read_name),
+    "redisCaFile": ("redis.ca_file", read_name),
+    "redisCertificateFile": ("redis.certificate_file", read_name),
+    "redisKeyFile": ("redis.key_file", read_name),
+}
+"""The same of `RedisOptions`."""
+
+_ALL_READERS: Final = {**_READERS, **_REDIS_READERS}
+_NO_REDIS: Final = RedisOptions()
+_PLACES: Final = ("redis", "redisSentinels", "redisCluster")
+"""Options of which one says where the servers are."""
+
 OPTION_NAMES: Final = tuple(_READERS)
-"""Every option's name."""
+"""Every option's name, but for those of Redis."""
+REDIS_OPTION_NAMES: Final = tuple(_REDIS_READERS)
+"""The names of those."""
 
 
 def read_texts(
@@ -336,8 +439,14 @@ def read_options(texts: Mapping[str, str]) -> SourceOptions:
     Raises:
         OptionError: an option is missing, unknown or out of range; the text names it.
     """
-    values = read_texts(texts, _READERS, ("url", "queue"))
-    options = SourceOptions(**values)
+    values = read_texts(texts, _ALL_READERS, ("url", "queue"))
+    of_redis = {
+        attribute.removeprefix(_REDIS): values.pop(attribute)
+        for attribute, _ in _REDIS_READERS.values()
+        if attribute in values
+    }
+    redis = _checked_redis(of_redis) if of_redis else None
+    options = SourceOptions(**values, redis=redis)
     if options.token and options.token_file:
         raise OptionError("options 'token' and 'tokenFile': read both; allowed: one of them")
     for name in ("startingPosition", "endingPosition"):
@@ -350,15 +459,67 @@ def read_options(texts: Mapping[str, str]) -> SourceOptions:
     return options
 
 
+def _checked_redis(values: Mapping[str, Any]) -> RedisOptions:
+    """Return options that belong together.
+
+    Raises:
+        OptionError: they do not.
+    """
+    by_attribute = {
+        attribute.removeprefix(_REDIS): name for name, (attribute, _) in _REDIS_READERS.items()
+    }
+    given = [by_attribute[attribute] for attribute in values]
+    places = [name for name in given if name in _PLACES]
+    if len(places) != 1:
+        raise OptionError(
+            f"options {', '.join(map(repr, given))}: read {' and '.join(places) or 'none'} of "
+            f"{', '.join(_PLACES)}; allowed: one of them"
+        )
+    options = RedisOptions(**values)
+    for name, wanted in (
+        ("redisMaster", bool(options.sentinels)),
+        ("redisSentinelUser", bool(options.sentinels and options.sentinel_password_file)),
+        ("redisSentinelPasswordFile", bool(options.sentinels)),
+        ("redisUser", bool(options.password_file)),
+        ("redisCertificateFile", bool(options.ca_file and options.key_file)),
+        ("redisKeyFile", bool(options.ca_file and options.certificate_file)),
+    ):
+        if name in given and not wanted:
+            raise OptionError(f"option {name!r}: read one; allowed: {_WITH[name]}")
+    if options.sentinels and not options.master:
+        raise OptionError("option 'redisMaster' is missing: set .option('redisMaster', ...)")
+    if options.cluster and options.db:
+        raise OptionError(f"option 'redisDb': read {options.db}; allowed: 0 on a cluster")
+    return options
+
+
+_WITH: Final = {
+    "redisMaster": "with redisSentinels",
+    "redisSentinelUser": "with redisSentinels and redisSentinelPasswordFile",
+    "redisSentinelPasswordFile": "with redisSentinels",
+    "redisUser": "with redisPasswordFile",
+    "redisCertificateFile": "with redisCaFile and redisKeyFile",
+    "redisKeyFile": "with redisCaFile and redisCertificateFile",
+}
+"""What an option needs."""
+
+
 def option_texts(options: SourceOptions) -> dict[str, str]:
     """Return options as texts for Spark; `read_options` reads them back."""
     defaults = {one.name: one.default for one in fields(SourceOptions)}
+    defaults |= {f"{_REDIS}{one.name}": one.default for one in fields(RedisOptions)}
     texts = {}
-    for name, (attribute, _) in _READERS.items():
-        value = getattr(options, attribute)
+    for name, (attribute, _) in _ALL_READERS.items():
+        if attribute.startswith(_REDIS):
+            value = getattr(options.redis or _NO_REDIS, attribute.removeprefix(_REDIS))
+        else:
+            value = getattr(options, attribute)
         if attribute not in ("url", "queues") and value == defaults[attribute]:
             continue
-        if attribute == "topic_filters":
+        if name in _PLACES:
+            addresses = [value] if name == "redis" else value
+            texts[name] = ",".join(map(_shown_address, addresses))
+        elif attribute == "topic_filters":
             texts[name] = json.dumps(value)
         elif isinstance(value, tuple):
             texts[name] = ",".join(value)

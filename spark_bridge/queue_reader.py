@@ -7,8 +7,9 @@ a connection of its own, and reads the files of token and certificates on its ow
 Theory of operation. `plan` asks one question for all queues, and the server holds it until there
 are messages: an idle query costs one request for each wait. The answer says what each queue holds,
 which is compared with the query's position, so that nothing is lost unnoticed. `read` asks for the
-columns that the query names; each answer, of some MiB, becomes one Arrow record batch. `commit`
-tells the queues what a checkpoint holds.
+columns that the query names, at the same server or at the Redis servers that keep the messages;
+each answer, of some MiB, becomes one Arrow record batch. `commit` tells the queues what a
+checkpoint holds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -27,7 +28,6 @@ from penstock.plugins.queue.client import (
     OtherIncarnationError,
     QueueClient,
     QueueError,
-    RangeAnswer,
     RangeGoneError,
     UnknownNameError,
     read_token,
@@ -48,9 +48,9 @@ from penstock.spark_bridge.options import (
     Place,
     SourceOptions,
 )
+from penstock.spark_bridge.ranges.contract import Piece, RangeReader
+from penstock.spark_bridge.ranges.gateway import GatewayRanges
 from penstock.spark_bridge.rows import Place as RowPlace
-from penstock.spark_bridge.rows import to_record_batch
-from penstock.spark_bridge.schema import wire_columns
 
 _T = TypeVar("_T")
 _C = TypeVar("_C", bound=QueueClient)
@@ -80,6 +80,30 @@ class Plan:
     latest: Position
 
 
+class ReadSettings(NamedTuple):
+    """What a task must know of a queue whose server it does not ask.
+
+    Attributes:
+        key: setting that says what a message's key is.
+        keeps_last: whether messages leave for newer ones of their key.
+    """
+
+    key: str | None
+    keeps_last: bool
+
+
+def _range_reader(options: SourceOptions, client: QueueClient) -> RangeReader:
+    if options.redis is None:
+        return GatewayRanges(options, client)
+    try:
+        from penstock.spark_bridge.ranges.redis_nodes import RedisRanges  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise OptionError(
+            "options 'redis...': redis is not installed; pip install 'penstock[redis]'"
+        ) from error
+    return RedisRanges(options, options.redis)
+
+
 class QueueReader:
     """Reads the queues of one query.
 
@@ -102,6 +126,7 @@ class QueueReader:
     ) -> None:
         self.options = options
         self._client = client or make_client(options, QueueClient)
+        self._ranges = _range_reader(options, self._client)
         self._log = log or logging.getLogger(__name__)
         self._sleep = sleep
         self._clock = clock
@@ -112,6 +137,7 @@ class QueueReader:
 
     def close(self) -> None:
         """Close the connection; the reader may be used again."""
+        self._ranges.close()
         self._client.close()
 
     # -- where a query begins ------------------------------------------------------------------
@@ -343,59 +369,53 @@ class QueueReader:
 
     # -- read ----------------------------------------------------------------------------------
 
-    def key_setting(self, queue: str) -> str | None:
-        """Return what a queue's setting ``key`` says; asked once."""
-        key: str | None = self._queue_settings(queue)["key"]
-        return key
+    def read_settings(self, queue: str) -> ReadSettings | None:
+        """Return what a task must know of a queue; asked once. None for nothing."""
+        if self.options.redis is None and "key" not in self.options.columns:
+            return None
+        settings = self._queue_settings(queue)
+        return ReadSettings(settings["key"], keeps_last=settings["keeps_last"])
 
-    def read(self, wanted: Range, key: str | None = None) -> Iterator[pa.RecordBatch]:
+    def read(self, wanted: Range, settings: ReadSettings | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a range, a record batch for each answer.
 
         Args:
             wanted: the range.
-            key: setting of the queue that says what a message's key is.
+            settings: of its queue, where `read_settings` returned some.
 
         Raises:
             QueueUnavailableError: no answer for ``retrySeconds``.
             QueueChangedError: something in the range is gone, and the options do not allow that.
         """
-        options = self.options
-        columns = wire_columns(options.columns)
-        place = RowPlace(wanted.queue, wanted.physical_queue, key, options.large_above_bytes)
+        key = None if settings is None else settings.key
+        place = RowPlace(wanted.queue, wanted.physical_queue, key, self.options.large_above_bytes)
         position = wanted.start
         while position < wanted.end:
-            answer = self._read(wanted, position, columns)
-            missing = answer.next_offset - position - answer.looked_at
-            if missing and not self._queue_settings(wanted.queue)["keeps_last"]:
+            piece = self._read(wanted, position, place)
+            missing = piece.next_offset - position - piece.looked_at
+            if missing and not self._keeps_last(wanted.queue, settings):
                 self._tell_loss(
                     wanted.queue,
-                    f"{missing} of the messages {position} to {answer.next_offset - 1} of physical "
+                    f"{missing} of the messages {position} to {piece.next_offset - 1} of physical "
                     f"queue {wanted.physical_queue} are gone",
                 )
-            if answer.frames:
-                try:
-                    yield to_record_batch(answer.frames, options.columns, place)
-                except ValueError as error:
-                    raise QueueUnavailableError(
-                        f"queue {wanted.queue!r} at {options.url}: answer to a range: {error}"
-                    ) from error
-            position = answer.next_offset
+            if piece.batch is not None:
+                yield piece.batch
+            position = piece.next_offset
 
-    def _read(self, wanted: Range, start: int, columns: tuple[str, ...]) -> RangeAnswer:
+    def _keeps_last(self, queue: str, settings: ReadSettings | None) -> bool:
+        if settings is not None:
+            return settings.keeps_last
+        keeps_last: bool = self._queue_settings(queue)["keeps_last"]
+        return keeps_last
+
+    def _read(self, wanted: Range, start: int, place: RowPlace) -> Piece:
         """Read from ``start``, or from the earliest offset after it that is still there."""
-        queue, number, end = wanted.queue, wanted.physical_queue, wanted.end
+        queue, end = wanted.queue, wanted.end
         try:
             return self._patiently(
                 queue,
-                lambda: self._client.read_columns(
-                    queue,
-                    number,
-                    start,
-                    end,
-                    columns,
-                    topic_filters=self.options.topic_filters,
-                    incarnation=wanted.incarnation,
-                ),
+                lambda: self._ranges.read(wanted, start, place),
                 RangeGoneError,
                 OtherIncarnationError,
                 _RefusedError,
@@ -406,8 +426,8 @@ class QueueReader:
         except RangeGoneError as error:
             earliest = error.earliest or end
             if start < earliest < end:
-                return self._read(wanted, earliest, columns)
-        return RangeAnswer(b"", end, 0)
+                return self._read(wanted, earliest, place)
+        return Piece(None, end, 0)
 
     def _queue_settings(self, queue: str) -> Mapping[str, Any]:
         if queue not in self._settings:

@@ -1,9 +1,9 @@
-"""Frames of a range as one Arrow record batch, a column at a time.
+"""Messages of a range as one Arrow record batch, a column at a time.
 
-A frame's columns are Arrow's own buffers but for their order and their lengths in place of offsets.
-So fixed-width columns are joined and taken as they are, and a text is decoded once for all messages
-of its frame that share it. No Python runs for each message, except for those whose MQTT 5
-properties are all different.
+A gateway answers with frames. A frame's columns are Arrow's own buffers but for their order and
+their lengths in place of offsets. So fixed-width columns are joined and taken as they are, and a
+text is decoded once for all messages of its frame that share it. No Python runs for each message,
+except for those whose MQTT 5 properties are all different.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -49,6 +49,12 @@ _LATEST_SECONDS: Final = 253_402_300_799.0
 """The end of the year 9999, behind which Spark's timestamps do not go."""
 
 _WIDTHS: Final = {"enqueued_at": 8, "qos": 1}
+_FIXED: Final = {
+    "offset": pa.int64(),
+    "enqueued_at": pa.float64(),
+    "qos": pa.int8(),
+    "payload_bytes": pa.uint32(),
+}
 _TEXTS: Final = ("topic", "publisher", "properties")
 
 
@@ -78,8 +84,8 @@ def arrow_schema(names: Sequence[str]) -> pa.Schema:
 
 
 @dataclass
-class _Texts:
-    """A column of texts: each distinct one of a frame once, and the index of each message's."""
+class Texts:
+    """A column of texts: each distinct one once, and the index of each message's."""
 
     distinct: list[bytes]
     indexes: list[pa.Array]
@@ -100,13 +106,38 @@ class _Texts:
         return pa.array(values, arrow_type).take(indexes)
 
 
-class _Frames:
-    """The columns of a row of frames, all with the same ones left out."""
+class Columns(Protocol):
+    """Messages as they come, of which not every column may have come.
+
+    Attributes:
+        n_messages: one or more.
+        texts: `topic`, `publisher` and `properties`.
+    """
+
+    n_messages: int
+    texts: dict[str, Texts]
+
+    def fixed(self, name: str) -> pa.Array:
+        """Return `offset`, `enqueued_at`, `qos` or `payload_bytes` as numbers."""
+
+    def payloads(self) -> pa.Array:
+        """Return the payloads."""
+
+
+class Frames:
+    """The columns of a row of frames, all with the same ones left out.
+
+    Args:
+        body: frames of kind records; not empty.
+
+    Raises:
+        ValueError: `body` is not a row of whole frames.
+    """
 
     def __init__(self, body: bytes) -> None:
         self.n_messages = 0
         self.pieces: dict[str, list[memoryview]] = {"offset": []}
-        self.texts: dict[str, _Texts] = {}
+        self.texts: dict[str, Texts] = {}
         view = memoryview(body)
         at = 0
         while at < len(body):
@@ -138,7 +169,7 @@ class _Frames:
         (distinct,) = frame[at : at + 4].cast("I")
         at += 4
         lengths = frame[at : at + 4 * distinct].cast("I")
-        texts = self.texts.setdefault(name, _Texts([], []))
+        texts = self.texts.setdefault(name, Texts([], []))
         indexes = numbers([frame[at + 4 * distinct + sum(lengths) :][: 4 * n]], n, pa.uint32())
         if texts.distinct:
             indexes = pc.add(indexes, pa.scalar(len(texts.distinct), pa.uint32()))
@@ -147,13 +178,13 @@ class _Frames:
         texts.distinct += [bytes(frame[start:end]) for start, end in pairwise(ends)]
         return at + 4 * distinct + sum(lengths) + 4 * n
 
-    def lengths(self) -> pa.Array:
-        """Return the payload bytes of each message."""
-        return numbers(self.pieces["payload_bytes"], self.n_messages, pa.uint32())
+    def fixed(self, name: str) -> pa.Array:
+        """Return a column of numbers."""
+        return numbers(self.pieces[name], self.n_messages, _FIXED[name])
 
     def payloads(self) -> pa.Array:
         """Return the payloads."""
-        ends = pc.cumulative_sum(self.lengths().cast(pa.int32())).buffers()[1]
+        ends = pc.cumulative_sum(self.fixed("payload_bytes").cast(pa.int32())).buffers()[1]
         offsets = pa.py_buffer(bytes(4) + ends.to_pybytes()[: 4 * self.n_messages])
         data = pa.py_buffer(b"".join(self.pieces["payload"]))
         return pa.Array.from_buffers(pa.binary(), self.n_messages, [None, offsets, data])
@@ -164,11 +195,13 @@ def numbers(pieces: Sequence[memoryview], n: int, arrow_type: pa.DataType) -> pa
     return pa.Array.from_buffers(arrow_type, n, [None, pa.py_buffer(b"".join(pieces))])
 
 
-class _Row(_Frames):
-    """The same as the source's columns."""
+class _Rows:
+    """Messages as the source's columns."""
 
-    def __init__(self, body: bytes, place: Place) -> None:
-        super().__init__(body)
+    def __init__(self, came: Columns, place: Place) -> None:
+        self.n_messages = came.n_messages
+        self.texts = came.texts
+        self.came = came
         self.place = place
 
     @cached_property
@@ -192,16 +225,14 @@ class _Row(_Frames):
         if name == "key":
             return self._keys()
         if name == "size_class":
-            is_large = pc.greater(self.lengths(), self.place.large_above_bytes)
+            is_large = pc.greater(self.came.fixed("payload_bytes"), self.place.large_above_bytes)
             return pc.if_else(is_large, pa.scalar("large"), pa.scalar("small"))
         if name == "payload":
-            return self.payloads()
-        if name == "offset":
-            return numbers(self.pieces["offset"], self.n_messages, pa.int64())
-        if name == "qos":
-            return numbers(self.pieces["qos"], self.n_messages, pa.int8())
+            return self.came.payloads()
+        if name in ("offset", "qos"):
+            return self.came.fixed(name)
         if name == "arrival_time":
-            seconds = numbers(self.pieces["enqueued_at"], self.n_messages, pa.float64())
+            seconds = self.came.fixed("enqueued_at")
             return pc.round(pc.multiply(seconds, _MICROSECONDS)).cast(pa.int64()).cast(_TIME)
         value = self.place.queue if name == "queue" else self.place.physical_queue
         return pa.repeat(pa.scalar(value, _type_of(name)), self.n_messages)
@@ -254,17 +285,14 @@ _OF_PROPERTIES: Final[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = {
 }
 
 
-def to_record_batch(body: bytes, columns: Sequence[str], place: Place) -> pa.RecordBatch:
-    """Return the messages of a row of frames in their order.
+def to_record_batch(came: Columns, columns: Sequence[str], place: Place) -> pa.RecordBatch:
+    """Return messages in their order.
 
     Args:
-        body: frames of kind records, with the columns of a range that `columns` need; not empty.
+        came: has the columns of a range that `columns` need.
         columns: names of the source's columns.
         place: where the messages are from.
-
-    Raises:
-        ValueError: `body` is not a row of whole frames.
     """
-    row = _Row(body, place)
-    arrays = [row.column(name) for name in columns]
+    rows = _Rows(came, place)
+    arrays = [rows.column(name) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))

@@ -38,7 +38,7 @@ from pyspark.sql.types import StructType
 from penstock.spark_bridge.errors import OptionError
 from penstock.spark_bridge.offsets import Position, Range, split
 from penstock.spark_bridge.options import SourceOptions, read_options
-from penstock.spark_bridge.queue_reader import QueueReader
+from penstock.spark_bridge.queue_reader import QueueReader, ReadSettings
 from penstock.spark_bridge.rows import arrow_schema
 from penstock.spark_bridge.schema import spark_ddl
 from penstock.spark_bridge.sink import BatchWriter, StreamWriter
@@ -56,12 +56,12 @@ class QueuePartition(InputPartition):
 
     Args:
         wanted: a range of one physical queue.
-        key: setting of the queue that says what a message's key is.
+        settings: of its queue; None where none is needed.
     """
 
-    def __init__(self, wanted: Range, key: str | None) -> None:
+    def __init__(self, wanted: Range, settings: ReadSettings | None) -> None:
         self.wanted = wanted
-        self.key = key
+        self.settings = settings
 
 
 class PenstockDataSource(DataSource):
@@ -229,18 +229,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _partitions(queue: QueueReader, start: Position, end: Position) -> list[InputPartition]:
-    options = queue.options
-    ranges = split(queue.ranges(start, end), options.min_partitions)
-    keys: dict[str, str | None] = {}
-    if "key" in options.columns:
-        keys = {one.queue: queue.key_setting(one.queue) for one in ranges}
-    return [QueuePartition(one, keys.get(one.queue)) for one in ranges]
+    ranges = split(queue.ranges(start, end), queue.options.min_partitions)
+    return [QueuePartition(one, queue.read_settings(one.queue)) for one in ranges]
 
 
 def _read(queue: QueueReader, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, QueuePartition):
         raise TypeError(f"a partition of another source: {partition!r}")
     try:
-        yield from queue.read(partition.wanted, partition.key)
+        yield from queue.read(partition.wanted, partition.settings)
     finally:
         queue.close()

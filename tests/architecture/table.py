@@ -108,12 +108,15 @@ PACKAGE_ARROWS: Final = {
         "broker.errors",
     ),
     # An executor of Spark needs no broker; a size, an address, a YAML file, a command line, a topic
-    # filter and a message's key are read in one way.
+    # filter and a message's key are read in one way. Servers of the engine `redis` are found as the
+    # engine does, and what they keep has one form.
     "spark_bridge": (
         "spark_bridge",
         "plugins.queue.batch_client",
         "plugins.queue.client",
         "plugins.queue.wire",
+        "plugins.queue.engines.contract",
+        "plugins.queue.engines.redis",
         "plugins.queue.strategies.message_key",
         "plugins.web.bind",
         "broker.config.checked_yaml",

@@ -13,7 +13,7 @@ EXTRAS_OF: Final = {
     **dict.fromkeys(INSTALLED_PACKAGES, ()),
     "penstock": (),
     "plugins": ("arrow", "redis"),
-    "spark_bridge": ("decoders", "spark"),
+    "spark_bridge": ("decoders", "redis", "spark"),
     # A plan is validated with real clients, those of experiments.
     "models": ("models", "netem"),
     "netem": ("netem",),

@@ -232,6 +232,14 @@ COVERED_ELSEWHERE: Final = {
         "tests/plugins/queue/engines/contract/test_ledger.py",
         "figures; the ledger holds them against what happened",
     ),
+    "spark_bridge/ranges/contract.py": (
+        "tests/spark_bridge/test_queue_reader.py",
+        "declarations; the reader reads ranges by them",
+    ),
+    "spark_bridge/ranges/gateway.py": (
+        "tests/spark_bridge/test_queue_reader.py",
+        "one answer at a time; the reader puts them together, and waits for them",
+    ),
     "plugins/queue/engines/contract.py": (
         "tests/plugins/queue/engines/contract/test_storing.py",
         "declarations; the suite beside it holds each engine against them",

@@ -9,6 +9,8 @@ import pytest
 from penstock.spark_bridge.errors import OptionError
 from penstock.spark_bridge.options import (
     OPTION_NAMES,
+    REDIS_OPTION_NAMES,
+    RedisOptions,
     SourceOptions,
     option_texts,
     read_options,
@@ -168,7 +170,8 @@ def test_one_token_is_given_in_one_way() -> None:
 
 def test_every_attribute_has_an_option() -> None:
     """An option cannot be added without being read."""
-    assert len(fields(SourceOptions)) == len(OPTION_NAMES)
+    assert len(fields(SourceOptions)) == len((*OPTION_NAMES, "redis"))
+    assert len(fields(RedisOptions)) == len(REDIS_OPTION_NAMES)
 
 
 def test_the_documentation_lists_every_option_with_its_default() -> None:
@@ -181,3 +184,83 @@ def test_the_documentation_lists_every_option_with_its_default() -> None:
     defaults = read_options(NEEDED)
     assert read_options(NEEDED | told) == defaults
     assert len(told) == 7
+
+
+# -- Redis -------------------------------------------------------------------------------------
+
+
+def test_the_documentation_lists_every_option_of_redis() -> None:
+    """With its defaults."""
+    text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    table = text.partition("### Straight from Redis")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`redis.*?) \| ([\w.]*) ?\|", table, re.MULTILINE)
+    names = [name for names, _ in rows for name in re.findall(r"`(\w+)`", names)]
+    assert names == list(REDIS_OPTION_NAMES)
+    told = {names.strip("`"): default for names, default in rows if default}
+    given = NEEDED | {"redis": "h:1"}
+    assert read_options(given | told) == read_options(given)
+    assert told.keys() == {"redisDb", "redisPrefix"}
+
+
+def test_servers_of_redis_are_read_and_written_back() -> None:
+    """One server, sentinels or a cluster, each with what belongs to it."""
+    of_sentinels = {
+        "redisSentinels": "one:26379, [::1]:26379",
+        "redisMaster": "penstock",
+        "redisSentinelPasswordFile": "s",
+        "redisSentinelUser": "u",
+        "redisDb": "3",
+    }
+    files = {"redisCaFile": "ca", "redisCertificateFile": "c", "redisKeyFile": "k"}
+    login = {"redisUser": "reader", "redisPasswordFile": "p", "redisPrefix": "mine"}
+    for given, expected in (
+        ({"redis": "h:6379"}, RedisOptions(server=("h", 6379))),
+        (
+            of_sentinels,
+            RedisOptions(
+                sentinels=(("one", 26379), ("::1", 26379)),
+                master="penstock",
+                sentinel_user="u",
+                sentinel_password_file="s",
+                db=3,
+            ),
+        ),
+        (
+            {"redisCluster": "a:1,b:2", **files, **login},
+            RedisOptions(
+                cluster=(("a", 1), ("b", 2)),
+                ca_file="ca",
+                certificate_file="c",
+                key_file="k",
+                user="reader",
+                password_file="p",
+                prefix="mine",
+            ),
+        ),
+    ):
+        options = read_options(NEEDED | given)
+        assert options.redis == expected
+        assert read_options(option_texts(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"redisUser": "u"}, "'redisUser': read none of redis, redisSentinels, redisCluster"),
+        ({"redis": "h:1", "redisCluster": "h:1"}, "read redis and redisCluster of"),
+        ({"redis": "h"}, "option 'redis': read 'h'; allowed: HOST:PORT, with a port"),
+        ({"redis": "h:1,i:2"}, "option 'redis': read 'h:1,i:2'; allowed: one HOST:PORT"),
+        ({"redisCluster": "h:1", "redisDb": "1"}, "'redisDb': read 1; allowed: 0 on a cluster"),
+        ({"redis": "h:1", "redisDb": "-1"}, "'redisDb': read '-1'; allowed: a whole number from 0"),
+        ({"redisSentinels": "h:1"}, "option 'redisMaster' is missing"),
+        ({"redis": "h:1", "redisMaster": "m"}, "'redisMaster': read one; allowed: with redisSen"),
+        ({"redis": "h:1", "redisUser": "u"}, "'redisUser': .* allowed: with redisPasswordFile"),
+        ({"redis": "h:1", "redisKeyFile": "k"}, "'redisKeyFile': .* with redisCaFile and"),
+    ],
+)
+def test_options_of_redis_that_do_not_belong_together_are_told(
+    given: dict[str, str], told: str
+) -> None:
+    """With what is allowed."""
+    with pytest.raises(OptionError, match=told):
+        read_options(NEEDED | given)

@@ -457,7 +457,7 @@ def test_columns_and_filters_are_the_servers_work(served: QueueClient) -> None:
     columns = "key,size_class,content_type,user_properties"
     queues = of_gateway(served, "typed", columns=columns, topicFilter="a/+", largeAboveBytes="19")
     (one,) = queues.ranges(queues.located("earliest"), queues.located("latest"))
-    (batch,) = queues.read(one, queues.key_setting("typed"))
+    (batch,) = queues.read(one, queues.read_settings("typed"))
     assert batch.to_pylist() == [
         {
             "key": "a/1",

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.plugins.queue.batch_format import Selection, write_batch
 from penstock.plugins.queue.wire.frames import Batch
-from penstock.spark_bridge.rows import Place, arrow_schema, to_record_batch
+from penstock.spark_bridge.rows import Frames, Place, arrow_schema, to_record_batch
 from penstock.spark_bridge.schema import BY_NAME, wire_columns
 
 PLACE = Place("telemetry", 3, None, 10)
@@ -44,7 +44,7 @@ def frame(first: int = 41, **columns: list[Any]) -> bytes:
 
 def test_every_field_arrives_in_its_column() -> None:
     """A message is the same in Spark as in the queue."""
-    rows = to_record_batch(frame(), list(BY_NAME), PLACE)
+    rows = to_record_batch(Frames(frame()), list(BY_NAME), PLACE)
     assert rows.schema.equals(arrow_schema(list(BY_NAME)))
     assert rows.to_pylist() == [
         {
@@ -97,7 +97,7 @@ def test_every_field_arrives_in_its_column() -> None:
 def test_frames_are_joined_in_their_order() -> None:
     """Each has a dictionary of its own."""
     frames = frame() + frame(43, topic=["x", "telemetry/a/cpu"], properties=["", ""])
-    rows = to_record_batch(frames, list(BY_NAME), PLACE)
+    rows = to_record_batch(Frames(frames), list(BY_NAME), PLACE)
     assert rows.column("offset").to_pylist() == [41, 42, 43, 44]
     assert rows.column("topic").to_pylist() == ["telemetry/a/cpu", "größe", "x", "telemetry/a/cpu"]
     assert rows.column("payload").to_pylist() == [b"\x00\xff" * 6, b""] * 2
@@ -109,9 +109,9 @@ def test_a_column_needs_no_more_of_the_wire_than_it_says(name: str) -> None:
     """It is the same as among all others."""
     whole = frame()
     cut = b"".join(Selection(frozenset(wire_columns([name]))).cut(whole))
-    alone = to_record_batch(cut * 2, [name], PLACE)
+    alone = to_record_batch(Frames(cut * 2), [name], PLACE)
     assert alone.schema.equals(arrow_schema([name]))
-    expected = to_record_batch(whole, list(BY_NAME), PLACE).column(name).to_pylist()
+    expected = to_record_batch(Frames(whole), list(BY_NAME), PLACE).column(name).to_pylist()
     assert alone.column(name).to_pylist() == expected * 2
 
 
@@ -135,7 +135,7 @@ def test_a_key_is_the_messages_own_or_what_the_queue_says(
         json.dumps({"user_property": [["site", "north"]]}),
     ]
     body = frame(topic=["a/1", "b/2"], publisher=["first", "second"], properties=properties)
-    rows = to_record_batch(body, ["key"], PLACE._replace(key=setting))
+    rows = to_record_batch(Frames(body), ["key"], PLACE._replace(key=setting))
     assert rows.column("key").to_pylist() == keys
 
 
@@ -143,7 +143,7 @@ def test_a_key_is_the_messages_own_or_what_the_queue_says(
 def test_a_publish_time_that_is_none_is_null(text: str) -> None:
     """A publisher may write anything."""
     properties = json.dumps({"user_property": [["penstock-published-at", text]]})
-    rows = to_record_batch(frame(properties=[properties, ""]), ["publish_time"], PLACE)
+    rows = to_record_batch(Frames(frame(properties=[properties, ""])), ["publish_time"], PLACE)
     assert rows.column("publish_time").null_count == 2
 
 
@@ -151,4 +151,4 @@ def test_what_is_no_row_of_frames_is_an_error() -> None:
     """Nothing is taken for messages that is none."""
     for body in (b"x" * 30, frame()[:-1], frame() + b"PQB2" + bytes(16)):
         with pytest.raises(ValueError, match="no whole frame of records"):
-            to_record_batch(body, ["topic"], PLACE)
+            to_record_batch(Frames(body), ["topic"], PLACE)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -17,7 +19,8 @@ from penstock.spark_bridge.errors import OptionError, one_line
 from penstock.spark_bridge.options import SourceOptions
 from penstock.spark_bridge.queue_reader import QueueReader
 from penstock.spark_bridge.source import PenstockDataSource, StreamReader
-from tests.helpers.gateway import held
+from tests.helpers.gateway import gateway_of, held
+from tests.helpers.redis_server import shared_redis
 from tests.spark_bridge.memory_queue import MemoryQueue
 
 
@@ -75,6 +78,31 @@ def test_each_message_is_written_once_and_deleted_a_batch_later(
     assert ingest(spark, gateway, tmp_path) == [30]
     assert held(gateway) == 30
     assert written(spark, tmp_path) == Counter(texts)
+
+
+def test_tasks_read_from_redis_themselves_with_the_same_checkpoint(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """What the gateway plans, as it is read by the gateway or by the tasks."""
+    prefix = f"test-{uuid.uuid4().hex}"
+    server = f"127.0.0.1:{shared_redis()}"
+    layout = {"physical_queues": 2, "groups": {"spark": {"kind": "offsets"}}}
+    section = {"engine": "redis", "redis": {"server": server, "prefix": prefix}}
+    section |= {"http": "127.0.0.1:0", "queues": {"telemetry": layout}}
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(yaml.safe_dump({"plugins": {"queue": section}}))
+    with gateway_of(policy) as client:
+        texts = put(client, 0, 20)
+        assert ingest(spark, client, tmp_path) == [20]
+        texts += put(client, 20, 50)
+        told = failure(spark, client, tmp_path, redis=server, redisPrefix="other")
+        assert f"queue 'telemetry': Redis server {server} has no physical queue" in told
+        direct = {"redis": server, "redisPrefix": prefix}
+        assert ingest(spark, client, tmp_path, **direct) == [50]  # the batch that failed
+        texts += put(client, 70, 30)
+        assert ingest(spark, client, tmp_path, **direct, minPartitions=3) == [30]
+        assert written(spark, tmp_path) == Counter(texts)
+        assert held(client) == 30
 
 
 def test_a_query_follows_the_queue(

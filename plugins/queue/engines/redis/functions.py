@@ -23,7 +23,7 @@ from penstock.plugins.queue.engines.contract import (
 )
 from penstock.plugins.queue.engines.redis.library import PREFIX
 from penstock.plugins.queue.engines.redis.login import ask_directly
-from penstock.plugins.queue.engines.redis.messages import arrived_at
+from penstock.plugins.queue.engines.redis.messages import arrived_at, part_key
 from penstock.plugins.queue.engines.redis.mirror import Group, Part, Queue
 from penstock.plugins.queue.engines.redis.routes import Routes
 from penstock.plugins.queue.engines.waiting import Arrivals
@@ -86,7 +86,7 @@ class Functions:
 
     def part_key(self, incarnation: str, number: int) -> str:
         """Return the common beginning of a physical queue's keys, which has a hash tag."""
-        return f"{self._prefix}:{{{incarnation}.{number}}}"
+        return part_key(self._prefix, incarnation, number)
 
     def ids_key(self, incarnation: str) -> str:
         """Return the same of a queue's deduplication identifiers."""

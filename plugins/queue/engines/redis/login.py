@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from redis import connection as blocking
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
 
 from penstock.plugins.queue.engines.contract import EngineStartError
@@ -70,13 +71,35 @@ class Login:
         Raises:
             EngineStartError: a file cannot be read.
         """
+        keys = self._keys(address, db, seconds) | {"socket_timeout": None}
+        return Connection(**keys) if self.tls_ca is None else SSLConnection(**keys)
+
+    def blocking_connection(
+        self, address: Address, db: int, seconds: float, read_bytes: int
+    ) -> blocking.Connection:
+        """The same for a thread that waits for answers.
+
+        Args:
+            address: of the server.
+            db: number of the database.
+            seconds: for a connection, and for more of an answer.
+            read_bytes: at a time.
+
+        Raises:
+            EngineStartError: a file cannot be read.
+        """
+        keys = self._keys(address, db, seconds)
+        keys |= {"socket_timeout": seconds, "socket_read_size": read_bytes}
+        kind = blocking.Connection if self.tls_ca is None else blocking.SSLConnection
+        return kind(**keys)
+
+    def _keys(self, address: Address, db: int, seconds: float) -> dict[str, Any]:
         host, port = address
         keys: dict[str, Any] = {
             "host": host,
             "port": port,
             "db": db,
             "username": self.user,
-            "socket_timeout": None,
             "socket_connect_timeout": seconds,
             "protocol": 2,
         }
@@ -85,15 +108,12 @@ class Login:
                 keys["password"] = read_password(self.password_file)
             except EngineStartError as error:
                 raise EngineStartError(f"password of {named(address)}: {error}") from error
-        if self.tls_ca is None:
-            return Connection(**keys)
-        return SSLConnection(
-            ssl_ca_certs=self.tls_ca,
-            ssl_certfile=self.tls_certificate,
-            ssl_keyfile=self.tls_key,
-            ssl_min_version=ssl.TLSVersion.TLSv1_2,
-            **keys,
-        )
+        if self.tls_ca is not None:
+            keys["ssl_ca_certs"] = self.tls_ca
+            keys["ssl_certfile"] = self.tls_certificate
+            keys["ssl_keyfile"] = self.tls_key
+            keys["ssl_min_version"] = ssl.TLSVersion.TLSv1_2
+        return keys
 
     async def ask(self, address: Address, *command: str, seconds: float = CONNECT_SECONDS) -> Any:
         """Return the answer of one command on a connection of its own.

@@ -15,8 +15,11 @@ from penstock.plugins.queue.engines.segments import DELAY_PROPERTY, delay_of, nu
 from penstock.plugins.queue.wire.frames import Batch
 
 _HEAD: Final = struct.Struct("<ddddIB")
-_INFO: Final = struct.Struct("<ddddIBH")
-_BODY: Final = struct.Struct("<BHI")
+INFO: Final = struct.Struct("<ddddIBH")
+"""Begins what the server keeps beside a message: clock, end of its delay, expiry, wall time,
+payload bytes, whether it has a key, and bytes of the key. Key and topic follow."""
+BODY: Final = struct.Struct("<BHI")
+"""Begins a message: QoS, bytes of publisher and of properties. These and the payload follow."""
 _IS_REPEAT: Final = 1
 _HAS_KEY: Final = 2
 
@@ -57,6 +60,11 @@ class Stamp(NamedTuple):
 
     age: float
     wall: float
+
+
+def part_key(prefix: str, incarnation: str, number: int) -> str:
+    """Return the common beginning of a physical queue's keys, which has a hash tag."""
+    return f"{prefix}:{{{incarnation}.{number}}}"
 
 
 def written(new: NewMessage, stamp: Stamp, key_of: KeyReader) -> list[bytes]:
@@ -115,7 +123,7 @@ def written_row(
         (_IS_REPEAT if is_repeat else 0) | (0 if key is None else _HAS_KEY),
     )
     publisher, text = row.publisher.encode(), properties.encode()
-    body = b"".join((_BODY.pack(row.qos, len(publisher), len(text)), publisher, text, row.payload))
+    body = b"".join((BODY.pack(row.qos, len(publisher), len(text)), publisher, text, row.payload))
     return [head, (key or "").encode(), row.topic.encode(), identifier, body]
 
 
@@ -126,18 +134,18 @@ def is_repeat(head: bytes) -> bool:
 
 def arrived_at(info: bytes) -> float:
     """Return the wall time at which a message came."""
-    wall: float = _INFO.unpack_from(info)[3]
+    wall: float = INFO.unpack_from(info)[3]
     return wall
 
 
 def read_row(offset: int, info: bytes, body: bytes) -> Row:
     """Return a message out of what the server keeps of it."""
-    clock, _, expires, wall, _, _, key_bytes = _INFO.unpack_from(info)
-    topic = info[_INFO.size + key_bytes :].decode()
-    qos, publisher_bytes, properties_bytes = _BODY.unpack_from(body)
-    at = _BODY.size + publisher_bytes
+    clock, _, expires, wall, _, _, key_bytes = INFO.unpack_from(info)
+    topic = info[INFO.size + key_bytes :].decode()
+    qos, publisher_bytes, properties_bytes = BODY.unpack_from(body)
+    at = BODY.size + publisher_bytes
     end = at + properties_bytes
-    publisher = body[_BODY.size : at].decode()
+    publisher = body[BODY.size : at].decode()
     return Row(
         offset, topic, body[end:], qos, publisher, wall, body[at:end].decode(), clock, expires
     )

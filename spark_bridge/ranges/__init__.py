@@ -1,0 +1,1 @@
+"""How the messages of a range come to a task."""
