@@ -7,7 +7,10 @@ what is not known or does not apply.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
+
+MOST_FILTER_CHARACTERS: Final = 2_000
+"""Of topic filters in one report, which some clients have in the thousands."""
 
 
 class TcpFigures(NamedTuple):
@@ -58,6 +61,7 @@ class LinkFigures(NamedTuple):
             connection.
         outstanding_bytes: payload bytes of that packet.
         tcp: what the kernel reported of the connection; None while the client is away.
+        is_connected: whether the client has a network connection.
     """
 
     rtt_latest: float | None
@@ -72,6 +76,7 @@ class LinkFigures(NamedTuple):
     outstanding_age_seconds: float | None
     outstanding_bytes: int
     tcp: TcpFigures | None
+    is_connected: bool
 
 
 class DecisionFigures(NamedTuple):
@@ -159,11 +164,13 @@ class SubscriptionFigures(NamedTuple):
         total: subscriptions.
         small: those of them that take small messages alone.
         large: those of them that take large messages alone.
+        filters: topic filters of the first, as many as `MOST_FILTER_CHARACTERS` have room for.
     """
 
     total: int
     small: int
     large: int
+    filters: list[str]
 
 
 class ClientReport(NamedTuple):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from penstock.broker.client_report import (
+    MOST_FILTER_CHARACTERS,
     ClientReport,
     DecisionFigures,
     LedgerFigures,
@@ -86,8 +87,8 @@ class Subject(NamedTuple):
         n_broken_off: times its connection was closed in the middle of a large message.
         threshold_l: returns the threshold that the gate compares its RTT with; None where that is
             not known.
-        sizes: size class of each of its subscriptions, None for both; None instead of the list
-            where that is not known.
+        sizes: topic filter to the size class of that subscription, None for both; None instead of
+            the mapping where that is not known.
         left_at: monotonic seconds at which it went; None while it is there.
         n_apart: messages that wait for its connection outside of its outbox, as in a proxy.
         apart_bytes: of their payloads.
@@ -103,7 +104,7 @@ class Subject(NamedTuple):
     n_inflight: int
     n_broken_off: int
     threshold_l: Callable[[Link], float | None]
-    sizes: list[SizeClass | None] | None = None
+    sizes: Mapping[str, SizeClass | None] | None = None
     left_at: float | None = None
     n_apart: int = 0
     apart_bytes: int = 0
@@ -124,7 +125,7 @@ def subject_of(session: Session) -> Subject:
         len(session.inflight),
         0 if breaking is None else breaking.n_broken_off(session),
         _threshold_l_in(core),
-        [subscription.sizes for subscription in session.subscriptions.values()],
+        {name: subscription.sizes for name, subscription in session.subscriptions.items()},
     )
 
 
@@ -170,7 +171,17 @@ def subscription_figures(subject: Subject, _now: float) -> SubscriptionFigures |
     sizes = subject.sizes
     if sizes is None:
         return None
-    return SubscriptionFigures(len(sizes), sizes.count("small"), sizes.count("large"))
+    classes = list(sizes.values())
+    filters: list[str] = []
+    n_left = MOST_FILTER_CHARACTERS
+    for topic_filter in sizes:
+        n_left -= len(topic_filter)
+        if n_left < 0:
+            break
+        filters.append(topic_filter)
+    return SubscriptionFigures(
+        len(classes), classes.count("small"), classes.count("large"), filters
+    )
 
 
 def link_figures(subject: Subject, now: float) -> LinkFigures:
@@ -193,6 +204,7 @@ def link_figures(subject: Subject, now: float) -> LinkFigures:
         outstanding_age_seconds=_age(link.outstanding_since, now) if is_connected else None,
         outstanding_bytes=link.outstanding_bytes if is_connected else 0,
         tcp=_tcp_figures(link.tcp, now) if is_connected and link.tcp is not None else None,
+        is_connected=is_connected,
     )
 
 

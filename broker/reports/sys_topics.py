@@ -6,6 +6,7 @@ Figures of single clients are in `penstock.broker.reports.client_topics`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from typing import Final
@@ -15,7 +16,8 @@ from penstock.broker.counters import Metric, by_name, by_reason, figures
 from penstock.broker.faults import note_fault
 from penstock.broker.message import Message
 from penstock.broker.outbox.ledger import Ledger
-from penstock.broker.process.collector import resident_bytes
+from penstock.broker.process.collector import processor_seconds, resident_bytes
+from penstock.broker.process.machine_memory import machine_memory_bytes
 from penstock.broker.reports.periodic_work import PeriodicWork
 from penstock.broker.sessions.core import Core
 from penstock.broker.sessions.session import Session
@@ -36,6 +38,9 @@ _COMMON: Final = {
     "messages/publish/sent": "publish_sent",
 }
 """Topic below `ROOT` to the counter, for those that mosquitto publishes as well."""
+
+_PLANNED: Final = ("connections", "queued_messages", "queued_bytes")
+"""Limits beside those of memory that a plan compares with what it recommends."""
 
 _NOT_BY_NAME: Final = {*_COMMON.values(), "broken_off"}
 """Counters that are published under other names. All others stand below ``penstock`` by their own;
@@ -116,6 +121,7 @@ class SysTopics:
         self._version = version
         self._started_at = started_at
         self._published: dict[str, str] = {}
+        self._memory_bytes = machine_memory_bytes()
         self._totals: Totals
         failed = partial(note_fault, core.logger, core.counters.faults, "$SYS")
         self._work = PeriodicWork(core.timers, self._publish, failed)
@@ -145,6 +151,7 @@ class SysTopics:
         if self._has_common:
             yield from self._common(now)
         yield from self._ledger()
+        yield from self._settings()
         yield from self._payload_store()
         for plugin, figures_of in self._of_plugins.items():
             own: Mapping[str, int] = self._core.guard.call(plugin, figures_of, otherwise={})
@@ -188,6 +195,18 @@ class SysTopics:
             for name, n in by_name(sink.counts).items():
                 yield f"{root}sinks/{sink.name}/{name}", str(n)
 
+    def _settings(self) -> Iterator[tuple[str, str]]:
+        """Yield what a plan for this broker starts from."""
+        gate = self._core.gate
+        yield "penstock/withholding/policy", gate.policy_name or type(gate).__name__
+        threshold_s = self._core.guard.call(gate, gate.threshold_s, "", otherwise=None)
+        if threshold_s is not None:
+            yield "penstock/withholding/threshold_s", str(threshold_s)
+        yield "penstock/withholding/probe_period", f"{gate.probe_period:g}"
+        yield "penstock/process/processor_seconds", f"{processor_seconds():.2f}"
+        yield "penstock/machine/cores", str(os.cpu_count() or 1)
+        yield "penstock/machine/memory_bytes", str(self._memory_bytes)
+
     def _payload_store(self) -> Iterator[tuple[str, str]]:
         store = self._core.payload_store
         figures: Mapping[str, int] = self._core.guard.call(store, store.figures, otherwise={})
@@ -200,7 +219,7 @@ class SysTopics:
         if core.journal is not None:
             yield "penstock/persistence/failing", str(int(core.journal.is_failing))
         yield "penstock/retained_expired", str(core.retained.expired_total)
-        for name in OF_MEMORY:
+        for name in (*OF_MEMORY, *_PLANNED):
             limit = getattr(core.limits, name)
             if limit is not None:
                 yield f"penstock/limits/{name}", str(limit)

@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.client_report import ClientReport, DecisionFigures, TcpFigures
+from penstock.broker.client_report import (
+    MOST_FILTER_CHARACTERS,
+    ClientReport,
+    DecisionFigures,
+    TcpFigures,
+)
 from penstock.broker.link import Link, TcpLook
 from penstock.broker.reports.client_reports import Reports, report, subject_of
 from tests.helpers.gates import SwitchGate
@@ -190,4 +195,16 @@ def test_subscriptions_are_counted_by_their_size_class() -> None:
     for number, sizes in enumerate(("small", "small", "large", None)):
         pairs = [] if sizes is None else [("penstock-size", sizes)]
         client.subscribe(f"$share/{number}/t", properties={"user_property": pairs})
-    assert told(broker).subscriptions == (4, 2, 1)
+    filters = [f"$share/{number}/t" for number in range(4)]
+    assert told(broker).subscriptions == (4, 2, 1, filters)
+
+
+def test_a_report_names_as_many_topic_filters_as_it_has_room_for() -> None:
+    """A client with thousands of subscriptions does not make a report of megabytes."""
+    broker = VirtualBroker()
+    client = broker.connect("s")
+    for number in range(5):
+        client.subscribe(f"{number}{'x' * (MOST_FILTER_CHARACTERS // 4)}")
+    figures = told(broker).subscriptions
+    assert figures is not None
+    assert (figures.total, [name[0] for name in figures.filters]) == (5, ["0", "1", "2"])

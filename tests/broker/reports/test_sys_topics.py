@@ -56,6 +56,22 @@ def test_figures_are_those_of_the_core() -> None:
     assert of_all.read_payload() == b"%d" % (1 + len(found))
 
 
+def test_what_a_plan_starts_from_is_published() -> None:
+    """`penstock plan --from-running` compares the present settings with those that it recommends."""
+    gate = SwitchGate()
+    broker = VirtualBroker(Limits(queued_messages=123, connections=7), gate=gate)
+    found = figures(broker)
+    assert found["penstock/withholding/policy"] == "SwitchGate"
+    assert found["penstock/withholding/probe_period"] == "1"
+    assert (found["penstock/limits/queued_messages"], found["penstock/limits/connections"]) == (
+        "123",
+        "7",
+    )
+    assert int(found["penstock/machine/cores"]) > 0
+    assert int(found["penstock/machine/memory_bytes"]) > int(found["heap/size"])
+    assert float(found["penstock/process/processor_seconds"]) > 0
+
+
 def test_every_figure_of_ours_and_every_reason_is_documented() -> None:
     """Who sees a number in a dashboard can look up what it counts."""
     text = DOCUMENTATION.read_text()
