@@ -64,6 +64,11 @@ PROGRAMS: Final = {
         "run the papers' simulations with the broker's own code",
         "models",
     ),
+    "record": Program(
+        "penstock.models.recording.__main__",
+        "record RTTs and message sizes of a running broker, for plan",
+        "models",
+    ),
     "netem": Program(
         "penstock.netem.__main__",
         "emulate bad networks, and run experiments on them (root)",

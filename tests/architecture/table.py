@@ -106,6 +106,8 @@ PACKAGE_ARROWS: Final = {
         "broker.config.command_line",
         "broker.config.key_types",
         "broker.errors",
+        # Of a recording, what matches a topic filter.
+        "broker.mqtt.topics",
     ),
     # An executor of Spark needs no broker; a size, an address, a YAML file, a command line, a topic
     # filter and a message's key are read in one way. Servers of the engine `redis` are found as the
