@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.models.withholding.trace import Arrival, periodic
+
 
 def least_latencies(
-    trace: Sequence[float], *, message_period: int = 5, size_scale: float = 10.0
+    trace: Sequence[float],
+    arrivals: Sequence[Arrival] | None = None,
+    *,
+    message_period: int = 5,
+    size_scale: float = 10.0,
 ) -> list[float]:
     """Return the least end-to-end latency of each message, by search over every second of sending.
 
@@ -14,12 +20,13 @@ def least_latencies(
 
     Args:
         trace: RTT of the query in each second, seconds; after its end the last value applies.
+        arrivals: of the large messages, as in `simulate`; the others do not count then.
         message_period: whole seconds between two large messages.
         size_scale: latency of the large message over that of the query.
     """
-    return [
-        _least(trace, arrival, size_scale / 2) for arrival in range(0, len(trace), message_period)
-    ]
+    if arrivals is None:
+        arrivals = periodic(len(trace), message_period, size_scale)
+    return [_least(trace, second, scale / 2) for second, scale in arrivals]
 
 
 def _least(trace: Sequence[float], arrival: int, to_latency: float) -> float:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.broker.link import Link
+from penstock.models.withholding.trace import Arrival, periodic
 from penstock.plugins.probing.estimators import LowerQuartile, WindowedMinimum
 from penstock.plugins.withholding.config import DEFAULT_FLOOR_SECONDS, DEFAULT_MARGIN_RATIO
 from penstock.plugins.withholding.history import CongestionHistory
@@ -121,38 +122,46 @@ class Prober:
         self.history.observe(rtt, sent_at, second, self.threshold_l())
 
 
-def simulate(policy: Policy, trace: Sequence[float], setting: Setting) -> list[float]:
+def simulate(
+    policy: Policy,
+    trace: Sequence[float],
+    setting: Setting,
+    arrivals: Sequence[Arrival] | None = None,
+) -> list[float]:
     """Return the end-to-end latency of each large message: network latency plus sojourn.
 
     Args:
         policy: the same object that a gate asks.
         trace: RTT of the query in each second, seconds; after its end the last value applies.
         setting: the other parameters.
+        arrivals: of the large messages, in order; None for those of the setting.
 
     Returns:
         One latency in seconds for each message, in order of arrival.
     """
-    period, to_latency = setting.message_period, setting.size_scale / 2
-    latencies = [0.0] * math.ceil(len(trace) / period)
+    if arrivals is None:
+        arrivals = periodic(len(trace), setting.message_period, setting.size_scale)
+    latencies = [0.0] * len(arrivals)
     prober = Prober(trace, setting)
-    waiting: list[tuple[int, int]] = []  # second of arrival, second of the next look
-    second = 0
-    while second < len(trace) or waiting:
+    waiting: list[tuple[int, int]] = []  # number of the message, second of the next look
+    second = n_come = 0
+    while n_come < len(arrivals) or waiting:
         is_new = prober.advance(second)
-        if second < len(trace) and second % period == 0:
-            waiting.append((second, second))
+        while n_come < len(arrivals) and arrivals[n_come].second <= second:
+            waiting.append((n_come, second))
+            n_come += 1
         asked, waiting = waiting, []
-        for arrival, look_at in asked:
+        for number, look_at in asked:
             if not is_new and second < look_at:
-                waiting.append((arrival, look_at))
+                waiting.append((number, look_at))
                 continue
-            judgement = policy.judge(_situation(prober, setting, arrival, second))
+            arrival, scale = arrivals[number]
+            judgement = policy.judge(_situation(prober, setting, arrivals[number], second))
             if judgement.delivers:
-                latency = second - arrival + to_latency * rtt_at(trace, second)
-                latencies[arrival // period] = latency
+                latencies[number] = second - arrival + scale / 2 * rtt_at(trace, second)
             else:
                 released_at = arrival + math.floor(judgement.release_sojourn) + 1
-                waiting.append((arrival, max(released_at, second + 1)))
+                waiting.append((number, max(released_at, second + 1)))
         second += 1
     return latencies
 
@@ -162,8 +171,8 @@ def rtt_at(trace: Sequence[float], second: int) -> float:
     return trace[min(second, len(trace) - 1)]
 
 
-def _situation(prober: Prober, setting: Setting, arrival: int, second: int) -> Situation:
-    scale = setting.size_scale
+def _situation(prober: Prober, setting: Setting, message: Arrival, second: int) -> Situation:
+    arrival, scale = message
     return Situation(
         l_now=scale * prober.rtt() / 2,
         threshold_l=scale * prober.threshold_l(),

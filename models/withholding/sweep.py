@@ -9,6 +9,7 @@ from typing import Final
 
 from penstock.models.withholding.clairvoyant import least_latencies
 from penstock.models.withholding.simulation import Answers, Setting, simulate
+from penstock.models.withholding.trace import Arrival
 from penstock.netem.figures.estimates import (
     Estimate,
     Statistic,
@@ -62,12 +63,18 @@ class Sweep:
         thresholds: threshold_l, seconds.
         probe_periods: T_Q, whole seconds.
         answers: when a query's RTT is known, to all policies, as in `Setting`.
+        arrivals: of each trace's large messages; None, or None for one of them: as in paper 002.
     """
 
     traces: Sequence[Sequence[float]]
     thresholds: Sequence[float] = (0.2, 0.3, 0.5, 1.0, 2.0)
     probe_periods: Sequence[int] = (1, 2, 3, 5, 10)
     answers: Answers = "period"
+    arrivals: Sequence[Sequence[Arrival] | None] | None = None
+
+    def loads(self) -> Sequence[tuple[Sequence[float], Sequence[Arrival] | None]]:
+        """Return each trace with the arrivals of its large messages."""
+        return list(zip(self.traces, self.arrivals or [None] * len(self.traces), strict=True))
 
     def middle_threshold(self) -> float:
         """Return the threshold_l of figure 9, seconds; by default that of the field run."""
@@ -126,10 +133,13 @@ class Results:
 def run(sweep: Sweep) -> Results:
     """Run every policy on every trace."""
     results = Results(sweep)
-    results.means[CLAIRVOYANT, 0, None] = [mean(least_latencies(trace)) for trace in sweep.traces]
+    results.means[CLAIRVOYANT, 0, None] = [
+        mean(least_latencies(*load)) for load in sweep.loads()
+    ]
     for label, probe_period, threshold_l in sweep.cells():
         setting = Setting(threshold_l=threshold_l, probe_period=probe_period, answers=sweep.answers)
         results.means[label, probe_period, threshold_l] = [
-            mean(simulate(POLICIES[label], trace, setting)) for trace in sweep.traces
+            mean(simulate(POLICIES[label], trace, setting, arrivals))
+            for trace, arrivals in sweep.loads()
         ]
     return results

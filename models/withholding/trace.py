@@ -15,9 +15,27 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 MAX_SECONDS = 1_000_000
 """Longest trace from a file, so that a wrong time does not fill the memory."""
+
+
+class Arrival(NamedTuple):
+    """A large message of a recording.
+
+    Attributes:
+        second: of the trace in which it comes.
+        size_scale: its latency over that of the query.
+    """
+
+    second: int
+    size_scale: float
+
+
+def periodic(n_seconds: int, message_period: int, size_scale: float) -> list[Arrival]:
+    """Return large messages of one size at regular times, as in paper 002."""
+    return [Arrival(second, size_scale) for second in range(0, n_seconds, message_period)]
 
 
 @dataclass(frozen=True)
@@ -88,7 +106,7 @@ def read_trace(lines: Iterable[str]) -> list[float]:
         raise ValueError("read no rows; allowed: at least one of seconds,RTT in seconds")
     if rows[-1][0] - rows[0][0] >= MAX_SECONDS:
         raise ValueError(f"read more than {MAX_SECONDS} seconds; allowed: at most that")
-    return _each_second(rows)
+    return each_second(rows)
 
 
 def _numbers(row: Sequence[str]) -> tuple[float, float] | None:
@@ -99,7 +117,12 @@ def _numbers(row: Sequence[str]) -> tuple[float, float] | None:
     return (at, rtt) if math.isfinite(at) and math.isfinite(rtt) else None
 
 
-def _each_second(rows: Sequence[tuple[float, float]]) -> list[float]:
+def each_second(rows: Sequence[tuple[float, float]]) -> list[float]:
+    """Return the RTT of each second, from the first row's time on.
+
+    Args:
+        rows: (time, RTT), seconds, in the order of time; at least one.
+    """
     began_at = rows[0][0]
     trace: list[float] = []
     for (_, rtt), (following, _) in pairwise(rows):

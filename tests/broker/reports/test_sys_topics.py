@@ -57,7 +57,7 @@ def test_figures_are_those_of_the_core() -> None:
 
 
 def test_what_a_plan_starts_from_is_published() -> None:
-    """`penstock plan --from-running` compares the present settings with those that it recommends."""
+    """A plan compares the present settings with those that it recommends."""
     gate = SwitchGate()
     broker = VirtualBroker(Limits(queued_messages=123, connections=7), gate=gate)
     found = figures(broker)
