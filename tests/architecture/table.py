@@ -168,6 +168,7 @@ MODULE_ARROWS: Final = {
     # Consumers of the queue are its clients.
     "benchmarks.loads.queue_consumer": ("benchmarks", "netem", "plugins.queue.client"),
     "benchmarks.loads.queue_drain": ("benchmarks", "netem", "plugins.queue.client"),
+    "benchmarks.fabric_faults": ("benchmarks", "netem", "plugins.queue.client"),
     "benchmarks.queue_kills": ("benchmarks", "netem", "plugins.queue.client"),
     "benchmarks.spark_kills": ("benchmarks", "netem", "plugins.queue.client"),
     # Its clients keep their packet identifiers over lost connections, which libraries forget.

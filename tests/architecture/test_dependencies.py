@@ -17,8 +17,8 @@ EXTRAS_OF: Final = {
     # A plan is validated with real clients, those of experiments.
     "models": ("models", "netem"),
     "netem": ("netem",),
-    # Measurements of Spark, and of the queue's peers, need these; all others do without.
-    "benchmarks": ("bench", "peers", "spark"),
+    # Measurements of Spark, of Redis and of the queue's peers need these; others do without.
+    "benchmarks": ("bench", "peers", "redis", "spark"),
     "script": ("demo",),
     "tests": ("dev",),
 }

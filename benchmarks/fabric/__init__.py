@@ -1,0 +1,1 @@
+"""Machines as network namespaces, and a Redis cluster on them."""

@@ -1,0 +1,66 @@
+"""A broker, a gateway and consumers on machines of their own, while those of the cluster fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import fabric_faults
+from benchmarks.fabric_faults import FAULTS, QUICK, Seen, judge, longest_gap, main, run, show
+from tests.helpers.networks import NEEDS_ROOT
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize("name", [name for name, one in FAULTS.items() if one.n_machines == 1])
+def test_clients_work_while_a_machine_fails(name: str, tmp_path: Path) -> None:
+    """Nothing that was acknowledged is lost, nothing with an identifier comes twice."""
+    found = run(FAULTS[name], QUICK, 0, tmp_path)
+    assert found.messages > 0
+    assert (found.lost, found.doubled) == (0, 0)
+
+
+def test_outcomes_are_shown_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table has a column for each fault; what is broken ends with status 1."""
+    seen = Seen()
+    seen.acknowledged = {b"http a 0": 1.0}
+    monkeypatch.setattr(fabric_faults, "run", lambda *_: judge(seen, set(), 0.0, 2.0))
+    file = tmp_path / "figures.json"
+    assert main(["--quick", "--faults", "kill,cut", "--json", str(file), "--shared-machine"]) == 1
+    assert "BROKEN: 2 messages" in capsys.readouterr().out
+    document = json.loads(file.read_text())
+    assert document["tables"]["faults"]["columns"] == [
+        "",
+        FAULTS["kill"].about,
+        FAULTS["cut"].about,
+    ]
+    assert document["origin"]["doubts"] == ["other programs ran on this machine"]
+
+
+def test_what_came_is_held_against_what_was_acknowledged() -> None:
+    """Lost and repeated messages, silences, and what the failed machine had."""
+    seen = Seen()
+    seen.acknowledged = {b"http a 0": 1.0, b"http a 1": 5.0, b"mqtt b 0": 2.0}
+    seen.received = [
+        (b"http a 0", 0, 1.5),
+        (b"http a 0", 0, 2.0),
+        (b"mqtt b 0", 1, 3.0),
+        (b"mqtt b 0", 1, 9.0),
+    ]
+    seen.errors.update({"http": 1, "mqtt": 2, "receive": 4})
+    found = judge(seen, {1}, 0.0, 10.0)
+    assert (found.messages, found.errors, found.receive_errors) == (3, 3, 4)
+    assert (found.lost, found.doubled, found.repeated) == (1, 1, 1)
+    assert (found.silent_http_seconds, found.silent_mqtt_seconds) == (5.0, 8.0)
+    assert (found.silent_receive_seconds, found.unreadable_seconds) == (6.0, 6.0)
+    assert show("lost", [found, found]) == "2"
+    assert show("unreadable_seconds", [found]) == "6.0"
+
+
+def test_a_silence_goes_from_the_begin_to_the_end() -> None:
+    """Also where nothing came."""
+    assert longest_gap([], 1.0, 4.0) == 3.0
+    assert longest_gap([0.0, 2.0, 9.0], 1.0, 4.0) == 2.0
