@@ -18,8 +18,10 @@ server is looked for again when the caller asks again.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,7 +47,7 @@ from penstock.spark_bridge.errors import OptionError, QueueUnavailableError
 from penstock.spark_bridge.offsets import Range
 from penstock.spark_bridge.options import RedisOptions, SourceOptions
 from penstock.spark_bridge.ranges.contract import Piece
-from penstock.spark_bridge.ranges.redis_rows import RedisRows, size_of, topic_of
+from penstock.spark_bridge.ranges.redis_rows import RedisRows, sizes_of, topic_of
 from penstock.spark_bridge.rows import Place, to_record_batch
 from penstock.spark_bridge.schema import wire_columns
 
@@ -208,31 +210,42 @@ class RedisRanges:
             start = past
 
     def _cut(self, offsets: range, infos: Sequence[bytes | None]) -> Iterator[_Cut]:
+        """Yield pieces whose payloads are not too many; one without any where nothing matches."""
+        there: Sequence[int] = offsets
+        told = [info for info in infos if info is not None]
+        if len(told) < len(infos):
+            pairs = zip(offsets, infos, strict=True)
+            there = [offset for offset, info in pairs if info is not None]
+        taken = there
+        if self._options.topic_filters:
+            taken, told = self._matching(there, told)
+        ends = list(accumulate(sizes_of(told), initial=0))
+        first, begin, is_over = 0, offsets.start, False
+        while not is_over:
+            past = bisect_right(ends, ends[first] + PIECE_BYTES) - 1
+            past = max(first + 1, min(past, first + PIECE_MESSAGES))
+            is_over = past >= len(taken)
+            next_offset = offsets.stop if is_over else taken[past]
+            looked_at = bisect_left(there, next_offset) - bisect_left(there, begin)
+            yield _Cut(taken[first:past], told[first:past], next_offset, looked_at)
+            first, begin = past, next_offset
+
+    def _matching(
+        self, offsets: Sequence[int], infos: Sequence[bytes]
+    ) -> tuple[list[int], list[bytes]]:
+        """Return messages that match a topic filter."""
         filters = self._options.topic_filters
         is_wanted: dict[bytes, bool] = {}
         taken: list[int] = []
         told: list[bytes] = []
-        looked_at = n_bytes = 0
         for offset, info in zip(offsets, infos, strict=True):
-            if info is None:
-                continue
-            if filters:
-                topic = topic_of(info)
-                if topic not in is_wanted:
-                    is_wanted[topic] = any(matches(one, topic.decode()) for one in filters)
-                if not is_wanted[topic]:
-                    looked_at += 1
-                    continue
-            size = size_of(info)
-            is_full = len(taken) == PIECE_MESSAGES or n_bytes + size > PIECE_BYTES
-            if taken and is_full:
-                yield _Cut(taken, told, offset, looked_at)
-                taken, told, looked_at, n_bytes = [], [], 0, 0
-            taken.append(offset)
-            told.append(info)
-            looked_at += 1
-            n_bytes += size
-        yield _Cut(taken, told, offsets.stop, looked_at)
+            topic = topic_of(info)
+            if topic not in is_wanted:
+                is_wanted[topic] = any(matches(one, topic.decode()) for one in filters)
+            if is_wanted[topic]:
+                taken.append(offset)
+                told.append(info)
+        return taken, told
 
     def _ask(self, connection: Connection, base: str, cut: _Cut | None) -> None:
         if cut is not None and self._has_bodies and cut.offsets:

@@ -31,9 +31,10 @@ def topic_of(info: bytes) -> bytes:
     return info[INFO.size + int.from_bytes(info[_KEY_BYTES[0] : _KEY_BYTES[1]], "little") :]
 
 
-def size_of(info: bytes) -> int:
-    """Return the payload bytes of a message."""
-    return int.from_bytes(info[_SIZE[0] : _SIZE[1]], "little")
+def sizes_of(infos: Sequence[bytes]) -> list[int]:
+    """Return the payload bytes of messages."""
+    sizes = b"".join([info[_SIZE[0] : _SIZE[1]] for info in infos])
+    return list(memoryview(sizes).cast("I"))
 
 
 class RedisRows:

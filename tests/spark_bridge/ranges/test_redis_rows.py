@@ -12,7 +12,7 @@ from penstock.plugins.queue.engines.redis.messages import (
     read_row,
     written_row,
 )
-from penstock.spark_bridge.ranges.redis_rows import RedisRows, size_of, topic_of
+from penstock.spark_bridge.ranges.redis_rows import RedisRows, sizes_of, topic_of
 from penstock.spark_bridge.rows import Frames, Place, to_record_batch
 from penstock.spark_bridge.schema import BY_NAME
 from tests.helpers.effort import examples
@@ -59,7 +59,7 @@ def test_columns_are_those_of_frames(drawn: list[tuple[Row, str | None]]) -> Non
     infos, bodies = [info for info, _ in both], [body for _, body in both]
     assert [read_row(row.offset, *one) for row, one in zip(rows, both, strict=True)] == rows
     assert [topic_of(info).decode() for info in infos] == [row.topic for row in rows]
-    assert [size_of(info) for info in infos] == [len(row.payload) for row in rows]
+    assert sizes_of(infos) == [len(row.payload) for row in rows]
     offsets = [row.offset for row in rows]
     expected = to_record_batch(Frames(b"".join(frames_of(rows))), COLUMNS, PLACE)
     found = to_record_batch(RedisRows(offsets, infos, bodies), COLUMNS, PLACE)
