@@ -3,16 +3,17 @@
 Rerun: ``python -m benchmarks.spark_ingest``; a look with ``--quick``. ``--parts`` chooses one of
 the two: ``filled``, which this page explains, and ``followed``, of `benchmarks.spark_following`.
 
-Two rows, of telemetry as JSON: 200 B, and the same filled up to 1 KiB. A queue of two physical
-queues is filled over HTTP by a real gateway (SQLite) once; each repetition gets a copy of its file,
-a gateway of its own, and runs ``penstock spark`` on two cores until the queue is empty, in
-micro-batches as by default. What is measured is what Spark reports of its micro-batches: from
-asking the queue for its offsets to the checkpoint's commit log, Parquet files and deletes in the
-queue included, Java's start excluded. The first micro-batch loads Spark's classes and starts the
-Python workers, so two numbers are given: with it, and without it.
+Rows of telemetry as JSON: 200 B, and the same filled up to 1 KiB. A queue of two physical queues is
+filled over HTTP by a real gateway once, on SQLite or on a Redis server; each repetition gets a copy
+of its file (or of the server's snapshot), a gateway and a server of its own, and runs ``penstock
+spark`` on two cores until the queue is empty, in micro-batches as by default. What is measured is
+what Spark reports of its micro-batches: from asking the queue for its offsets to the checkpoint's
+commit log, Parquet files and deletes in the queue included, Java's start excluded. The first
+micro-batch loads Spark's classes and starts the Python workers, so two numbers are given: with it,
+and without it. In rows on Redis, tasks read from the server, and the gateway plans and commits.
 
-Gateway, Java and Python workers share the machine's cores, and what each takes of the processor for
-a row is told: of its whole life for Java and Python, with their starts.
+Gateway, server, Java and Python workers share the machine's cores, and what each takes of the
+processor for a row is told: of its whole life for Java and Python, with their starts.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
@@ -44,7 +45,8 @@ from pyarrow import parquet
 
 from benchmarks import spark_following
 from benchmarks.errors import BenchmarkError
-from benchmarks.loads.gateway import gateway, running_gateway, section
+from benchmarks.loads.gateway import running_gateway, section
+from benchmarks.loads.redis_server import running_redis
 from benchmarks.program import (
     DEFAULT_REPEATS,
     JsonFile,
@@ -77,6 +79,7 @@ class SparkRow:
         messages: of one measurement.
         quick_messages: the same with ``--quick``.
         target: least rows per second.
+        engine: of the queue. With `redis`, tasks read from the server.
     """
 
     name: str
@@ -84,6 +87,7 @@ class SparkRow:
     messages: int
     quick_messages: int
     target: int
+    engine: str = "sqlite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,49 @@ class Rate:
 ROWS: Final = (
     SparkRow("telemetry_200B", 200, 1_000_000, 40_000, 50_000),
     SparkRow("telemetry_1KiB", 1_024, 3_000_000, 20_000, 100_000),
+    # All of it in memory, and as many as make Spark use both compilers.
+    SparkRow("telemetry_1KiB_redis", 1_024, 2_000_000, 20_000, 150_000, engine="redis"),
 )
+
+
+class Served(NamedTuple):
+    """A queue that is served.
+
+    Attributes:
+        url: of its gateway.
+        pids: of the processes that serve it, by name.
+        options: of the source, beside those of each way.
+    """
+
+    url: str
+    pids: Mapping[str, int]
+    options: Sequence[str]
+
+
+@contextmanager
+def served(folder: Path, engine: str, *, is_kept: bool = False) -> Iterator[Served]:
+    """Serve the queue of a folder.
+
+    Args:
+        folder: with its file, or without it yet.
+        engine: `sqlite` or `redis`.
+        is_kept: whether what is stored meanwhile is there for the next one.
+    """
+    with ExitStack() as stack:
+        pids: dict[str, int] = {}
+        options: list[str] = []
+        plugin = section(QUEUE, KEYS, engine=engine)
+        redis = None
+        if engine == "redis":
+            redis = stack.enter_context(running_redis(folder))
+            address = f"127.0.0.1:{redis.port}"
+            plugin["redis"] = {"server": address}
+            pids["redis"] = redis.pid
+            options = ["--option", f"redis={address}"]
+        gateway = stack.enter_context(running_gateway(folder, plugin))
+        yield Served(gateway.urls[0], pids | {"gateway": gateway.pid}, options)
+        if redis is not None and is_kept:
+            redis.save()
 
 
 def payloads(size: int, count: int) -> Iterator[bytes]:
@@ -131,8 +177,8 @@ def fill(folder: Path, row: SparkRow, count: int) -> None:
     Raises:
         BenchmarkError: the queue refused some.
     """
-    with gateway(folder, QUEUE, KEYS) as url:
-        connection = http.client.HTTPConnection(urlsplit(url).netloc)
+    with served(folder, row.engine, is_kept=True) as serving:
+        connection = http.client.HTTPConnection(urlsplit(serving.url).netloc)
         source = payloads(row.payload_bytes, count)
         while batch := list(itertools.islice(source, REQUEST_MESSAGES)):
             rows = [
@@ -149,7 +195,7 @@ def fill(folder: Path, row: SparkRow, count: int) -> None:
         connection.close()
 
 
-def ingest(filled: Path, folder: Path, count: int) -> Rate:
+def ingest(filled: Path, folder: Path, count: int, engine: str) -> Rate:
     """Let the program empty a copy of the filled queue; return how fast it was.
 
     Raises:
@@ -159,13 +205,13 @@ def ingest(filled: Path, folder: Path, count: int) -> Rate:
     # The copy's way to the disk is not what is measured.
     os.sync()
     output = folder / "messages"
-    with running_gateway(folder, section(QUEUE, KEYS)) as serving:
-        url = serving.urls[0]
+    with served(folder, engine) as serving:
         program = [
-            *(sys.executable, "-m", "penstock.spark_bridge", "--url", url, "--queue", QUEUE),
+            *(sys.executable, "-m", "penstock.spark_bridge"),
+            *("--url", serving.url, "--queue", QUEUE, *serving.options),
             *("--output", str(output), "--checkpoint", str(folder / "checkpoint")),
         ]
-        before = _cpu(psutil.Process(serving.pid))
+        before = {name: _cpu(psutil.Process(pid)) for name, pid in serving.pids.items()}
         with subprocess.Popen(
             program,
             stdout=subprocess.PIPE,
@@ -175,7 +221,8 @@ def ingest(filled: Path, folder: Path, count: int) -> Rate:
         ) as process:
             seconds = _cpu_of_family(process)
             told, complaints = process.communicate()
-        seconds["gateway"] = _cpu(psutil.Process(serving.pid)) - before
+        for name, pid in serving.pids.items():
+            seconds[name] = _cpu(psutil.Process(pid)) - before[name]
     if process.returncode:
         raise BenchmarkError(f"penstock spark: {complaints.strip()}")
     written = sum(parquet.read_metadata(file).num_rows for file in output.glob("*.parquet"))
@@ -250,7 +297,8 @@ def measure_rows(repeats: int, folder: Path, *, quick: bool) -> dict[str, list[R
         for repetition in range(1, repeats + 1):
             for row in ROWS:
                 run = Path(place) / "run"
-                rate = ingest(Path(place) / row.name, run, messages(row, quick=quick))
+                n_messages = messages(row, quick=quick)
+                rate = ingest(Path(place) / row.name, run, n_messages, row.engine)
                 shutil.rmtree(run)
                 rates[row.name].append(rate)
                 said = f"{rate.whole:,.0f} rows/s, warm {shown(rate.warm)}; {shown_cpu(rate.cpu)}"

@@ -60,13 +60,14 @@ def running_gateway(folder: Path, plugin: Mapping[str, Any]) -> Iterator[Gateway
         env=ENVIRONMENT,
     ) as process:
         try:
-            urls = []
-            for _ in {"http", "sqs"} & set(plugin):
-                told = "" if process.stderr is None else process.stderr.readline()
-                found = re.search(r"listens on (http://\S+)", told)
-                if found is None:
+            urls: list[str] = []
+            told = ""
+            while len(urls) < len({"http", "sqs"} & set(plugin)):
+                line = "" if process.stderr is None else process.stderr.readline()
+                if not line:
                     raise BenchmarkError(f"the gateway did not start: {told}")
-                urls.append(found[1])
+                told += line
+                urls += re.findall(r"listens on (http://\S+)", line)
             yield Gateway(process.pid, urls)
         finally:
             process.terminate()

@@ -23,7 +23,7 @@ def test_a_row_is_measured_and_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real programs run, and table and JSON say where the numbers come from."""
-    tiny = spark_ingest.SparkRow("telemetry_200B", 200, 400, 400, 50_000)
+    tiny = spark_ingest.SparkRow("telemetry_200B", 200, 400, 400, 50_000, engine="redis")
     monkeypatch.setattr(spark_ingest, "ROWS", (tiny,))
     file = tmp_path / "results.json"
     arguments = ["--quick", "--repeats", "1", "--folder", str(tmp_path), "--json", str(file)]
@@ -35,7 +35,7 @@ def test_a_row_is_measured_and_shown(
     document = json.loads(file.read_text())
     (rate,) = document["rows_per_second"]["telemetry_200B"]
     assert rate["whole"] > 0
-    assert rate["cpu"].keys() == {"gateway", "java", "python"}
+    assert rate["cpu"].keys() == {"gateway", "java", "python", "redis"}
     assert min(rate["cpu"].values()) > 0
     assert document["run"]["command"].endswith("benchmarks.spark_ingest " + " ".join(arguments))
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
@@ -56,9 +56,11 @@ def test_the_first_micro_batch_is_told_apart() -> None:
 
 def test_the_table_says_which_targets_are_met() -> None:
     """A row meets its target by the median of all micro-batches."""
-    fast, slow = ROWS[0].name, ROWS[1].name
+    fast, slow, redis = (row.name for row in ROWS)
     rates = {fast: [Rate(1.0, None), Rate(60_000.0, 9e4), Rate(70_000.0, 8e4)]}
     rates[slow] = [Rate(1.0, None), Rate(2.0, None), Rate(70_000.0, None)]
+    rates[redis] = [Rate(150_000.0, None)] * 3
     table = to_markdown(rates)
     assert f"| {fast} | 50,000 | 60,000 | 1 - 70,000 | yes | 85,000 | 80,000 - 90,000 |" in table
+    assert f"| {redis} | 150,000 | 150,000 | 150,000 - 150,000 | yes | - | - |" in table
     assert f"| {slow} | 100,000 | 2 | 1 - 70,000 | no | - | - |" in table
