@@ -21,6 +21,7 @@ from penstock.models.dequeue import sweep as dequeue_sweep
 from penstock.models.fabric import claims as fabric_claims
 from penstock.models.fabric import plot as fabric_plot
 from penstock.models.fabric import sweep as fabric_sweep
+from penstock.models.recording.traces import Trace, read_traces
 from penstock.models.withholding.connection_sweep import (
     Effort,
     connection_tables,
@@ -34,6 +35,7 @@ from penstock.models.withholding.report import (
     path_tables,
     sweep_tables,
     to_markdown,
+    traces_table,
 )
 from penstock.models.withholding.simulation import Answers, Setting
 from penstock.models.withholding.sweep import Sweep, run
@@ -129,10 +131,17 @@ def _numbers(text: str, name: str, read: Callable[[str], Number]) -> tuple[Numbe
     return numbers
 
 
-def _read_file(file: Path) -> list[float]:
+def _read_file(file: Path) -> list[Trace]:
+    """Return the trace of a CSV file, or those of a folder."""
     try:
+        if file.is_dir():
+            return read_traces(file)
         with file.open(encoding="utf-8", newline="") as lines:
-            return read_trace(lines)
+            return [Trace(str(file), read_trace(lines), None)]
+    except ModuleNotFoundError:
+        raise typer.BadParameter(
+            "a run of netem needs pyarrow: pip install 'penstock[netem]'", param_hint="--file"
+        ) from None
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{file}: {error}", param_hint="--file") from None
 
@@ -146,7 +155,10 @@ def withholding(
     seed: Annotated[int, typer.Option(help="Of the first trace; the others follow.")] = 0,
     file: Annotated[
         list[Path] | None,
-        typer.Option(help="Traces from CSV files of seconds,RTT instead; may be repeated."),
+        typer.Option(
+            help="Traces from a folder of `penstock record` or `penstock netem run`, or a CSV file"
+            " of seconds,RTT instead; may be repeated."
+        ),
     ] = None,
     probe_periods: Annotated[str, typer.Option(help="T_Q in whole seconds.")] = "1,2,3,5,10",
     thresholds: Annotated[str, typer.Option(help="threshold_l in seconds.")] = "0.2,0.3,0.5,1,2",
@@ -192,12 +204,20 @@ def withholding(
     output = _Output(context, figures, plot)
     if plot_trace is not None:
         _write(check_picture, plot_trace, "--plot-trace")
-    drawn = [_read_file(name) for name in file or ()]
-    sweep = Sweep(
-        drawn or [generate_trace(rng, seconds) for rng in rngs()], levels, periods, read_by
-    )
+    found_in_files = [trace for name in file or () for trace in _read_file(name)]
+    if found_in_files:
+        arrivals = [trace.arrivals for trace in found_in_files]
+        rtts = [trace.rtts for trace in found_in_files]
+        sweep = Sweep(rtts, levels, periods, read_by, arrivals)
+        tables = {"traces": traces_table(found_in_files)}
+    else:
+        sweep = Sweep([generate_trace(rng, seconds) for rng in rngs()], levels, periods, read_by)
+        tables = {}
     results = run(sweep)
-    output.tell(describe(results), sweep_tables(results), partial(draw, results))
+    tables |= sweep_tables(results)
+    if found_in_files:
+        del tables["reported"]  # the paper's numbers are of its own traces
+    output.tell(describe(results), tables, partial(draw, results))
     if plot_trace is not None:
         setting = Setting(sweep.middle_threshold(), periods[0], answers=read_by)
         _write(partial(draw_trace, sweep.traces[0], setting), plot_trace, "--plot-trace")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
+from penstock.models.recording.traces import Trace
 from penstock.models.reported import reported_table
 from penstock.models.withholding.claims import WORDS, numbers, verdicts
 from penstock.models.withholding.other_paths import HISTORIC, MOST_RATIO, PathResult
@@ -34,6 +35,24 @@ def describe(results: Results) -> str:
         f" (bootstrap) over {n_traces} independent {'traces' if n_traces > 1 else 'trace'} of"
         f" {max(map(len, sweep.traces))} s; answers known by {sweep.answers}."
     )
+
+
+def traces_table(traces: Sequence[Trace]) -> Table:
+    """Return what was read of files."""
+    rows = []
+    for name, rtts, arrivals in traces:
+        cells = [f"{quantile:.3g} s" for quantile in _quantiles(rtts)]
+        sizes = [each.size_scale for each in arrivals or ()]
+        times = f"{min(sizes):.3g} to {max(sizes):.3g}" if sizes else "10"
+        n_large = f"{len(sizes):,}" if sizes else "none: one in 5 s, as in the paper"
+        rows.append([name, f"{len(rtts):,}", *cells, n_large, times])
+    columns = ["trace", "seconds", "RTT p50", "RTT p90", "RTT p99", "large messages"]
+    return Table([*columns, "latency over the query's"], rows)
+
+
+def _quantiles(values: Sequence[float]) -> list[float]:
+    ordered = sorted(values)
+    return [ordered[min(int(share * len(ordered)), len(ordered) - 1)] for share in (0.5, 0.9, 0.99)]
 
 
 def sweep_tables(results: Results) -> dict[str, Table]:

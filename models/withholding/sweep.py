@@ -133,9 +133,7 @@ class Results:
 def run(sweep: Sweep) -> Results:
     """Run every policy on every trace."""
     results = Results(sweep)
-    results.means[CLAIRVOYANT, 0, None] = [
-        mean(least_latencies(*load)) for load in sweep.loads()
-    ]
+    results.means[CLAIRVOYANT, 0, None] = [mean(least_latencies(*load)) for load in sweep.loads()]
     for label, probe_period, threshold_l in sweep.cells():
         setting = Setting(threshold_l=threshold_l, probe_period=probe_period, answers=sweep.answers)
         results.means[label, probe_period, threshold_l] = [

@@ -100,6 +100,9 @@ PACKAGE_ARROWS: Final = {
         "broker.payload",
         "netem.figures.estimates",
         "netem.figures.figure_file",
+        # What an experiment has recorded is simulated, too.
+        "netem.figures.records",
+        "netem.figures.tables",
         "netem.display",
         "netem.errors",
         "broker.config.checked_yaml",

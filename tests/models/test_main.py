@@ -14,6 +14,7 @@ from penstock.models.__main__ import main
 from penstock.models.fabric.sweep import Effort, Results
 from penstock.models.planner import planning, report, validation
 from penstock.models.planner.trial import Measured, Share
+from penstock.models.recording.rows import MessageRow, RttRow, SubscriptionRow, Writer
 from penstock.netem.errors import NetemError
 from penstock.netem.figures.figure_file import Table, read_figure_file
 from tests.models.fabric.small_results import small_results
@@ -435,3 +436,26 @@ def test_a_real_run_that_fails_is_told(
     monkeypatch.setattr(real, "run", fail)
     assert main(["papers", "--real"]) == 1
     assert "penstock plan: broker patterns has ended" in capsys.readouterr().err
+
+
+def test_policies_are_compared_on_a_recording(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One trace for each client, with its own large messages; the paper's numbers stay away."""
+    writer = Writer(tmp_path / "recording", 100_000)
+    for second in range(60):
+        rtt = 3.0 if 20 <= second < 40 else 0.1
+        row = RttRow(float(second), "far", True, rtt, 0, None, 0, None, None, None, None)
+        writer.take(row)
+        writer.take(row._replace(client="near", rtt_seconds=0.1))
+    writer.take(SubscriptionRow(0.0, "far", "pictures/#"))
+    writer.take(MessageRow(25.0, "pictures/1", 1_000_000, None))
+    writer.close()
+    assert main(["withholding", "--file", str(tmp_path / "recording"), *QUICK]) == 0
+    told = capsys.readouterr().out
+    assert "| far | 60 | 0.1 s | 3 s | 3 s | 1 | 10 to 10 |" in told
+    assert "| near | 60 | 0.1 s | 0.1 s | 0.1 s | none: one in 5 s, as in the paper | 10 |" in told
+    assert "| none | 7.75 |" in told  # a message in the bad time takes 15 s, all others 0.5 s
+    assert "reported" not in told
+    assert main(["withholding", "--file", str(tmp_path)]) == 2
+    assert f"{tmp_path}: " in capsys.readouterr().err
