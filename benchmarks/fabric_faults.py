@@ -82,7 +82,7 @@ class Size(NamedTuple):
     fault_seconds: float
 
 
-FULL: Final = Size(5, 30, 0.25, 5.0, 10.0)
+FULL: Final = Size(5, 30, 0.25, 3.0, 8.0)
 QUICK: Final = Size(3, 8, 0.1, 1.0, 5.0)
 
 
@@ -94,7 +94,7 @@ class Seen:
 
     Attributes:
         acknowledged: payloads and when each was known to be stored, in monotonic seconds.
-        received: payload, number of its physical queue, and time, of each delivery.
+        received: payload, number of its physical queue, its offset, and time, of each delivery.
         errors: refusals and lost connections, by the client's kind.
         failures: errors of threads that must not have any.
         is_publishing: False to have publishers end.
@@ -104,7 +104,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.acknowledged: dict[bytes, float] = {}
-        self.received: list[tuple[bytes, int, float]] = []
+        self.received: list[tuple[bytes, int, int, float]] = []
         self.errors: Counter[str] = Counter()
         self.failures: list[BaseException] = []
         self.is_publishing = True
@@ -194,7 +194,7 @@ def consume(seen: Seen, url: str) -> None:
             continue
         now = time.monotonic()
         handles = [one.receipt_handle for one in got]
-        seen.received += [(one.payload, one.physical_queue, now) for one in got]
+        seen.received += [(one.payload, one.physical_queue, one.offset, now) for one in got]
     client.close()
 
 
@@ -254,8 +254,9 @@ class Outcome(NamedTuple):
         silent_receive_seconds: longest time without a delivery.
         unreadable_seconds: longest time without a delivery of what the failed machine's master had.
         lost: acknowledged messages that never came.
-        doubled: messages with an identifier that came more than once.
-        repeated: messages without one that came more than once.
+        doubled: messages with an identifier that were stored more than once.
+        repeated: messages without one that were stored more than once.
+        redelivered: deliveries of what had been delivered, as its settling was lost or late.
     """
 
     messages: float
@@ -268,6 +269,7 @@ class Outcome(NamedTuple):
     lost: float
     doubled: float
     repeated: float
+    redelivered: float
 
 
 ROWS: Final = {
@@ -279,8 +281,9 @@ ROWS: Final = {
     "silent_receive_seconds": "Longest without a delivery, s",
     "unreadable_seconds": "Failed master's messages unreadable, s",
     "lost": "Acknowledged messages lost",
-    "doubled": "Delivered twice, with an identifier",
-    "repeated": "Delivered twice, without",
+    "doubled": "Stored twice, with an identifier",
+    "repeated": "Stored twice, without",
+    "redelivered": "Received again, as the settling was lost",
 }
 
 
@@ -299,10 +302,11 @@ def judge(seen: Seen, failed: set[int], begin: float, end: float) -> Outcome:
         begin: of the fault, in monotonic seconds.
         end: of what is looked at.
     """
-    came = Counter(payload for payload, _, _ in seen.received)
+    places = {(payload, number, offset) for payload, number, offset, _ in seen.received}
+    came = Counter(payload for payload, _, _ in places)
     acknowledged = list(seen.acknowledged.items())
     again = [payload for payload, n in came.items() if n > 1]
-    from_failed = [at for _, number, at in seen.received if number in failed]
+    from_failed = [at for _, number, _, at in seen.received if number in failed]
 
     def gap_of(kind: bytes) -> float:
         return longest_gap([at for one, at in acknowledged if one.startswith(kind)], begin, end)
@@ -318,6 +322,7 @@ def judge(seen: Seen, failed: set[int], begin: float, end: float) -> Outcome:
         lost=sum(payload not in came for payload, _ in acknowledged),
         doubled=sum(payload.startswith(b"http") for payload in again),
         repeated=sum(payload.startswith(b"mqtt") for payload in again),
+        redelivered=len(seen.received) - len(places),
     )
 
 
@@ -443,7 +448,7 @@ def _drain(seen: Seen) -> None:
     """Wait until all that was acknowledged has come, or does not come any more."""
     give_up_at = time.monotonic() + DRAIN_SECONDS
     while time.monotonic() < give_up_at:
-        came = {payload for payload, _, _ in list(seen.received)}
+        came = {one[0] for one in list(seen.received)}
         if set(seen.acknowledged) <= came or seen.failures:
             return
         time.sleep(0.1)
@@ -501,9 +506,9 @@ def bench(
     table = to_table(outcomes)
     broken = sum(one.lost + one.doubled for found in outcomes.values() for one in found)
     verdict = (
-        f"BROKEN: {broken:.0f} messages were lost or delivered twice."
+        f"BROKEN: {broken:.0f} messages were lost or stored twice."
         if broken
-        else "Nothing acknowledged was lost, and nothing with an identifier was delivered twice."
+        else "Nothing acknowledged was lost, and nothing with an identifier was stored twice."
     )
     about = (
         f"{size.machines} machines, cluster-node-timeout {NODE_TIMEOUT_SECONDS:g} s, {repeats} "

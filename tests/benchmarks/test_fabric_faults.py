@@ -15,7 +15,7 @@ from tests.helpers.networks import NEEDS_ROOT
 @NEEDS_ROOT
 @pytest.mark.parametrize("name", [name for name, one in FAULTS.items() if one.n_machines == 1])
 def test_clients_work_while_a_machine_fails(name: str, tmp_path: Path) -> None:
-    """Nothing that was acknowledged is lost, nothing with an identifier comes twice."""
+    """Nothing that was acknowledged is lost, nothing with an identifier is stored twice."""
     found = run(FAULTS[name], QUICK, 0, tmp_path)
     assert found.messages > 0
     assert (found.lost, found.doubled) == (0, 0)
@@ -45,19 +45,20 @@ def test_what_came_is_held_against_what_was_acknowledged() -> None:
     seen = Seen()
     seen.acknowledged = {b"http a 0": 1.0, b"http a 1": 5.0, b"mqtt b 0": 2.0}
     seen.received = [
-        (b"http a 0", 0, 1.5),
-        (b"http a 0", 0, 2.0),
-        (b"mqtt b 0", 1, 3.0),
-        (b"mqtt b 0", 1, 9.0),
+        (b"http a 0", 0, 0, 1.5),
+        (b"http a 0", 0, 0, 1.8),
+        (b"http a 0", 0, 1, 2.0),
+        (b"mqtt b 0", 1, 0, 3.0),
+        (b"mqtt b 0", 2, 0, 9.0),
     ]
     seen.errors.update({"http": 1, "mqtt": 2, "receive": 4})
     found = judge(seen, {1}, 0.0, 10.0)
     assert (found.messages, found.errors, found.receive_errors) == (3, 3, 4)
-    assert (found.lost, found.doubled, found.repeated) == (1, 1, 1)
+    assert (found.lost, found.doubled, found.repeated, found.redelivered) == (1, 1, 1, 1)
     assert (found.silent_http_seconds, found.silent_mqtt_seconds) == (5.0, 8.0)
-    assert (found.silent_receive_seconds, found.unreadable_seconds) == (6.0, 6.0)
+    assert (found.silent_receive_seconds, found.unreadable_seconds) == (6.0, 7.0)
     assert show("lost", [found, found]) == "2"
-    assert show("unreadable_seconds", [found]) == "6.0"
+    assert show("unreadable_seconds", [found]) == "7.0"
 
 
 def test_a_silence_goes_from_the_begin_to_the_end() -> None:

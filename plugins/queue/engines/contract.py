@@ -595,7 +595,8 @@ class Engine(Protocol):
 
         The answer is by number of physical queue, in ascending order and without those that have
         none. It may be too high for messages that the group will settle unseen, or that wait for an
-        earlier one of their key. It costs microseconds.
+        earlier one of their key. Those that cannot be reached at present may be left out. It costs
+        microseconds.
         """
 
     def locality(self, queue: str) -> Callable[[int], bool] | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from logging import Logger
 from typing import Any, Final
 
@@ -95,6 +95,7 @@ class RedisEngine:
         self._catalogue = Catalogue(self._functions)
         self._storing = Storing(self._functions, self._clocks, logger)
         self._burying = Burying(self._functions, self._catalogue, self._storing)
+        self._routes.on_return = self._returned
         self._receiving = Receiving(self._functions, self._catalogue, self._burying, logger)
 
     async def _connect(self, address: Address) -> AbstractConnection:
@@ -340,7 +341,27 @@ class RedisEngine:
         receivers.used_at = now = self._functions.now()
         receivers.expire(now)
         counts = {number: place.n_visible() for number, place in receivers.places.items()}
-        return {number: n for number, n in counts.items() if n}
+        away = self._away(queue)
+        return {number: n for number, n in counts.items() if n and number not in away}
+
+    def _away(self, queue: str) -> Collection[int]:
+        """Return physical queues whose node cannot be reached; none where no other one can.
+
+        A receive would wait for the node's replica. Where nothing else is left to wait for, it does
+        so, and its caller is told when that takes too long.
+        """
+        if not self._routes.is_cluster or self._routes.failure is None:
+            return ()
+        found = self._catalogue.find(queue)
+        away = [
+            number for number, part in found.physical.items() if self._routes.is_away(part.base)
+        ]
+        return away if len(away) < len(found.physical) else ()
+
+    def _returned(self) -> None:
+        """Wake who waits: there may be messages on a server that can be reached again."""
+        for queue in self._catalogue.queues.values():
+            self._functions.arrivals.wake(queue, queue.groups.values())
 
     def locality(self, queue: str) -> Callable[[int], bool] | None:
         """Return what says whether a master is a local node; None where none is named."""

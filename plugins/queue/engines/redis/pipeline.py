@@ -116,6 +116,7 @@ class Pipeline:
         address: of the server.
         connect: returns a new connection to it that is checked and ready.
         on_trouble: finds routes; it may take the waiting calls away, or close this pipeline.
+        on_return: is called when there is a connection again.
         patience: with the server.
         logger: gets faults.
 
@@ -129,6 +130,7 @@ class Pipeline:
         address: Address,
         connect: Callable[[Address], Awaitable[AbstractConnection]],
         on_trouble: Callable[[], Awaitable[None]],
+        on_return: Callable[[], None],
         patience: Patience,
         logger: Logger,
     ) -> None:
@@ -136,6 +138,7 @@ class Pipeline:
         self.failure: str | None = None
         self._connect = connect
         self._on_trouble = on_trouble
+        self._on_return = on_return
         self._patience = patience
         self._logger = logger
         self._connection: AbstractConnection | None = None
@@ -258,9 +261,10 @@ class Pipeline:
                 except (RedisError, OSError, PenstockError) as error:
                     self._note(str(error))
             if self._connection is not None:
-                if self.failure is not None:
+                was_lost, self.failure = self.failure is not None, None
+                if was_lost:
                     self._logger.info("queue: connected to the Redis server %s again", self)
-                self.failure = None
+                    self._on_return()
                 self._is_paused = False
                 self._wake.set()
                 if await self._serve(self._connection):

@@ -53,6 +53,9 @@ class Routes:
         connect: returns a new connection to one of them that is checked and ready.
         patience: with servers.
         logger: gets faults.
+
+    Attributes:
+        on_return: is called when keys may be reached that could not be.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Routes:
         patience: Patience,
         logger: Logger,
     ) -> None:
+        self.on_return: Callable[[], None] = lambda: None
         self._finder = finder
         self._connect = connect
         self._patience = patience
@@ -111,7 +115,14 @@ class Routes:
             pipeline.start()
 
     def _pipeline(self, address: Address) -> Pipeline:
-        return Pipeline(address, self._connect, self.find_again, self._patience, self._logger)
+        return Pipeline(
+            address,
+            self._connect,
+            self.find_again,
+            lambda: self.on_return(),  # noqa: PLW0108 (it is set later)
+            self._patience,
+            self._logger,
+        )
 
     def call(self, key: str, *command: Any, is_stored: bool = False) -> asyncio.Future[Any]:
         """Send a command to the server of a key; the future has its answer.
@@ -138,7 +149,14 @@ class Routes:
 
     def address_of(self, key: str) -> Address:
         """Return the server of a key, as far as this program knows."""
-        return self._by_slot[self.slot(key) if self._finder.is_cluster else 0].address
+        return self._pipeline_of(key).address
+
+    def is_away(self, key: str) -> bool:
+        """Return whether the server of a key cannot be reached, as far as this program knows."""
+        return self._pipeline_of(key).failure is not None
+
+    def _pipeline_of(self, key: str) -> Pipeline:
+        return self._by_slot[self.slot(key) if self._finder.is_cluster else 0]
 
     def slot(self, key: str) -> int:
         """Return the slot of a key."""
@@ -182,6 +200,7 @@ class Routes:
     def _take(self, ranges: list[Range]) -> None:
         by_slot = self._by_slot
         draining: set[Pipeline] = set()
+        has_changed = False
         for first, last, address in ranges:
             taker = self._pipelines.get(address)
             if taker is None:
@@ -196,6 +215,7 @@ class Routes:
                     draining.add(owner)
                 else:
                     by_slot[slot] = taker
+                    has_changed = True
         for owner in draining:
             owner.pause()
         calls = [
@@ -213,3 +233,5 @@ class Routes:
                 closing = asyncio.create_task(owner.close())
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
+        if has_changed:
+            self.on_return()

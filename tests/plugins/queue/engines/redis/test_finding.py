@@ -306,6 +306,7 @@ async def test_a_node_that_fails_holds_its_own_physical_queues_alone(tmp_path: P
         slots = {number: slot_of(engine, "penstock", number) for number in range(12)}
         frozen = nodes[slots[0] * 3 // 16_384]
         others = [at for at in slots if nodes[slots[at] * 3 // 16_384] is not frozen]
+        await append(engine, 0, b"first")
         frozen.process.send_signal(signal.SIGSTOP)
         try:
             waiting = append(engine, 0, b"a")
@@ -313,10 +314,16 @@ async def test_a_node_that_fails_holds_its_own_physical_queues_alone(tmp_path: P
             with pytest.raises(StorageError, match=f"127.0.0.1:{frozen.port}.*unknown"):
                 await waiting
             assert f"127.0.0.1:{frozen.port}" in (engine.failure() or "")
+            # A receive is not to wait for what cannot be had.
+            assert list(engine.visible("q", "g")) == others
+            seen = await engine.wait_for_arrival("q", "g", -1, 0)
+            returned = asyncio.create_task(engine.wait_for_arrival("q", "g", seen, UNTIL_SECONDS))
         finally:
             frozen.process.send_signal(signal.SIGCONT)
         await until(lambda: engine.failure() is None)
+        assert await returned != seen
+        assert 0 in engine.visible("q", "g")
         await append(engine, 0, b"c")
         payloads = [one.payload for one in await engine.lease("q", "g", 0, 9, MANY_BYTES)]
-        assert payloads in ([b"a", b"c"], [b"c"])
+        assert payloads in ([b"first", b"a", b"c"], [b"first", b"c"])
         await engine.close()
