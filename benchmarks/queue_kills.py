@@ -262,6 +262,7 @@ class Subject:
         http_port: of the queue's API.
         layout: keys of the queue that differ, in the policy file.
         database: file of the queue, from the folder.
+        engine: keys of the plugin that name another engine.
     """
 
     def __init__(
@@ -273,7 +274,9 @@ class Subject:
         *,
         layout: Mapping[str, Any] | None = None,
         database: str = "queue.db",
+        engine: Mapping[str, Any] | None = None,
     ) -> None:
+        self._engine = engine or {}
         self._layout = layout or {}
         self._database = database
         self.kind = kind
@@ -300,6 +303,7 @@ class Subject:
             "path": self._database,
             "http": f"127.0.0.1:{self.http_port}",
             "queues": {QUEUE: queue},
+            **self._engine,
         }
         if self.kind == "gateway":
             return {"plugins": {"queue": section}}

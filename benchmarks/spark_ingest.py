@@ -143,10 +143,9 @@ def served(folder: Path, engine: str, *, is_kept: bool = False) -> Iterator[Serv
         redis = None
         if engine == "redis":
             redis = stack.enter_context(running_redis(folder))
-            address = f"127.0.0.1:{redis.port}"
-            plugin["redis"] = {"server": address}
+            plugin["redis"] = {"server": redis.address}
             pids["redis"] = redis.pid
-            options = ["--option", f"redis={address}"]
+            options = ["--option", f"redis={redis.address}"]
         gateway = stack.enter_context(running_gateway(folder, plugin))
         yield Served(gateway.urls[0], pids | {"gateway": gateway.pid}, options)
         if redis is not None and is_kept:

@@ -9,6 +9,9 @@ or the server of the queue. What was killed is started again; servers take turns
 broker with the queue plugin and the queue's gateway without a broker. In the end every file in the
 folder is read, listed by Spark or not, and held against what was published.
 
+With ``--engine redis`` the queue is on a Redis server that syncs its file with each write, Spark's
+tasks read from it themselves, and it is killed, too.
+
 A moment is told by work and not by a clock: some micro-batches after the last kill, and a random
 time below that of a micro-batch. So a slow machine is killed at the same places as a fast one.
 """
@@ -25,7 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import psutil
 import pyarrow.dataset as ds
@@ -33,6 +36,7 @@ import typer
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.faults.case import Finding
+from benchmarks.loads.redis_server import RedisServer
 from benchmarks.program import JsonFile, Program, Quick, describe_run, tell, write_json
 from benchmarks.queue_kills import QUEUE, Subject
 from benchmarks.rows.report import format_value
@@ -42,10 +46,15 @@ from penstock.plugins.queue.client import OutgoingMessage, QueueClient, QueueErr
 Place: TypeAlias = tuple[str, int, int]
 """Queue, physical queue and offset."""
 
-Victim: TypeAlias = Literal["driver", "java", "worker", "server"]
+Victim: TypeAlias = Literal["driver", "java", "worker", "server", "redis"]
+Engine: TypeAlias = Literal["sqlite", "redis"]
 
 VICTIMS: Final[tuple[Victim, ...]] = ("driver", "java", "worker", "server", "server")
 """As often as they stand here."""
+VICTIMS_ON_REDIS: Final[tuple[Victim, ...]] = ("driver", "java", "worker", "server", "redis")
+
+DURABLE: Final = ("--appendonly", "yes", "--appendfsync", "always")
+"""Of a Redis server that is killed."""
 
 FULL_MESSAGES: Final = 200_000
 QUICK_MESSAGES: Final = 20_000
@@ -125,9 +134,12 @@ class Driver:
         url: of the queue.
         folder: of its files.
         environment: of its processes.
+        options: of the source, beside those of each run.
     """
 
-    def __init__(self, url: str, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, url: str, folder: Path, environment: Mapping[str, str], options: Sequence[str] = ()
+    ) -> None:
         self.folder = folder
         self._environment = environment
         self._log = folder / "driver.log"
@@ -138,6 +150,7 @@ class Driver:
             *("--option", f"maxRowsPerTrigger={ROWS_PER_TRIGGER}"),
             *("--option", "columns=queue,physical_queue,offset,payload"),
             *("--option", f"retrySeconds={PATIENCE_SECONDS:.0f}"),
+            *(word for option in options for word in ("--option", option)),
         ]
         self._process: subprocess.Popen[bytes] | None = None
         self.n_starts = 0
@@ -223,12 +236,12 @@ class Driver:
         return self._process.wait(PATIENCE_SECONDS)
 
 
-def drawn(count: int, seed: int) -> list[Victim]:
-    """Return victims in a random order, so that five of them have each of `VICTIMS` once."""
+def drawn(count: int, seed: int, victims: Sequence[Victim] = VICTIMS) -> list[Victim]:
+    """Return victims in a random order, so that five of them have each that is given once."""
     rng = random.Random(f"victims {seed}")  # noqa: S311 - victims, no secrets
     found: list[Victim] = []
     while len(found) < count:
-        found += rng.sample(VICTIMS, k=len(VICTIMS))
+        found += rng.sample(victims, k=len(victims))
     return found[:count]
 
 
@@ -250,10 +263,11 @@ class Trial:
 
     Args:
         folder: of all files.
-        ports: of MQTT and of HTTP.
+        ports: of MQTT, of HTTP and of Redis.
         count: of messages.
         seed: of the moments and the victims.
         environment: of the driver's processes.
+        engine: of the queue.
     """
 
     def __init__(
@@ -263,15 +277,32 @@ class Trial:
         count: int,
         seed: int,
         environment: Mapping[str, str],
+        engine: Engine,
     ) -> None:
+        mqtt_port, http_port, redis_port = ports
+        self.redis: RedisServer | None = None
+        keys: dict[str, Any] = {}
+        options = []
+        if engine == "redis":
+            self.redis = RedisServer(folder / "redis", redis_port, *DURABLE)
+            keys = {"engine": "redis", "redis": {"server": self.redis.address}}
+            options = [f"redis={self.redis.address}"]
         self.rng = random.Random(seed)  # noqa: S311 - moments, no secrets
         self.count = count
         self.servers = [
-            Subject(kind, _made(folder / kind), *ports, layout=LAYOUT, database="../queue.db")
+            Subject(
+                kind,
+                _made(folder / kind),
+                mqtt_port,
+                http_port,
+                layout=LAYOUT,
+                database="../queue.db",
+                engine=keys,
+            )
             for kind in ("broker", "gateway")
         ]
         self.client = self.servers[0].client
-        self.driver = Driver(self.client.url, folder, environment)
+        self.driver = Driver(self.client.url, folder, environment, options)
         waiting = max(4 * ROWS_PER_TRIGGER, count // 10)
         self.feeder = Feeder(QueueClient(self.client.url), count, waiting)
         self.killed: Counter[Victim] = Counter()
@@ -284,6 +315,9 @@ class Trial:
         """
         with contextlib.ExitStack() as stack:
             stack.callback(self.driver.kill)
+            if self.redis is not None:
+                stack.callback(self.redis.kill)
+                self.redis.start()
             for server in self.servers:
                 stack.callback(server.kill)
             self.servers[0].start()
@@ -324,6 +358,11 @@ class Trial:
             self.servers[0].kill()
             self.servers.reverse()
             self.servers[0].start()
+        elif victim == "redis":
+            if self.redis is None:
+                raise BenchmarkError("victim: read redis; allowed: with the engine redis")
+            self.redis.kill()
+            self.redis.start()
         elif victim == "driver":
             self.driver.kill()
         else:
@@ -376,6 +415,7 @@ def run(
     seed: int,
     life_seconds: float = LIFE_SECONDS,
     environment: Mapping[str, str] | None = None,
+    engine: Engine = "sqlite",
 ) -> list[Finding]:
     """Publish messages and kill victims; return what was found.
 
@@ -385,14 +425,15 @@ def run(
         seed: of the moments.
         life_seconds: longest time between a micro-batch and a kill.
         environment: of the driver's processes, beside that of this one.
+        engine: of the queue.
 
     Raises:
         BenchmarkError: something did not start or end.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-kills-")))
-        ports = [stack.enter_context(reserved_port()) for _ in range(2)]
-        trial = Trial(folder, ports, count, seed, environment or ENVIRONMENT)
+        ports = [stack.enter_context(reserved_port()) for _ in range(3)]
+        trial = Trial(folder, ports, count, seed, environment or ENVIRONMENT, engine)
         trial.run(victims, life_seconds)
         return trial.findings()
 
@@ -412,6 +453,7 @@ def kill(
     seed: Annotated[int, typer.Option(help="Of moments and victims.")] = 1,
     messages: Annotated[int | None, typer.Option(min=1, help="How many; 200,000.")] = None,
     kills: Annotated[int | None, typer.Option(min=0, help="How many; 60.")] = None,
+    engine: Annotated[Engine, typer.Option(help="Of the queue.")] = "sqlite",
     json_file: JsonFile = None,
     *,
     quick: Quick = False,
@@ -422,7 +464,8 @@ def kill(
     """
     count = messages or (QUICK_MESSAGES if quick else FULL_MESSAGES)
     n_kills = (QUICK_KILLS if quick else FULL_KILLS) if kills is None else kills
-    findings = run(count, drawn(n_kills, seed), seed)
+    victims = VICTIMS_ON_REDIS if engine == "redis" else VICTIMS
+    findings = run(count, drawn(n_kills, seed, victims), seed, engine=engine)
     described = describe_run()
     write_json(json_file, {"run": described, "found": {each.name: each.value for each in findings}})
     tell(to_markdown(findings), described)

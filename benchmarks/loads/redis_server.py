@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from benchmarks.errors import BenchmarkError
 from penstock.netem.runs.broker_process import RunningBroker, find_program, reserved_port
@@ -17,16 +17,50 @@ PATIENCE_SECONDS: Final = 600.0
 """For a snapshot of some GB that is written or read."""
 
 
-class Redis(NamedTuple):
-    """A server that runs.
+class RedisServer:
+    """A server that is started, and may be killed and started again.
 
-    Attributes:
-        pid: of its process.
-        port: on loopback.
+    Args:
+        folder: of its files.
+        port: on loopback, reserved.
+        settings: further words of its command.
     """
 
-    pid: int
-    port: int
+    def __init__(self, folder: Path, port: int, *settings: str) -> None:
+        self.port = port
+        self._folder = folder
+        self._command = [find_program("redis-server"), "--port", str(port), "--bind", "127.0.0.1"]
+        self._command += ["--dir", str(folder), "--save", "", *settings]
+        self._running: RunningBroker | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it has read its files.
+
+        Raises:
+            BenchmarkError: it did not start.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._running = RunningBroker("redis-server", self._command, self._folder)
+        give_up_at = time.monotonic() + PATIENCE_SECONDS
+        while self.ask("PING") != "+PONG":
+            if time.monotonic() > give_up_at or self._running.process.poll() is not None:
+                raise BenchmarkError(f"redis-server: {self._running.log.read_text()}")
+            time.sleep(LOOK_SECONDS)
+
+    def kill(self) -> None:
+        """End it as the kernel does when memory is short; may be repeated."""
+        if self._running is not None:
+            self._running.kill()
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return 0 if self._running is None else self._running.process.pid
 
     def ask(self, command: str) -> str:
         """Return the first line of the answer to a command; "" where it does not listen."""
@@ -49,30 +83,19 @@ class Redis(NamedTuple):
 
 
 @contextmanager
-def running_redis(folder: Path, port: int | None = None) -> Iterator[Redis]:
-    """Run a server that writes to the disk when it is told to alone.
+def running_redis(folder: Path) -> Iterator[RedisServer]:
+    """Run a server that writes to the disk only when it is told to.
 
     Args:
         folder: of its snapshot.
-        port: one that is reserved; None for a free one.
 
     Raises:
         BenchmarkError: it did not start.
     """
-    if port is None:
-        with reserved_port() as own, running_redis(folder, own) as running:
-            yield running
-        return
-    command = [find_program("redis-server"), "--port", str(port), "--bind", "127.0.0.1"]
-    command += ["--dir", str(folder), "--save", "", "--appendonly", "no"]
-    server = RunningBroker("redis-server", command, folder)
-    try:
-        running = Redis(server.process.pid, port)
-        give_up_at = time.monotonic() + PATIENCE_SECONDS
-        while running.ask("PING") != "+PONG":
-            if time.monotonic() > give_up_at or server.process.poll() is not None:
-                raise BenchmarkError(f"redis-server did not start: {server.log.read_text()}")
-            time.sleep(LOOK_SECONDS)
-        yield running
-    finally:
-        server.kill()
+    with reserved_port() as port:
+        server = RedisServer(folder, port)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill()

@@ -54,14 +54,19 @@ def test_a_broken_promise_ends_the_program_with_status_1(
     """It stands in the first line; the file has every number."""
     asked = []
 
-    def run(count: int, victims: list[str], seed: int) -> list[Finding]:
-        asked.append((count, len(victims), seed))
+    def run(count: int, victims: list[str], seed: int, *, engine: str) -> list[Finding]:
+        asked.append((count, "redis" in victims, len(victims), seed, engine))
         return judge(RIGHT[:1], 2)
 
     monkeypatch.setattr(spark_kills, "run", run)
     file = tmp_path / "found.json"
     assert main(["--quick", "--seed", "7", "--json", str(file)]) == 1
     assert main(["--messages", "9", "--kills", "0"]) == 1
-    assert asked == [(20_000, 5, 7), (9, 0, 1)]
+    assert main(["--messages", "9", "--kills", "5", "--engine", "redis"]) == 1
+    assert asked == [
+        (20_000, False, 5, 7, "sqlite"),
+        (9, False, 0, 1, "sqlite"),
+        (9, True, 5, 1, "redis"),
+    ]
     assert capsys.readouterr().out.startswith("promises broken: messages lost\n")
     assert json.loads(file.read_text())["found"]["messages lost"] == 1
