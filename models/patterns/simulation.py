@@ -142,7 +142,9 @@ def follow(path: Path, draws: Draws) -> Iterator[Step]:
     for stage in path.stages:
         deadlines = draws.created[numbers] + path.lifetime
         services = draws.services(stage, numbers)
-        passed, departures, fates = _pass(path, stage, times, deadlines, draws.timelines, services)
+        passed, departures, fates = pass_stage(
+            path, stage, times, deadlines, draws.timelines, services
+        )
         yield Step(stage, numbers, times, passed, departures, fates)
         numbers, times = numbers[passed], departures
 
@@ -199,7 +201,7 @@ def _timelines(
     }
 
 
-def _pass(
+def pass_stage(
     path: Path,
     stage: Stage,
     arrivals: Times,
@@ -208,6 +210,14 @@ def _pass(
     services: Times,
 ) -> tuple[NDArray[np.bool_], Times, tuple[NDArray[np.bool_], ...]]:
     """Pass messages through a stage.
+
+    Args:
+        path: with the stage.
+        stage: that they pass.
+        arrivals: ascending, seconds.
+        deadlines: when the lifetime of each ends; ascending where the stage has a capacity.
+        timelines: of peers, by name.
+        services: seconds that each takes while the server works.
 
     Returns:
         Which arrivals go on; when these leave; and which were dropped, expired and lost.
@@ -242,7 +252,7 @@ def serve(arrivals: Times, services: Times, deadlines: Times) -> Times:
     Args:
         arrivals: ascending, seconds.
         services: seconds that each message takes.
-        deadlines: ascending; one that leaves then has expired.
+        deadlines: one that leaves then, or later, has expired.
     """
     free_at = -math.inf
     departures: list[float] = []
@@ -253,9 +263,11 @@ def serve(arrivals: Times, services: Times, deadlines: Times) -> Times:
         # Comparisons take half as long as min and max.
         if arrival > free_at:  # noqa: PLR1730
             free_at = arrival
+        begin = free_at
         free_at += service
-        if free_at > deadline:  # noqa: PLR1730
-            free_at = deadline
+        if free_at > deadline:
+            # One that has expired before its turn takes nothing, wherever the others' ends are.
+            free_at = deadline if deadline > begin else begin  # noqa: FURB136
         leave(free_at)
     return np.array(departures)
 

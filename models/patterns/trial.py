@@ -289,7 +289,7 @@ def make_plan(units: Sequence[PathUnit], port: int) -> PeersPlan:
             )
         )
     end = max(unit.last_seconds for unit in units) + END_SECONDS
-    return PeersPlan({"": "127.0.0.1"}, port, end, publishers, subscribers)
+    return PeersPlan(port, end, publishers, subscribers)
 
 
 def _times(timeline: Timeline | None) -> list[tuple[float, float]]:

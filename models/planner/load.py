@@ -12,12 +12,15 @@ from typing import Final, NamedTuple
 
 from penstock.models.closed_forms import UnstableError, check_stable
 from penstock.models.planner.costs import Costs
-from penstock.models.planner.fleet import Devices, Fleet
+from penstock.models.planner.fleet import Devices, Fleet, LinkClass
 
 BROKER: Final = "broker's core"
 PACKET_BYTES: Final = 120
 """Of a small message beside its payload: MQTT's, TCP's and IP's headers, and its acknowledgement.
 """
+SEGMENT_BYTES: Final = 1448
+INITIAL_WINDOW_BYTES: Final = 10 * SEGMENT_BYTES
+"""Of TCP, also after an idle time (RFC 6928, RFC 2861)."""
 WARNING_RATIO: Final = 0.7
 """Utilisation from which a stage is called nearly full: then a burst a third higher is too much."""
 MOST_PROBE_RATIO: Final = 0.03
@@ -76,6 +79,26 @@ def flows(fleet: Fleet, subscribers: str) -> list[Flow]:
         Flow(name, each.total_rate * who.share_ratio, each.payload_bytes)
         for name, each in fleet.sources(who).items()
     ]
+
+
+def slow_start_seconds(n_bytes: int, link: LinkClass) -> float:
+    """Return for how long TCP waits for acknowledgements while it sends a message after idling.
+
+    The window doubles with each round trip, until it fills the link (RFC 5681, section 3.1).
+
+    Args:
+        n_bytes: of the message.
+        link: that it is sent over.
+    """
+    waits, sent, window = 0.0, 0, INITIAL_WINDOW_BYTES
+    while sent + window < n_bytes:
+        idle = link.rtt_seconds - window / link.bytes_per_second
+        if idle <= 0:
+            break
+        waits += idle
+        sent += window
+        window *= 2
+    return waits
 
 
 class Work(NamedTuple):

@@ -2,12 +2,14 @@
 
 Times on and off, lifetimes and the times between messages become shorter by the same factor, so
 that shares stay what they are: of messages that expire, that find a subscriber off, that wait.
-Links are those of this machine; back ends are left out.
+Back ends are left out. Links are the fleet's while these are good, where the run has emulated ones,
+or else those of this machine.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -22,9 +24,11 @@ MOST_RATE: Final = 60.0
 """Messages a second of the devices of a kind."""
 LEAST_RATE: Final = 5.0
 """Messages a second that one subscriber is to get of each kind."""
-LEAST_PAYLOAD_BYTES: Final = 16
-"""For the number and the creation time of a message."""
+LEAST_PAYLOAD_BYTES: Final = 20
+"""For the head that identifies a message."""
 MOST_PAYLOAD_BYTES: Final = 100_000
+MOST_LINK_RATIO: Final = 0.3
+"""Share of a link that messages of a kind may take."""
 LEAST_LIFETIME: Final = 4.0
 """Seconds. MQTT has whole seconds, and half of one is to be little."""
 CYCLES: Final = 3.0
@@ -39,14 +43,16 @@ class Scaled:
         fleet: to be run, and predicted.
         time_ratio: how many times as fast it is.
         picked: of how many devices one subscriber of a kind gets the messages, by both names.
+        has_links: whether clients are to have the fleet's links, in their good phases.
     """
 
     fleet: Fleet
     time_ratio: float
     picked: dict[tuple[str, str], int]
+    has_links: bool = False
 
 
-def scale(fleet: Fleet, seconds: float) -> Scaled:
+def scale(fleet: Fleet, seconds: float, *, has_links: bool = False) -> Scaled:
     """Return a fleet for a run of some seconds.
 
     Each subscriber gets messages of some devices of each kind, in the share that the least of its
@@ -69,14 +75,35 @@ def scale(fleet: Fleet, seconds: float) -> Scaled:
         subscribers[name] = replace(
             who,
             count=min(MOST_SUBSCRIBERS, max(LEAST_SUBSCRIBERS, who.count)),
-            link=LINK,
+            link=who.link if has_links else LINK,
             share_ratio=ratio,
             on_seconds=_shorter(who.on_seconds, time_ratio),
             off_seconds=_shorter(who.off_seconds, time_ratio),
         )
-    links = {LINK: LinkClass(0.001, 100e6)}
+    links: Mapping[str, LinkClass] = {LINK: LinkClass(0.001, 100e6)}
+    if has_links:
+        links = {
+            name: LinkClass(each.rtt_seconds, each.bytes_per_second)
+            for name, each in fleet.links.items()
+        }
+        devices = {
+            name: replace(each, link=fleet.devices[name].link) for name, each in devices.items()
+        }
     scaled = replace(fleet, links=links, devices=devices, subscribers=subscribers, back_ends={})
-    return Scaled(scaled, time_ratio, picked)
+    fitting = {name: _fitting(scaled, name) for name in devices}
+    return Scaled(replace(scaled, devices=fitting), time_ratio, picked, has_links)
+
+
+def _fitting(fleet: Fleet, name: str) -> Devices:
+    """Return devices whose messages take a part of each link at most: the run has more of them."""
+    each = fleet.devices[name]
+    most = fleet.links[each.link].bytes_per_second / each.messages_per_second
+    for who in fleet.subscribers.values():
+        if name in who.devices:
+            rate = each.total_rate * who.share_ratio
+            most = min(most, fleet.links[who.link].bytes_per_second / rate)
+    n_bytes = max(LEAST_PAYLOAD_BYTES, int(MOST_LINK_RATIO * most))
+    return replace(each, payload_bytes=min(each.payload_bytes, n_bytes))
 
 
 def _time_ratio(fleet: Fleet, seconds: float) -> float:

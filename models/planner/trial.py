@@ -1,50 +1,56 @@
 """A scaled fleet on this machine: a broker, real clients that come and go, and what arrived.
 
-The broker is a process of its own; clients are paho's, in this process. A device keeps its messages
-while it has no connection (QoS 1), or loses them (QoS 0), and sends them with the rest of their
-lifetime. What one process of clients adds to latencies is milliseconds, outages are seconds.
+The broker and all clients of a kind are processes of their own. A device keeps its messages while
+it has no connection (QoS 1), or loses them (QoS 0), and sends them with the rest of their lifetime.
+
+As root, each client has a link of its own to the broker's network namespace, with the round trip
+and the rate of its kind while that is good; else all are on the loopback.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import random
-import struct
+import os
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import psutil
-from paho.mqtt import client as mqtt
-from paho.mqtt.enums import CallbackAPIVersion
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
-from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from penstock.models.planner.fleet import Devices, Subscribers
-from penstock.models.planner.scaled import LEAST_PAYLOAD_BYTES, Scaled
+from penstock.models.planner.fleet import LinkClass
+from penstock.models.planner.replay import Arrivals, Schedule, make_schedule, replay
+from penstock.models.planner.scaled import Scaled
+from penstock.netem.clients.peer_plan import (
+    ALWAYS,
+    PeerRecords,
+    PeersPlan,
+    PublisherPeer,
+    SubscriberPeer,
+)
+from penstock.netem.links.network import Network
+from penstock.netem.links.profiles import Direction, Profile
 from penstock.netem.runs.broker_process import (
+    ANONYMOUS,
     RunningBroker,
     penstock_command,
     reserved_port,
 )
+from penstock.netem.runs.peer_run import Popen, run_peers
 
-SESSION_SECONDS: Final = 3600
 PROMPT_SECONDS: Final = 1.0
 """Up to which a message met no outage, or a short one; a busy machine adds tenths of that."""
-DRAIN_OUTAGES: Final = 5.0
-"""Mean outages for which peers go on after the last message, if no lifetime ends before."""
-QUIET_SECONDS: Final = 2.0
+END_SECONDS: Final = 2.0
+"""After the model's last arrival, for the real one."""
+QUIET_SECONDS: Final = 1.0
 """Without an arrival, after which nothing more is awaited."""
-LOOK_SECONDS: Final = 0.05
-
-_HEAD: Final = struct.Struct("<dI")
-assert _HEAD.size <= LEAST_PAYLOAD_BYTES  # noqa: S101
+WIRE_RATIO: Final = 1500 / 1448
+"""Bytes on the wire over those that TCP carries, in full packets."""
+PORT: Final = 1883
+"""Of a broker in a network namespace of its own."""
 
 
 class Share(NamedTuple):
@@ -52,7 +58,7 @@ class Share(NamedTuple):
 
     Attributes:
         created: messages on its topics.
-        arrived: of them.
+        arrived: of them, within their lifetime.
         prompt: of them, within `PROMPT_SECONDS`.
         seconds: from creation to arrival, of all that arrived together.
     """
@@ -62,169 +68,40 @@ class Share(NamedTuple):
     prompt: int
     seconds: float
 
+    @classmethod
+    def of(cls, created: int, seconds: np.ndarray[Any, Any]) -> Share:
+        """Return the share of which each message took some seconds."""
+        prompt = int(np.count_nonzero(seconds <= PROMPT_SECONDS))
+        return cls(created, len(seconds), prompt, float(seconds.sum()))
+
+
+Shares = Mapping[tuple[str, str], Sequence[Share]]
+"""Of each subscriber, by names of devices and subscribers."""
+
 
 class Measured(NamedTuple):
-    """What a run found.
+    """What a run found, and what the model says of the same schedule.
 
     Attributes:
-        shares: of each subscriber, by names of devices and subscribers.
-        core_ratio: share of a core that the broker took while messages were created.
+        shares: that were measured.
+        replayed: those of the model, of the same subscribers.
+        core_ratio: share of a core that the broker took.
         late_seconds: that 99 of 100 things of the clients were done late at most: on a busy
             machine latencies are its own.
     """
 
-    shares: dict[tuple[str, str], list[Share]]
+    shares: Shares
+    replayed: Shares
     core_ratio: float
     late_seconds: float
 
 
-@dataclass(eq=False)
-class _Peer:
-    """A client that is on and off by turns."""
-
-    client_id: str
-    port: int
-    peer: Devices | Subscribers
-    keeps_session: bool
-    client: mqtt.Client = field(init=False)
-    is_on: bool = False
-
-    def __post_init__(self) -> None:
-        self.client = mqtt.Client(CallbackAPIVersion.VERSION2, self.client_id, protocol=mqtt.MQTTv5)
-
-    def turn_on(self) -> None:
-        """Connect, and wait until the broker has answered."""
-        answered = threading.Event()
-        self.client.on_connect = lambda *_: answered.set()
-        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-        if self.keeps_session:
-            properties.SessionExpiryInterval = SESSION_SECONDS
-        self.client.connect(
-            "127.0.0.1", self.port, clean_start=not self.keeps_session, properties=properties
-        )
-        self.client.loop_start()
-        answered.wait()
-        self.is_on = True
-
-    def turn_off(self) -> None:
-        """Disconnect."""
-        self.is_on = False
-        self.client.disconnect()
-        self.client.loop_stop()
+def has_links() -> bool:
+    """Say whether clients can have links of their own: network namespaces need root."""
+    return os.geteuid() == 0
 
 
-@dataclass(eq=False)
-class _Device(_Peer):
-    """A device.
-
-    Attributes:
-        topic: of its messages.
-        created: when each was created, by its number.
-    """
-
-    topic: str = ""
-    created: list[float] = field(default_factory=list)
-    _waiting: list[int] = field(default_factory=list)
-
-    def create(self) -> None:
-        """Create a message."""
-        self.created.append(time.monotonic())
-        number = len(self.created) - 1
-        if self.is_on:
-            self._send(number)
-        elif self.devices.qos:
-            self._waiting.append(number)
-
-    @property
-    def devices(self) -> Devices:
-        """Its kind."""
-        assert isinstance(self.peer, Devices)  # noqa: S101
-        return self.peer
-
-    def turn_on(self) -> None:
-        """Connect, and send what has waited."""
-        super().turn_on()
-        waiting, self._waiting = self._waiting, []
-        for number in waiting:
-            self._send(number)
-
-    def _send(self, number: int) -> None:
-        created, lifetime = self.created[number], self.devices.lifetime_seconds
-        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-        if lifetime is not None:
-            left = created + lifetime - time.monotonic()
-            if left <= 0:
-                return
-            properties.MessageExpiryInterval = max(1, round(left))
-        payload = _HEAD.pack(created, number).ljust(self.devices.payload_bytes, b"\0")
-        self.client.publish(self.topic, payload, self.devices.qos, properties=properties)
-
-
-@dataclass(eq=False)
-class _Subscriber(_Peer):
-    """A subscriber.
-
-    Attributes:
-        devices: whose messages it gets, by name of their kind.
-        found: seconds from creation to the first arrival, by topic and number.
-    """
-
-    devices: dict[str, list[_Device]] = field(default_factory=dict)
-    found: dict[tuple[str, int], float] = field(default_factory=dict)
-
-    def turn_on(self) -> None:
-        """Connect and subscribe, also where a session was kept: it does no harm."""
-        self.client.on_message = self._take
-        granted = threading.Event()
-        self.client.on_subscribe = lambda *_: granted.set()
-        super().turn_on()
-        topics = [each.topic for kind in self.devices.values() for each in kind]
-        self.client.subscribe([(topic, SubscribeOptions(qos=1)) for topic in topics])
-        granted.wait()
-
-    def _take(self, _client: mqtt.Client, _data: object, message: mqtt.MQTTMessage) -> None:
-        created, number = _HEAD.unpack_from(message.payload)
-        self.found.setdefault((message.topic, number), time.monotonic() - created)
-
-    def share(self, kind: str) -> Share:
-        """Return what it got of the devices of a kind."""
-        topics = {each.topic for each in self.devices[kind]}
-        arrived = [seconds for (topic, _), seconds in self.found.items() if topic in topics]
-        return Share(
-            sum(len(each.created) for each in self.devices[kind]),
-            len(arrived),
-            sum(seconds <= PROMPT_SECONDS for seconds in arrived),
-            sum(arrived),
-        )
-
-
-class _Clock:
-    """Calls functions at their times, in this thread.
-
-    Attributes:
-        late: seconds after its time at which each call began.
-    """
-
-    def __init__(self) -> None:
-        self.late: list[float] = []
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
-
-    def at(self, when: float, call: Callable[[], None]) -> None:
-        """Call a function at a time of the monotonic clock."""
-        heapq.heappush(self._events, (when, next(self._order), call))
-
-    def run_until(self, end: float) -> None:
-        """Call what is due up to a time."""
-        while self._events and self._events[0][0] <= end:
-            when, _, call = heapq.heappop(self._events)
-            time.sleep(max(0.0, when - time.monotonic()))
-            self.late.append(time.monotonic() - when)
-            call()
-        time.sleep(max(0.0, end - time.monotonic()))
-
-
-def run(scaled: Scaled, seconds: float, rng: random.Random) -> Measured:
+def run(scaled: Scaled, seconds: float, rng: np.random.Generator) -> Measured:
     """Run a fleet.
 
     Args:
@@ -233,137 +110,175 @@ def run(scaled: Scaled, seconds: float, rng: random.Random) -> Measured:
         rng: draws all times, and of which devices each subscriber gets messages.
 
     Raises:
-        NetemError: the broker does not run.
+        NetemError: the broker, a network or clients do not run.
     """
-    with tempfile.TemporaryDirectory() as folder, reserved_port() as port:
+    clients = _Clients(scaled, seconds, rng)
+    place = _links(clients) if scaled.has_links else _loopback(clients)
+    with tempfile.TemporaryDirectory() as folder, place as (plan, address, popen, hosts):
         directory = Path(folder)
-        broker = RunningBroker("plan", penstock_command(directory, _policy(port)), directory)
+        command = penstock_command(directory, _policy(f"{address}:{plan.port}"))
+        broker = RunningBroker("plan", command, directory, *([popen] if popen else []))
         try:
-            broker.wait_until_listening(port)
-            return _Run(scaled, port, rng).measure(broker.process.pid, seconds)
+            broker.wait_until_listening(plan.port)
+            process = psutil.Process(broker.process.pid)
+            begun: list[tuple[float, float]] = []
+
+            def begin(at: float) -> None:
+                begun.append((sum(process.cpu_times()[:2]), at))
+
+            records = run_peers(plan, directory, hosts, begin)
+            ((before, begin_at),) = begun
+            used = sum(process.cpu_times()[:2]) - before
+            core_ratio = used / (time.monotonic() - begin_at)
         finally:
             broker.kill()
+    return clients.measured(records, core_ratio)
 
 
-def _policy(port: int) -> dict[str, Any]:
-    anonymous = "amqtt.plugins.authentication.AnonymousAuthPlugin"
+def _policy(address: str) -> dict[str, Any]:
     return {
-        "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{port}"}},
+        "listeners": {"default": {"type": "tcp", "bind": address}},
         "persistence": {"path": "sessions.db", "durability": "normal"},
-        "plugins": {anonymous: {"allow_anonymous": True}, "probing": {}, "withholding": {}},
+        "plugins": {ANONYMOUS: {"allow_anonymous": True}, "probing": {}, "withholding": {}},
     }
 
 
-class _Run:
-    """One run."""
+class _Clients:
+    """The clients of a run, their schedules, and what the model says of these."""
 
-    def __init__(self, scaled: Scaled, port: int, rng: random.Random) -> None:
+    def __init__(self, scaled: Scaled, seconds: float, rng: np.random.Generator) -> None:
         fleet = scaled.fleet
-        self._rng = rng
-        self._clock = _Clock()
-        self._devices = {
-            name: [
-                _Device(f"{name}-{number}", port, kind, False, topic=f"plan/{name}/{number}")
-                for number in range(kind.count)
-            ]
-            for name, kind in fleet.devices.items()
-        }
-        self._subscribers = {
-            name: [
-                _Subscriber(
-                    f"{name}-{number}",
-                    port,
-                    who,
-                    who.keeps_session,
-                    devices={
-                        kind: rng.sample(self._devices[kind], scaled.picked[kind, name])
-                        for kind in who.devices
-                    },
+        self.scaled = scaled
+        self.publishers: list[PublisherPeer] = []
+        self.subscribers: list[SubscriberPeer] = []
+        self.replayed: dict[tuple[str, str], list[Share]] = {}
+        self._sources: list[str] = []
+        self._names: list[str] = []
+        self._picked: list[dict[str, list[int]]] = []
+        self.end_seconds = seconds
+        schedules: list[Schedule] = []
+        of_kind: dict[str, list[int]] = {}
+        for source, kind in fleet.devices.items():
+            for number in range(kind.count):
+                made = make_schedule(kind, seconds, rng)
+                of_kind.setdefault(source, []).append(len(schedules))
+                schedules.append(made)
+                self._sources.append(source)
+                self.publishers.append(
+                    PublisherPeer(
+                        f"{source}-{number}",
+                        f"plan/{source}/{number}",
+                        _times(made),
+                        made.created.tolist(),
+                        payload_bytes=kind.payload_bytes,
+                        qos=1 if kind.qos else 0,
+                        lifetime=float("inf")
+                        if kind.lifetime_seconds is None
+                        else kind.lifetime_seconds,
+                    )
                 )
-                for number in range(who.count)
-            ]
-            for name, who in fleet.subscribers.items()
-        }
+        for name, who in fleet.subscribers.items():
+            for number in range(who.count):
+                made = make_schedule(who, seconds, rng)
+                picked = {
+                    source: sorted(
+                        rng.choice(
+                            of_kind[source], scaled.picked[source, name], replace=False
+                        ).tolist()
+                    )
+                    for source in who.devices
+                }
+                given = {
+                    source: [schedules[n] for n in numbers] for source, numbers in picked.items()
+                }
+                for source, found in replay(scaled, name, given, made).items():
+                    self._add(source, name, found)
+                self._names.append(name)
+                self._picked.append(picked)
+                filters = [self.publishers[n].topic for each in picked.values() for n in each]
+                self.subscribers.append(
+                    SubscriberPeer(f"{name}-{number}", filters, _times(made), who.keeps_session)
+                )
+        self.end_seconds += END_SECONDS
 
-    def measure(self, pid: int, seconds: float) -> Measured:
-        """Let messages be created, and all that can arrive do so."""
-        peers = self._peers()
-        for each in peers:
-            each.turn_on()
-        begin = time.monotonic()
-        for each in peers:
-            self._begin(each, begin)
-        end = begin + seconds
-        for kind in self._devices.values():
-            for device in kind:
-                self._await_message(device, begin, end)
-        process = psutil.Process(pid)
-        before = sum(process.cpu_times()[:2])
-        self._clock.run_until(end)
-        core_ratio = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - begin)
-        self._clock.run_until(end + self._drain_seconds())
-        for each in peers:
-            if not each.is_on:
-                each.turn_on()
-        self._await_arrivals()
-        for each in peers:
-            each.turn_off()
-        shares = {
-            (kind, name): [each.share(kind) for each in subscribers]
-            for name, subscribers in self._subscribers.items()
-            for kind in subscribers[0].devices
-        }
-        late = sorted(self._clock.late)
-        return Measured(shares, core_ratio, late[int(0.99 * len(late))] if late else 0.0)
+    def _add(self, source: str, name: str, found: Arrivals) -> None:
+        shares = self.replayed.setdefault((source, name), [])
+        shares.append(Share.of(found.created, found.seconds))
+        self.end_seconds = max(self.end_seconds, found.last)
 
-    def _await_arrivals(self) -> None:
-        """Wait until every message has arrived, or none does any more."""
-        subscribers = list(itertools.chain.from_iterable(self._subscribers.values()))
-        expected = sum(each.share(kind).created for each in subscribers for kind in each.devices)
-        n_before, changed_at = -1, time.monotonic()
-        while n_before < expected and time.monotonic() - changed_at < QUIET_SECONDS:
-            n_now = sum(len(each.found) for each in subscribers)
-            if n_now != n_before:
-                n_before, changed_at = n_now, time.monotonic()
-            time.sleep(LOOK_SECONDS)
-
-    def _peers(self) -> Sequence[_Peer]:
+    def links(self) -> list[LinkClass]:
+        """Return the link of each client, publishers first."""
+        fleet = self.scaled.fleet
         return [
-            *itertools.chain.from_iterable(self._subscribers.values()),
-            *itertools.chain.from_iterable(self._devices.values()),
+            *(fleet.links[fleet.devices[each].link] for each in self._sources),
+            *(fleet.links[fleet.subscribers[each].link] for each in self._names),
         ]
 
-    def _drain_seconds(self) -> float:
-        outages = [each.peer.off_seconds or 0.0 for each in self._peers()]
-        lifetimes = [kind[0].devices.lifetime_seconds for kind in self._devices.values()]
-        longest = DRAIN_OUTAGES * max(outages) + 1
-        known = [each for each in lifetimes if each is not None]
-        return min(longest, max(known) + 1) if len(known) == len(lifetimes) else longest
+    def plan(self, port: int) -> PeersPlan:
+        """Return what clients do."""
+        return PeersPlan(port, self.end_seconds, self.publishers, self.subscribers, QUIET_SECONDS)
 
-    def _begin(self, each: _Peer, now: float) -> None:
-        """Let a peer be on or off as it would be at any time."""
-        on_seconds, off_seconds = each.peer.on_seconds, each.peer.off_seconds
-        if on_seconds is None or off_seconds is None:
-            return
-        if self._rng.random() < off_seconds / (on_seconds + off_seconds):
-            each.turn_off()
-        self._await_change(each, now, on_seconds, off_seconds)
+    def measured(self, records: PeerRecords, core_ratio: float) -> Measured:
+        """Return what was measured, beside the model's."""
+        took: list[dict[str, list[float]]] = [
+            {source: [] for source in picked} for picked in self._picked
+        ]
+        for each in records.worked:
+            created = self.publishers[each.publisher].created[each.number]
+            took[each.subscriber][self._sources[each.publisher]].append(each.at - created)
+        shares: dict[tuple[str, str], list[Share]] = {}
+        for name, picked, found in zip(self._names, self._picked, took, strict=True):
+            for source, numbers in picked.items():
+                n_created = sum(len(self.publishers[n].created) for n in numbers)
+                share = Share.of(n_created, np.array(found[source]))
+                shares.setdefault((source, name), []).append(share)
+        return Measured(shares, self.replayed, core_ratio, records.late_seconds())
 
-    def _await_change(self, each: _Peer, now: float, on_seconds: float, off_seconds: float) -> None:
-        when = now + self._rng.expovariate(1 / (on_seconds if each.is_on else off_seconds))
 
-        def change() -> None:
-            each.turn_off() if each.is_on else each.turn_on()
-            self._await_change(each, when, on_seconds, off_seconds)
+def _times(schedule: Schedule) -> list[tuple[float, float]]:
+    if schedule.timeline is None:
+        return list(ALWAYS)
+    timeline = schedule.timeline
+    return [*zip(timeline.starts.tolist(), timeline.ends.tolist(), strict=True)]
 
-        self._clock.at(when, change)
 
-    def _await_message(self, device: _Device, now: float, end: float) -> None:
-        when = now + self._rng.expovariate(device.devices.messages_per_second)
+Place = tuple[PeersPlan, str, Popen | None, Mapping[str, Popen] | None]
+"""What clients do; the broker's address; what starts it, and clients on each host."""
 
-        def create() -> None:
-            device.create()
-            self._await_message(device, when, end)
 
-        if when < end:
-            self._clock.at(when, create)
+@contextmanager
+def _loopback(clients: _Clients) -> Iterator[Place]:
+    with reserved_port() as port:
+        yield clients.plan(port), "127.0.0.1", None, None
+
+
+@contextmanager
+def _links(clients: _Clients) -> Iterator[Place]:
+    """Give each client a link of its own: one host has all devices, one all subscribers."""
+    n_publishers = len(clients.publishers)
+    with Network() as network:
+        server = network.host("broker")
+        hosts = {name: network.host(name) for name in ("devices", "subscribers")}
+        addresses = []
+        for number, link in enumerate(clients.links()):
+            host = hosts["devices" if number < n_publishers else "subscribers"]
+            addresses.append(network.link(server, host, profile(link)).server_address)
+        plan = replace(
+            clients.plan(PORT),
+            publishers=[
+                replace(each, host="devices", address=address)
+                for each, address in zip(clients.publishers, addresses, strict=False)
+            ],
+            subscribers=[
+                replace(each, host="subscribers", address=address)
+                for each, address in zip(clients.subscribers, addresses[n_publishers:], strict=True)
+            ],
+        )
+        yield plan, "0.0.0.0", server.popen, {name: each.popen for name, each in hosts.items()}  # noqa: S104 - of the namespace
+
+
+def profile(link: LinkClass) -> Profile:
+    """Return a link's good phase as one of an emulated network."""
+    rate = link.bytes_per_second * WIRE_RATIO
+    direction = Direction(link.rtt_seconds / 2, rate, queue_bytes=round(rate) + 15_000)
+    return Profile("good", direction, direction)

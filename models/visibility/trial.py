@@ -1,8 +1,8 @@
 """Paper 004's queue as a real run: the queue's gateway, threads that send and receive, the model.
 
 Threads of a sender put messages into a queue over HTTP, and threads of a receiver take them one at
-a time, work on them, and settle those whose delivery succeeds. All rates are the paper's, half as
-fast, so that a request weighs little beside a service. Several queues run at a time on one gateway,
+a time, work on them, and settle those whose delivery succeeds. All rates are the paper's, a quarter
+as fast, so that requests weigh little beside services. Several queues run at a time on one gateway,
 each an independent unit. Model and run have the same draws: the creation of each message, the
 service of each in its sender, and service and success of each delivery in the order in which
 deliveries begin. The model runs on the queue's own leases.
@@ -38,21 +38,21 @@ from penstock.netem.errors import RunError
 from penstock.netem.runs.broker_process import RunningBroker, queue_command, reserved_port
 from penstock.plugins.queue.client import OutgoingMessage, QueueClient
 
-SPEED: Final = 0.5
+SPEED: Final = 0.25
 """Rates over the paper's."""
 _RATES: Final = {"arrival_rate": 30.0 * SPEED, "sender_rate": 10.0 * SPEED}
 SETTINGS: Final = {
     "out of order, failures known at once": Setting(
         "any", 7, 7, 0.88, **_RATES, broker_rate=10.0 * SPEED
     ),
-    "out of order, visibility timeout 2 s": Setting(
-        "any", 7, 7, 0.88, **_RATES, broker_rate=10.0 * SPEED, visibility_timeout=2.0
+    "out of order, visibility timeout 4 s": Setting(
+        "any", 7, 7, 0.88, **_RATES, broker_rate=10.0 * SPEED, visibility_timeout=4.0
     ),
-    "in order, visibility timeout 2 s": Setting(
-        "arrived", 7, 7, 0.88, **_RATES, broker_rate=10.0 * SPEED, visibility_timeout=2.0
+    "in order, visibility timeout 4 s": Setting(
+        "arrived", 7, 7, 0.88, **_RATES, broker_rate=10.0 * SPEED, visibility_timeout=4.0
     ),
     "in order of keys, one key, failures known at once": Setting(
-        "settled", 7, 7, 0.88, 2.0, 10.0 * SPEED, 10.0 * SPEED
+        "settled", 7, 7, 0.88, 4.0 * SPEED, 10.0 * SPEED, 10.0 * SPEED
     ),
 }
 """By name in tables."""
@@ -75,8 +75,8 @@ class Effort:
         seconds: in which messages are created.
     """
 
-    queues: int = 8
-    seconds: float = 40.0
+    queues: int = 6
+    seconds: float = 60.0
 
 
 class Figures(NamedTuple):

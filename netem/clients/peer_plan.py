@@ -30,6 +30,7 @@ class PublisherPeer:
         lifetime: seconds from the creation of a message to its end; infinite for none. A message
             is sent with the rest of it, in whole seconds rounded up (Message Expiry Interval).
         host: of the process that has this client.
+        address: of the broker, for this client.
     """
 
     client_id: str
@@ -41,6 +42,7 @@ class PublisherPeer:
     qos: int = 1
     lifetime: float = math.inf
     host: str = ""
+    address: str = "127.0.0.1"
 
     def deadline(self, number: int) -> float:
         """Return when the lifetime of a message ends."""
@@ -62,6 +64,7 @@ class SubscriberPeer:
         keeps_session: whether its session outlives its connections.
         receive_maximum: of its CONNECT; None for the protocol's.
         host: as in `PublisherPeer`.
+        address: likewise.
     """
 
     client_id: str
@@ -70,6 +73,7 @@ class SubscriberPeer:
     keeps_session: bool = True
     receive_maximum: int | None = None
     host: str = ""
+    address: str = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +81,18 @@ class PeersPlan:
     """The clients of a run.
 
     Attributes:
-        addresses: of the broker, by host.
         port: of the broker.
-        end_seconds: when all clients end.
+        end_seconds: when all clients end, once nothing arrives any more.
         publishers: by their number.
         subscribers: by their number.
+        quiet_seconds: without an arrival, after which nothing more is awaited.
     """
 
-    addresses: dict[str, str]
     port: int
     end_seconds: float
     publishers: list[PublisherPeer]
     subscribers: list[SubscriberPeer]
+    quiet_seconds: float = 1.0
 
     def write(self, file: Path) -> None:
         """Write the plan."""

@@ -20,7 +20,6 @@ import socket
 import sys
 import traceback
 from collections import deque
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -56,9 +55,8 @@ KEEP_ALIVE_SECONDS: Final = 3600
 class _Run:
     """What the clients of a process have in common."""
 
-    def __init__(self, plan: PeersPlan, host: str) -> None:
+    def __init__(self, plan: PeersPlan) -> None:
         self.plan = plan
-        self.address = plan.addresses[host]
         self.records = PeerRecords()
         self.loop = asyncio.get_running_loop()
         self.begin_at = self.loop.time()
@@ -72,24 +70,32 @@ class _Run:
         await asyncio.sleep(at - self.now())
         self.records.late.append(max(0.0, self.now() - at))
 
+    async def until_quiet(self) -> None:
+        """Wait until nothing has arrived, or was done, for some time: a slow machine takes it."""
+        before = -1
+        while before != (now := len(self.records.arrived) + len(self.records.worked)):
+            before = now
+            await asyncio.sleep(self.plan.quiet_seconds)
+
 
 class _Peer:
     """A client that is on and off."""
 
     def __init__(
-        self, run: _Run, client_id: str, on: Sequence[Sequence[float]], *, keeps_session: bool
+        self, run: _Run, plan: PublisherPeer | SubscriberPeer, *, keeps_session: bool
     ) -> None:
         self.run = run
+        self._address = plan.address
         self.is_on = False
         self.asked_at = 0.0
         self.client = client = mqtt.Client(
-            CallbackAPIVersion.VERSION2, client_id, protocol=mqtt.MQTTv5, manual_ack=True
+            CallbackAPIVersion.VERSION2, plan.client_id, protocol=mqtt.MQTTv5, manual_ack=True
         )
         self.properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         if keeps_session:
             self.properties.SessionExpiryInterval = SESSION_SECONDS
         self._keeps_session = keeps_session
-        self._on = on
+        self._on = plan.on
         self._answered = asyncio.Event()
         client.on_connect = self._connected
         client.on_socket_open = self._socket_opened
@@ -124,7 +130,7 @@ class _Peer:
         # paho waits for the handshake of TCP.
         connect = partial(
             self.client.connect,
-            self.run.address,
+            self._address,
             self.run.plan.port,
             KEEP_ALIVE_SECONDS,
             clean_start=not self._keeps_session,
@@ -180,7 +186,7 @@ class _Publisher(_Peer):
     """A publisher; see `PublisherPeer`."""
 
     def __init__(self, run: _Run, number: int, plan: PublisherPeer) -> None:
-        super().__init__(run, plan.client_id, plan.on, keeps_session=plan.qos > 0)
+        super().__init__(run, plan, keeps_session=plan.qos > 0)
         self._number = number
         self._plan = plan
         self._filling = bytes(plan.payload_bytes - HEAD_BYTES)
@@ -248,7 +254,7 @@ class _Subscriber(_Peer):
     """A subscriber; see `SubscriberPeer`."""
 
     def __init__(self, run: _Run, number: int, plan: SubscriberPeer) -> None:
-        super().__init__(run, plan.client_id, plan.on, keeps_session=plan.keeps_session)
+        super().__init__(run, plan, keeps_session=plan.keeps_session)
         if plan.receive_maximum is not None:
             self.properties.ReceiveMaximum = plan.receive_maximum
         self._number = number
@@ -344,7 +350,7 @@ def _told(context: dict[str, Any]) -> str:
 
 
 async def _follow(plan: PeersPlan, file: Path, host: str) -> None:
-    run = _Run(plan, host)
+    run = _Run(plan)
     run.loop.set_exception_handler(lambda _, context: give_up(_told(context)))
     subscribers = [
         _Subscriber(run, number, each)
@@ -369,6 +375,7 @@ async def _follow(plan: PeersPlan, file: Path, host: str) -> None:
         doing = [tasks.create_task(each.follow(), name="follow") for each in peers]
         doing += [tasks.create_task(each.create(), name="create") for each in publishers]
         await run.until(plan.end_seconds)
+        await run.until_quiet()
         for task in doing:
             task.cancel()
     for peer in peers:

@@ -145,7 +145,14 @@ PACKAGE_ARROWS: Final = {
 
 MODULE_ARROWS: Final = {
     # A plan is validated on a broker that is started as experiments start theirs.
-    "models.planner.trial": ("models", "netem.runs.broker_process"),
+    "models.planner.trial": (
+        "models",
+        "netem.clients.peer_plan",
+        "netem.links.network",
+        "netem.links.profiles",
+        "netem.runs.broker_process",
+        "netem.runs.peer_run",
+    ),
     # So are the real runs beside the models of papers 003 and 004.
     "models.patterns.trial": (
         "models",

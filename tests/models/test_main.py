@@ -391,7 +391,8 @@ def test_a_plan_is_validated_by_a_run(
     """``--validate`` adds what was measured to the tables; it is for what subscribers get."""
     monkeypatch.setattr(planning, "make_plan", lambda _fleet, _tell: small_plan())
     share = Share(100, 90, 80, 20.0)
-    found = Measured({pair: [share] * 8 for pair in small_plan().deliveries}, 0.05, 0.01)
+    shares = {pair: [share] * 8 for pair in small_plan().deliveries}
+    found = Measured(shares, shares, 0.05, 0.01)
     monkeypatch.setattr(validation, "run", lambda *_: found)
     file = tmp_path / "plan.yaml"
     file.write_text(SMALL)

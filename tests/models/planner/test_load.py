@@ -5,7 +5,16 @@ import pytest
 from penstock.models.closed_forms import UnstableError
 from penstock.models.planner import load
 from penstock.models.planner.costs import Costs
-from penstock.models.planner.load import Stage, broker_work, check, flows, probe_period, stages
+from penstock.models.planner.fleet import LinkClass
+from penstock.models.planner.load import (
+    Stage,
+    broker_work,
+    check,
+    flows,
+    probe_period,
+    slow_start_seconds,
+    stages,
+)
 from tests.models.planner.small_plan import make_fleet
 
 
@@ -100,3 +109,12 @@ def test_memory_is_that_of_clients_and_subscriptions() -> None:
 def test_utilisation_is_the_work_over_what_can_be_done() -> None:
     """This is rho."""
     assert Stage("s", 2.0, 8.0, "messages", "").utilisation == 0.25
+
+
+def test_a_long_message_waits_while_tcp_opens_its_window() -> None:
+    """Ten segments, then twice as many a round trip, until the link is full."""
+    link = LinkClass(0.1, 1e9)
+    assert slow_start_seconds(10_000, link) == 0.0
+    assert slow_start_seconds(30_000, link) == pytest.approx(0.1, rel=0.01)
+    assert slow_start_seconds(100_000, link) == pytest.approx(0.2, rel=0.01)
+    assert slow_start_seconds(100_000, LinkClass(0.01, 1e6)) == 0.0  # fourteen segments fill it

@@ -8,6 +8,7 @@ from penstock.models.planner.scaled import (
     LEAST_RATE,
     LEAST_SUBSCRIBERS,
     MOST_DEVICES,
+    MOST_LINK_RATIO,
     MOST_RATE,
     scale,
 )
@@ -58,3 +59,17 @@ def test_kinds_of_unlike_numbers_share_whole_devices() -> None:
     share = scaled.fleet.subscribers["operators"].share_ratio
     for name, each in scaled.fleet.devices.items():
         assert scaled.picked[name, "operators"] == pytest.approx(share * each.count)
+
+
+def test_links_of_the_fleet_carry_what_the_run_sends() -> None:
+    """Their good phases; a message is shorter where the run has more of them than the link has."""
+    scaled = scale(read_fleet(EXAMPLE), 60.0, has_links=True)
+    fleet = scaled.fleet
+    assert scaled.has_links
+    assert fleet.devices["cameras"].link == "wired"
+    assert fleet.links["mobile"].bad is None
+    assert fleet.links["mobile"].rtt_seconds == 0.06
+    who = fleet.subscribers["operators"]
+    for each in fleet.devices.values():
+        taken = each.total_rate * who.share_ratio * each.payload_bytes
+        assert taken <= MOST_LINK_RATIO * fleet.links[who.link].bytes_per_second + 1

@@ -20,13 +20,13 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     """Times without end and messages without a lifetime, too."""
     publisher = PublisherPeer("p", "t", [(0.0, 1.0), (2.0, math.inf)], [0.5, 0.7])
     subscriber = SubscriberPeer("s", ["t"], list(ALWAYS), False, 1)
-    plan = PeersPlan({"": "127.0.0.1"}, 1883, 9.0, [publisher], [subscriber])
+    plan = PeersPlan(1883, 9.0, [publisher], [subscriber])
     plan.write(tmp_path / "plan")
     found = PeersPlan.read(tmp_path / "plan")
     assert [[*each] for each in publisher.on] == found.publishers[0].on  # type: ignore[comparison-overlap]
     assert found.publishers[0].lifetime == math.inf
     assert found.subscribers[0].receive_maximum == 1
-    assert (found.port, found.end_seconds, found.addresses) == (1883, 9.0, {"": "127.0.0.1"})
+    assert (found.port, found.end_seconds) == (1883, 9.0)
 
 
 def test_a_message_without_services_takes_no_time() -> None:

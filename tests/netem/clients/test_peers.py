@@ -58,7 +58,7 @@ def records(port: int, tmp_path_factory: pytest.TempPathFactory) -> PeerRecords:
         SubscriberPeer("one", ["worked"], [(0.0, 0.2), (0.8, math.inf)], True, 1),
         SubscriberPeer("none", ["worked"], [(30.0, math.inf)], keeps_session=False),
     ]
-    plan = PeersPlan({"": "127.0.0.1"}, port, 4.0, publishers, subscribers)
+    plan = PeersPlan(port, 2.0, publishers, subscribers, 3.0)
     return run_peers(plan, tmp_path_factory.mktemp("peers"))
 
 
@@ -105,6 +105,6 @@ def test_every_qos_1_message_is_answered(records: PeerRecords) -> None:
 def test_a_refused_connection_ends_the_process_with_its_reason(port: int, tmp_path: Path) -> None:
     """The log says which; nobody waits for it."""
     refused = SubscriberPeer("s", ["#/wrong"], list(ALWAYS))
-    plan = PeersPlan({"": "127.0.0.1"}, port, 1.0, [], [refused])
+    plan = PeersPlan(port, 1.0, [], [refused])
     with pytest.raises(RunError, match="clients have ended with status 1"):
         run_peers(plan, tmp_path)

@@ -11,7 +11,7 @@ from penstock.netem.clients.peer_plan import PeersPlan
 from penstock.netem.errors import RunError
 from penstock.netem.runs.peer_run import run_peers
 
-NOBODY = PeersPlan({"a": "127.0.0.1", "b": "127.0.0.1"}, 1, 0.0, [], [])
+NOBODY = PeersPlan(1, 0.0, [], [])
 
 
 def test_hosts_begin_together_and_their_records_are_one(tmp_path: Path) -> None:
