@@ -98,14 +98,14 @@ class Place:
             PenstockError: the place cannot be used.
         """
         if self.config is None:
-            return work(self._client(self.url or DEFAULT_URL))
+            return work(self.client(self.url or DEFAULT_URL))
         if self.url is not None:
             raise CommandError("--url: read --url and -c; allowed: one of them")
         config = read_config(self.config)
-        url = _url_of(config)
+        url = url_of(config)
         if url is not None:
             try:
-                return work(self._client(url))
+                return work(self.client(url))
             except NoAnswerError as error:
                 if not isinstance(error.__cause__, ConnectionRefusedError):
                     raise
@@ -117,7 +117,12 @@ class Place:
         os.umask(os.umask(NO_OTHERS) | NO_OTHERS)
         return asyncio.run(_with_file(config, self.config, work))
 
-    def _client(self, url: str) -> QueueClient:
+    def client(self, url: str) -> QueueClient:
+        """Return a client of the queues.
+
+        Raises:
+            CommandError: the place cannot be used.
+        """
         try:
             token = None if self.token_file is None else read_token(self.token_file)
         except (OSError, ValueError) as error:
@@ -131,7 +136,7 @@ class Place:
             raise CommandError(f"--ca-file: {ca_file} cannot be used: {error}") from error
 
 
-def _url_of(config: QueueConfig) -> str | None:
+def url_of(config: QueueConfig) -> str | None:
     """Return where the server of a policy file answers; None where that is not known."""
     if config.http is None:
         return None

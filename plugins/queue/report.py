@@ -27,7 +27,7 @@ def stats_lines(queues: Sequence[Figures]) -> list[str]:
         KeyError: a figure is missing.
         TypeError: a figure has another type.
     """
-    lines = _table(
+    lines = table(
         ("queue", ">messages", ">payload", ">stored", ">oldest", ">removed unread", ">set aside"),
         map(_queue_row, queues),
     )
@@ -39,7 +39,7 @@ def stats_lines(queues: Sequence[Figures]) -> list[str]:
     if groups:
         counts = (">waiting", ">leased", ">delayed", ">received")
         header = ("queue", "group", "kind", *counts, "settled", "last request")
-        lines += ["", *_table(header, groups)]
+        lines += ["", *table(header, groups)]
     requests = [
         (queue["name"], name, *_strategy_row(strategy, counts))
         for queue in queues
@@ -48,7 +48,7 @@ def stats_lines(queues: Sequence[Figures]) -> list[str]:
     ]
     if requests:
         columns = (">requests", ">held", ">hits", ">misses", ">messages a hit")
-        lines += ["", *_table(("queue", "group", "dequeue", *columns), requests)]
+        lines += ["", *table(("queue", "group", "dequeue", *columns), requests)]
     slow = [
         (queue["name"], ", ".join(map(str, enqueued["excluded"])) or "-", f"{count:,}")
         for queue in queues
@@ -56,7 +56,7 @@ def stats_lines(queues: Sequence[Figures]) -> list[str]:
         if (count := enqueued.get("exclusions", 0))
     ]
     if slow:
-        lines += ["", *_table(("queue", "physical queues left out", ">times left out"), slow)]
+        lines += ["", *table(("queue", "physical queues left out", ">times left out"), slow)]
     return lines
 
 
@@ -74,7 +74,7 @@ def peek_lines(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     if any(deaths):
         header.insert(-1, "died in")
         rows = [(*row[:-1], death, row[-1]) for row, death in zip(rows, deaths, strict=True)]
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _queue_row(queue: Figures) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def _age(seconds: float | None) -> str:
     return f"{seconds:.1f} s"
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return lines with aligned columns; those whose name begins with ``>`` to the right."""
     is_right = [name.startswith(">") for name in header]
     cells = [[name.removeprefix(">") for name in header]]

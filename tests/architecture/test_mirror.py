@@ -104,6 +104,10 @@ COVERED_ELSEWHERE: Final = {
         "tests/plugins/queue/test_batch_format.py",
         "the decoder; what the encoder writes comes back, and broken frames are told",
     ),
+    "plugins/queue/cluster/status.py": (
+        "tests/plugins/queue/cluster/test_view.py",
+        "tables of what is seen of a cluster, with what is seen",
+    ),
     "plugins/queue/http/openapi_schemas.py": (
         "tests/plugins/queue/http/test_openapi.py",
         "the schemas of the document, which is held against the server's answers",

@@ -12,12 +12,19 @@ from typing import Annotated, TypeAlias, TypeVar
 import typer
 
 from penstock.broker.config.command_line import CommandLine
+from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.process.program import exit_status, run_until_stopped
+from penstock.plugins.queue.client import QueueError
+from penstock.plugins.queue.cluster.changing import Change
 from penstock.plugins.queue.cluster.creating import create as create_cluster
 from penstock.plugins.queue.cluster.node_files import POLICY, SCRIPT, all_files, write_files
 from penstock.plugins.queue.cluster.nodes_file import FabricConfig, read_nodes_file
 from penstock.plugins.queue.cluster.servers import FabricError, Servers
+from penstock.plugins.queue.cluster.status import read_parts, status_lines
 from penstock.plugins.queue.cluster.trial import Trial, trial_config
+from penstock.plugins.queue.cluster.view import View, faults_of, look
+from penstock.plugins.queue.commands import Place, at_a_place, url_of
+from penstock.plugins.queue.gateway import read_config
 
 T = TypeVar("T")
 
@@ -76,6 +83,84 @@ def create(nodes: NodesFile) -> None:
     """Make the cluster of servers that run and are empty: masters, slots, replicas by the rings."""
     config = read_nodes_file(nodes)
     with_servers(config, lambda servers: create_cluster(servers, config.servers(), typer.echo))
+
+
+@app.command()
+@at_a_place
+def status(place: Place, nodes: NodesFile) -> None:
+    """Show the rings: masters, replicas and how far they are behind, and what is not in its place.
+
+    With -c, also the physical queues of each master; with -c or --url, those that the gateway there
+    leaves out as slow. The status is 1 where something is not as the rings want it.
+    """
+    config = read_nodes_file(nodes)
+    policy = None if place.config is None else read_config(place.config)
+    if policy is not None and not policy.redis.cluster:
+        problem = ConfigProblem("plugins.queue.redis.cluster", "nothing", "nodes of the fabric")
+        raise ConfigError(str(place.config), [problem])
+
+    async def work(servers: Servers) -> tuple[View, dict[str, dict[int, int]]]:
+        parts = {} if policy is None else await read_parts(policy.redis)
+        return await look(servers, config), parts
+
+    view, parts = with_servers(config, work)
+    url = place.url or (policy and url_of(policy))
+    excluded: dict[str, list[int]] = {}
+    if url:
+        try:
+            queues = place.client(url).queues()
+        except QueueError as error:
+            typer.echo(f"{PROGRAM}: {url}: {error}", err=True)
+        else:
+            excluded = {one["name"]: one["enqueued"]["excluded"] for one in queues}
+    typer.echo("\n".join(status_lines(view, config, parts, excluded)))
+    if faults_of(view, config):
+        raise typer.Exit(1)
+
+
+Node: TypeAlias = Annotated[str, typer.Argument(metavar="NODE", help="A machine of the file.")]
+
+
+def _check_node(config: FabricConfig, nodes: str, node: str) -> None:
+    if node not in config.nodes:
+        allowed = f"one of {', '.join(config.nodes)}"
+        raise ConfigError(nodes, [ConfigProblem("nodes", f"none called {node}", allowed)])
+
+
+@app.command()
+def add(nodes: NodesFile, node: Node) -> None:
+    """Bring a machine into its place on the rings while traffic goes on.
+
+    It is new, stands in the file where it is to be, and its servers run; or it was away, and gets
+    its masters back.
+    """
+    config = read_nodes_file(nodes)
+    _check_node(config, nodes, node)
+    with_servers(
+        config, lambda servers: Change(servers, config, config.rings, typer.echo).add(node)
+    )
+
+
+@app.command()
+def drain(nodes: NodesFile, node: Node) -> None:
+    """Take masters, slots and replicas off a machine while traffic goes on; it may be dead.
+
+    Then its servers are in no cluster any more, and it can be taken out of the file.
+    """
+    config = read_nodes_file(nodes)
+    _check_node(config, nodes, node)
+    try:
+        rings = config.rings.without_node(node)
+    except ValueError as error:
+        raise ConfigError(
+            nodes,
+            [
+                ConfigProblem(
+                    "nodes", f"{len(config.nodes)}", f"{config.replicas + 2} or more for drain"
+                )
+            ],
+        ) from error
+    with_servers(config, lambda servers: Change(servers, config, rings, typer.echo).drain(node))
 
 
 @app.command()

@@ -23,7 +23,7 @@ async def create(servers: Servers, fabric: Sequence[Server], tell: Callable[[str
         FabricError: a server cannot be used. What was done stays: the servers must be emptied
             before the next attempt.
     """
-    await asyncio.gather(*(_check_is_new(servers, server.address) for server in fabric))
+    await asyncio.gather(*(check_is_new(servers, server.address) for server in fabric))
     masters = [server for server in fabric if server.is_home]
     tell(f"{N_SLOTS:,} slots to {len(masters)} masters")
     for at, server in enumerate(masters):
@@ -50,7 +50,12 @@ async def create(servers: Servers, fabric: Sequence[Server], tell: Callable[[str
     await until_agreed(servers, addresses)
 
 
-async def _check_is_new(servers: Servers, address: Address) -> None:
+async def check_is_new(servers: Servers, address: Address) -> None:
+    """See that a server is empty and in no cluster.
+
+    Raises:
+        FabricError: it is not, or does not answer.
+    """
     info = await servers.cluster_info(address)
     if info.get("cluster_known_nodes") != "1" or info.get("cluster_slots_assigned") != "0":
         raise FabricError(
