@@ -152,14 +152,9 @@ def drain(nodes: NodesFile, node: Node) -> None:
     try:
         rings = config.rings.without_node(node)
     except ValueError as error:
-        raise ConfigError(
-            nodes,
-            [
-                ConfigProblem(
-                    "nodes", f"{len(config.nodes)}", f"{config.replicas + 2} or more for drain"
-                )
-            ],
-        ) from error
+        allowed = f"{config.replicas + 2} or more, one of which is drained"
+        problem = ConfigProblem("nodes", f"{len(config.nodes)}", allowed)
+        raise ConfigError(nodes, [problem]) from error
     with_servers(config, lambda servers: Change(servers, config, rings, typer.echo).drain(node))
 
 

@@ -41,24 +41,10 @@ class RingQueue(NamedTuple):
         return f"Q{self.ring + 1}-{self.home}"
 
 
-class Move(NamedTuple):
-    """What a change of the nodes does to a physical queue.
-
-    Attributes:
-        queue: that moves.
-        gained: nodes that get a copy.
-        lost: nodes that give theirs up.
-    """
-
-    queue: RingQueue
-    gained: tuple[str, ...]
-    lost: tuple[str, ...]
-
-
 class Rings:
     """The placement of physical queues on nodes.
 
-    It never changes: nodes that join or leave give other rings, see `with_node` and `without_node`.
+    It never changes: nodes that join or leave give other rings, see `without_node`.
 
     Args:
         nodes: names in the order of the circle, as many as `copies` at least.
@@ -113,22 +99,6 @@ class Rings:
         found = ((queue, self.holders(queue, away)) for queue in self.queues)
         return {queue: holders[0] for queue, holders in found if holders}
 
-    def with_node(self, name: str, after: str | None = None) -> Rings:
-        """Return the rings with a node more.
-
-        Args:
-            name: of the node.
-            after: node behind which it stands in the circle; None for the last.
-
-        Raises:
-            ValueError: there is a node of this name, or none of the other's.
-        """
-        if after is not None and after not in self._places:
-            raise ValueError(f"after: read {after}; allowed: {', '.join(self.nodes)}")
-        place = len(self.nodes) if after is None else self._places[after] + 1
-        nodes = (*self.nodes[:place], name, *self.nodes[place:])
-        return Rings(nodes, self.directions, self.copies)
-
     def without_node(self, name: str) -> Rings:
         """Return the rings with a node less; its physical queues must be empty before.
 
@@ -139,16 +109,3 @@ class Rings:
             raise ValueError(f"node: read {name}; allowed: {', '.join(self.nodes)}")
         nodes = [other for other in self.nodes if other != name]
         return Rings(nodes, self.directions, self.copies)
-
-    def moves_to(self, other: Rings) -> list[Move]:
-        """Return what must be copied until other rings hold, of physical queues that both have."""
-        both = set(other.queues)
-        found = []
-        for queue in self.queues:
-            if queue in both:
-                before, then = self.holders(queue), other.holders(queue)
-                gained = tuple(name for name in then if name not in before)
-                lost = tuple(name for name in before if name not in then)
-                if gained or lost:
-                    found.append(Move(queue, gained, lost))
-        return found
