@@ -10,17 +10,26 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import join
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias, TypeVar, cast
 
 import typer
 
 from penstock.broker.config.command_line import CommandLine
-from penstock.broker.errors import ConfigError
+from penstock.broker.errors import ConfigError, PenstockError
 from penstock.models.dequeue import plot as dequeue_plot
 from penstock.models.dequeue import sweep as dequeue_sweep
 from penstock.models.fabric import claims as fabric_claims
 from penstock.models.fabric import plot as fabric_plot
 from penstock.models.fabric import sweep as fabric_sweep
+from penstock.models.recording.options import (
+    CaFile,
+    CertFile,
+    KeyFile,
+    PasswordFile,
+    Topics,
+    Username,
+)
 from penstock.models.recording.traces import Trace, read_traces
 from penstock.models.withholding.connection_sweep import (
     Effort,
@@ -52,6 +61,9 @@ if TYPE_CHECKING:
     from penstock.models.visibility.sweep import Effort as VisibilityEffort
 
 Number = TypeVar("Number", int, float)
+
+FROM_RUNNING: Final = "--from-running"
+"""In place of a fleet's file."""
 
 app = CommandLine()
 
@@ -512,6 +524,73 @@ def fleet(
         _write(partial(page.write, made, found), html, "--html")
 
 
+@app.command()
+def running(
+    context: typer.Context,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL", help="mqtt://HOST:PORT, mqtts:// with TLS; or a folder of record."
+        ),
+    ],
+    seconds: Annotated[float, typer.Option(min=1, help="To watch the broker for.")] = 60.0,
+    username: Username = None,
+    password_file: PasswordFile = None,
+    ca_file: CaFile = None,
+    cert_file: CertFile = None,
+    key_file: KeyFile = None,
+    topics: Topics = None,
+    fleet_out: Annotated[
+        Path | None, typer.Option(help="Write the fleet's file there, to edit and plan again.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the plan there, with plots, for a browser.")
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="Write a policy file for the broker there.")
+    ] = None,
+    figures: Figures = None,
+) -> None:
+    """Plan for the fleet of a running broker: what to change, and what it would gain.
+
+    ``penstock plan --from-running URL`` is the same. The result is printed as Markdown.
+    """
+    from penstock.models.closed_forms import UnstableError  # noqa: PLC0415 - numpy
+    from penstock.models.planner import page, policy_file, report  # noqa: PLC0415
+    from penstock.models.planner.fleet import read_fleet  # noqa: PLC0415
+    from penstock.models.planner.planning import make_plan  # noqa: PLC0415
+    from penstock.models.recording import advice  # noqa: PLC0415
+    from penstock.models.recording.observed import observe  # noqa: PLC0415
+    from penstock.models.recording.recorder import Address, record_into  # noqa: PLC0415 - paho
+
+    output = _Output(context, figures)
+    for to_write, option in ((fleet_out, "--fleet-out"), (html, "--html"), (policy, "--policy")):
+        if to_write is not None:
+            _write(check_writable, to_write, option)
+    tell = partial(typer.echo, err=True)
+    try:
+        with TemporaryDirectory() as scratch:
+            folder, file = Path(source), Path(scratch) / "fleet.yaml"
+            if not folder.is_dir():
+                folder = Path(scratch) / "recording"
+                address = Address(source, username, password_file, ca_file, cert_file, key_file)
+                record_into(folder, address, tuple(topics or ["#"]), seconds, tell)
+            seen = observe(folder)
+            seen.write(file)
+            if fleet_out is not None:
+                _write(seen.write, fleet_out, "--fleet-out")
+            made = make_plan(read_fleet(file), tell)
+    except (PenstockError, UnstableError, OSError, ValueError) as error:
+        typer.echo(f"penstock plan: {error}", err=True)
+        raise typer.Exit(2) from None
+    found = advice.tables(seen, made) | report.tables(made)
+    output.tell(report.HEADING, found)
+    if policy is not None:
+        _write(partial(policy_file.write, made), policy, "--policy")
+    if html is not None:
+        _write(partial(page.write, made, found), html, "--html")
+
+
 def _validated(fleet: Fleet) -> dict[str, Table]:
     try:
         from penstock.models.planner import validation  # noqa: PLC0415 - paho
@@ -665,6 +744,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if arguments and arguments[0].endswith((".yaml", ".yml")):
         arguments = ["fleet", *arguments]
+    elif arguments[:1] == [FROM_RUNNING]:
+        arguments = ["running", *arguments[1:]]
     return app.status(arguments, "penstock plan", f"penstock plan {join(arguments)}")
 
 

@@ -31,10 +31,12 @@ from penstock.broker.errors import PeerError, PenstockError
 from penstock.broker.mqtt.topics import validate_topic_filter
 from penstock.models.recording.rows import (
     FigureRow,
+    FullError,
     MessageRow,
     RttRow,
     SubscriptionRow,
     Take,
+    Writer,
 )
 
 SYS: Final = "$SYS/broker/"
@@ -47,6 +49,8 @@ STEP_SECONDS: Final = 0.2
 """Longest wait for a packet before the clock is looked at."""
 KEEP_ALIVE_SECONDS: Final = 60
 HASH_BYTES: Final = 6
+MOST_BYTES: Final = 100_000_000
+"""Of what is recorded for a plan."""
 
 
 class RecordError(PenstockError):
@@ -350,6 +354,38 @@ class Recorder:
                 raise RecordError(f"certificates: {error}") from error
             client.tls_set_context(context)
         return client, host, port or PORTS[parts.scheme]
+
+
+def record_into(
+    folder: Path,
+    address: Address,
+    topics: tuple[str, ...],
+    seconds: float,
+    tell: Callable[[str], None],
+) -> None:
+    """Record a broker for some time.
+
+    Args:
+        folder: new or empty.
+        address: of the broker.
+        topics: filters of the messages.
+        seconds: for which; it ends before, where the files become `MOST_BYTES` long.
+        tell: gets a line about what happens.
+
+    Raises:
+        RecordError: it cannot be recorded.
+        OSError: the folder cannot be written.
+    """
+    writer: Writer | None = None
+    recorder = Recorder(address, Wanted(topics), lambda row: writer.take(row) if writer else None)
+    recorder.open()
+    writer = Writer(folder, MOST_BYTES)
+    try:
+        recorder.run(seconds, tell)
+    except FullError:
+        tell("enough was recorded")
+    finally:
+        writer.close()
 
 
 def _password(address: Address) -> str | None:

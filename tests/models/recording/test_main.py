@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,10 @@ from typing import NamedTuple
 
 import pytest
 
+from penstock.models.__main__ import main as plan
+from penstock.models.planner import delivery
+from penstock.models.planner.fleet import read_fleet
+from penstock.models.recording import recorder
 from penstock.models.recording.__main__ import main
 from penstock.models.recording.rows import (
     FILES,
@@ -63,7 +68,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             "tls": {"bind": "127.0.0.1:0", "ssl": True, **authority.listener_keys()},
         },
         "sys_interval": 0.2,
-        "limits": {"subscriptions": 12},
+        "limits": {"subscriptions": 12, "queued_messages": 500},
         "plugins": {
             "access": {"password_file": "passwords", "acl_file": "acl"},
             "probing": {"probe_period": 0.1},
@@ -126,6 +131,46 @@ def test_what_a_running_broker_shows_is_recorded_until_ctrl_c(
     figures = {row.name for row in read_rows(folder, FigureRow)}
     assert {"penstock/withholding/policy", "penstock/machine/cores"} <= figures
     assert b"secret" not in b"".join((folder / name).read_bytes() for name in FILES.values())
+
+
+def test_a_plan_for_a_running_broker(
+    running: Running,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fleet that was seen, what to change about the present settings, and the gain."""
+    monkeypatch.setattr(recorder, "MOST_BYTES", 60_000)  # most of it messages
+    monkeypatch.setattr(delivery, "MESSAGES", 500)
+    is_over = threading.Event()
+
+    def publish() -> None:
+        while not is_over.is_set():
+            running.publisher.publish("pictures/1", LARGE)
+
+    password = tmp_path / "password"
+    password.write_text("a\n")
+    file = tmp_path / "fleet.yaml"
+    known = ["--username", "ann", "--password-file", str(password), "--topics", "pictures/#"]
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        url = running.urls["default"]
+        options = ["--seconds", "3600", "--fleet-out", str(file)]
+        assert plan(["--from-running", url, *known, *options]) == 0
+    finally:
+        is_over.set()
+        thread.join()
+    told = capsys.readouterr()
+    assert "enough was recorded" in told.err
+    assert "| `limits.queued_messages` | 500 | 1,000 at least | room for what waits" in told.out
+    assert "| `withholding.policy` | none | adaptive | nothing: keep it |" in told.out
+    assert "| messages received a second | " in told.out
+    fleet = read_fleet(file)
+    (kind,) = fleet.devices.values()
+    assert (kind.payload_bytes, kind.topics, kind.count) == (len(LARGE), "pictures/+", 1)
+    assert fleet.subscribers["far"].share_ratio == 1
+    assert fleet.links["far"].rtt_seconds < 10
 
 
 def test_names_are_hidden_alike_in_all_files(running: Running, tmp_path: Path) -> None:
