@@ -29,7 +29,9 @@ local function call(...) return redis.call(...) end
 local STEP = 2000      -- messages that one call removes at most
 local LOOK = 5000      -- messages that one receive looks at
 local LANES = 100000   -- messages of a group that may wait for earlier ones of their key
+local MANY = 500       -- messages that one command removes at most
 local INFO = '<ddddI4BHc0'
+local SIZE_AT = 33     -- where the payload bytes stand in it
 local RING = 256       -- calls of a program whose answers are kept
 local KEPT = 3600      -- seconds for which they are kept
 
@@ -178,13 +180,47 @@ local function all_done(p, offset)
   return has_group
 end
 
+-- Removes the earliest messages, which no group of kind `lease` and no delay knows of: some commands
+-- for many of them, where `leave` takes six for each.
+local function leave_first(p, last)
+  local infos, bodies = p.base .. ':i', p.base .. ':d'
+  for from = p.earliest, last - 1, MANY do
+    local offsets = {}
+    for offset = from, math.min(from + MANY, last) - 1 do offsets[#offsets + 1] = offset end
+    for i, raw in ipairs(call('HMGET', infos, unpack(offsets))) do
+      if raw then
+        p.messages = p.messages - 1
+        p.bytes = p.bytes - struct.unpack('<I4', raw, SIZE_AT)
+        p.stored = p.stored - #raw - call('HSTRLEN', bodies, offsets[i])
+      end
+    end
+    call('HDEL', infos, unpack(offsets))
+    call('HDEL', bodies, unpack(offsets))
+  end
+  if p.holes > 0 then
+    p.holes = p.holes - call('ZREMRANGEBYSCORE', p.base .. ':o', '-inf', last - 1)
+  end
+  p.earliest = last
+  while p.holes > 0 and call('ZREM', p.base .. ':o', p.earliest) == 1 do
+    p.holes = p.holes - 1
+    p.earliest = p.earliest + 1
+  end
+end
+
 -- Removes from a range what all groups are done with; returns where it must go on, or -1.
 local function sweep(p, from, to)
   from = math.max(from, p.earliest)
-  local lowest = nil
-  for _, g in pairs(p.groups) do lowest = math.min(lowest or g.at, g.at) end
+  local lowest, leases = nil, p.delayed > 0
+  for _, g in pairs(p.groups) do
+    lowest = math.min(lowest or g.at, g.at)
+    leases = leases or g.kind == 'l'
+  end
   to = math.min(to, p.next, lowest or 0)
   local last = math.min(to, from + STEP)
+  if not leases and from == p.earliest and from < last then
+    leave_first(p, last)
+    return last < to and last or -1
+  end
   for offset = from, last - 1 do
     if all_done(p, offset) then leave(p, offset) end
   end

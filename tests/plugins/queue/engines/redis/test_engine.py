@@ -18,6 +18,7 @@ from penstock.plugins.queue.engines.contract import (
     EngineStartError,
     GroupSpec,
     NewMessage,
+    Position,
     QueueSpec,
     StorageError,
     StorageFullError,
@@ -332,3 +333,37 @@ async def test_dead_letters_whose_answer_is_lost_die_once(
     assert [one.payload for one in await engine.lease("q", "g", 0, 9, MANY_BYTES)] == [b"b"]
     assert [one.payload for one in await engine.lease("dead", "g", 0, 9, MANY_BYTES)] == [b"a"]
     assert engine.snapshot("q").groups["g"].settled["dead"] == 1
+
+
+@pytest.mark.parametrize(
+    "steps", [[(550, (550, 700)), (700, (700, 600))], [(600, (650, 650)), (1_250, (1_250, 50))]]
+)
+async def test_what_readers_are_done_with_leaves_together(
+    server: RedisServer, steps: list[tuple[int, tuple[int, int]]]
+) -> None:
+    """Across holes that newer messages of a key have left, and up to these."""
+    groups = {name: GroupSpec(kind="offsets") for name in ("g", "h")}
+    spec = QueueSpec(physical_queues=1, groups=groups, keeps_last=True, key="topic")
+    topics = [*(f"t{n}" for n in range(1_250)), *(f"t{n}" for n in range(600, 650))]
+    messages = [NewMessage(Message(topic, topic.encode())) for topic in topics]
+    async with opened(server) as engine:
+        incarnation = (await engine.create_queue("q", spec)).incarnation
+        await engine.append("q", 0, messages)
+
+        async def commit(group: str, offset: int) -> tuple[int, int]:
+            await engine.commit("q", group, Position(incarnation, {0: offset}))
+            usage = engine.snapshot("q").usage[0]
+            return usage.earliest, usage.messages
+
+        assert await commit("g", 1_300) == (0, 1_250)
+        for offset, expected in steps:
+            assert await commit("h", offset) == expected
+        assert await commit("h", 1_300) == (1_300, 0)
+        snapshot = engine.snapshot("q")
+        assert (snapshot.payload_bytes, snapshot.stored_bytes) == (0, 0)
+        base = f"{server.prefix}:{{{incarnation}.0}}"
+        connection = server.connection()
+        await connection.connect()
+        for name in ("i", "d", "o"):
+            assert await ask_directly(connection, "EXISTS", f"{base}:{name}") == 0
+        await connection.disconnect()
