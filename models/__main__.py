@@ -124,7 +124,11 @@ class _Output:
 
 @app.callback()
 def plan() -> None:
-    """Run the papers' simulations with the broker's own code."""
+    """Run the papers' simulations with the broker's own code, and plan with them.
+
+    ``penstock plan FILE.yaml`` plans for a fleet, ``penstock plan --from-running URL`` for that of
+    a running broker.
+    """
 
 
 def _numbers(text: str, name: str, read: Callable[[str], Number]) -> tuple[Number, ...]:

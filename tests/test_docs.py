@@ -155,7 +155,7 @@ def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         is_group = (
             words[0] in ("fabric", "netem", "plan", "queue", "spark")
             and len(words) > 1
-            and (words[1].isalpha() or words[1].endswith(".yaml"))
+            and (words[1].isalpha() or words[1].endswith(".yaml") or words[1] == "--from-running")
         )
         status = command_line.main([*words[: 2 if is_group else 1], "--help"])
     else:
