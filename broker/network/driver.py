@@ -36,6 +36,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.broker.errors import PeerError
+from penstock.broker.network.hangups import Hangups
 from penstock.broker.network.lingering_close import LingeringClose
 from penstock.broker.receiving.connection import Connection
 from penstock.broker.sessions.core import Core
@@ -111,6 +112,7 @@ class Driver:
         loop: the event loop.
         protocols: the network connections there are.
         lingering: sockets of connections that were broken off.
+        hangups: connections that are not read from.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
         self.loop = loop or asyncio.get_running_loop()
         self.lingering = LingeringClose(self.loop)
+        self.hangups = Hangups(self.loop)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._line: deque[Served] = deque()
@@ -356,6 +359,7 @@ class Driver:
         for protocol in list(self.protocols):
             protocol.abort()
         self.lingering.close()
+        self.hangups.close()
         if self._timer is not None:
             self._timer.cancel()
         for task in list(self._tasks):

@@ -182,8 +182,7 @@ class MqttProtocol(asyncio.Protocol):
             and not connection.client.is_closing
         ):
             self._rest = data
-            self.is_reading = False
-            self.transport.pause_reading()
+            self._pause_reading()
             self._take_slice(connection, driver.clock())
         else:
             self._receive(connection, data, driver.clock())
@@ -297,6 +296,7 @@ class MqttProtocol(asyncio.Protocol):
             self._is_end_due = False
             driver.has_left()
         driver.lost(self)
+        driver.hangups.discard(self)
         if self.judging is not None:
             self.judging.cancel()
         if self._close_timer is not None:
@@ -366,12 +366,34 @@ class MqttProtocol(asyncio.Protocol):
         """Read while the connection wants it and nothing of the last chunk is left."""
         self._line_up(connection)
         wants_reading = connection.client.wants_reading and not self._rest
-        if wants_reading != self.is_reading:
-            self.is_reading = wants_reading
-            if wants_reading:
-                self.transport.resume_reading()
-            else:
-                self.transport.pause_reading()
+        if wants_reading and not self.is_reading:
+            self.is_reading = True
+            self.driver.hangups.discard(self)
+            self.transport.resume_reading()
+        elif self.is_reading and not wants_reading:
+            self._pause_reading()
+
+    def _pause_reading(self) -> None:
+        self.is_reading = False
+        self.transport.pause_reading()
+        self.driver.hangups.add(self)
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the transport closes or is closed."""
+        return self.transport.is_closing()
+
+    def peer_hung_up(self) -> None:
+        """The peer is gone, though what it has sent is not read: that is read to its end.
+
+        A publisher that waited for room waits no more. `connection_lost` follows.
+        """
+        connection = self.connection
+        if connection is not None:
+            now = self.driver.clock()
+            connection.peer_left(now)
+            self.see_to_reading(connection)
+            self.driver.settle(now)
 
     def _line_up(self, connection: Connection) -> None:
         """Wait for a turn if something that came by may be handled, or was the last."""

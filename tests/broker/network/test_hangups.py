@@ -1,0 +1,81 @@
+"""Publishers that wait for room and vanish, on real sockets."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import pytest
+
+from penstock.broker.mqtt.packets import PubAck, Publish
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.network import hangups
+from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
+from tests.helpers.wire import connected
+
+LIMITS = {"queued_messages": 2, "receive_maximum": 4, "queue_full_seconds": 10_000}
+N_PAUSING = 6
+"""Messages after which a publisher is not read from: two have room, and four are unacknowledged."""
+
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: on, for no time; the socket's end is a reset."""
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+@pytest.mark.parametrize("n_unread", [0, 20])
+async def test_a_client_that_waits_for_room_and_is_gone_has_no_session_any_more(
+    monkeypatch: pytest.MonkeyPatch, n_unread: int, *, is_reset: bool
+) -> None:
+    """It is not read from, some of what it has sent may be unread, and nothing makes room."""
+    monkeypatch.setattr(hangups, "LOOK_SECONDS", 0.01)
+    packets = [
+        write_packet(Publish("t", bytes(1024), qos=1, packet_id=n + 1), 4)
+        for n in range(N_PAUSING + n_unread)
+    ]
+    async with serving(limits=LIMITS) as server:
+        port = port_of(server)
+        async with await connected(port, "away", 4, clean_start=False) as away:
+            await away.subscribe("t", 1)
+        async with await connected(port, "p", 4, keep_alive=0) as publisher:
+            driver, protocol = driver_of(server), protocol_of(server, "p")
+            await publisher.send_bytes(b"".join(packets[:N_PAUSING]))
+            await until(lambda: not protocol.is_reading)
+            await publisher.send_bytes(b"".join(packets[N_PAUSING:]))
+            assert server.core.sessions.get("p") is not None
+            if is_reset:
+                publisher.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            publisher.close()
+            await until(lambda: protocol not in driver.protocols)
+        assert server.core.sessions.client_ids() == ["away"]
+        assert server.core.counters.clients_connected == 0
+
+
+async def test_a_client_that_waits_for_room_and_is_there_goes_on_when_there_is_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is looked at meanwhile; all that it has sent is acknowledged."""
+    looks = 0
+    look = hangups.Hangups._look
+
+    def counted(self: hangups.Hangups) -> None:
+        nonlocal looks
+        looks += 1
+        look(self)
+
+    monkeypatch.setattr(hangups.Hangups, "_look", counted)
+    monkeypatch.setattr(hangups, "LOOK_SECONDS", 0.01)
+    packets = [Publish("t", b"", qos=1, packet_id=n + 1) for n in range(N_PAUSING)]
+    async with serving(limits=LIMITS) as server:
+        port = port_of(server)
+        async with await connected(port, "away", 4, clean_start=False) as away:
+            await away.subscribe("t", 1)
+        async with await connected(port, "p", 4, keep_alive=0) as publisher:
+            protocol = protocol_of(server, "p")
+            await publisher.send_bytes(b"".join(write_packet(packet, 4) for packet in packets))
+            await until(lambda: not protocol.is_reading)
+            await until(lambda: looks > 2)
+            away = await connected(port, "away", 4, clean_start=True)
+            answers = [await publisher.take(PubAck) for _ in packets]
+            assert {answer.packet_id for answer in answers} == set(range(1, N_PAUSING + 1))
+            await until(lambda: protocol.is_reading)
+            away.close()
