@@ -61,7 +61,8 @@ ANSWER_SECONDS: Final = 60.0
 DRAIN_SECONDS: Final = 120.0
 """For what was stored to be received, leases that were lost among it."""
 VISIBILITY_SECONDS: Final = 10.0
-DEFAULT_FAULT_REPEATS: Final = 5
+DEFAULT_FAULT_REPEATS: Final = 6
+"""As many as an interval needs."""
 
 
 class Size(NamedTuple):

@@ -179,6 +179,12 @@ MODULE_ARROWS: Final = {
     "benchmarks.loads.queue_consumer": ("benchmarks", "netem", "plugins.queue.client"),
     "benchmarks.loads.queue_drain": ("benchmarks", "netem", "plugins.queue.client"),
     "benchmarks.fabric_faults": ("benchmarks", "netem", "plugins.queue.client"),
+    "benchmarks.redis_store": (
+        "benchmarks",
+        "netem",
+        "plugins.queue.engines",
+        "broker.message",
+    ),
     "benchmarks.queue_kills": ("benchmarks", "netem", "plugins.queue.client"),
     "benchmarks.spark_kills": ("benchmarks", "netem", "plugins.queue.client"),
     # Its clients keep their packet identifiers over lost connections, which libraries forget.

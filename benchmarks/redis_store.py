@@ -1,0 +1,426 @@
+"""How quickly does the queue's Redis engine store and delete, beside a queue of plain keys?
+
+Rerun: ``python -m benchmarks.redis_store``; a look in seconds with ``--quick``. It needs
+redis-server, and memcached for its rows.
+
+Each way enqueues messages of 0.4 KB (paper 001, 2.4.3), receives and deletes them, from one process
+with one connection to each node, on one, two and three nodes:
+
+* the engine of the queue, which calls functions at the server, `DEPTH` messages under way, each in
+  a call of its own;
+* the same with the messages for a physical queue in one call, as they come from many publishers;
+* a simple queue of keys with metadata, as paper 001 compares with (2.3.3): its metadata are read
+  and written at each enqueue and each delete, one command at a time, on a Redis like that;
+* the same with `DEPTH` queues side by side, whose commands leave together;
+* that one on memcached.
+
+The ways take turns on servers that stay, so that a machine that becomes slower slows all of them.
+A repetition is the unit of the intervals of ratios. Client and servers share the machine: where a
+processor is short, the client's share of the work is in every figure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Final, TypeAlias
+
+from redis import Redis
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.program import JsonFile, Program, Quick, Repeats, describe_run, tell, write_json
+from penstock.broker.message import Message
+from penstock.netem.figures.estimates import Estimate, bootstrap, mean_of
+from penstock.netem.runs.broker_process import RunningBroker, reserved_port
+from penstock.plugins.queue.engines.contract import GroupSpec, NewMessage, QueueSpec
+from penstock.plugins.queue.engines.redis.engine import RedisEngine
+from penstock.plugins.queue.engines.redis.server import RedisServer
+
+PAYLOAD: Final = bytes(400)
+DEPTH: Final = 64
+"""Messages under way at a time."""
+QUEUES_EACH: Final = 4
+"""Physical queues of the engine for each node."""
+FULL_MESSAGES: Final = 20_000
+QUICK_MESSAGES: Final = 500
+UNPIPELINED_SHARE: Final = 0.25
+"""Of the messages for the way that takes one command at a time."""
+NODES: Final = (1, 2, 3)
+READY_SECONDS: Final = 60.0
+N_SLOTS: Final = 16_384
+ANY_BYTES: Final = 1 << 40
+
+ENGINE: Final = "engine, a message a call"
+RUNS: Final = "engine, many a call"
+KEYS: Final = "keys, one command at a time"
+PIPELINED: Final = "keys, pipelined"
+MEMCACHED: Final = "memcached, pipelined"
+TARGETS: Final = {KEYS: (ENGINE, 3.8), PIPELINED: (RUNS, 1.5), MEMCACHED: (RUNS, 1.4)}
+"""Least ratio of the engine's rate to each way's. What sends many commands at once is compared with
+the engine that does so, too."""
+
+Command: TypeAlias = tuple[bytes, ...]
+"""``get KEY``, ``set KEY VALUE`` or ``delete KEY``."""
+Way: TypeAlias = Callable[[int], Awaitable[None]]
+"""Passes so many messages through."""
+
+
+# -- plain keys ------------------------------------------------------------------------------------
+
+
+class RedisKeys:
+    """Plain keys of a Redis server, on one connection."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def open(self) -> None:
+        """Connect."""
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._writer.close()
+
+    async def ask(self, commands: Sequence[Command]) -> list[bytes | None]:
+        """Send commands in one write; return their answers."""
+        names = {b"get": b"GET", b"set": b"SET", b"delete": b"DEL"}
+        packed: list[bytes] = []
+        for name, *words in commands:
+            words.insert(0, names[name])
+            packed.append(b"*%d\r\n" % len(words))
+            packed += [b"$%d\r\n%b\r\n" % (len(word), word) for word in words]
+        self._writer.write(b"".join(packed))
+        return [await self._answer() for _ in commands]
+
+    async def _answer(self) -> bytes | None:
+        line = await self._reader.readline()
+        if line.startswith(b"$") and line != b"$-1\r\n":
+            n_bytes = int(line[1:])
+            return (await self._reader.readexactly(n_bytes + 2))[:n_bytes]
+        if line[:1] not in (b"+", b":", b"$"):
+            raise BenchmarkError(f"redis: read {line!r}")
+        return None
+
+
+class MemcachedKeys:
+    """The same of a memcached server."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def open(self) -> None:
+        """Connect."""
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._writer.close()
+
+    async def ask(self, commands: Sequence[Command]) -> list[bytes | None]:
+        """Send commands in one write; return their answers."""
+        packed = []
+        for name, key, *value in commands:
+            if name == b"set":
+                packed.append(b"set %b 0 0 %d\r\n%b\r\n" % (key, len(value[0]), value[0]))
+            else:
+                packed.append(b"%b %b\r\n" % (name, key))
+        self._writer.write(b"".join(packed))
+        return [await self._answer(one[0]) for one in commands]
+
+    async def _answer(self, name: bytes) -> bytes | None:
+        line = await self._reader.readline()
+        if name != b"get" or line == b"END\r\n":
+            if line not in (b"STORED\r\n", b"DELETED\r\n", b"NOT_FOUND\r\n", b"END\r\n"):
+                raise BenchmarkError(f"memcached: read {line!r}")
+            return None
+        n_bytes = int(line.split()[3])
+        data = await self._reader.readexactly(n_bytes + len(b"\r\nEND\r\n"))
+        return data[:n_bytes]
+
+
+Keys: TypeAlias = RedisKeys | MemcachedKeys
+
+
+async def pass_keys(stores: Sequence[Keys], n_messages: int, *, depth: int) -> None:
+    """Enqueue, receive and delete messages of queues of plain keys.
+
+    A queue has one key with its metadata, which are the numbers of its first message and of its
+    next one, and a key for each message.
+
+    Args:
+        stores: servers; the queues are dealt to them.
+        n_messages: how many.
+        depth: queues whose commands leave together; with 1, each command leaves by itself.
+    """
+    n_stores, n_queues = len(stores), max(depth, len(stores))
+    shares = [range(at, n_queues, n_stores) for at in range(n_stores)]
+    n_each = -(-n_messages // n_queues)
+    await asyncio.gather(
+        *(
+            _pass_keys_of(store, share, n_each, is_pipelined=depth > 1)
+            for store, share in zip(stores, shares, strict=True)
+        )
+    )
+
+
+async def _pass_keys_of(
+    store: Keys, queues: Sequence[int], n_each: int, *, is_pipelined: bool
+) -> None:
+    async def ask(commands: list[Command]) -> list[bytes | None]:
+        if is_pipelined:
+            return await store.ask(commands)
+        return [(await store.ask([one]))[0] for one in commands]
+
+    heads = [b"meta:%d" % queue for queue in queues]
+    await ask([(b"set", head, b"0 0") for head in heads])
+    for _ in range(n_each):
+        told = [_numbers(one) for one in await ask([(b"get", head) for head in heads])]
+        commands: list[Command] = []
+        for queue, head, (first, behind) in zip(queues, heads, told, strict=True):
+            commands.append((b"set", b"%d:%d" % (queue, behind), PAYLOAD))
+            commands.append((b"set", head, b"%d %d" % (first, behind + 1)))
+        await ask(commands)
+    for _ in range(n_each):
+        told = [_numbers(one) for one in await ask([(b"get", head) for head in heads])]
+        commands = []
+        for queue, head, (first, behind) in zip(queues, heads, told, strict=True):
+            key = b"%d:%d" % (queue, first)
+            commands += [(b"get", key), (b"delete", key)]
+            commands.append((b"set", head, b"%d %d" % (first + 1, behind)))
+        answers = await ask(commands)
+        if any(payload != PAYLOAD for payload in answers[::3]):
+            raise BenchmarkError("a queue of keys has lost a message")
+
+
+def _numbers(metadata: bytes | None) -> tuple[int, int]:
+    if metadata is None:
+        raise BenchmarkError("a queue of keys has lost its metadata")
+    first, behind = metadata.split()
+    return int(first), int(behind)
+
+
+# -- the engine ------------------------------------------------------------------------------------
+
+
+async def pass_engine(engine: RedisEngine, n_messages: int, *, in_runs: bool) -> None:
+    """Enqueue, receive and delete messages by the queue's engine.
+
+    Args:
+        engine: on one server, or several.
+        n_messages: how many.
+        in_runs: whether messages for one physical queue are one append.
+    """
+    numbers = list(engine.outline("q").physical_queues)
+    n_rounds = -(-n_messages // DEPTH)
+    for _ in range(n_rounds):
+        engine.reserve("q", DEPTH, DEPTH * len(PAYLOAD))
+        new = [NewMessage(Message("t", PAYLOAD)) for _ in range(DEPTH)]
+        n_calls = len(numbers) if in_runs else DEPTH
+        await asyncio.gather(
+            *(
+                engine.append("q", numbers[at % len(numbers)], new[at::n_calls])
+                for at in range(n_calls)
+            )
+        )
+    left = n_rounds * DEPTH
+    while left:
+        found = await asyncio.gather(*(_delete(engine, number) for number in numbers))
+        if not any(found):
+            raise BenchmarkError(f"the engine has lost {left} messages")
+        left -= sum(found)
+
+
+async def _delete(engine: RedisEngine, number: int) -> int:
+    received = await engine.lease("q", "g", number, DEPTH, ANY_BYTES)
+    handles = [message.receipt_handle for message in received]
+    if handles and await engine.settle("q", "g", "ack", handles):
+        raise BenchmarkError("a message of the engine was received twice")
+    return len(received)
+
+
+# -- servers ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def running_redis(n_nodes: int, folder: Path) -> Iterator[list[int]]:
+    """Yield the ports of servers without disk and replicas; those of several are a cluster."""
+    with ExitStack() as stack:
+        ports = [stack.enter_context(reserved_port()) for _ in range(2 * n_nodes)]
+        own, buses = ports[:n_nodes], ports[n_nodes:]
+        for port, bus in zip(own, buses, strict=True):
+            place = folder / str(port)
+            place.mkdir()
+            lines = [f"port {port}", "bind 127.0.0.1", f"dir {place}", 'save ""', "appendonly no"]
+            if n_nodes > 1:
+                lines += ["cluster-enabled yes", f"cluster-port {bus}"]
+            (place / "redis.conf").write_text("\n".join([*lines, ""]))
+            server = RunningBroker("redis", ["redis-server", "redis.conf"], place)
+            stack.callback(server.kill)
+            server.wait_until_listening(port)
+        if n_nodes > 1:
+            _join(own, buses)
+        yield own
+
+
+def _join(ports: Sequence[int], buses: Sequence[int]) -> None:
+    n = len(ports)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Redis(port=port)) for port in ports]
+        for at, client in enumerate(clients):
+            first, last = N_SLOTS * at // n, N_SLOTS * (at + 1) // n - 1
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+            client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", at + 1)
+        for port, bus in zip(ports[1:], buses[1:], strict=True):
+            clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", port, bus)
+        give_up_at = time.monotonic() + READY_SECONDS
+        size = b"cluster_size:%d\r" % n
+        while True:
+            told = [client.execute_command("CLUSTER", "INFO") for client in clients]
+            if all(b"cluster_state:ok" in one and size in one for one in told):
+                return
+            if time.monotonic() > give_up_at:
+                raise BenchmarkError("the nodes of Redis do not meet")
+            time.sleep(0.02)
+
+
+@contextmanager
+def running_memcached(n_nodes: int, folder: Path) -> Iterator[list[int]]:
+    """Yield the ports of servers; none where the program is missing."""
+    with ExitStack() as stack:
+        if shutil.which("memcached") is None:
+            yield []
+            return
+        ports = [stack.enter_context(reserved_port()) for _ in range(n_nodes)]
+        for port in ports:
+            place = folder / f"memcached-{port}"
+            place.mkdir()
+            words = ["memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", str(port), "-m", "256"]
+            server = RunningBroker("memcached", words, place)
+            stack.callback(server.kill)
+            server.wait_until_listening(port)
+        yield ports
+
+
+@asynccontextmanager
+async def opened_ways(n_nodes: int, folder: Path) -> AsyncIterator[dict[str, Way]]:
+    """Yield the ways by name, each with servers of its own."""
+    async with AsyncExitStack() as stack:
+        for name in ("engine", "keys"):
+            (folder / name).mkdir()
+        own = stack.enter_context(running_redis(n_nodes, folder / "engine"))
+        cluster = tuple(("127.0.0.1", port) for port in own) if n_nodes > 1 else ()
+        server = RedisServer(port=own[0], cluster=cluster)
+        engine = RedisEngine(server, logger=logging.getLogger("penstock.queue"))
+        await engine.open()
+        stack.push_async_callback(engine.close)
+        spec = QueueSpec(
+            physical_queues=QUEUES_EACH * n_nodes,
+            groups={"g": GroupSpec(max_leased_messages=1_000_000)},
+        )
+        await engine.create_queue("q", spec)
+        # Servers of a cluster take keys of their own slots alone; a plain client has them alone.
+        plain = [
+            port
+            for at in range(n_nodes)
+            for port in stack.enter_context(running_redis(1, _made(folder / "keys" / str(at))))
+        ]
+        redis = [RedisKeys(port) for port in plain]
+        ports = stack.enter_context(running_memcached(n_nodes, folder))
+        memcached = [MemcachedKeys(port) for port in ports]
+        stores: list[Keys] = [*redis, *memcached]
+        for store in stores:
+            await store.open()
+            stack.callback(store.close)
+        ways: dict[str, Way] = {
+            ENGINE: lambda n: pass_engine(engine, n, in_runs=False),
+            RUNS: lambda n: pass_engine(engine, n, in_runs=True),
+            KEYS: lambda n: pass_keys(redis, int(n * UNPIPELINED_SHARE), depth=1),
+            PIPELINED: lambda n: pass_keys(redis, n, depth=DEPTH),
+        }
+        if memcached:
+            ways[MEMCACHED] = lambda n: pass_keys(memcached, n, depth=DEPTH)
+        yield ways
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+async def measure(n_nodes: int, n_messages: int, repeats: int) -> dict[str, list[float]]:
+    """Return messages each second of each way, by repetition."""
+    with tempfile.TemporaryDirectory(prefix="penstock-store-") as folder:
+        async with opened_ways(n_nodes, Path(folder)) as ways:
+            found: dict[str, list[float]] = {name: [] for name in ways}
+            for repetition in range(repeats + 1):
+                names = list(ways) if repetition % 2 else list(ways)[::-1]
+                for name in names:
+                    n = int(n_messages * (UNPIPELINED_SHARE if name == KEYS else 1.0))
+                    began_at = time.perf_counter()
+                    await ways[name](n_messages)
+                    seconds = time.perf_counter() - began_at
+                    if repetition:  # the first one warms up
+                        found[name].append(n / seconds)
+            return found
+
+
+# -- the report ------------------------------------------------------------------------------------
+
+
+def verdict(found: Estimate, target: float) -> str:
+    """Say whether a ratio meets its target; an interval that holds it shows nothing."""
+    if found.low >= target:
+        return "met"
+    return "missed" if found.high < target else "not shown"
+
+
+def to_markdown(results: dict[int, dict[str, list[float]]]) -> list[str]:
+    """Return the table: rates, and the engine's ratio to each way."""
+    lines = [
+        "| nodes | way | messages/s, median (least to most) | engine's ratio (95 %) | target | |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for n_nodes, ways in results.items():
+        for name, rates in ways.items():
+            spread = f"{median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
+            cells = [str(n_nodes), name, spread, "", "", ""]
+            if name in TARGETS:
+                own_name, target = TARGETS[name]
+                pairs = [own / other for own, other in zip(ways[own_name], rates, strict=True)]
+                ratio = bootstrap(len(pairs), mean_of(pairs))
+                cells[3:] = [
+                    ratio.show(lambda value: f"{value:.2f}"),
+                    f">= {target}",
+                    verdict(ratio, target),
+                ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def bench(
+    repeats: Repeats = 7,
+    quick: Quick = False,  # noqa: FBT002 (an option)
+    json: JsonFile = None,
+) -> None:
+    """Compare the queue's engine on Redis with queues of plain keys."""
+    n_messages = QUICK_MESSAGES if quick else FULL_MESSAGES
+    run = describe_run()
+    results = {n: asyncio.run(measure(n, n_messages, repeats)) for n in NODES}
+    tell(to_markdown(results), run)
+    rates = {str(n_nodes): ways for n_nodes, ways in results.items()}
+    write_json(json, {"run": run, "messages_per_second": rates})
+
+
+main = Program(bench, "python -m benchmarks.redis_store")
+
+if __name__ == "__main__":
+    sys.exit(main())
