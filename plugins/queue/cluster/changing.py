@@ -233,9 +233,16 @@ class Change:
                 "those of all rings. Start the others first"
             )
         by_name = {str(address): self._master(view, one) for address, one in masters.items()}
+        # Those with keys are the work that masters have: of these, too, each gets as many.
+        full = {
+            name: await self._slots.with_keys(by_name[name].address, slots)
+            for name, slots in owned.items()
+        }
+        empty = {name: sorted({*slots} - {*full[name]}) for name, slots in owned.items()}
         moves = [
             SlotMove(tuple(slots), by_name[giver], by_name[taker])
-            for (giver, taker), slots in share_out(owned, wanted).items()
+            for some in (full, empty)
+            for (giver, taker), slots in share_out(some, wanted).items()
         ]
         await self._slots.check(moves)
         for move in moves:

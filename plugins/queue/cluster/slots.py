@@ -108,7 +108,7 @@ class SlotMover:
             FabricError: one is, or a server does not answer.
         """
         for move in moves:
-            for slot in await self._with_keys(move.giver.address, move.slots):
+            for slot in await self.with_keys(move.giver.address, move.slots):
                 for key in await self._keys(move.giver.address, slot):
                     ask = ("MEMORY", "USAGE", key)
                     n_bytes = await self._servers.ask(move.giver.address, *ask) or 0
@@ -136,8 +136,8 @@ class SlotMover:
 
     async def _with_any(self, move: SlotMove, slots: Sequence[int]) -> list[int]:
         """Return slots with keys, or with copies that an attempt which was broken off has left."""
-        kept = await self._with_keys(move.giver.address, slots)
-        return [*kept, *await self._with_keys(move.taker.address, slots)]
+        kept = await self.with_keys(move.giver.address, slots)
+        return [*kept, *await self.with_keys(move.taker.address, slots)]
 
     async def _move_frozen(
         self, move: SlotMove, slots: Sequence[int], *, has_keys: bool
@@ -167,7 +167,7 @@ class SlotMover:
 
     async def _finish(self, move: SlotMove, slots: Sequence[int]) -> None:
         """Have the giver give up slots that the taker has."""
-        for slot in await self._with_keys(move.giver.address, slots):
+        for slot in await self.with_keys(move.giver.address, slots):
             await self._drop(move.giver.address, slot)
         await self._set(move.giver.address, slots, "NODE", move.taker.id)
 
@@ -193,7 +193,12 @@ class SlotMover:
             address, [("CLUSTER", "SETSLOT", slot, *state) for slot in slots]
         )
 
-    async def _with_keys(self, address: Address, slots: Sequence[int]) -> list[int]:
+    async def with_keys(self, address: Address, slots: Sequence[int]) -> list[int]:
+        """Return those of some slots under which a server has keys.
+
+        Raises:
+            FabricError: it does not answer.
+        """
         counts = await self._servers.ask_all(
             address, [("CLUSTER", "COUNTKEYSINSLOT", slot) for slot in slots]
         )

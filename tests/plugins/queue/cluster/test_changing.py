@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from redis.crc import key_slot
+
 from penstock.broker.message import Message
 from penstock.plugins.queue.cluster.changing import Change
 from penstock.plugins.queue.cluster.nodes_file import FabricConfig, read_nodes_file
@@ -26,6 +28,8 @@ from tests.plugins.queue.engines.contract.harness import MANY_BYTES, UNTIL_SECON
 
 LOGGER = logging.getLogger("penstock.queue")
 N_PARTS = 12
+MOST_QUEUES = 2
+"""Of a master: there are 8, and 14 slots with keys, those of identifiers and catalogue counted."""
 BACKLOG = 20
 """Messages of each physical queue that wait while slots move."""
 PAUSE_SECONDS = 0.01
@@ -101,6 +105,15 @@ async def faults(config: FabricConfig, servers: Servers) -> list[str]:
     return faults_of(await look(servers, config), config)
 
 
+async def queues_of_masters(config: FabricConfig, servers: Servers, keys: list[str]) -> list[int]:
+    """Return how many of some keys each master has."""
+    slots = [key_slot(key.encode()) for key in keys]
+    return [
+        sum(first <= slot <= last for slot in slots for first, last in shard.master.slots)
+        for shard in (await look(servers, config)).shards.values()
+    ]
+
+
 async def test_machines_leave_and_come_and_no_message_is_lost_or_doubled(tmp_path: Path) -> None:
     """One is drained and added again; then it dies, is drained dead, and traffic goes on."""
     with machines("abcd") as nodes:
@@ -135,6 +148,9 @@ async def test_machines_leave_and_come_and_no_message_is_lost_or_doubled(tmp_pat
             await Change(servers, config, config.rings, told.append).add("c")
         assert [line for line in told if line.startswith("slot ")]
         assert await faults(config, servers) == []
+        incarnation = engine.snapshot("q").incarnation
+        keys_of = [f"penstock:{{{incarnation}.{number}}}" for number in range(N_PARTS)]
+        assert max(await queues_of_masters(config, servers, keys_of)) <= MOST_QUEUES
 
         pids = [
             int((await servers.info(one.address, "server"))["process_id"])
