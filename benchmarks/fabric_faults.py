@@ -144,6 +144,7 @@ def publish_mqtt(seen: Seen, address: str, name: str, pause_seconds: float) -> N
     client = Client(CallbackAPIVersion.VERSION2, client_id=name, protocol=MQTTv5)
     told: list[bool] = []
     ready = threading.Semaphore(0)
+    connected = threading.Event()
 
     def published(_client: Any, _data: Any, _mid: int, reason: Any, _properties: Any) -> None:
         told.append(not reason.is_failure)
@@ -153,10 +154,14 @@ def publish_mqtt(seen: Seen, address: str, name: str, pause_seconds: float) -> N
         if seen.is_publishing:
             seen.error("mqtt")
 
+    client.on_connect = lambda *_: connected.set()
     client.on_publish = published
     client.on_disconnect = disconnected
     client.connect(address, MQTT_PORT)
     client.loop_start()
+    # paho may forget a message that is published while it handles the CONNACK.
+    if not connected.wait(ANSWER_SECONDS):
+        raise BenchmarkError(f"client {name}: no CONNACK for {ANSWER_SECONDS:g} s")
     for number in itertools.count():
         payload = f"mqtt {name} {number}".encode()
         is_stored = False
