@@ -336,7 +336,12 @@ async def test_dead_letters_whose_answer_is_lost_die_once(
 
 
 @pytest.mark.parametrize(
-    "steps", [[(550, (550, 700)), (700, (700, 600))], [(600, (650, 650)), (1_250, (1_250, 50))]]
+    "steps",
+    [
+        [(550, (550, 700)), (700, (700, 600))],
+        [(600, (650, 650)), (1_250, (1_250, 50))],
+        [(620, (650, 650))],
+    ],
 )
 async def test_what_readers_are_done_with_leaves_together(
     server: RedisServer, steps: list[tuple[int, tuple[int, int]]]
