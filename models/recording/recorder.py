@@ -4,7 +4,8 @@ Theory of operation. Penstock publishes the state of each client's path below ``
 `sys_interval`, and at once to who subscribes to one client's topic. So the recorder learns from
 ``clients/+/subscriptions`` which clients there are and what they subscribe to, and subscribes to
 ``clients/ID/link`` of each of them anew whenever it wants to know more: at each look. Messages come
-by subscriptions as of any client, at QoS 0, so that the broker never waits for the recorder.
+by subscriptions as of any client, at QoS 0: no message is refused because a recorder has no room.
+Back-pressure on fast publishers counts it as a subscriber.
 """
 
 from __future__ import annotations
