@@ -34,6 +34,10 @@ MOST_LATE_SECONDS: Final = 0.05
 quarter of a service. What comes of more is this machine's."""
 
 
+BUSY: Final = "not shown: busy machine"
+"""In place of a verdict."""
+
+
 class Unit(NamedTuple):
     """A figure of one unit, as the sums whose ratio it is: seconds and messages, for a mean.
 
@@ -104,7 +108,7 @@ def compared_table(rows: Sequence[Compared]) -> Table:
                 row.modelled.show("{:.3g}".format),
                 row.measured.show("{:.3g}".format),
                 row.over.show("{:.3f}".format),
-                "not shown: busy machine" if is_late(row) else str(row.standing),
+                BUSY if is_late(row) else str(row.standing),
                 f"{1000 * row.late_seconds:.0f} ms",
             ]
             for row in rows

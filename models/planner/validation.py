@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.models.compared import MOST_LATE_SECONDS
+from penstock.models.compared import BUSY, MOST_LATE_SECONDS
 from penstock.models.planner import delivery, load
 from penstock.models.planner.costs import Costs
 from penstock.models.planner.fleet import Fleet
@@ -70,6 +70,7 @@ def compare(scaled: Scaled, measured: Measured) -> dict[str, Table]:
     of the same subscribers: the outages of a minute differ from the mean by chance.
     """
     costs = Costs().faster(scaled.fleet.machine.speed_ratio)
+    is_busy = measured.late_seconds > MOST_LATE_SECONDS
     rows = []
     for (source, name), shares in measured.shares.items():
         variant = next(delivery.variants(scaled.fleet, source, name))
@@ -89,7 +90,7 @@ def compare(scaled: Scaled, measured: Measured) -> dict[str, Table]:
                     ours.show(_put),
                     *(bootstrap(n_units, each).show(_put) for each in statistics),
                     over.show("{:.3f}".format),
-                    str(_within(over)),
+                    BUSY if is_busy else str(_within(over)),
                 ]
             )
     of_core = load.core_ratio(scaled.fleet, costs)
@@ -101,7 +102,7 @@ def compare(scaled: Scaled, measured: Measured) -> dict[str, Table]:
             "-",
             _put(measured.core_ratio),
             over.show("{:.3f}".format),
-            str(agrees(over, 1.0, TOLERANCE)),
+            BUSY if is_busy else str(agrees(over, 1.0, TOLERANCE)),
         ]
     )
     columns = ["figure", "predicted", "for this schedule", "measured", "over the latter", "verdict"]
@@ -116,7 +117,7 @@ def compare(scaled: Scaled, measured: Measured) -> dict[str, Table]:
 def _told_lateness(seconds: float) -> str:
     told = f"clients were up to {seconds:.2g} s late in 99 of 100 cases, because of this machine"
     if seconds > MOST_LATE_SECONDS:
-        told += ": **it was busy, and the verdicts are of it as much as of the broker**"
+        told += ": **it was busy, and the figures are of it as much as of the broker**"
     return told
 
 

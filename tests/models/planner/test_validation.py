@@ -54,9 +54,11 @@ def test_what_was_run_is_said() -> None:
 
 
 def test_a_busy_machine_is_told() -> None:
-    """Its lateness is in every figure."""
+    """Its lateness is in every figure, so there is no verdict."""
     pair = ("sensors", "operators")
     shares = {pair: [Share(10, 9, 8, 5.0)] * 8}
     for late, is_told in ((0.01, False), (0.2, True)):
         tables = compare(scale(FLEET, 60.0), Measured(shares, shares, 0.1, late))
         assert ("busy" in tables["validated"].rows[1][0]) is is_told
+        verdicts = {row[-1] for row in tables["validation"].rows}
+        assert (verdicts == {"not shown: busy machine"}) is is_told
