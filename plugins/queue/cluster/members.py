@@ -109,13 +109,14 @@ def shards_of(
             shard = shards[one.master]
             shards[one.master] = shard._replace(replicas=(*shard.replicas, one))
     found: dict[RingQueue, Shard] = {}
-    for server in servers:
-        home = by_address.get(server.address)
-        if server.is_home and home is not None:
-            shard_id = home.master or home.id
-            # One that died as a master has no slots after the takeover, and is no shard any more.
-            if shard_id in shards and not (home.is_failed and not shards[shard_id].master.slots):
-                found[server.queue] = shards.pop(shard_id)
+    homes = [server for server in servers if server.is_home and server.address in by_address]
+    # Masters first: Redis may make one that has lost its last slot a replica in another's shard.
+    for server in sorted(homes, key=lambda one: by_address[one.address].master is not None):
+        home = by_address[server.address]
+        shard_id = home.master or home.id
+        # One that died as a master has no slots after the takeover, and is no shard any more.
+        if shard_id in shards and not (home.is_failed and not shards[shard_id].master.slots):
+            found[server.queue] = shards.pop(shard_id)
     rest = [one for one in shards.values() if one.master.slots]
     missing = [queue for queue in rings.queues if queue not in found]
     fits = sorted(

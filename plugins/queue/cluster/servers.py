@@ -11,6 +11,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError, ResponseError
 
 from penstock.broker.errors import PenstockError
+from penstock.plugins.queue.engines.redis.checks import fields_of
 from penstock.plugins.queue.engines.redis.login import CONNECT_SECONDS, Address, Login, named
 
 AGREE_SECONDS: Final = 60.0
@@ -109,9 +110,7 @@ class Servers:
         Raises:
             FabricError: as `ask`.
         """
-        answer = await self.ask(address, "INFO", section)
-        lines = (line.partition(":") for line in answer.decode().splitlines())
-        return {name: value for name, colon, value in lines if colon}
+        return fields_of(await self.ask(address, "INFO", section))
 
     async def cluster_info(self, address: Address) -> dict[str, str]:
         """Return what a server says of its cluster.
@@ -119,9 +118,7 @@ class Servers:
         Raises:
             FabricError: as `ask`.
         """
-        answer = await self.ask(address, "CLUSTER", "INFO")
-        lines = (line.partition(":") for line in answer.decode().splitlines())
-        return {name: value for name, colon, value in lines if colon}
+        return fields_of(await self.ask(address, "CLUSTER", "INFO"))
 
 
 async def until(

@@ -32,7 +32,7 @@ async def check(
     Raises:
         EngineStartError: it cannot be used.
     """
-    found = _fields(await ask_directly(connection, "INFO"))
+    found = fields_of(await ask_directly(connection, "INFO"))
     name, oldest = "Redis", OLDEST_REDIS
     read = found.get("redis_version", "")
     if "valkey_version" in found:
@@ -105,7 +105,8 @@ async def _log_persistence(
         )
 
 
-def _fields(info: bytes) -> dict[str, str]:
+def fields_of(info: bytes) -> dict[str, str]:
+    """Return the fields of an answer to ``INFO``, or to ``CLUSTER INFO``."""
     lines = (line.partition(":") for line in info.decode().splitlines())
     return {name: value for name, colon, value in lines if colon}
 
