@@ -2,19 +2,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shutil
+import subprocess
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.netem.runs.broker_process import reserved_port
-from penstock.plugins.queue.client import QueueClient
+from penstock.plugins.queue.client import NotStoredError, QueueClient, UnavailableError
 from tests.helpers import gateway
 from tests.helpers.paho_client import MQTT_3_1_1, PahoClient
 from tests.helpers.process import (
     SECONDS,
     BrokerProcess,
+    Program,
     anonymous_policy,
     limit_files,
     running_broker,
@@ -245,3 +252,109 @@ async def test_full_disk_closes_mqtt_3_1_1_publishers(tmp_path: Path) -> None:
                 await client.send(replace(packet, dup=True))
                 assert (await client.take(PubAck)).packet_id == packet.packet_id
         assert set(await asyncio.to_thread(stored_numbers, broker)) == set(range(1, 31))
+
+
+NEEDS_MOUNTS = pytest.mark.skipif(
+    os.geteuid() != 0 or not Path("/dev/loop-control").exists() or not shutil.which("mkfs.ext4"),
+    reason="only root may mount a file system, from a file",
+)
+
+
+class Disk:
+    """A file system of its own, which only programs of `wrapper` see.
+
+    Attributes:
+        wrapper: puts a program where the file system is mounted.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._image, self._mount = folder / "image", folder / "disk"
+        self._mount.mkdir()
+        subprocess.run(["truncate", "-s", "100M", self._image], check=True)
+        subprocess.run(["mkfs.ext4", "-q", self._image], check=True)
+        script = 'mount --make-rprivate / && echo ready >&2 && exec sleep "$1"'
+        self._holder = Program(["unshare", "--mount", "sh", "-c", script, "sh", f"{10 * SECONDS}"])
+        self._holder.wait_for_log("ready")
+        namespace = f"--mount=/proc/{self._holder.process.pid}/ns/mnt"
+        self.wrapper = ("nsenter", namespace, f"--wd={folder}")
+
+    def mount(self, options: str) -> None:
+        """Mount it, or change how it is mounted."""
+        place = [str(self._mount)] if "remount" in options else [str(self._image), str(self._mount)]
+        subprocess.run([*self.wrapper, "mount", "-o", options, *place], check=True)
+
+    def unmount(self) -> None:
+        """Unmount it; no program may use it."""
+        subprocess.run([*self.wrapper, "umount", str(self._mount)], check=True)
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self._holder.kill()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    """Return a file system that is not mounted yet."""
+    made = Disk(tmp_path)
+    yield made
+    made.close()
+
+
+def policy_on_disk(folder: Path) -> dict[str, Any]:
+    """Return a policy whose queue is on the file system of `Disk`.
+
+    By its whole path: a working directory is one of the namespace before.
+    """
+    policy = queue_policy()
+    policy["plugins"]["queue"]["path"] = str(folder / "disk" / "queue.db")
+    return policy
+
+
+@NEEDS_MOUNTS
+async def test_a_file_system_that_becomes_read_only_refuses_and_loses_nothing(
+    tmp_path: Path, disk: Disk
+) -> None:
+    """As the kernel makes it after an error: each protocol says so, and a restart has it all."""
+    disk.mount("loop")
+    with running_broker(policy_on_disk(tmp_path), tmp_path, disk.wrapper) as broker:
+        async with await connected(broker.port) as client:
+            for number in range(3):
+                assert (await client.publish("load/5", numbered(number))).reason_code < 0x80
+            disk.mount("remount,abort")
+            assert (await client.publish("load/5", numbered(3))).reason_code >= 0x80
+            # What no queue is bound to goes on.
+            assert (await client.publish("elsewhere", b"data")).reason_code < 0x80
+        broker.wait_for_log("queue storage refuses to write: ")
+        async with await connected(broker.port, version=4) as client:
+            await client.send(Publish("load/4", numbered(4), qos=1, packet_id=1))
+            assert await client.rest() == []
+        back_end = QueueClient(broker.queue_url)
+        with pytest.raises((UnavailableError, NotStoredError)) as refused:
+            await asyncio.to_thread(back_end.enqueue, QUEUE, [("load/h", numbered(5))])
+        assert refused.value.status in {503, 507}
+        back_end.close()
+        assert "Traceback" not in broker.log
+        broker.kill()
+    disk.unmount()
+    disk.mount("loop")
+    with running_broker(policy_on_disk(tmp_path), tmp_path, disk.wrapper) as broker:
+        assert await asyncio.to_thread(stored_numbers, broker) == [0, 1, 2]
+        async with await connected(broker.port) as client:
+            assert (await client.publish("load/5", numbered(6))).reason_code < 0x80
+
+
+@NEEDS_MOUNTS
+def test_a_file_system_that_is_read_only_at_the_start_ends_it_with_status_2(
+    tmp_path: Path, disk: Disk
+) -> None:
+    """The file is named and what is wrong; when it is writable, the broker starts."""
+    disk.mount("loop,ro")
+    broker = BrokerProcess(policy_on_disk(tmp_path), tmp_path, disk.wrapper)
+    assert broker.wait() == 2
+    last = broker.log.splitlines()[-1]
+    assert last.startswith("penstock broker: queue database ")
+    assert "disk/queue.db.lock cannot be written: Read-only file system; allowed: " in last
+    disk.unmount()
+    disk.mount("loop")
+    with running_broker(policy_on_disk(tmp_path), tmp_path, disk.wrapper):
+        pass
