@@ -221,6 +221,8 @@ async def test_a_slot_that_moves_is_followed(tmp_path: Path) -> None:
         identifiers = {
             one: (await Login().ask(one, "CLUSTER", "MYID")).decode() for one in (giver, taker)
         }
+        # The taker has met another node; this one hears of it from that.
+        await until_answered(giver, "CLUSTER", "NODES", wanted=identifiers[taker])
         calls = [append(engine, 0, b"%d" % n) for n in range(10)]
         setslot = ("CLUSTER", "SETSLOT", str(slot))
         await Login().ask(taker, *setslot, "IMPORTING", identifiers[giver])
