@@ -63,6 +63,7 @@ class Ledger:
     """Follows the broker's ledger in $SYS."""
 
     ROOT = "$SYS/broker/penstock/"
+    TEXTS = ("withholding/policy",)
 
     def __init__(self, client: PahoClient) -> None:
         self._client = client
@@ -92,4 +93,6 @@ class Ledger:
 
     def _take(self) -> None:
         message = self._client.message()
-        self._figures[message.topic.removeprefix(self.ROOT)] = float(message.payload)
+        name = message.topic.removeprefix(self.ROOT)
+        if name not in self.TEXTS:
+            self._figures[name] = float(message.payload)

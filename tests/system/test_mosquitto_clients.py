@@ -169,6 +169,7 @@ def test_what_a_client_is_like_can_be_asked_for(broker: BrokerProcess, version: 
     names = ("link", "withholding", "ledger", "subscriptions")
     assert list(came) == [f"{root}/{level}/{name}" for name in names]
     link, withholding, ledger, subscriptions = map(json.loads, came.values())
+    assert subscriptions.pop("filters")[-1] == f"{root}/{level}/+"
     assert subscriptions == {"total": 2, "small": 0, "large": 0}
     assert "rtt_latest" in link
     assert withholding["last_decision"] is None

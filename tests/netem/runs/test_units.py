@@ -100,7 +100,7 @@ def test_a_whole_run_is_one_unit_where_the_scenario_says_so() -> None:
 @pytest.mark.parametrize(
     ("name", "n_units"),
     [
-        ("transient-congestion", 80),
+        ("transient-congestion", 120),
         ("transient-congestion-bbr", 80),
         ("two-lanes", 35),
         ("policies", 20),
