@@ -62,6 +62,7 @@ FULL_KILLS: Final = 60
 QUICK_KILLS: Final = 5
 
 ROWS_PER_TRIGGER: Final = 500
+TRIGGER_SECONDS: Final = 0.2
 FIRST_BATCHES: Final = 3
 """Most micro-batches between two kills; the moment comes within the next."""
 LIFE_SECONDS: Final = 0.5
@@ -135,6 +136,11 @@ class Driver:
         folder: of its files.
         environment: of its processes.
         options: of the source, beside those of each run.
+
+    Attributes:
+        folder: the argument.
+        options: all options of the source but its place, as NAME=VALUE.
+        n_starts: how often it was started.
     """
 
     def __init__(
@@ -143,14 +149,17 @@ class Driver:
         self.folder = folder
         self._environment = environment
         self._log = folder / "driver.log"
+        self.options = [
+            f"maxRowsPerTrigger={ROWS_PER_TRIGGER}",
+            "columns=queue,physical_queue,offset,payload",
+            f"retrySeconds={PATIENCE_SECONDS:.0f}",
+            *options,
+        ]
         self._command = [
             *(sys.executable, "-m", "penstock.spark_bridge", "--url", url, "--queue", QUEUE),
             *("--output", str(folder / "messages"), "--checkpoint", str(folder / "checkpoint")),
-            *("--trigger", "0.2", "--short-run"),
-            *("--option", f"maxRowsPerTrigger={ROWS_PER_TRIGGER}"),
-            *("--option", "columns=queue,physical_queue,offset,payload"),
-            *("--option", f"retrySeconds={PATIENCE_SECONDS:.0f}"),
-            *(word for option in options for word in ("--option", option)),
+            *("--trigger", f"{TRIGGER_SECONDS}", "--short-run"),
+            *(word for option in self.options for word in ("--option", option)),
         ]
         self._process: subprocess.Popen[bytes] | None = None
         self.n_starts = 0
@@ -236,6 +245,10 @@ class Driver:
         return self._process.wait(PATIENCE_SECONDS)
 
 
+MakeDriver: TypeAlias = Callable[[str, Path, Mapping[str, str], Sequence[str]], Driver]
+"""Gets the arguments of `Driver`."""
+
+
 def drawn(count: int, seed: int, victims: Sequence[Victim] = VICTIMS) -> list[Victim]:
     """Return victims in a random order, so that five of them have each that is given once."""
     rng = random.Random(f"victims {seed}")  # noqa: S311 - victims, no secrets
@@ -268,6 +281,7 @@ class Trial:
         seed: of the moments and the victims.
         environment: of the driver's processes.
         engine: of the queue.
+        make_driver: `Driver`, or what takes its place.
     """
 
     def __init__(
@@ -278,6 +292,7 @@ class Trial:
         seed: int,
         environment: Mapping[str, str],
         engine: Engine,
+        make_driver: MakeDriver,
     ) -> None:
         mqtt_port, http_port, redis_port = ports
         self.redis: RedisServer | None = None
@@ -302,7 +317,7 @@ class Trial:
             for kind in ("broker", "gateway")
         ]
         self.client = self.servers[0].client
-        self.driver = Driver(self.client.url, folder, environment, options)
+        self.driver = make_driver(self.client.url, folder, environment, options)
         waiting = max(4 * ROWS_PER_TRIGGER, count // 10)
         self.feeder = Feeder(QueueClient(self.client.url), count, waiting)
         self.killed: Counter[Victim] = Counter()
@@ -416,6 +431,7 @@ def run(
     life_seconds: float = LIFE_SECONDS,
     environment: Mapping[str, str] | None = None,
     engine: Engine = "sqlite",
+    make_driver: MakeDriver = Driver,
 ) -> list[Finding]:
     """Publish messages and kill victims; return what was found.
 
@@ -426,6 +442,7 @@ def run(
         life_seconds: longest time between a micro-batch and a kill.
         environment: of the driver's processes, beside that of this one.
         engine: of the queue.
+        make_driver: `Driver`, or what takes its place.
 
     Raises:
         BenchmarkError: something did not start or end.
@@ -433,7 +450,8 @@ def run(
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-kills-")))
         ports = [stack.enter_context(reserved_port()) for _ in range(3)]
-        trial = Trial(folder, ports, count, seed, environment or ENVIRONMENT, engine)
+        environment = environment or ENVIRONMENT
+        trial = Trial(folder, ports, count, seed, environment, engine, make_driver)
         trial.run(victims, life_seconds)
         return trial.findings()
 

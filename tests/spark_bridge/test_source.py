@@ -3,6 +3,9 @@ from __future__ import annotations
 import json
 import uuid
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,23 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StringType, StructField, StructType
 
+from benchmarks.queue_kills import QUEUE as LOAD
+from benchmarks.spark_kills import TRIGGER_SECONDS, Driver, Victim
+from benchmarks.spark_kills import run as kill
 from penstock.plugins.queue.client import QueueClient
 from penstock.spark_bridge.errors import OptionError, one_line
-from penstock.spark_bridge.options import SourceOptions
+from penstock.spark_bridge.options import SourceOptions, read_options
+from penstock.spark_bridge.pipelines.building import read_stream
+from penstock.spark_bridge.pipelines.config import Sink
+from penstock.spark_bridge.pipelines.running import Query, Summaries, run
 from penstock.spark_bridge.queue_reader import QueueReader
 from penstock.spark_bridge.source import PenstockDataSource, StreamReader
 from tests.helpers.gateway import gateway_of, held
 from tests.helpers.redis_server import shared_redis
 from tests.spark_bridge.memory_queue import MemoryQueue
+
+LOAD_MESSAGES = 6_000
+"""Some twelve micro-batches: three kills come within them."""
 
 
 def put(client: QueueClient, first: int, count: int) -> list[str]:
@@ -103,6 +115,77 @@ def test_tasks_read_from_redis_themselves_with_the_same_checkpoint(
         assert ingest(spark, client, tmp_path, **direct, minPartitions=3) == [30]
         assert written(spark, tmp_path) == Counter(texts)
         assert held(client) == 30
+
+
+class InSession(Driver):
+    """What ``penstock spark`` does, in the Spark of the tests."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        url: str,
+        folder: Path,
+        environment: Mapping[str, str],
+        options: Sequence[str],
+    ) -> None:
+        super().__init__(url, folder, environment, options)
+        self._spark = spark
+        self._source = dict(option.split("=", 1) for option in self.options)
+        self._source |= {"url": url, "queue": LOAD}
+        self._run: Future[Summaries] = Future()
+        self._n_stop_requests = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the query runs."""
+        return self.n_starts > 0 and not self._run.done()
+
+    def start(self) -> None:
+        """Start the query."""
+        self.n_starts += 1
+        query = Query(
+            name="ingest",
+            rows=read_stream(self._spark, self._source),
+            source=read_options(self._source),
+            sink=Sink(options={"path": str(self.folder / "messages")}),
+            checkpoint=str(self.folder / "checkpoint" / "ingest"),
+        )
+        arguments = (self._spark, [query], TRIGGER_SECONDS)
+        pool = ThreadPoolExecutor(1)
+        self._run = pool.submit(run, *arguments, stop_requests=lambda: self._n_stop_requests)
+        pool.shutdown(wait=False)
+
+    def kill(self) -> None:
+        """Stop the query at once."""
+        self._n_stop_requests = 2
+        wait([self._run] if self.n_starts else [])
+
+    def await_start(self) -> None:
+        """Return at once: a request to stop is heard from the start on."""
+
+    def end(self) -> int:
+        """Have it read what is left and end.
+
+        Raises:
+            PipelineError: the query failed.
+        """
+        self._n_stop_requests = 1
+        self._run.result()
+        return 0
+
+
+@pytest.mark.timeout(1_200)
+def test_each_message_is_written_once_though_the_redis_server_is_killed(
+    spark: SparkSession,
+) -> None:
+    """Tasks read from it themselves; a gateway takes the place of the broker meanwhile."""
+    make_driver = partial(InSession, spark)
+    victims: list[Victim] = ["redis", "server", "redis"]
+    findings = kill(LOAD_MESSAGES, victims, 1, engine="redis", make_driver=make_driver)
+    assert not [each for each in findings if each.is_met is False], findings
+    found = {each.name: each.value for each in findings}
+    assert found["rows"] == LOAD_MESSAGES
+    assert found["kills: redis"] == 2
 
 
 def test_a_query_follows_the_queue(

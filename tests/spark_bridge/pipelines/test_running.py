@@ -156,7 +156,7 @@ def test_the_page_goes_from_sensors_to_a_chart_and_back_to_a_device(
         stack.callback(sensors.kill)
         queries = Built(spark, read_pipeline(Path(FILE), FILE), FILE).queries
         opened = "rooms/roof/window open\n"
-        run(spark, queries, 0.2, stop_requests=lambda: int(opened in device.log))
+        run(spark, queries, 1.0, stop_requests=lambda: int(opened in device.log))
     rows = ds.dataset("rooms-data/windows", format="parquet").to_table().to_pylist()
     assert {row["room"] for row in rows} == {"cellar", "roof"}
     assert {row["celsius"] for row in rows if row["room"] == "cellar"} == {15.0}
