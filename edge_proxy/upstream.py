@@ -40,6 +40,7 @@ from penstock.broker.network.tcp_options import (
     Retransmissions,
     plan_retransmissions,
     set_give_up,
+    set_keepalive,
     set_retransmissions,
 )
 from penstock.broker.network.tls import TlsFilesError, make_client_context
@@ -572,12 +573,10 @@ def _set_options(sock: socket.socket, options: _TcpOptions) -> None:
         OSError: the kernel refuses one.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    values: dict[str, int | None] = {**_KEEPALIVE, "TCP_NOTSENT_LOWAT": options.unsent_bytes}
-    for name, value in values.items():
-        number = getattr(socket, name, None)  # not every system has each
-        if number is not None and value is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, number, value)
+    set_keepalive(sock, _KEEPALIVE)
+    number = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # not every system has it
+    if number is not None and options.unsent_bytes is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, number, options.unsent_bytes)
     if options.retransmissions is not None:
         set_retransmissions(sock, options.retransmissions)
     if options.give_up_ms is not None:

@@ -6,18 +6,31 @@ until there is room or its keep-alive is over, where it has one. So the kernel i
 `LOOK_SECONDS` about all such connections, by one system call. Connections that are paused for less
 cost no call at all.
 
-A FIN behind more bytes than the window has room for has not come: it shows when the connection is
-read from again.
+A FIN behind more bytes than the window has room for has not come, and no state of the socket tells
+of it: for the kernel the connection is established. A machine that has lost its power sends nothing
+at all. So the kernel asks the peers of these connections whether they are there (TCP keepalive). A
+machine that is gone does not answer, and one whose kernel has given the connection up, as Linux
+does some 100 s after the end of a process, answers with a reset.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import select
+import socket
 from typing import Final, Protocol
+
+from penstock.broker.network.tcp_options import borrowed, set_keepalive
 
 LOOK_SECONDS: Final = 1.0
 """Short beside a keep-alive. One look takes about 1 us for each connection."""
+
+KEEPALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+"""Seconds: a peer that answers nothing is gone after half a minute. A peer that is there gets a
+packet without data every 10 s. On a listener with `rto_max_seconds`, TCP_USER_TIMEOUT decides in
+place of the count (Linux, net/ipv4/tcp_timer.c: `tcp_keepalive_timer`); a reset is noticed as
+soon."""
 
 _ENDED: Final[int] = getattr(select, "POLLRDHUP", 0)
 """A FIN has come, also behind bytes that are unread; only Linux can tell. A reset needs no mask."""
@@ -47,18 +60,19 @@ class Hangups:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._paused: dict[Paused, None] = {}
+        self._paused: dict[Paused, bool] = {}  # whether the kernel asks for its peer
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, connection: Paused) -> None:
         """Look at a connection until `discard`, or until its peer is gone."""
-        self._paused[connection] = None
+        self._paused[connection] = False
         if self._timer is None and hasattr(select, "poll"):
             self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def discard(self, connection: Paused) -> None:
         """Look at a connection no more: it is read from, or has ended."""
-        self._paused.pop(connection, None)
+        if self._paused.pop(connection, False) and not connection.is_closing:
+            ask(connection.fileno, is_wanted=False)
 
     def close(self) -> None:
         """Look at nothing any more."""
@@ -70,14 +84,33 @@ class Hangups:
         self._timer = None
         poll = select.poll()
         by_fileno: dict[int, Paused] = {}
-        for connection in self._paused:
+        for connection, is_asked in self._paused.items():
             fileno = -1 if connection.is_closing else connection.fileno
             if fileno >= 0:
                 by_fileno[fileno] = connection
                 poll.register(fileno, _ENDED)
+                if not is_asked:
+                    ask(fileno, is_wanted=True)
+                    self._paused[connection] = True
         for fileno, _ in poll.poll(0):
             connection = by_fileno[fileno]
             self.discard(connection)
             connection.peer_hung_up()
         if self._paused:
             self._timer = self._timer or self._loop.call_later(LOOK_SECONDS, self._look)
+
+
+def ask(fileno: int, *, is_wanted: bool) -> None:
+    """Have the kernel ask for the peer of a connection, or not; of a Unix socket it knows.
+
+    Args:
+        fileno: descriptor of its socket, which is not changed otherwise; -1 for none.
+        is_wanted: whether it is to ask.
+    """
+    if fileno < 0:
+        return
+    with contextlib.suppress(OSError), borrowed(fileno) as sock:
+        if is_wanted:
+            set_keepalive(sock, KEEPALIVE)
+        else:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)

@@ -16,9 +16,11 @@ end, again the one that it would have had. (Linux 6.18, net/ipv4/tcp_timer.c: `t
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -183,13 +185,43 @@ def set_pacing_rate(fileno: int, bytes_per_second: float | None) -> bool:
         return False
     rate = _NO_PACING if bytes_per_second is None else min(int(bytes_per_second), _NO_PACING - 1)
     try:
-        borrowed = socket.SocketType(socket.AF_INET, socket.SOCK_STREAM, 0, fileno)
+        with borrowed(fileno) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=I", rate))
     except OSError:
         return False
-    try:
-        borrowed.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=I", rate))
-    except OSError:
-        return False
-    finally:
-        borrowed.detach()
     return True
+
+
+@contextlib.contextmanager
+def borrowed(fileno: int) -> Iterator[socket.socket]:
+    """Lend a socket for the options of a descriptor that is another's, and is left open.
+
+    Family and type are given so that Python does not ask the kernel for them; they have no effect
+    on the options.
+
+    Raises:
+        OSError: the descriptor is none.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno)
+    try:
+        yield sock
+    finally:
+        sock.detach()
+
+
+def set_keepalive(sock: socket.socket, times: Mapping[str, int]) -> None:
+    """Have the kernel ask the peer of a silent TCP connection whether it is still there.
+
+    Args:
+        sock: of TCP.
+        times: names of the socket module, such as TCP_KEEPIDLE, and their values in seconds; not
+            every system has each.
+
+    Raises:
+        OSError: the kernel refuses it.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in times.items():
+        number = getattr(socket, name, None)
+        if number is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, number, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 
@@ -16,6 +17,14 @@ from tests.helpers.wire import connected
 LIMITS = {"queued_messages": 2, "receive_maximum": 4, "queue_full_seconds": 10_000}
 N_PAUSING = 6
 """Messages after which a publisher is not read from: two have room, and four are unacknowledged."""
+
+
+def fill(sock: socket.socket) -> None:
+    """Send until the kernels on both sides hold all that they take."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sock.send(bytes(65_536))
+
 
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: on, for no time; the socket's end is a reset."""
@@ -53,7 +62,7 @@ async def test_a_client_that_waits_for_room_and_is_gone_has_no_session_any_more(
 async def test_a_client_that_waits_for_room_and_is_there_goes_on_when_there_is_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is looked at meanwhile; all that it has sent is acknowledged."""
+    """It is looked at and asked for meanwhile; all that it has sent is acknowledged."""
     looks = 0
     look = hangups.Hangups._look
 
@@ -74,8 +83,34 @@ async def test_a_client_that_waits_for_room_and_is_there_goes_on_when_there_is_s
             await publisher.send_bytes(b"".join(write_packet(packet, 4) for packet in packets))
             await until(lambda: not protocol.is_reading)
             await until(lambda: looks > 2)
+            sock = protocol.transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             away = await connected(port, "away", 4, clean_start=True)
             answers = [await publisher.take(PubAck) for _ in packets]
             assert {answer.packet_id for answer in answers} == set(range(1, N_PAUSING + 1))
             await until(lambda: protocol.is_reading)
+            assert not sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             away.close()
+
+
+async def test_a_client_whose_end_does_not_come_through_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its machine has given the connection up: a FIN behind a full window has never left it."""
+    monkeypatch.setattr(hangups, "LOOK_SECONDS", 0.01)
+    monkeypatch.setitem(hangups.KEEPALIVE, "TCP_KEEPIDLE", 1)
+    packets = [
+        write_packet(Publish("t", bytes(1024), qos=1, packet_id=n + 1), 4) for n in range(N_PAUSING)
+    ]
+    async with serving(limits=LIMITS) as server:
+        port = port_of(server)
+        async with await connected(port, "away", 4, clean_start=False) as away:
+            await away.subscribe("t", 1)
+        async with await connected(port, "p", 4, keep_alive=0) as publisher:
+            driver, protocol = driver_of(server), protocol_of(server, "p")
+            await publisher.send_bytes(b"".join(packets))
+            await until(lambda: not protocol.is_reading)
+            publisher.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1)
+            fill(publisher.sock)
+            await until(lambda: protocol not in driver.protocols)
+        assert server.core.sessions.client_ids() == ["away"]
