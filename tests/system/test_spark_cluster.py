@@ -45,7 +45,7 @@ PATIENCE_SECONDS: Final = 600.0
 LOOK_SECONDS: Final = 0.05
 
 SMALL: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Of the Java of Spark's own processes."""
+"""Of the Java that makes the command of another one."""
 
 AT_START: Final = """
 import os, sys
@@ -55,6 +55,12 @@ sys.path = [path for path in sys.path if not path.endswith("pyspark.zip")]
 """
 """Run at the start of each Python of the archive: tells its folder, and has it take compiled
 modules of Spark in place of a zip, which would have to be compiled each time."""
+
+
+def short_java() -> str:
+    """Return the options of a Java that loads Spark's classes and ends soon."""
+    archive = class_archive_path(find_java(os.environ), os.environ)
+    return java_options(short_run=True, archive=archive)
 
 
 def job_of_the_page(url: str) -> str:
@@ -130,7 +136,7 @@ class Cluster:
             "SPARK_HOME": str(SPARK),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LAUNCHER_OPTS": SMALL,
-            "SPARK_DAEMON_JAVA_OPTS": SMALL,
+            "SPARK_DAEMON_JAVA_OPTS": short_java(),
             "SPARK_DAEMON_MEMORY": "128m",
         }
         self._ports = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
@@ -157,8 +163,7 @@ class Cluster:
 
     def submit(self) -> Program:
         """Start the job, as the page says; it begins when each living worker has an executor."""
-        archive = class_archive_path(find_java(os.environ), os.environ)
-        java = java_options(short_run=True, archive=archive)
+        java = short_java()
         n_alive = sum(worker.process.poll() is None for worker in self.workers)
         settings = {
             "spark.driver.extraJavaOptions": java,
@@ -169,6 +174,7 @@ class Cluster:
             "spark.cores.max": str(n_alive),
             "spark.scheduler.minRegisteredResourcesRatio": "1",
             "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{PATIENCE_SECONDS:.0f}s",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.sql.codegen.wholeStage": "false",
             "spark.ui.enabled": "false",
         }
