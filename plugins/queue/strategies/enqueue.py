@@ -52,7 +52,7 @@ class EnqueueController(Generic[T]):
         if self._key_of is not None:
             return self._deal_by_key(messages, self._key_of, usable, trial)
         dealt: dict[int, Sequence[T]] = {}
-        if trial is not None and messages:
+        if trial is not None and trial not in usable and messages:
             dealt[trial], messages = messages[:1], messages[1:]
         n, turn = len(usable), self._turn % len(usable)
         for first in range(min(n, len(messages))):

@@ -109,3 +109,13 @@ def test_where_all_are_slow_those_that_answer_get_messages() -> None:
     assert set(controller.deal("abc", 0.4)) == {0, 1, 2}
     exclusion.answered(late[0], 0.5)
     assert controller.deal("abc", 0.5) == {0: "abc"}
+
+
+def test_where_all_are_slow_a_trial_takes_the_place_of_no_message() -> None:
+    """It is one of those that get messages in any case: each is dealt once."""
+    exclusion = SlowdownExclusion(range(3), 0.4, trial_seconds=1.0)
+    controller = EnqueueController[str](3, exclusion=exclusion)
+    for number in range(3):
+        exclusion.failed(exclusion.send(number, 0.0), 0.0)
+    dealt = controller.deal("abcdefg", 2.0)
+    assert sorted(each for some in dealt.values() for each in some) == list("abcdefg")
