@@ -316,8 +316,8 @@ class RedisConfig:
         timeout_seconds: for an answer; then the server is taken for lost.
         retry_seconds: for which a call waits for a server, such as the next master; then it fails.
         slowdown_detection_time: seconds after which a physical queue of a cluster that has not
-            stored what it got is left out, until it is quick again (paper 001, chapter 3); None to
-            leave none out.
+            stored what it got is left out, until it is quick again (paper 001, chapter 3), and a
+            node that has not answered is left out of receives; None to leave none out.
     """
 
     server: _Server | None = None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from logging import Logger
 from typing import Any, Final
 
@@ -97,6 +97,7 @@ class RedisEngine:
         self._burying = Burying(self._functions, self._catalogue, self._storing)
         self._routes.on_return = self._returned
         self._receiving = Receiving(self._functions, self._catalogue, self._burying, logger)
+        self._routes.on_away = self._receiving.give_up_away
 
     async def _connect(self, address: Address) -> AbstractConnection:
         """Return a connection to a server, with the keys that were there before.
@@ -337,29 +338,17 @@ class RedisEngine:
 
     def visible(self, queue: str, group: str) -> Mapping[int, int]:
         """Return how many messages a lease group could receive."""
-        receivers = self._catalogue.find(queue).lease_group(group)
+        found = self._catalogue.find(queue)
+        receivers = found.lease_group(group)
         receivers.used_at = now = self._functions.now()
         receivers.expire(now)
         counts = {number: place.n_visible() for number, place in receivers.places.items()}
-        away = self._away(queue)
+        away = self._functions.away(found)
         return {number: n for number, n in counts.items() if n and number not in away}
-
-    def _away(self, queue: str) -> Collection[int]:
-        """Return physical queues whose node cannot be reached; none where no other one can.
-
-        A receive would wait for the node's replica. Where nothing else is left to wait for, it does
-        so, and its caller is told when that takes too long.
-        """
-        if not self._routes.is_cluster or self._routes.failure is None:
-            return ()
-        found = self._catalogue.find(queue)
-        away = [
-            number for number, part in found.physical.items() if self._routes.is_away(part.base)
-        ]
-        return away if len(away) < len(found.physical) else ()
 
     def _returned(self) -> None:
         """Wake who waits: there may be messages on a server that can be reached again."""
+        self._receiving.give_up_away()
         for queue in self._catalogue.queues.values():
             self._functions.arrivals.wake(queue, queue.groups.values())
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -123,6 +123,22 @@ class Functions:
         future = self.call(function, [part.base, *keys], self.given(), *args)
         future.add_done_callback(partial(self._heard, queue, part))
         return future
+
+    def keep(self, call: asyncio.Future[Any]) -> None:
+        """Have a call be carried out however late: what it has done must be known."""
+        self._routes.keep(call)
+
+    def away(self, queue: Queue) -> Collection[int]:
+        """Return physical queues whose node is away; none where no other one is there.
+
+        A receive would wait for the node or its replica. Where nothing else is left to wait for, it
+        does so, and its caller is told when that takes too long.
+        """
+        if not self.is_cluster or not self._routes.has_away:
+            return ()
+        parts = queue.physical.items()
+        away = [number for number, part in parts if self._routes.is_away(part.base)]
+        return away if len(away) < len(parts) else ()
 
     async def ask(
         self, queue: Queue, part: Part, function: str, *args: Any, keys: Iterable[str] = ()

@@ -6,6 +6,9 @@ the calls without an answer wait here until there are routes again (see `routes`
 more in the order in which they were made. That is safe because the library does nothing twice: a
 call with an effect that cannot be repeated carries a number, and the server keeps its answer.
 
+A server that has not answered for a while is *silent*: who can do without it need not wait for it.
+That is not trouble yet; it may be slow.
+
 Where replicas are asked for, a `WAIT` follows each write that stores something, and what it stored
 is answered when the replicas have it.
 """
@@ -57,12 +60,15 @@ class Patience(NamedTuple):
         retry_seconds: since it was made, after which a call fails that no server takes.
         min_replicas: replicas that must have what is stored; 0 to wait for none.
         replication_seconds: for which they are waited for.
+        slowdown_detection_time: seconds without an answer after which a server is silent; None for
+            never.
     """
 
     timeout_seconds: float = 5.0
     retry_seconds: float = 15.0
     min_replicas: int = 0
     replication_seconds: float = 1.0
+    slowdown_detection_time: float | None = None
 
 
 class Call:
@@ -76,9 +82,19 @@ class Call:
         made_at: the loop's time of that, in seconds.
         future: has its answer.
         is_sent: whether it may have been carried out.
+        is_kept: whether it waits for a server however long that takes.
     """
 
-    __slots__ = ("command", "future", "is_sent", "is_stored", "made_at", "number", "slot")
+    __slots__ = (
+        "command",
+        "future",
+        "is_kept",
+        "is_sent",
+        "is_stored",
+        "made_at",
+        "number",
+        "slot",
+    )
 
     def __init__(
         self,
@@ -96,6 +112,7 @@ class Call:
         self.made_at = loop.time()
         self.future: asyncio.Future[Any] = loop.create_future()
         self.is_sent = False
+        self.is_kept = False
 
     def fail(self, why: str) -> None:
         """Fail, where nobody has completed it."""
@@ -109,6 +126,71 @@ class _Wait:
     """A `WAIT` on its way."""
 
 
+class Silence:
+    """Says when a server that does not answer is silent, and when it is given up.
+
+    Each time that it was silent, it may take twice as long before it is again, until it answers a
+    call in time: what is on a server that is always slow must be had, too.
+
+    Args:
+        patience: with the server.
+
+    Attributes:
+        step: seconds between two looks. Looks are counted, not time: while this program stands
+            still, no server can answer it.
+        is_silent: whether it is.
+    """
+
+    def __init__(self, patience: Patience) -> None:
+        least = patience.slowdown_detection_time or math.inf
+        self._timeout = patience.timeout_seconds
+        if patience.min_replicas:
+            self._timeout += patience.replication_seconds
+        self.step = min(least, self._timeout) / 4
+        self.is_silent = False
+        self._replication = patience.replication_seconds
+        self._least = self._limit = least
+        self._first: Call | _Wait | None = None
+        self._n_looks = 0
+
+    def look(self, first: Call | _Wait | None) -> bool:
+        """Take note of what the next answer is for; say whether the server has become silent.
+
+        Raises:
+            TimeoutError: this answer has not come for too long.
+        """
+        if first is None or first is not self._first:
+            self._first, self._n_looks = first, 0
+            return False
+        self._n_looks += 1
+        waited = self._n_looks * self.step
+        if waited >= self._timeout:
+            raise TimeoutError(f"no answer for {self._timeout:g} s")
+        limit = self._limit + (self._replication if isinstance(first, _Wait) else 0.0)
+        if self.is_silent or waited < limit:
+            return False
+        self.is_silent = True
+        self._limit *= 2
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `answered` has nothing to take note of."""
+        return self._limit == self._least and not self.is_silent
+
+    def answered(self, call: Call | _Wait, now: float) -> bool:
+        """Take note of an answer, at the loop's time; say whether the server was silent."""
+        was_silent, self.is_silent = self.is_silent, False
+        if isinstance(call, Call) and now - call.made_at <= self._least:
+            self._limit = self._least
+        return was_silent
+
+    def connected(self) -> None:
+        """Take note of a new connection, on which the server has answered."""
+        self.is_silent = False
+        self._first = None
+
+
 class Pipeline:
     """Sends calls to one server and completes their futures.
 
@@ -116,7 +198,8 @@ class Pipeline:
         address: of the server.
         connect: returns a new connection to it that is checked and ready.
         on_trouble: finds routes; it may take the waiting calls away, or close this pipeline.
-        on_return: is called when there is a connection again.
+        on_away: is called when the server is away: the connection is lost, or it is silent.
+        on_return: is called when it is there again.
         patience: with the server.
         logger: gets faults.
 
@@ -130,6 +213,7 @@ class Pipeline:
         address: Address,
         connect: Callable[[Address], Awaitable[AbstractConnection]],
         on_trouble: Callable[[], Awaitable[None]],
+        on_away: Callable[[], None],
         on_return: Callable[[], None],
         patience: Patience,
         logger: Logger,
@@ -138,6 +222,7 @@ class Pipeline:
         self.failure: str | None = None
         self._connect = connect
         self._on_trouble = on_trouble
+        self._on_away = on_away
         self._on_return = on_return
         self._patience = patience
         self._logger = logger
@@ -147,6 +232,8 @@ class Pipeline:
         self._unsafe: list[tuple[Call, Any]] = []
         self._is_paused = True
         self._wake = asyncio.Event()
+        self._silence = Silence(patience)
+        self._has_sent = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -179,6 +266,11 @@ class Pipeline:
         return bool(self._sent)
 
     @property
+    def is_away(self) -> bool:
+        """Whether there is no connection, or the server is silent."""
+        return self.failure is not None or self._silence.is_silent
+
+    @property
     def is_paused(self) -> bool:
         """Whether calls wait for routes or a connection."""
         return self._is_paused
@@ -196,6 +288,12 @@ class Pipeline:
         """Return the calls that were not sent, which are no longer this pipeline's."""
         taken, self._waiting = self._waiting, []
         return taken
+
+    def keep(self, future: asyncio.Future[Any]) -> None:
+        """Have a call, if it is one of this pipeline, wait for a server as long as that takes."""
+        for call in (*self._waiting, *self._sent, *(call for call, _ in self._unsafe)):
+            if isinstance(call, Call) and call.future is future:
+                call.is_kept = True
 
     async def finish(self) -> None:
         """Wait for the answers of what was called, where there is a connection."""
@@ -238,18 +336,23 @@ class Pipeline:
 
     def _expect_expiry(self) -> None:
         """Have the first call that waits fail when its time is over."""
-        if self._expiry is None and self._waiting:
-            at = self._waiting[0].made_at + self._patience.retry_seconds
-            self._expiry = asyncio.get_running_loop().call_at(at, self._expire)
+        if self._expiry is None:
+            first = next((call for call in self._waiting if not call.is_kept), None)
+            if first is not None:
+                at = first.made_at + self._patience.retry_seconds
+                self._expiry = asyncio.get_running_loop().call_at(at, self._expire)
 
     def _expire(self) -> None:
         self._expiry = None
         if not self._is_paused:
             return
         latest = asyncio.get_running_loop().time() - self._patience.retry_seconds
-        waiting = self._waiting
-        while waiting and waiting[0].made_at <= latest:
-            waiting.pop(0).fail(self.failure or f"the Redis server {self} takes no calls")
+        calls, self._waiting = self._waiting, []
+        for call in calls:
+            if call.is_kept or call.made_at > latest:
+                self._waiting.append(call)
+            else:
+                call.fail(self.failure or f"the Redis server {self} takes no calls")
         self._expect_expiry()
 
     async def _run(self) -> None:
@@ -262,6 +365,7 @@ class Pipeline:
                     self._note(str(error))
             if self._connection is not None:
                 was_lost, self.failure = self.failure is not None, None
+                self._silence.connected()
                 if was_lost:
                     self._logger.info("queue: connected to the Redis server %s again", self)
                     self._on_return()
@@ -275,9 +379,11 @@ class Pipeline:
 
     def _note(self, why: str) -> None:
         """Note why there is no connection."""
-        if self.failure is None:
+        was_away, was_there, self.failure = self.is_away, self.failure is None, why
+        if was_there:
             self._logger.error("queue: %s", why)
-        self.failure = why
+        if not was_away:
+            self._on_away()
 
     async def _serve(self, connection: AbstractConnection) -> bool:
         """Send and receive until that is over; return whether any call was answered by then."""
@@ -327,6 +433,7 @@ class Pipeline:
             if is_stored and patience.min_replicas:
                 packed += connection.pack_command(*wait)
                 self._sent.append(_Wait())
+            self._has_sent.set()
             await connection.send_packed_command(packed, check_health=False)
 
     async def _read(
@@ -366,6 +473,8 @@ class Pipeline:
                 call.future.set_result(answer)
             else:
                 self._unsafe.append((call, answer))
+            if not self._silence.is_over:  # behind the answer: who is woken knows of it
+                self._note_answer(call)
 
     def _replicated(self, answer: Any) -> None:
         """Complete what was stored before a WAIT, as many replicas as it says have it."""
@@ -386,23 +495,25 @@ class Pipeline:
                     )
                 )
 
+    def _note_answer(self, call: Call | _Wait) -> None:
+        if self._silence.answered(call, asyncio.get_running_loop().time()):
+            self._logger.info("queue: the Redis server %s answers again", self)
+            self._on_return()
+
     async def _watch(self) -> None:
-        """Give up a server that does not answer.
+        """Look for answers; note that the server is silent.
 
         Raises:
-            TimeoutError: the same call has waited for its answer for too long.
+            TimeoutError: the server does not answer.
         """
-        seconds = self._patience.timeout_seconds
-        if self._patience.min_replicas:
-            seconds += self._patience.replication_seconds
-        first: Call | _Wait | None = None
-        n_looks = 0
         while True:
-            await asyncio.sleep(seconds / 4)
-            if not self._sent or self._sent[0] is not first:
-                first = self._sent[0] if self._sent else None
-                n_looks = 0
-                continue
-            n_looks += 1
-            if n_looks >= 4:
-                raise TimeoutError(f"no answer for {seconds:g} s")
+            if not self._sent:
+                self._silence.look(None)
+                self._has_sent.clear()
+                await self._has_sent.wait()
+            elif self._silence.look(self._sent[0]):
+                self._logger.warning(
+                    "queue: the Redis server %s does not answer: receives leave it out", self
+                )
+                self._on_away()
+            await asyncio.sleep(self._silence.step)

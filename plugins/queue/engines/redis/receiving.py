@@ -1,4 +1,10 @@
-"""Receives: what is leased, given back and settled."""
+"""Receives: what is leased, given back and settled.
+
+Theory of operation. A receive does not wait for a node of a cluster that is away while others are
+there: it is given up. Whether the node has leased anything is known at its answer, which is waited
+for in any case. What it has leased then goes back, and that receive is not counted: nobody has seen
+the messages. The same is done for a receiver that has left.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +55,7 @@ class Receiving:
         self._catalogue = catalogue
         self._burying = burying
         self._logger = logger
+        self._under_way: dict[asyncio.Future[None], tuple[Queue, Part]] = {}
 
     async def lease(
         self,
@@ -65,6 +72,8 @@ class Receiving:
         part = found.part(physical_queue)
         receivers.used_at = now = self._functions.now()
         receivers.expire(now)
+        if physical_queue in self._functions.away(found):
+            return []
         seconds = receivers.spec.visibility_timeout
         if visibility_timeout is not None:
             seconds = visibility_timeout
@@ -135,19 +144,17 @@ class Receiving:
 
         call.add_done_callback(done)
         try:
-            answer = await plain(call, queue)
+            await self._answered_or_away(queue, part, call)
         except asyncio.CancelledError:
-
-            def undo(call: asyncio.Future[Any]) -> None:
-                if not call.cancelled() and call.exception() is None:
-                    received = self._received(group, part, call.result())
-                    self.give_back(queue.name, group.name, received)
-
-            call.add_done_callback(undo)
+            self._undo(queue, group, part, call)
             raise
-        told, nonce, has_more, n_filtered, n_expired, _, dead = answer
-        group.count("filtered", n_filtered)
-        group.count("expired", n_expired)
+        if not call.done():
+            call.remove_done_callback(done)
+            done(call)  # other receives need not wait for it
+            self._undo(queue, group, part, call)
+            return [], False
+        answer = await plain(call, queue)
+        told, nonce, has_more, _, _, _, dead = answer
         received = self._received(group, part, answer)
         if dead:
             try:
@@ -163,9 +170,40 @@ class Receiving:
                 raise
         return received, bool(has_more)
 
+    async def _answered_or_away(self, queue: Queue, part: Part, call: asyncio.Future[Any]) -> None:
+        """Wait for the answer of a lease, or until its node is away."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        call.add_done_callback(lambda _: _complete(waiter))
+        self._under_way[waiter] = queue, part
+        try:
+            await waiter
+        finally:
+            del self._under_way[waiter]
+
+    def give_up_away(self) -> None:
+        """Have receives end with nothing that wait for a node which is away, if others are not."""
+        for waiter, (queue, part) in self._under_way.items():
+            if part.number in self._functions.away(queue):
+                _complete(waiter)
+
+    def _undo(self, queue: Queue, group: Group, part: Part, call: asyncio.Future[Any]) -> None:
+        """Give back what a lease gets whose receiver is gone, however late its answer is."""
+
+        def undo(call: asyncio.Future[Any]) -> None:
+            if not call.cancelled() and call.exception() is None:
+                received = self._received(group, part, call.result())
+                for settled in self._give_back(queue.name, group.name, received):
+                    # Answers that come before this one's still tell of the lease.
+                    settled.add_done_callback(lambda _: group.arrived())
+
+        self._functions.keep(call)
+        call.add_done_callback(undo)
+
     def _received(self, group: Group, part: Part, answer: Sequence[Any]) -> list[ReceivedMessage]:
         """Return received messages with their handles; note who has them."""
-        told, nonce, _, _, _, flat, _ = answer
+        told, nonce, _, n_filtered, n_expired, flat, _ = answer
+        group.count("filtered", n_filtered)
+        group.count("expired", n_expired)
         now = told_now(told) if flat else 0.0
         place = group.place(part.number)
         received: list[ReceivedMessage] = []
@@ -197,10 +235,17 @@ class Receiving:
 
     def give_back(self, queue: str, group: str, deliveries: Sequence[ReceivedMessage]) -> None:
         """Make messages visible whose receiver has left."""
+        self._give_back(queue, group, deliveries)
+
+    def _give_back(
+        self, queue: str, group: str, deliveries: Sequence[ReceivedMessage]
+    ) -> list[asyncio.Future[Any]]:
+        """The same; return the calls that do it."""
+        calls: list[asyncio.Future[Any]] = []
         found = self._catalogue.queues.get(queue)
         receivers = None if found is None else found.groups.get(group)
         if found is None or receivers is None or receivers.spec.kind != "lease":
-            return
+            return calls
         receives, _ = self._read_handles(receivers, [one.receipt_handle for one in deliveries])
         for number, triples in receives.items():
             part = found.physical.get(number)
@@ -212,10 +257,11 @@ class Receiving:
                     del place.held[offset]
                     place.leased = max(0, place.leased - 1)
             try:
-                self._settle_part(found, receivers, part, "undo", 0.0, triples)
+                calls.append(self._settle_part(found, receivers, part, "undo", 0.0, triples))
             except StorageError:  # it is closed; the leases end by time
-                return
+                return calls
         receivers.arrived()
+        return calls
 
     @staticmethod
     def _read_handles(
@@ -352,3 +398,8 @@ class Receiving:
         n_settled = len(triples) - len(answer[1])
         group.count("dead", n_settled)
         return n_settled > 0
+
+
+def _complete(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -55,6 +55,7 @@ class Routes:
         logger: gets faults.
 
     Attributes:
+        on_away: is called when a server is away.
         on_return: is called when keys may be reached that could not be.
     """
 
@@ -65,6 +66,7 @@ class Routes:
         patience: Patience,
         logger: Logger,
     ) -> None:
+        self.on_away: Callable[[], None] = lambda: None
         self.on_return: Callable[[], None] = lambda: None
         self._finder = finder
         self._connect = connect
@@ -119,6 +121,7 @@ class Routes:
             address,
             self._connect,
             self.find_again,
+            lambda: self.on_away(),  # noqa: PLW0108 (it is set later)
             lambda: self.on_return(),  # noqa: PLW0108 (it is set later)
             self._patience,
             self._logger,
@@ -151,9 +154,19 @@ class Routes:
         """Return the server of a key, as far as this program knows."""
         return self._pipeline_of(key).address
 
+    @property
+    def has_away(self) -> bool:
+        """Whether any server is away."""
+        return any(one.is_away for one in self._pipelines.values())
+
     def is_away(self, key: str) -> bool:
-        """Return whether the server of a key cannot be reached, as far as this program knows."""
-        return self._pipeline_of(key).failure is not None
+        """Return whether the server of a key cannot be reached, or does not answer."""
+        return self._pipeline_of(key).is_away
+
+    def keep(self, future: asyncio.Future[Any]) -> None:
+        """Have a call wait for a server as long as that takes: `retry_seconds` are not for it."""
+        for pipeline in self._pipelines.values():
+            pipeline.keep(future)
 
     def _pipeline_of(self, key: str) -> Pipeline:
         return self._by_slot[self.slot(key) if self._finder.is_cluster else 0]

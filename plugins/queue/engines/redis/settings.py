@@ -28,6 +28,7 @@ def redis_server(config: RedisConfig) -> RedisServer:
             retry_seconds=config.retry_seconds,
             min_replicas=config.min_replicas,
             replication_seconds=config.replication_seconds,
+            slowdown_detection_time=config.slowdown_detection_time,
         ),
     )
 

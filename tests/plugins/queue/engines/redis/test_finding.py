@@ -30,6 +30,7 @@ from penstock.plugins.queue.engines.redis.finding import RedisSentinels, Sentine
 from penstock.plugins.queue.engines.redis.login import Address, Login
 from penstock.plugins.queue.engines.redis.pipeline import Patience
 from penstock.plugins.queue.engines.redis.server import RedisServer
+from penstock.plugins.queue.wire.frames import ReceivedMessage
 from tests.helpers.redis_server import (
     RedisProcess,
     running_cluster,
@@ -328,4 +329,74 @@ async def test_a_node_that_fails_holds_its_own_physical_queues_alone(tmp_path: P
         await append(engine, 0, b"c")
         payloads = [one.payload for one in await engine.lease("q", "g", 0, 9, MANY_BYTES)]
         assert payloads in ([b"first", b"a", b"c"], [b"first", b"c"])
+        await engine.close()
+
+
+async def leased(engine: RedisEngine, number: int) -> list[ReceivedMessage]:
+    """Return what can be received of a physical queue, as soon as there is anything."""
+    seen = -1
+    while not (found := await engine.lease("q", "g", number, 12, MANY_BYTES)):
+        seen = await engine.wait_for_arrival("q", "g", seen, UNTIL_SECONDS)
+    return found
+
+
+async def test_a_frozen_node_holds_up_no_receive(tmp_path: Path) -> None:
+    """What it leases at last goes back unseen: as often as that happens, it is received first."""
+    settings = ("cluster-require-full-coverage no", "cluster-node-timeout 600000")
+    with running_cluster(tmp_path, *settings) as nodes:
+        patience = Patience(300.0, 600.0, slowdown_detection_time=0.1)
+        server = RedisServer(cluster=tuple(map(address_of, nodes)), patience=patience)
+        engine = RedisEngine(server, logger=LOGGER)
+        await engine.open()
+        group = GroupSpec(max_receives=2, max_leased_messages=12)
+        await engine.create_queue("q", replace(SPEC, physical_queues=12, groups={"g": group}))
+        slots = {number: slot_of(engine, "penstock", number) for number in range(12)}
+        frozen = nodes[slots[0] * 3 // 16_384]
+        others = [at for at in slots if nodes[slots[at] * 3 // 16_384] is not frozen]
+        await asyncio.gather(*(append(engine, number, b"m") for number in slots))
+        async with asyncio.timeout(UNTIL_SECONDS):
+            for _ in range(3):
+                frozen.process.send_signal(signal.SIGSTOP)
+                try:
+                    assert await engine.lease("q", "g", 0, 12, MANY_BYTES) == []
+                    await until(lambda: 0 not in engine.visible("q", "g"))
+                    engine.give_back("q", "g", await leased(engine, others[0]))
+                    seen = await engine.wait_for_arrival("q", "g", -1, 0)
+                    # No further receive is sent to it.
+                    assert await engine.lease("q", "g", 0, 12, MANY_BYTES) == []
+                finally:
+                    frozen.process.send_signal(signal.SIGCONT)
+                while 0 not in engine.visible("q", "g"):
+                    seen = await engine.wait_for_arrival("q", "g", seen, UNTIL_SECONDS)
+            found = await leased(engine, 0)
+        assert [(one.payload, one.receive_count) for one in found] == [(b"m", 1)]
+        await engine.close()
+
+
+async def test_a_receive_that_was_given_up_goes_back_however_late_the_answer_is(
+    tmp_path: Path,
+) -> None:
+    """Other calls fail by then."""
+    settings = ("cluster-require-full-coverage no", "cluster-node-timeout 600000")
+    with running_cluster(tmp_path, *settings) as nodes:
+        patience = Patience(0.5, 1.0, slowdown_detection_time=0.1)
+        server = RedisServer(cluster=tuple(map(address_of, nodes)), patience=patience)
+        engine = RedisEngine(server, logger=LOGGER)
+        await engine.open()
+        await engine.create_queue("q", replace(SPEC, physical_queues=12))
+        frozen = nodes[slot_of(engine, "penstock", 0) * 3 // 16_384]
+        await append(engine, 0, b"m")
+        frozen.process.send_signal(signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(UNTIL_SECONDS):
+                assert await engine.lease("q", "g", 0, 9, MANY_BYTES) == []
+            with pytest.raises(StorageError):
+                await append(engine, 0, b"later")
+        finally:
+            frozen.process.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(UNTIL_SECONDS):
+            found: dict[bytes, int] = {}
+            while b"m" not in found:
+                found |= {one.payload: one.receive_count for one in await leased(engine, 0)}
+        assert found[b"m"] == 1
         await engine.close()

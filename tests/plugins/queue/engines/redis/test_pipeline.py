@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.engines.contract import StorageError
-from penstock.plugins.queue.engines.redis.pipeline import Patience
+from penstock.plugins.queue.engines.redis.pipeline import Call, Patience, Silence
 from penstock.plugins.queue.engines.redis.routes import Routes
 from penstock.plugins.queue.engines.redis.server import RedisServer
 from tests.helpers.redis_server import running_redis, shared_redis
@@ -131,3 +131,60 @@ async def test_what_is_stored_waits_for_replicas(tmp_path: Path) -> None:
         with running_redis(tmp_path / "replica", f"replicaof 127.0.0.1 {master.port}"):
             assert await stored == b"OK"
         await calls.close()
+
+
+async def test_a_silent_server_is_away_until_it_answers() -> None:
+    """Whoever wants to know is told of both."""
+    calls = routes(shared_redis(), Patience(slowdown_detection_time=0.02))
+    other = routes(shared_redis())
+    told: list[bool] = []
+    calls.on_away = lambda: told.append(calls.has_away)
+    calls.on_return = lambda: told.append(calls.has_away)
+    await calls.open()
+    await other.open()
+    key = f"test-silent-{await calls.call('k', 'CLIENT', 'ID')}"
+    waiting = calls.call(key, "BLPOP", key, "0")
+    await until(lambda: calls.is_away(key))
+    assert calls.failure is None
+    await other.call(key, "RPUSH", key, "a")
+    assert await waiting == [key.encode(), b"a"]
+    assert not calls.is_away(key)
+    assert told == [True, False] * (len(told) // 2)  # a busy machine may have more
+    await calls.close()
+    await other.close()
+
+
+def looks_until_silent(silence: Silence, call: Call) -> int:
+    """Look at a server that answers nothing until it is silent; return how often."""
+    silence.look(call)
+    n_looks = 1
+    while not silence.look(call):
+        n_looks += 1
+    return n_looks
+
+
+async def test_a_server_that_is_always_slow_is_not_left_out_for_ever() -> None:
+    """Each time, it may take twice as long; until it is quick once."""
+    silence = Silence(Patience(300.0, slowdown_detection_time=0.4))
+    loop = asyncio.get_running_loop()
+    found = []
+    for n in range(4):
+        call = Call(("PING",), 0, n, loop, is_stored=False)
+        found.append(looks_until_silent(silence, call))
+        assert silence.is_silent
+        assert silence.answered(call, call.made_at + 4.0)
+        assert not silence.is_silent
+    assert found == [4, 8, 16, 32]
+    call = Call(("PING",), 0, 9, loop, is_stored=False)
+    assert not silence.answered(call, call.made_at + 0.1)
+    assert looks_until_silent(silence, call) == 4
+
+
+async def test_a_silent_server_is_given_up_in_time() -> None:
+    """However patient it is waited for."""
+    silence = Silence(Patience(1.0, slowdown_detection_time=0.4))
+    call = Call(("PING",), 0, 1, asyncio.get_running_loop(), is_stored=False)
+    assert looks_until_silent(silence, call) == 4
+    assert [silence.look(call) for _ in range(5)] == [False] * 5
+    with pytest.raises(TimeoutError, match="no answer for 1 s"):
+        silence.look(call)
