@@ -11,6 +11,9 @@ of it: for the kernel the connection is established. A machine that has lost its
 at all. So the kernel asks the peers of these connections whether they are there (TCP keepalive). A
 machine that is gone does not answer, and one whose kernel has given the connection up, as Linux
 does some 100 s after the end of a process, answers with a reset.
+
+A client's Keep Alive counts meanwhile by what comes to the kernel, as long as the window has room
+for a PINGREQ [MQTT-3.1.2-22], in MQTT 3.1.1 [MQTT-3.1.2-24].
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import asyncio
 import contextlib
 import select
 import socket
+import struct
+import sys
 from typing import Final, Protocol
 
 from penstock.broker.network.tcp_options import borrowed, set_keepalive
@@ -31,6 +36,13 @@ KEEPALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 packet without data every 10 s. On a listener with `rto_max_seconds`, TCP_USER_TIMEOUT decides in
 place of the count (Linux, net/ipv4/tcp_timer.c: `tcp_keepalive_timer`); a reset is noticed as
 soon."""
+
+_LAST_DATA_RECV: Final = struct.Struct("=52xI")
+"""Milliseconds since data came, in struct tcp_info of linux/tcp.h."""
+
+_SO_MEMINFO: Final = 55
+_MEMINFO: Final = struct.Struct("=2I")
+"""Bytes of memory that received data takes, and the most; asm-generic/socket.h, Linux 4.12."""
 
 _ENDED: Final[int] = getattr(select, "POLLRDHUP", 0)
 """A FIN has come, also behind bytes that are unread; only Linux can tell. A reset needs no mask."""
@@ -114,3 +126,28 @@ def ask(fileno: int, *, is_wanted: bool) -> None:
             set_keepalive(sock, KEEPALIVE)
         else:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
+
+
+def unheard_seconds(fileno: int) -> float | None:
+    """Return how long nothing has come by a TCP connection that is not read from.
+
+    Args:
+        fileno: descriptor of its socket, which is not changed; -1 for none.
+
+    Returns:
+        None where that tells nothing of the peer: half of the receive buffer is in use, so that the
+        window may be closed, or the kernel has no answer.
+    """
+    if sys.platform != "linux" or fileno < 0:
+        return None
+    try:
+        with borrowed(fileno) as sock:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECV.size)
+            memory = sock.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size)
+    except OSError:
+        return None
+    if len(info) < _LAST_DATA_RECV.size or len(memory) < _MEMINFO.size:
+        return None
+    used_bytes, most_bytes = _MEMINFO.unpack(memory)
+    (milliseconds,) = _LAST_DATA_RECV.unpack(info)
+    return None if 2 * used_bytes >= most_bytes else milliseconds / 1000

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.broker.network.accepted import CLOSE_TIMEOUT_SECONDS, AcceptedConnection
 from penstock.broker.network.driver import BUSY_SECONDS, TURNS_SECONDS, WORTH_BYTES
+from penstock.broker.network.hangups import unheard_seconds
 from penstock.broker.network.lingering_close import half_close
 from penstock.broker.receiving.connection import Connection
 from penstock.broker.receiving.serving import look, write
@@ -361,6 +362,10 @@ class MqttProtocol(asyncio.Protocol):
         if suspended is not None and suspended is not self._running:
             self._running = suspended
             self.driver.run_suspended(connection, suspended)
+
+    def heard_at(self, now: float) -> float:
+        """Return when bytes last came that are not read; `now` where that cannot be told."""
+        return now - (unheard_seconds(self.fileno) or 0.0)
 
     def see_to_reading(self, connection: Connection) -> None:
         """Read while the connection wants it and nothing of the last chunk is left."""

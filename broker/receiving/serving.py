@@ -49,6 +49,9 @@ class Served(Protocol):
     def run_suspended(self, connection: Connection) -> None:
         """Run what the connection is suspended on."""
 
+    def heard_at(self, now: float) -> float:
+        """Return when bytes last came that are not read; `now` where that cannot be told."""
+
     def see_to_reading(self, connection: Connection) -> None:
         """Read if the connection wants it, and take another turn if it wants one."""
 

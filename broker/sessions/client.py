@@ -474,8 +474,10 @@ class Client:
         self.end(now)
 
     def _keep_alive_due(self, now: float) -> None:
-        if not self.wants_reading:  # what the client says meanwhile is not heard
-            self.last_received = now
+        if not self.wants_reading:  # what has come to the kernel is not read
+            served = self.outgoing.served
+            heard_at = now if served is None else served.heard_at(now)
+            self.last_received = max(self.last_received, heard_at)
         due = self.last_received + self._keep_alive
         if now < due:
             self.timer = self.core.timers.at(due, self._keep_alive_due)

@@ -158,6 +158,7 @@ class VirtualClient:
         unsent_bytes: what the transport says it holds.
         room_bytes: what it takes before it has no room any more; None for all there is.
         is_reading: the broker reads from this client.
+        unheard_since: monotonic seconds from which no bytes came to its socket; None if not known.
         is_in_line: it has a turn to come.
         written_at: unused; as the driver's other connections have it.
     """
@@ -175,6 +176,7 @@ class VirtualClient:
         self.written_at = 0.0
         self.unsent_bytes = 0
         self.room_bytes: int | None = None
+        self.unheard_since: float | None = None
         self._buffer = ReceiveBuffer(268_435_460)
         self.connection = Connection(broker.core, broker.now, served=self)
 
@@ -213,6 +215,10 @@ class VirtualClient:
 
     def run_suspended(self, connection: Connection) -> None:
         """Leave it to the test."""
+
+    def heard_at(self, now: float) -> float:
+        """Return when unread bytes last came."""
+        return now if self.unheard_since is None else self.unheard_since
 
     def see_to_reading(self, connection: Connection) -> None:
         """Read or not."""

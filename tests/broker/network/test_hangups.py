@@ -114,3 +114,28 @@ async def test_a_client_whose_end_does_not_come_through_is_asked_for(
             fill(publisher.sock)
             await until(lambda: protocol not in driver.protocols)
         assert server.core.sessions.client_ids() == ["away"]
+
+
+async def test_a_client_that_waits_for_room_is_unheard_until_bytes_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a full window nothing is told of it: more cannot come. Silent, its Keep Alive ends."""
+    monkeypatch.setattr(hangups, "LOOK_SECONDS", 1000)
+    packets = [Publish("t", b"", qos=1, packet_id=n + 1) for n in range(N_PAUSING)]
+    async with serving(limits=LIMITS) as server:
+        port = port_of(server)
+        async with await connected(port, "away", 4, clean_start=False) as away:
+            await away.subscribe("t", 1)
+        async with (
+            await connected(port, "q", 4, keep_alive=0) as full,
+            await connected(port, "p", 4, keep_alive=2) as silent,
+        ):
+            driver, protocol = driver_of(server), protocol_of(server, "p")
+            full_protocol = protocol_of(server, "q")
+            for client in (silent, full):
+                await client.send_bytes(b"".join(write_packet(packet, 4) for packet in packets))
+            await until(lambda: not full_protocol.is_reading)
+            assert hangups.unheard_seconds(full_protocol.fileno) is not None
+            fill(full.sock)
+            await until(lambda: hangups.unheard_seconds(full_protocol.fileno) is None)
+            await until(lambda: protocol not in driver.protocols)

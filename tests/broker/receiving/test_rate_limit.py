@@ -161,6 +161,20 @@ def test_a_held_client_does_not_lose_its_keep_alive() -> None:
     assert publisher.take(PingResp)
 
 
+def test_the_keep_alive_of_a_held_client_counts_by_what_comes_unread() -> None:
+    """[MQTT-3.1.2-22]: what has come to the kernel was sent in time."""
+    broker = VirtualBroker(Limits(publish_messages_per_second=0.001))
+    publisher = broker.connect("p", keep_alive=10)
+    publisher.send_bytes(packets(2))
+    assert not publisher.is_reading
+    broker.advance(10)
+    publisher.unheard_since = broker.now
+    broker.advance(14)
+    assert not publisher.is_lost
+    broker.advance(2)
+    assert publisher.is_lost
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 300), st.floats(0, 3)), max_size=30),
     st.floats(1, 50),
