@@ -35,8 +35,9 @@ TOGETHER = (
 and those that read the text of all modules."""
 
 SLOW = (
-    "tests/system/test_spark_exactly_once.py",
     *TOGETHER[0],
+    "tests/system/test_spark_exactly_once.py",
+    "tests/system/test_spark_cluster.py",
     "tests/system/test_netem_scenarios.py",
     "tests/system/test_breaking_off.py",
     "tests/system/test_demo.py",

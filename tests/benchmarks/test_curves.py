@@ -13,21 +13,26 @@ from benchmarks.loads.stream import Traffic
 PNG = b"\x89PNG"
 
 
+MEASURED = ("clients", "filters", "rate")
+"""One for each way of measuring a point."""
+
+
 def test_curves_are_measured_point_by_point_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every curve runs, loses nothing, and stands in the data and the picture.
+    """Each curve runs, loses nothing, and stands in the data and the picture.
 
     On one broker: `benchmarks.peers` makes another one a matter of its name.
     """
     monkeypatch.delitem(curves.PEER_COLOURS, "mosquitto")
-    for name, curve in CURVES.items():
+    for name in MEASURED:
+        curve = CURVES[name]
         points = curve.quick_points if name == "clients" else curve.quick_points[:1]
         monkeypatch.setitem(CURVES, name, replace(curve, quick_points=points))
     file = tmp_path / "curves.json"
-    assert curves.main(["--quick", "--data", str(file)]) == 0
+    assert curves.main(["--quick", "--curves", ",".join(MEASURED), "--data", str(file)]) == 0
     data = json.loads(file.read_text())
-    assert list(data) == list(CURVES)
+    assert tuple(data) == MEASURED
     for name, curve in data.items():
         assert curve["points"] == list(CURVES[name].quick_points)
         assert curve["run"]["command"] == f"python -m benchmarks.curves --curves {name}"
