@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Final, Self
 
@@ -83,7 +83,8 @@ class _Clients:
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
-            _pipe(pipe).close()
+            with suppress(BrokenPipeError):  # of what `begin` could not write
+                _pipe(pipe).close()
 
     def await_ready(self) -> None:
         """Wait until all clients have been connected."""
@@ -93,8 +94,11 @@ class _Clients:
     def begin(self, at: float) -> None:
         """Let the plan begin, at monotonic seconds."""
         pipe = _pipe(self._process.stdin)
-        pipe.write(f"begin {at!r}\n".encode())
-        pipe.flush()
+        try:
+            pipe.write(f"begin {at!r}\n".encode())
+            pipe.flush()
+        except BrokenPipeError as error:
+            raise self._failure() from error
 
     def await_end(self) -> Path:
         """Wait for the end; return the file of what was recorded."""

@@ -29,9 +29,17 @@ def test_hosts_begin_together_and_their_records_are_one(tmp_path: Path) -> None:
     assert len(records.late) == 2  # each has waited for the end
 
 
-@pytest.mark.parametrize("program", ["raise SystemExit('no')", "print('ready'); raise OSError"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        "raise SystemExit('no')",
+        "print('ready', flush=True); input(); raise OSError",
+        "import os; os.close(0); print('ready', flush=True); raise SystemExit('no')",
+    ],
+    ids=["before it is ready", "after the begin", "between the two"],
+)
 def test_clients_that_end_end_the_run(tmp_path: Path, program: str) -> None:
-    """Before they are ready and after it; the error has the end of the log."""
+    """Whenever they do; the error has the end of the log."""
 
     def popen(_command: list[str], **more: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", program], **more)

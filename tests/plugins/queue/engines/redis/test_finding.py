@@ -182,7 +182,9 @@ async def test_a_failover_of_a_node_loses_nothing_that_was_acknowledged(tmp_path
         everybody = [address_of(node) for node in nodes]
         for at in range(2):
             bus_port = stack.enter_context(reserved_port())
-            lines = ("cluster-enabled yes", f"cluster-port {bus_port}", timeout)
+            # It takes over however long the others take to vote for it.
+            always = "cluster-replica-validity-factor 0"
+            lines = ("cluster-enabled yes", f"cluster-port {bus_port}", timeout, always)
             replica = stack.enter_context(running_redis(tmp_path / f"replica{at}", *lines))
             meet = ("CLUSTER", "MEET", "127.0.0.1", str(replica.port), str(bus_port))
             assert await Login().ask(first, *meet) == b"OK"
