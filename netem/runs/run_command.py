@@ -28,7 +28,7 @@ from penstock.netem.runs.results import make_folder, write_result
 from penstock.netem.runs.run_file import RunInfo
 from penstock.netem.runs.runner import planned_seconds, run_scenario
 from penstock.netem.runs.scenario import MAX_SEED, Scenario
-from penstock.netem.runs.scenario_checks import check_rounds
+from penstock.netem.runs.scenario_checks import check_chance, check_rounds
 from penstock.netem.runs.scenario_file import read_scenario
 
 SIGNALLED: Final = 128
@@ -139,10 +139,13 @@ def choose(scenario: Scenario, brokers: str | None, seeds: str | None) -> Scenar
 
     Raises:
         typer.BadParameter: there is no such broker, or that is no seed.
-        NetemError: brokers that a target compares would run in different rounds.
+        NetemError: brokers that a target compares would run in different rounds; or with these
+            seeds a link is never bad, or a bulk flow never sends.
     """
     if seeds is not None:
         scenario = replace(scenario, seeds=_numbers(seeds))
+        if mistakes := list(check_chance(scenario)):
+            raise NetemError("\n".join(f"--seeds: {mistake}" for mistake in mistakes))
     if brokers is None:
         return scenario
     scenario = _with_brokers(scenario, brokers)
@@ -191,7 +194,8 @@ def _numbers(text: str) -> list[int]:
     words = _words(text)
     if not words or not all(word.isdecimal() and int(word) <= MAX_SEED for word in words):
         raise typer.BadParameter(
-            f"read {text!r}; allowed: whole numbers from 0 with commas between, such as 1,2,3",
+            f"read {text!r}; allowed: whole numbers from 0 to {MAX_SEED} with commas between, such"
+            " as 1,2,3",
             param_hint="--seeds",
         )
     return list(dict.fromkeys(map(int, words)))  # 1 and 01 are one

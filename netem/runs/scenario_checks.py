@@ -6,12 +6,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from itertools import islice
 from typing import Any, Final
 
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.topics import matches, validate_topic, validate_topic_filter
 from penstock.netem.checked_yaml import Mistake, MistakesError, Place
-from penstock.netem.links.link_variation import LEAST_SECONDS
+from penstock.netem.links.link_variation import LEAST_SECONDS, Changes
 from penstock.netem.runs.scenario import (
     LEAST_PAYLOAD_BYTES,
     MAX_SEED,
@@ -59,6 +60,7 @@ def find_mistakes(scenario: Scenario) -> Iterator[Mistake]:
     yield from _check_client_ids(scenario)
     yield from _check_impairments(scenario)
     yield from _check_bulk_flows(scenario)
+    yield from check_chance(scenario)
     yield from _check_measurements(scenario)
     yield from _check_targets(scenario)
     yield from check_rounds(scenario)
@@ -81,6 +83,38 @@ def check_rounds(scenario: Scenario) -> Iterator[Mistake]:
             rounds = "; ".join(", ".join(group) for group in groups)
             allowed = f"a broker of the same round as {target.broker} (side_by_side makes {rounds})"
             yield _wrong(("targets", number, "over"), target.over, allowed)
+
+
+def check_chance(scenario: Scenario) -> Iterator[Mistake]:
+    """Check that what chance decides happens with one of the seeds at least.
+
+    A link that is never bad, and a bulk flow that never sends, would leave nothing to measure.
+    What is wrong in itself, such as a mean of 0, is left to other checks.
+    """
+    seconds, seeds = scenario.duration_seconds, scenario.seeds
+    if seconds <= 0 or not seeds:
+        return
+    allowed = f"means with which that happens, or other seeds than {', '.join(map(str, seeds))}"
+    for number, impairment in enumerate(scenario.impairments):
+        try:
+            changes = [scenario.changes_of(impairment, seed) for seed in seeds]
+        except MistakesError:
+            continue
+        key = "on_off" if impairment.on_off is not None else "overlapping"
+        if impairment.trace is None and not any(_is_ever_bad(each, seconds) for each in changes):
+            words = f"read no bad phase in {seconds:g} s; allowed: {allowed}"
+            yield Mistake(("impairments", number, key), words)
+    for name, flow in scenario.bulk_flows.items():
+        means = flow.mean_on_seconds, flow.mean_off_seconds
+        is_sound = all(mean is not None and mean >= LEAST_SECONDS for mean in means)
+        if is_sound and not any(scenario.flow_times(name, seed) for seed in seeds):
+            words = f"read no time in {seconds:g} s in which it sends; allowed: {allowed}"
+            yield Mistake(("bulk_flows", name), words)
+
+
+def _is_ever_bad(changes: Changes, seconds: float) -> bool:
+    """Say whether a link under random changes, which is good first, is bad before so many s."""
+    return any(at < seconds for at, _ in islice(changes.steps(), 1, 2))
 
 
 def _wrong(place: Place, read: Any, allowed: str) -> Mistake:

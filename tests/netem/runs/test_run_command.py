@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,8 +16,9 @@ from penstock.netem.__main__ import main
 from penstock.netem.errors import NetemError
 from penstock.netem.links.engines import Engine
 from penstock.netem.runs import run_command
+from penstock.netem.runs.impairments import Impairment, OnOffPlan
 from penstock.netem.runs.run_command import choose, command_line, ended_by_signals
-from penstock.netem.runs.scenario import Broker, Publisher, Subscriber, Target
+from penstock.netem.runs.scenario import Broker, Publisher, Subscriber, Target, Ways
 from tests.helpers.experiments import scenario
 from tests.helpers.networks import NEEDS_ROOT
 
@@ -71,6 +73,25 @@ def test_brokers_that_a_target_compares_run_in_one_round() -> None:
         choose(plan, "ours,third,other", None)
 
 
+def test_seeds_with_which_a_link_is_never_bad_are_refused() -> None:
+    """Beside one with which it is bad, such a seed is allowed: links differ by chance."""
+    in_turn = OnOffPlan("good", "bad", mean_good_seconds=3, mean_bad_seconds=1)
+    link = Impairment("cloud-edge", on_off=in_turn)
+    profiles = dict.fromkeys(("good", "bad"), Ways())
+    plan = replace(WITH_TARGETS, impairments=[link], profiles=profiles, duration_seconds=3.0)
+
+    def is_bad_in_time(seed: int) -> bool:
+        _, (first_bad_at, _) = islice(plan.changes_of(link, seed).steps(), 2)
+        return first_bad_at < plan.duration_seconds
+
+    bad = next(seed for seed in range(100) if is_bad_in_time(seed))
+    good = next(seed for seed in range(100) if not is_bad_in_time(seed))
+    assert choose(plan, None, f"{bad},{good}").seeds == [bad, good]
+    words = rf"^--seeds: impairments\.0\.on_off: read no bad phase in 3 s; allowed: .* than {good}$"
+    with pytest.raises(NetemError, match=words):
+        choose(plan, None, str(good))
+
+
 @pytest.mark.parametrize(
     ("brokers", "seeds", "words"),
     [
@@ -78,6 +99,7 @@ def test_brokers_that_a_target_compares_run_in_one_round() -> None:
         (",", None, "read none"),
         (None, "1,x", "read '1,x'; allowed: whole numbers"),
         (None, "-1", "read '-1'; allowed: whole numbers"),
+        (None, "9007199254740992", "allowed: whole numbers from 0 to 9007199254740991 with commas"),
         (None, "", "read ''; allowed: whole numbers"),
     ],
 )

@@ -341,6 +341,19 @@ CHANGES: list[tuple[str, str, list[str]]] = [
         ["impairments.0.on_off.mean_good_seconds: read 0.0; allowed: from 0.001"],
     ),
     (
+        "trace: {at_seconds: [0, 5], profiles: [good, bad]}",
+        "on_off: {good: good, bad: bad, mean_good_seconds: 1.0e+9, mean_bad_seconds: 1}",
+        ["impairments.0.on_off: read no bad phase in 60 s; allowed: means with which that happens"],
+    ),
+    (
+        "trace: {at_seconds: [0, 5], profiles: [good, bad]}",
+        (
+            "overlapping: [{good: good, bad: bad, mean_good_seconds: 1.0e+9, mean_bad_seconds: 1},"
+            " {good: good, bad: bad, mean_good_seconds: 2.0e+9, mean_bad_seconds: 1}]"
+        ),
+        ["impairments.0.overlapping: read no bad phase in 60 s; allowed: means with which"],
+    ),
+    (
         ", trace: {at_seconds: [0, 5], profiles: [good, bad]}",
         "",
         ["impairments.0: read none of on_off, overlapping and trace; allowed: one of them"],
@@ -374,6 +387,14 @@ CHANGES: list[tuple[str, str, list[str]]] = [
             "bulk_flows.b.between: read ['edge', 'edge']; allowed: two hosts with a link between",
             "bulk_flows.b.mean_on_seconds: read 0.0; allowed: from 0.001",
         ],
+    ),
+    (
+        "duration_seconds: 60",
+        (
+            "duration_seconds: 60\nbulk_flows: {b: {between: [cloud, edge], mean_on_seconds: 1,"
+            " mean_off_seconds: 1.0e+9}}"
+        ),
+        ["bulk_flows.b: read no time in 60 s in which it sends; allowed: means with which that"],
     ),
     # The rest.
     (
