@@ -117,7 +117,7 @@ class WithholdingConfig:
             ``average``, the moving average of paper 002 times `margin_ratio`. The minimum by
             default: a minute of congestion does not raise it.
         margin_ratio: ``auto`` takes the learned RTT, minimum or average, times this, at least 1.
-            With ``minimum``, it takes less of a path that varies little: the least RTT plus 8 times
+            With ``minimum``, it takes less of a path that varies little: the least RTT plus 4 times
             the distance of the lower quartile.
         floor_seconds: ``auto`` never goes below this; with ``minimum``, never closer than this to
             the least RTT, as far as `margin_ratio` allows.
