@@ -258,6 +258,10 @@ class GroupReceiver:
             await future
         finally:
             del self._held[taken]
+            if not self._held and self._watching is not None:
+                # To wait for arrivals is a use of the group, which must not outlast its requests.
+                self._watching.cancel()
+                self._watching = None
 
     def _wake(self, requests: Iterable[DequeueRequest]) -> None:
         for request in requests:
@@ -295,4 +299,5 @@ class GroupReceiver:
         except Exception as error:  # noqa: BLE001 (whoever waits is told of any error)
             self.fail(error)
         finally:
-            self._watching = None
+            if self._watching is asyncio.current_task():  # it is not where another one has begun
+                self._watching = None

@@ -293,6 +293,33 @@ async def test_ten_thousand_held_requests_need_one_task_and_one_timer() -> None:
         assert sum(map(len, answers)) == 1
 
 
+async def test_group_is_unused_once_no_request_is_held() -> None:
+    """Its expiry counts from the end of its last held request, though no message comes."""
+    clock = Clock()
+    groups = {"default": {"group_expiry_seconds": 60}}
+    async with running_service(clock, groups=groups) as service:
+        request = asyncio.create_task(receive(service, ReceiveRequest(10, 0.02)))
+        await until(lambda: counts(service)["held"] == 1)
+        clock.now += 0.02
+        assert await request == []
+        clock.now += 61
+        await service.engine.maintain()
+        assert "default" not in service.engine.outline("q").groups
+
+
+async def test_request_that_is_held_as_the_last_one_leaves_is_woken() -> None:
+    """It waits for arrivals anew: the wait of those before is ending, and wakes no one."""
+    async with running_service() as service:
+        first = asyncio.create_task(receive(service))
+        await until(lambda: counts(service)["held"] == 1)
+        first.cancel()
+        second = asyncio.create_task(receive(service))  # it begins in the same round of the loop
+        await asyncio.wait([first])
+        await put(service, b"a")
+        await until(second.done)
+        assert payloads(await second) == [b"a"]
+
+
 async def test_unreadable_physical_queue_does_not_hide_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
