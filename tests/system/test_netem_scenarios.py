@@ -117,7 +117,9 @@ def test_what_is_no_timing_comes_out_as_it_is_to(
         is_kept = (target.at_most is None or held <= target.at_most) and (
             target.at_least is None or held >= target.at_least
         )
-        assert is_kept or not verdict.is_judged, verdict.line
+        # Processors that are busy make a path look slow: the run remarks it then.
+        is_excused = target.figure == "withheld_outside" and info.remarks
+        assert is_kept or is_excused or not verdict.is_judged, verdict.line
     rows = measures.tables.links
     impaired = {(row.broker, row.link) for row in rows if row.is_impaired}
     links = {each.link for each in scenario.impairments}
@@ -137,7 +139,6 @@ def test_what_is_no_timing_comes_out_as_it_is_to(
             continue
         withheld = [row for row in measures.tables.withheld if row.broker == broker]
         early = sum(max(0.0, min(row.end_s, bad_from) - row.begin_s) for row in withheld)
-        # Processors that are busy make a path look slow: the run remarks it then.
         assert early <= EARLY_SECONDS or info.remarks, broker
         if plan.settings.get("plugins", {}).get("memory") != {"store": "copy"}:
             payloads = sum(
