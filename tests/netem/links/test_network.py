@@ -57,10 +57,11 @@ for _ in range(int(sys.argv[2])):
 """Sends so many datagrams that nobody awaits."""
 
 OWNER = """
-import sys, time
+import signal, sys, time
 from penstock.netem.links import namespaces
 from penstock.netem.links.network import Network
 from penstock.netem.links.profiles import OPEN
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored
 namespaces.NAME_PREFIX = sys.argv[2]
 with Network(engine=sys.argv[1]) as network:
     cloud, edge = network.host("cloud"), network.host("edge")
