@@ -355,7 +355,7 @@ def test_a_node_that_fails_is_replaced_by_its_replica(tmp_path: Path) -> None:
         ):
             identifier = master.execute_command("CLUSTER", "MYID")
             master.execute_command("CLUSTER", "MEET", "127.0.0.1", process.port, bus_port)
-            # A replica is not heard by nodes that it has not met: it must know all before one fails.
+            # Nodes do not hear one that they have not met: it must know all before one fails.
             wait_until(lambda: b"cluster_size:3\r" in replica.execute_command("CLUSTER", "INFO"))
             replica.execute_command("CLUSTER", "REPLICATE", identifier)
             cluster = tuple(("127.0.0.1", node.port) for node in nodes)
