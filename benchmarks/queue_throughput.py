@@ -397,7 +397,7 @@ def measure_rows(n_messages: int, repeats: int, folder: Path) -> dict[str, list[
     rates: dict[str, list[float]] = {row.name: [] for row in ROWS}
     for repetition in range(1, repeats + 1):
         for row in ROWS:
-            with tempfile.TemporaryDirectory(dir=folder) as place:
+            with tempfile.TemporaryDirectory(dir=folder.resolve()) as place:
                 rates[row.name].append(row.measure(Path(place), n_messages))
             rate = rates[row.name][-1]
             typer.echo(f"{repetition}/{repeats} {row.name}: {rate:,.0f} {row.unit}", err=True)

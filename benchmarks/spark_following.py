@@ -327,7 +327,7 @@ def measure(
     outcomes: dict[str, list[Outcome]] = {way.name: [] for way in ways}
     for repetition in range(1, repeats + 1):
         for way in ways:
-            with tempfile.TemporaryDirectory(dir=folder, prefix="penstock-bench-") as own:
+            with tempfile.TemporaryDirectory(dir=folder.resolve(), prefix="penstock-bench-") as own:
                 outcome = follow(way, Path(own), schedule)
             outcomes[way.name].append(outcome)
             said = f"p50 {outcome.p50_seconds:.2f} s, p99 {outcome.p99_seconds:.2f} s"

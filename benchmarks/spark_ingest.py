@@ -288,7 +288,7 @@ def measure_rows(repeats: int, folder: Path, *, quick: bool) -> dict[str, list[R
         BenchmarkError: a message was lost, or a program failed.
     """
     rates: dict[str, list[Rate]] = {row.name: [] for row in ROWS}
-    with tempfile.TemporaryDirectory(dir=folder) as place:
+    with tempfile.TemporaryDirectory(dir=folder.resolve()) as place:
         for row in ROWS:
             filled = Path(place) / row.name
             filled.mkdir()

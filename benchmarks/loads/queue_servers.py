@@ -87,7 +87,9 @@ def _ended(broker: RunningBroker) -> Iterator[RunningBroker]:
     try:
         yield broker
     finally:
-        family = psutil.Process(broker.process.pid).children(recursive=True)
+        family = []
+        with suppress(psutil.NoSuchProcess):  # one that has ended tells why itself
+            family = psutil.Process(broker.process.pid).children(recursive=True)
         with suppress(RunError):
             broker.stop(STOP_SECONDS)
         for process in family:

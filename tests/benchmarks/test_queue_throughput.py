@@ -12,13 +12,14 @@ from benchmarks.queue_throughput import ROWS, QueueRow, main, to_markdown
 def test_rows_are_measured_and_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows run, and the table and the JSON say where the numbers come from."""
+    """Rows run in the folder they are in, and table and JSON say where the numbers come from."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(queue_throughput, "QUICK_MESSAGES", 600)
     # What `enqueue` does is also the beginning of `dequeue` and `range`.
     chosen = [row for row in ROWS if row.name != "enqueue"]
     monkeypatch.setattr(queue_throughput, "ROWS", chosen)
     file = tmp_path / "results.json"
-    arguments = ["--quick", "--repeats", "1", "--folder", str(tmp_path), "--json", str(file)]
+    arguments = ["--quick", "--repeats", "1", "--json", str(file)]
     assert main(arguments) == 0
     table = capsys.readouterr().out
     assert "| median of 1 | unit |" in table
