@@ -208,6 +208,8 @@ class Receiving:
 
     def give_back(self, queue: str, group: str, deliveries: Sequence[ReceivedMessage]) -> None:
         """Make messages visible whose receiver has left."""
+        if not deliveries:
+            return  # to tell of arrivals where there are none has those who wait look without end
         found = self._state.queues.get(queue)
         receivers = None if found is None else found.groups.get(group)
         if found is None or receivers is None or receivers.spec.kind != "lease":

@@ -242,6 +242,8 @@ class Receiving:
     ) -> list[asyncio.Future[Any]]:
         """The same; return the calls that do it."""
         calls: list[asyncio.Future[Any]] = []
+        if not deliveries:
+            return calls  # to tell of arrivals where there are none has those who wait look again
         found = self._catalogue.queues.get(queue)
         receivers = None if found is None else found.groups.get(group)
         if found is None or receivers is None or receivers.spec.kind != "lease":

@@ -310,3 +310,11 @@ async def test_messages_are_not_received_before_they_are_safe(durable: Running) 
     assert got
     assert set(got) <= set(await durable.payloads(group="h", n_max=1000))
     await asyncio.gather(storing, return_exceptions=True)
+
+
+async def test_nothing_that_is_given_back_is_no_arrival(running: Running) -> None:
+    """Receivers that find nothing would have each other look again without end."""
+    await running.create()
+    before = await running.engine.wait_for_arrival("q", "g", -1, 0)
+    running.engine.give_back("q", "g", [])
+    assert await running.engine.wait_for_arrival("q", "g", before, 0) == before
