@@ -5,8 +5,9 @@ Rerun: ``python -m benchmarks.queue_peers``; a look in a minute or two with ``--
 First table: 1 KiB messages published through MQTT at QoS 1 by ten connections, each with 100
 unacknowledged, and drained by two consumer processes, that acknowledge what they have. Penstock
 (SQLite, `durability: full`) is drained over HTTP by `QueueClient` in batches of at most 100, by two
-threads a process. RabbitMQ puts them by its MQTT plugin into a durable queue bound to amq.topic,
-which pika drains over AMQP with manual acknowledgements and a prefetch of 200.
+threads a process; and, as `penstock-mqtt`, by subscribers of `$queue/NAME`, which are sent messages
+as those of RabbitMQ are. RabbitMQ puts messages by its MQTT plugin into a durable queue bound to
+amq.topic, which pika drains over AMQP with manual acknowledgements and a prefetch of 200.
 
 * publish: nobody consumes; until the last PUBACK;
 * drain: what was published before; until the last message is consumed;
@@ -16,7 +17,7 @@ which pika drains over AMQP with manual acknowledgements and a prefetch of 200.
 
 Second table: messages of 1 KiB sent by boto3 in batches of ten, then received and deleted in
 batches of ten, by two threads, from the SQS API of Penstock, durable as above, and from moto, which
-keeps them in memory.
+keeps them in memory. They are fewer, as moto looks through its whole queue at each request.
 
 Peers take turns within a repetition, each started anew in a folder of its own. Consumers check that
 each message came once.
@@ -89,7 +90,7 @@ class Size:
     sqs_messages: int
 
 
-FULL: Final = Size(100_000, 1_000, 20, 10_000)
+FULL: Final = Size(100_000, 1_000, 20, 1_000)
 QUICK: Final = Size(10_000, 1_000, 5, 500)
 
 Figures = dict[str, float]

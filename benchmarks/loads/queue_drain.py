@@ -1,27 +1,31 @@
 """Consumes what `queue_publisher` published, and tells what came: a process of its own.
 
-Over HTTP with `QueueClient`, or over AMQP with pika. Either acknowledges each batch when it has
-it: over HTTP with the request for the next one, over AMQP with one basic.ack for all of them
-(`multiple`). Each batch is one line of JSON on standard output.
+Over HTTP with `QueueClient`, over AMQP with pika, or over MQTT as a subscriber of `$queue/NAME`.
+Each acknowledges a batch when it has it: over HTTP with the request for the next one, over AMQP
+with one basic.ack for all of them (`multiple`), over MQTT with a PUBACK for each, sent at once.
+Each batch is one line of JSON on standard output.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from benchmarks.loads import wire
 from benchmarks.loads.queue_publisher import HEAD
 from penstock.plugins.queue.client import QueueClient
 
 BATCH_MESSAGES: Final = 100
 BATCHES: Final = 2
 """So that one is on its way while the other is worked on: threads over HTTP, and what the prefetch
-allows over AMQP."""
+allows over AMQP. Over MQTT, the broker has a window of its own."""
+BUFFER_BYTES: Final = 1 << 18
 WAIT_SECONDS: Final = 20.0
 
 
@@ -99,15 +103,44 @@ def drain_amqp(port: int, queue: str) -> None:
             acknowledge()
 
 
+def drain_mqtt(port: int, queue: str) -> None:
+    """Subscribe, and acknowledge what comes, until the process ends."""
+    with wire.open_client(port, f"bench-queue-consumer-{os.getpid()}") as sock:
+        wire.subscribe(sock, f"$queue/{queue}", 1)
+        sock.settimeout(None)
+        data = b""
+        while chunk := sock.recv(BUFFER_BYTES):
+            at = time.monotonic()
+            data += chunk
+            packets, data = wire.whole_packets(data)
+            parts = [wire.read_publish(packet) for packet in packets]
+            ids = [
+                packet[part.packet_id_at : part.packet_id_at + 2]
+                for packet, part in zip(packets, parts, strict=True)
+            ]
+            sock.sendall(b"".join(b"\x40\x02" + packet_id for packet_id in ids))
+            if packets:
+                tell(
+                    (packet[part.payload_at :], at)
+                    for packet, part in zip(packets, parts, strict=True)
+                )
+    raise wire.WireError("the server closed the connection of a consumer")
+
+
+DRAINS: Final[dict[str, Callable[[str, str], None]]] = {
+    "http": drain_http,
+    "amqp": lambda port, queue: drain_amqp(int(port), queue),
+    "mqtt": lambda port, queue: drain_mqtt(int(port), queue),
+}
+"""By protocol; each takes an address and the name of a queue."""
+
+
 def main(argv: list[str]) -> None:
     """Say that it is ready, and begin at the first line."""
     protocol, address, queue = argv
     print(json.dumps({"ready": True}), flush=True)
     sys.stdin.readline()
-    if protocol == "http":
-        drain_http(address, queue)
-    else:
-        drain_amqp(int(address), queue)
+    DRAINS[protocol](address, queue)
 
 
 if __name__ == "__main__":

@@ -117,30 +117,41 @@ def _wait(broker: RunningBroker, port: int) -> None:
 # -- Penstock ------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _penstock(folder: Path) -> Iterator[QueueServer]:
-    """Run the broker with one queue in SQLite, durable before each PUBACK."""
-    with ExitStack() as stack:
-        mqtt, http, sqs = (stack.enter_context(reserved_port()) for _ in range(3))
-        group = {"visibility_timeout": 600.0}
-        policy = {
-            "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{mqtt}"}},
-            "plugins": {
-                "queue": {
-                    "engine": "sqlite",
-                    "durability": "full",
-                    "http": f"127.0.0.1:{http}",
-                    "sqs": f"127.0.0.1:{sqs}",
-                    "queues": {QUEUE: {"topics": [f"{TOPICS}/#"], "groups": {"default": group}}},
-                }
-            },
-        }
-        broker = RunningBroker("penstock", penstock_command(folder, policy), folder)
-        stack.enter_context(_ended(broker))
-        for port in (mqtt, http, sqs):
-            _wait(broker, port)
-        consuming = ("http", f"http://127.0.0.1:{http}")
-        yield QueueServer(mqtt, consuming, f"http://127.0.0.1:{sqs}", broker.process.pid)
+def _penstock(protocol: str) -> Callable[[Path], Any]:
+    """Return what runs the broker with one queue in SQLite, durable before each PUBACK.
+
+    Args:
+        protocol: of the consumers, `http` or `mqtt`.
+    """
+
+    @contextmanager
+    def run(folder: Path) -> Iterator[QueueServer]:
+        with ExitStack() as stack:
+            mqtt, http, sqs = (stack.enter_context(reserved_port()) for _ in range(3))
+            group = {"visibility_timeout": 600.0}
+            policy = {
+                "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{mqtt}"}},
+                "plugins": {
+                    "queue": {
+                        "engine": "sqlite",
+                        "durability": "full",
+                        "http": f"127.0.0.1:{http}",
+                        "sqs": f"127.0.0.1:{sqs}",
+                        "queues": {
+                            QUEUE: {"topics": [f"{TOPICS}/#"], "groups": {"default": group}}
+                        },
+                    }
+                },
+            }
+            broker = RunningBroker("penstock", penstock_command(folder, policy), folder)
+            stack.enter_context(_ended(broker))
+            for port in (mqtt, http, sqs):
+                _wait(broker, port)
+            addresses = {"http": f"http://127.0.0.1:{http}", "mqtt": str(mqtt)}
+            consuming = (protocol, addresses[protocol])
+            yield QueueServer(mqtt, consuming, f"http://127.0.0.1:{sqs}", broker.process.pid)
+
+    return run
 
 
 # -- RabbitMQ ------------------------------------------------------------------------------------
@@ -293,9 +304,17 @@ QUEUE_PEERS: Final = {
             "SQLite, durability full",
             lambda: version_of("penstock"),
             lambda: "",
-            _penstock,
+            _penstock("http"),
             has_mqtt=True,
             has_sqs=True,
+        ),
+        QueuePeer(
+            "penstock-mqtt",
+            "the same, with consumers that subscribe to $queue/NAME",
+            lambda: version_of("penstock"),
+            lambda: "",
+            _penstock("mqtt"),
+            has_mqtt=True,
         ),
         QueuePeer(
             "rabbitmq-classic",

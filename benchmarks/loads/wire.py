@@ -10,6 +10,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -231,6 +232,21 @@ def size_of(packet: bytes) -> int:
     """Return the length of the packet that begins here."""
     size, at = _read_variable_integer(packet, 1)
     return at + size
+
+
+def whole_packets(data: bytes) -> tuple[list[bytes], bytes]:
+    """Return the packets that are there in full, and what is left of the data."""
+    packets = []
+    at = 0
+    with suppress(IndexError):  # the length itself is not there in full
+        while True:
+            size, body = _read_variable_integer(data, at + 1)
+            end = body + size
+            if end > len(data):
+                break
+            packets.append(data[at:end])
+            at = end
+    return packets, data[at:]
 
 
 def receive_exactly(sock: socket.socket, size_bytes: int) -> bytes:

@@ -24,6 +24,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
 from penstock.broker.errors import PenstockError
+from penstock.broker.network.listeners import BACKLOG
 from penstock.broker.network.open_files import most_files
 from penstock.plugins.web.bind import split_bind
 from penstock.plugins.web.guard import MAX_REFUSED, Guards
@@ -44,9 +45,6 @@ READ_BYTES: Final = 16 * 1024
 """Buffer for a body that is not read yet: twice as much is taken from a client, and at most one
 read of uvloop's, 256 KiB. With aiohttp's default of 256 KiB, 200 clients whose bodies wait take 100
 MB more."""
-
-BACKLOG: Final = 128
-"""Connections that may wait to be accepted; aiohttp's default."""
 
 LONGEST_TEXT_SHOWN: Final = 80
 
