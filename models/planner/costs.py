@@ -49,8 +49,8 @@ class Costs:
     receive_acknowledged: float = 15.9e-6
     deliver_acknowledged: float = 15.9e-6
     keep: float = 13.7e-6
-    enqueue: float = 12.7e-6
-    dequeue: float = 25.6e-6
+    enqueue: float = 8.1e-6
+    dequeue: float = 11.7e-6
     request: float = 254e-6
     receive_byte: float = 3.5e-9
     deliver_byte: float = 0.95e-9
@@ -83,8 +83,8 @@ SOURCE: Final[Mapping[str, str]] = {
     "receive_acknowledged": "half of QoS 1, 500 pairs: 31,412/s on one core, two calls each way",
     "deliver_acknowledged": "the other half",
     "keep": "what leaves the fast path: 14.6 µs with a durable session, 0.88 without",
-    "enqueue": "queue_throughput, row enqueue: 78,765/s",
-    "dequeue": "queue_throughput, received and deleted over HTTP: 39,043/s",
+    "enqueue": "queue_throughput, row enqueue: 123,386/s",
+    "dequeue": "queue_throughput, received and deleted over HTTP: 85,222/s",
     "request": "queue_strategies, lambda 400 conventional: 3,939 requests/s, 4 of 100 hit",
     "receive_byte": f"{_RUN} 50 messages/s of 100 kB, over those of 200 B",
     "deliver_byte": f"{_RUN} the same, to 4 subscribers instead of 1",

@@ -27,7 +27,13 @@ from penstock.models.patterns.network import BROKER, NETWORK, SUBSCRIBER, Path, 
 from penstock.models.patterns.simulation import Outcome, simulate
 from penstock.models.planner.costs import Costs
 from penstock.models.planner.fleet import Devices, Fleet, Subscribers
-from penstock.models.planner.load import PACKET_BYTES, broker_work, flows, slow_start_seconds
+from penstock.models.planner.load import (
+    PACKET_BYTES,
+    broker_work,
+    flows,
+    idle_ratio,
+    slow_start_seconds,
+)
 from penstock.netem.figures.estimates import Estimate, bootstrap, mean_of
 
 RUNS: Final = 8
@@ -218,5 +224,7 @@ def _path(
         ),
     )
     wire = up.rtt_seconds / 2 + down.rtt_seconds / 2 + n_bytes / up.bytes_per_second
-    wire += slow_start_seconds(n_bytes, up) + slow_start_seconds(n_bytes, down)
+    of_all = sum(each.rate for each in flows(fleet, name))
+    wire += idle_ratio(devices.messages_per_second, up) * slow_start_seconds(n_bytes, up)
+    wire += idle_ratio(of_all, down) * slow_start_seconds(n_bytes, down)
     return Path(thinned, stages, peers, _lifetime(devices)), thinned / rate, wire

@@ -6,6 +6,7 @@ served by that thread, too. A link is as fast as TCP makes it, over good and bad
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -21,6 +22,9 @@ PACKET_BYTES: Final = 120
 SEGMENT_BYTES: Final = 1448
 INITIAL_WINDOW_BYTES: Final = 10 * SEGMENT_BYTES
 """Of TCP, also after an idle time (RFC 6928, RFC 2861)."""
+IDLE_SECONDS: Final = 0.2
+"""Beside a round trip, the time without a packet after which Linux calls a connection idle: its
+retransmission timeout where the RTT varies little."""
 WARNING_RATIO: Final = 0.7
 """Utilisation from which a stage is called nearly full: then a burst a third higher is too much."""
 MOST_PROBE_RATIO: Final = 0.03
@@ -99,6 +103,21 @@ def slow_start_seconds(n_bytes: int, link: LinkClass) -> float:
         sent += window
         window *= 2
     return waits
+
+
+def is_idle_after(link: LinkClass) -> float:
+    """Return the seconds without a packet after which TCP begins with its initial window again."""
+    return IDLE_SECONDS + link.rtt_seconds
+
+
+def idle_ratio(rate: float, link: LinkClass) -> float:
+    """Return the share of messages that find their connection idle.
+
+    Args:
+        rate: of all messages of the connection, a second; times between them are exponential.
+        link: that it is over.
+    """
+    return math.exp(-rate * is_idle_after(link))
 
 
 class Work(NamedTuple):

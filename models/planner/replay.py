@@ -21,8 +21,8 @@ from penstock.models.closed_forms import OnOff
 from penstock.models.patterns.network import NETWORK, SUBSCRIBER, Path, Stage
 from penstock.models.patterns.simulation import pass_stage
 from penstock.models.patterns.timeline import Timeline, Times
-from penstock.models.planner.fleet import Devices, Fleet, Subscribers
-from penstock.models.planner.load import PACKET_BYTES, slow_start_seconds
+from penstock.models.planner.fleet import Devices, Fleet, LinkClass, Subscribers
+from penstock.models.planner.load import PACKET_BYTES, is_idle_after, slow_start_seconds
 from penstock.models.planner.scaled import Scaled
 
 SERVICE_RATE: Final = 1e6
@@ -135,7 +135,7 @@ def _reach_broker(fleet: Fleet, source: str, devices: Sequence[Schedule]) -> _At
     waits, loses = ((NETWORK,), ()) if kind.qos else ((), (NETWORK,))
     stage = Stage("device", SERVICE_RATE, waits, loses)
     path = Path(1.0, (stage,), {}, lifetime)
-    wire = up.rtt_seconds / 2 + slow_start_seconds(n_bytes, up)
+    slow_start = slow_start_seconds(n_bytes, up)
     arrivals, born = [np.zeros(0)], [np.zeros(0)]
     for device in devices:
         timelines = _later(NETWORK, device.timeline, DEVICE_RTTS * up.rtt_seconds)
@@ -143,7 +143,7 @@ def _reach_broker(fleet: Fleet, source: str, devices: Sequence[Schedule]) -> _At
         passed, departures, _ = pass_stage(
             path, stage, device.created, device.created + lifetime, timelines, services
         )
-        arrivals.append(departures + wire)
+        arrivals.append(_arrivals(departures, services[passed], slow_start, up))
         born.append(device.created[passed])
     return _AtBroker(np.concatenate(arrivals), np.concatenate(born))
 
@@ -169,8 +169,8 @@ def _receive(
     path = Path(1.0, (stage,), {}, math.inf)
     timelines = _later(SUBSCRIBER, subscriber.timeline, SUBSCRIBER_RTTS * down.rtt_seconds)
     passed, departures, _ = pass_stage(path, stage, arrivals, deadlines, timelines, services)
-    wires = np.array([down.rtt_seconds / 2 + slow_start_seconds(each, down) for each in n_bytes])
-    at = departures + wires[of_kind[passed]]
+    slow_starts = np.array([slow_start_seconds(each, down) for each in n_bytes])[of_kind[passed]]
+    at = _arrivals(departures, services[passed], slow_starts, down)
     is_prompt = at < deadlines[passed]
     seconds, of_kind = (at - born[passed])[is_prompt], of_kind[passed][is_prompt]
     last = float(at.max()) if len(at) else 0.0
@@ -178,6 +178,22 @@ def _receive(
         source: Arrivals(0, seconds[of_kind == number], last)
         for number, source in enumerate(at_broker)
     }
+
+
+def _arrivals(
+    departures: Times, services: Times, slow_starts: Times | float, link: LinkClass
+) -> Times:
+    """Return when messages of one connection arrive, which is in their order.
+
+    Args:
+        departures: when the last byte of each is sent, ascending, seconds.
+        services: for how long each is sent.
+        slow_starts: what TCP's slow start takes of each where the connection is idle.
+        link: that it is over.
+    """
+    idle_for = np.diff(departures, prepend=-np.inf) - services
+    opening = np.where(idle_for > is_idle_after(link), slow_starts, 0.0)
+    return np.maximum.accumulate(departures + link.rtt_seconds / 2 + opening)
 
 
 def _lifetime(kind: Devices) -> float:

@@ -8,8 +8,8 @@ service of each in its sender, and service and success of each delivery in the o
 deliveries begin. The model runs on the queue's own leases.
 
 In order (`arrived`), a sender holds what it has sent until all that were created before it are
-sent, too, and the queue has one physical queue. `settled` is the group's order of keys, with one
-key for all messages.
+sent, too, and the queue has one physical queue. `settled` is that with the group's order of keys,
+and one key for all messages.
 
 Requests, the commits of the queue and threads that wait for each other are in the run alone.
 """
@@ -295,7 +295,7 @@ class QueueRun:
             return
         with self._lock:
             heapq.heappush(self._sent, number)
-            ready = [heapq.heappop(self._sent)] if self.setting.order == "settled" else []
+            ready = []
             while self._sent and self._sent[0] == self._n_stored:
                 ready.append(heapq.heappop(self._sent))
                 self._n_stored += 1

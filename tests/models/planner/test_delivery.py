@@ -9,7 +9,7 @@ from penstock.models.planner import delivery
 from penstock.models.planner.costs import Costs
 from penstock.models.planner.delivery import Variant, backlog, predict, round_up, variants
 from penstock.models.planner.fleet import LinkClass
-from penstock.models.planner.load import slow_start_seconds
+from penstock.models.planner.load import flows, idle_ratio, slow_start_seconds
 from penstock.models.reported import agrees
 from penstock.netem.figures.estimates import Standing, at_least, at_most
 from tests.models.planner.small_plan import make_fleet, small_plan
@@ -84,11 +84,19 @@ def test_qos_0_loses_what_qos_1_keeps() -> None:
 
 
 def test_links_are_in_each_response_time() -> None:
-    """Half of both round trips, the device's own transmission, and TCP's slow start."""
+    """Half of both round trips, the device's own transmission, and TCP's slow start if it idled."""
     each = small_plan().deliveries["cameras", "operators"][0]
+    fleet = make_fleet()
+    rates = (
+        fleet.devices["cameras"].messages_per_second,
+        sum(flow.rate for flow in flows(fleet, "operators")),
+    )
     links = LinkClass(0.02, 1e6), LinkClass(0.05, 5e5)
-    opening = sum(slow_start_seconds(100_120, link) for link in links)
-    assert opening > 0.02
+    opening = sum(
+        idle_ratio(rate, link) * slow_start_seconds(100_120, link)
+        for rate, link in zip(rates, links, strict=True)
+    )
+    assert opening > 0
     assert each.wire_seconds == pytest.approx(0.01 + 0.025 + 100_120 / 1_000_000 + opening)
     assert each.quantile(0.0).value >= each.wire_seconds
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from penstock.models.closed_forms import UnstableError
@@ -11,6 +13,7 @@ from penstock.models.planner.load import (
     broker_work,
     check,
     flows,
+    idle_ratio,
     probe_period,
     slow_start_seconds,
     stages,
@@ -118,3 +121,11 @@ def test_a_long_message_waits_while_tcp_opens_its_window() -> None:
     assert slow_start_seconds(30_000, link) == pytest.approx(0.1, rel=0.01)
     assert slow_start_seconds(100_000, link) == pytest.approx(0.2, rel=0.01)
     assert slow_start_seconds(100_000, LinkClass(0.01, 1e6)) == 0.0  # fourteen segments fill it
+
+
+def test_a_busy_connection_has_no_slow_start() -> None:
+    """The more messages, the fewer find that nothing was sent for a retransmission timeout."""
+    link = LinkClass(0.1, 1e6)
+    assert idle_ratio(0.0, link) == 1.0
+    assert idle_ratio(1.0, link) == pytest.approx(math.exp(-0.3))
+    assert idle_ratio(100.0, link) < 1e-12

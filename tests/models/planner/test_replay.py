@@ -76,6 +76,15 @@ def test_what_has_expired_does_not_arrive() -> None:
     assert took(kind, [0.6, 1.9], ALWAYS, off_from(0.5, 2.0)) == [0.5]
 
 
+def test_a_long_message_opens_the_window_of_an_idle_connection_alone() -> None:
+    """The second comes before the connection idles, and no sooner than the first."""
+    kind = Devices(1, 1.0, 30_000, "l", "#")
+    # Half of it is within the initial window: one round trip more on each link.
+    assert took(kind, [1.0], ALWAYS, ALWAYS) == [0.6]
+    assert took(kind, [1.0, 3.0], ALWAYS, ALWAYS) == [0.6, 0.6]
+    assert took(kind, [1.0, 1.3], ALWAYS, ALWAYS) == [0.6, 0.3]
+
+
 def test_schedules_are_drawn_for_a_run() -> None:
     """Messages of its seconds; equal generators give equal ones."""
     kind = Devices(1, 10.0, 100, "l", "#", 1, None, 2.0, 1.0)
