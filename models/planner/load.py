@@ -167,10 +167,12 @@ def broker_work(fleet: Fleet, costs: Costs) -> list[Work]:
         for source, each in fleet.sources(who).items():
             one = costs.deliver_acknowledged if each.qos else costs.deliver
             one += each.payload_bytes * costs.deliver_byte
+            alone = costs.alone_delivery
             if who.keeps_session and each.qos:
                 one += costs.keep
+                alone += costs.alone_commit  # of its PUBACK, which each client sends at its own time
             rate = each.total_rate * who.share_ratio * who.count
-            found.append(Work(f"deliver {source} to {name}", rate, one, costs.alone_delivery))
+            found.append(Work(f"deliver {source} to {name}", rate, one, alone))
     for name, back_end in fleet.back_ends.items():
         sources = fleet.sources(back_end).values()
         rate = sum(each.total_rate for each in sources)

@@ -53,11 +53,13 @@ def test_the_core_has_each_message_in_and_out() -> None:
 
 
 def test_what_finds_the_broker_idle_costs_more() -> None:
-    """A wake for each message, and a commit where a session keeps it."""
+    """A wake for each message, and a commit of it and of its PUBACK where a session keeps it."""
     costs = Costs()
     fleet = make_fleet()
     work = {each.name: each for each in broker_work(fleet, costs)}
     assert work["receive from cameras"].alone_seconds == costs.alone + costs.alone_commit
+    delivered = costs.alone_delivery + costs.alone_commit
+    assert work["deliver cameras to operators"].alone_seconds == delivered
     clean = make_fleet(("link: mobile,", "link: mobile, keeps_session: false,"))
     assert broker_work(clean, costs)[0].alone_seconds == costs.alone
     rare = make_fleet(("link: mobile,", "link: mobile, share_ratio: 0.1,"))
