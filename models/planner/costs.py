@@ -34,7 +34,7 @@ class Costs:
         alone: of a message of QoS 1 or 2 that finds the broker idle, on top.
         alone_qos_0: the same of QoS 0.
         alone_delivery: of each delivery of it.
-        alone_commit: of a message that is stored, alone in its commit.
+        alone_commit: of a commit of one message, or of one PUBACK.
         idle: of each second, without any message.
         look: of looking at one connection's RTT.
         connect: of a connection that comes and goes.
@@ -52,13 +52,13 @@ class Costs:
     enqueue: float = 8.1e-6
     dequeue: float = 11.7e-6
     request: float = 254e-6
-    receive_byte: float = 3.5e-9
-    deliver_byte: float = 0.95e-9
-    alone: float = 110e-6
-    alone_qos_0: float = 81e-6
-    alone_delivery: float = 14e-6
-    alone_commit: float = 320e-6
-    idle: float = 2.5e-3
+    receive_byte: float = 3.4e-9
+    deliver_byte: float = 0.75e-9
+    alone: float = 138e-6
+    alone_qos_0: float = 83e-6
+    alone_delivery: float = 30e-6
+    alone_commit: float = 364e-6
+    idle: float = 1.7e-3
     look: float = 13e-6
     connect: float = 156e-6
     base_bytes: float = 70e6
@@ -75,7 +75,7 @@ class Costs:
 TIMES: Final = tuple(name for name in asdict(Costs()) if not name.endswith("_bytes"))
 """Costs that are processor seconds."""
 
-_RUN: Final = "a run as of `--validate`, on two cores that did other work, too:"
+_RUN: Final = "a run as of `--validate`:"
 
 SOURCE: Final[Mapping[str, str]] = {
     "receive": "half of QoS 0, 500 clients to 1: 106,192/s on one core, a call each way",
@@ -88,10 +88,10 @@ SOURCE: Final[Mapping[str, str]] = {
     "request": "queue_strategies, lambda 400 conventional: 3,939 requests/s, 4 of 100 hit",
     "receive_byte": f"{_RUN} 50 messages/s of 100 kB, over those of 200 B",
     "deliver_byte": f"{_RUN} the same, to 4 subscribers instead of 1",
-    "alone": f"{_RUN} 200 messages/s of 200 B, QoS 1, less `receive` and `deliver`",
+    "alone": f"{_RUN} 50 messages/s of 200 B, QoS 1, less `receive` and `deliver`",
     "alone_qos_0": f"{_RUN} the same with QoS 0",
-    "alone_delivery": f"{_RUN} the same, to 4 subscribers instead of 1",
-    "alone_commit": f"{_RUN} the same, for sessions that are kept",
+    "alone_delivery": f"{_RUN} the same, to 4 subscribers whose PUBACKs come apart",
+    "alone_commit": f"{_RUN} the same, for a session that is kept: half, of message and PUBACK",
     "idle": f"{_RUN} a message a second",
     "look": "two system calls of 5 µs, and 3 µs for the socket: an estimate, not measured alone",
     "connect": "connect and disconnect: 6,411/s",

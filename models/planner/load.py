@@ -170,7 +170,9 @@ def broker_work(fleet: Fleet, costs: Costs) -> list[Work]:
             alone = costs.alone_delivery
             if who.keeps_session and each.qos:
                 one += costs.keep
-                alone += costs.alone_commit  # of its PUBACK, which each client sends at its own time
+                alone += (
+                    costs.alone_commit
+                )  # of its PUBACK, which each client sends at its own time
             rate = each.total_rate * who.share_ratio * who.count
             found.append(Work(f"deliver {source} to {name}", rate, one, alone))
     for name, back_end in fleet.back_ends.items():
