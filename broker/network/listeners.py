@@ -18,6 +18,7 @@ from penstock.broker.config.listener_config import Listener, Tls
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.proxy_header import ProxyHeaderError, read_proxy_header
 from penstock.broker.network.accepted import AcceptedConnection, Layer, Reception
+from penstock.broker.network.open_files import BACKLOG
 from penstock.broker.network.revocation import RevocationList, is_revoked
 from penstock.broker.network.tcp_options import (
     RTO_MAX_SINCE,
@@ -38,9 +39,6 @@ from penstock.broker.quotas.admission import Places
 
 if TYPE_CHECKING:
     from penstock.broker.network.websocket import WebSocketLayer
-
-BACKLOG: Final = 1024
-"""Connections that may wait to be accepted: a fleet reconnects all at once."""
 
 ALPN_MQTT: Final = ("mqtt",)
 ALPN_WEBSOCKET: Final = ("http/1.1",)

@@ -1,4 +1,4 @@
-"""How many files the process may have open, and what that leaves for connections."""
+"""How many files the process may have open, what that leaves for connections, and how many wait."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ RESERVE: Final = 192
 """Files for everything but connections: 64 for listeners, logs, databases and files of plugins, 64
 for connections that stay to be refused, 64 for lingering sockets. Half of the limit where the limit
 is lower than twice this."""
+
+BACKLOG: Final = 1024
+"""Connections of a listener that may wait to be accepted: a fleet reconnects all at once. One more
+is tried again by its client's kernel after a second. They take no file."""
 
 _ANY: Final = 2**31
 

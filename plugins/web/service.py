@@ -24,8 +24,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
 from penstock.broker.errors import PenstockError
-from penstock.broker.network.listeners import BACKLOG
-from penstock.broker.network.open_files import most_files
+from penstock.broker.network.open_files import BACKLOG, most_files
 from penstock.plugins.web.bind import split_bind
 from penstock.plugins.web.guard import MAX_REFUSED, Guards
 from penstock.plugins.web.limits import HttpLimits
