@@ -187,7 +187,8 @@ def prepare_folder(folder: Path, checkpoint: Path) -> list[Path]:
     names = listed_names(folder)
     litter = sorted(file for file in files if file.name not in names)
     for file in litter:
-        file.unlink()
+        # Spark deletes files of tasks that failed, at its own time.
+        file.unlink(missing_ok=True)
         file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
     return litter
 
@@ -204,7 +205,7 @@ def prepare_checkpoint(checkpoint: Path) -> None:
     plans = checkpoint / "offsets"
     if not _batches(plans):
         for unfinished in plans.glob(".*"):
-            unfinished.unlink()
+            unfinished.unlink(missing_ok=True)
 
 
 def listed_names(folder: Path) -> set[str]:

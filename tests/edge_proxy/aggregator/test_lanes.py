@@ -13,7 +13,6 @@ import pytest
 from penstock.broker.config.policy import parse_policy
 from penstock.broker.mqtt.packets import Publish
 from penstock.broker.server import Server
-from penstock.edge_proxy.aggregator import uplink as uplink_module
 from penstock.edge_proxy.aggregator.lanes import LanesKeys, lanes_of
 from penstock.edge_proxy.aggregator.remapping import DownRule, Rule
 from penstock.edge_proxy.aggregator.uplink import Uplink
@@ -23,6 +22,7 @@ from tests.broker.serving import port_of, serving, until
 from tests.edge_proxy.aggregator.test_uplink import (
     DOWN,
     UP,
+    Calm,
     deliver,
     edge_policy,
     site,
@@ -187,7 +187,7 @@ async def test_a_lane_that_is_configured_no_more_ends_when_nothing_is_left_in_it
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits in its sessions passes, both ways, in the order of its topic."""
-    monkeypatch.setattr(uplink_module, "QUIET_SECONDS", 0.01)
+    calm = Calm(monkeypatch)
     policy = {"persistence": {"path": str(tmp_path / "edge.db")}}
     payloads = [b"L" * 20_000, b"after", b"last"]
     async with serving() as cloud, await connected(port_of(cloud), "far") as far:
@@ -215,6 +215,7 @@ async def test_a_lane_that_is_configured_no_more_ends_when_nothing_is_left_in_it
             for taker in (far, near):
                 assert [(await take_message(taker)).payload for _ in payloads] == payloads
             await until(lambda: _sizes_asked(cloud) == [None, "-"])
+            calm.has_come = True
             await until(lambda: cloud.core.sessions.get("berlin-cloud-large") is None)
             await until(lambda: edge.core.sessions.get("$uplink/cloud/up-large") is None)
             assert edge.core.sessions.get("$uplink/cloud/down-large") is None

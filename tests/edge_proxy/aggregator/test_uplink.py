@@ -250,12 +250,24 @@ async def test_the_state_of_an_uplink_that_is_gone_is_cleared_at_the_site(tmp_pa
             await edge.stop()
 
 
+class Calm:
+    """Says that uplinks that leave are never quiet, and then that they are soon."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_come = False
+        is_quiet = Uplink._is_quiet
+        monkeypatch.setattr(uplink_module, "QUIET_SECONDS", 0.01)
+        monkeypatch.setattr(
+            Uplink, "_is_quiet", lambda uplink, now: is_quiet(uplink, now) and self.has_come
+        )
+
+
 @pytest.mark.parametrize("lanes", [None, {"by": "size"}])
 async def test_an_uplink_that_leaves_ends_on_both_sides_when_nothing_is_left_in_it(
     lanes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits in its sessions passes both ways; then its state is cleared, too."""
-    monkeypatch.setattr(uplink_module, "QUIET_SECONDS", 0.01)
+    calm = Calm(monkeypatch)
     policy = {"persistence": {"path": str(tmp_path / "edge.db")}}
     kept: Mapping[str, Any] = {
         "clean_start": False,
@@ -284,6 +296,7 @@ async def test_an_uplink_that_leaves_ends_on_both_sides_when_nothing_is_left_in_
         ):
             for taker in (far, near):
                 assert [(await take_message(taker)).payload for _ in payloads] == payloads
+            calm.has_come = True
             await until(lambda: edge.core.sessions.client_ids() == ["near"])
             await until(lambda: cloud.core.sessions.client_ids() == ["far"])
             await until(lambda: states(cloud) == states(edge) == {})
