@@ -194,7 +194,7 @@ class Demand:
 
         Args:
             n_passed: messages that have passed so far, either way; counts on over connections.
-            n_waiting: messages that wait to go up, or are unacknowledged.
+            n_waiting: messages that wait to go up, are unacknowledged, or have come down in part.
             now: monotonic seconds.
 
         Returns:

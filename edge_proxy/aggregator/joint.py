@@ -172,6 +172,11 @@ class Joint:
 
     # -- what is received ------------------------------------------------------------------------
 
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a part of a message of the cloud has come, and not all of it."""
+        return self._from_cloud.is_in_payload
+
     def receive_cloud(self, data: Buffer) -> None:
         """Take bytes from the cloud's broker.
 

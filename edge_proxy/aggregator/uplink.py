@@ -484,6 +484,12 @@ class Uplink:
         """Messages of all lanes that wait to go up, or are unacknowledged."""
         return sum(self.local_clients.waiting(lane.up_id) for lane in self.lanes)
 
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a message of the cloud is under way: on a slow link, for minutes."""
+        link = self._link
+        return link is not None and link.is_accepted and link.joint.is_receiving
+
     def look(self) -> tuple[str, float]:
         """Look at the conditions under which the uplink stands.
 
@@ -500,7 +506,8 @@ class Uplink:
             return why, min(QUIET_SECONDS / 4, opening.look_again_seconds)
         counts = [lane.counts for lane in self.lanes]
         n_passed = sum(each.up_messages + each.down_messages for each in counts)
-        stop_in = self._demand.stop_in_seconds(n_passed, self.n_waiting, now)
+        n_waiting = self.n_waiting + sum(lane.is_receiving for lane in self.lanes)
+        stop_in = self._demand.stop_in_seconds(n_passed, n_waiting, now)
         if stop_in is None:
             return "", opening.look_again_seconds
         idle = f"nothing has passed for {self.keys.start.idle_seconds:g} s"

@@ -395,6 +395,60 @@ async def test_an_uplink_on_demand_stands_only_while_something_is_to_go_up() -> 
         assert (counts.connections, counts.failures) == (1, {})
 
 
+@contextlib.asynccontextmanager
+async def held_back(port: int, n_bytes: int) -> AsyncIterator[tuple[int, asyncio.Event]]:
+    """Forward connections to a port; what comes from there after so many bytes does not pass.
+
+    Yields:
+        Where it listens, and an event that is set when something was held back.
+    """
+    is_held = asyncio.Event()
+
+    async def pass_on(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most: int = 1 << 40
+    ) -> None:
+        while data := await reader.read(min(65_536, most)):
+            writer.write(data)
+            most -= len(data)
+            if most <= 0:
+                is_held.set()
+                return
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.closing(writer), contextlib.closing(far_writer):
+            await asyncio.gather(pass_on(reader, far_writer), pass_on(far_reader, writer, n_bytes))
+
+    server = await asyncio.start_server(forward, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1], is_held
+
+
+async def test_an_uplink_on_demand_stays_for_a_message_that_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A long one takes more than `idle_seconds` on a slow link; cut off, it would begin again."""
+    start = {"when": "on_demand", "threshold_messages": 1, "idle_seconds": 3600}
+    async with (
+        serving() as cloud,
+        held_back(port_of(cloud), 100_000) as (port, is_held),
+        site(port, start=start) as edge,
+        await connected(port_of(edge), "near") as near,
+        await connected(port_of(cloud), "far") as far,
+    ):
+        await near.subscribe("down/#", 1)
+        await deliver(near, Publish("up/a", b"1", qos=1, packet_id=1))
+        await until(lambda: _asked(cloud) == ["down/#"])
+        await deliver(far, Publish("down/cam", b"L" * 200_000, qos=1, packet_id=1))
+        await is_held.wait()
+        uplink = uplink_of(edge)
+        await until(lambda: uplink.is_receiving and not uplink.n_waiting)
+        for _ in range(2):
+            now = uplink.clock() + 7200
+            monkeypatch.setattr(uplink, "clock", lambda now=now: now)
+            assert uplink.look()[0] == ""
+
+
 async def test_an_uplink_stands_only_at_its_times() -> None:
     """What is to go up waits for them."""
     now = datetime.now().astimezone()
