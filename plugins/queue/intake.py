@@ -159,6 +159,7 @@ class Intake:
         self._slowdown_detection_time = slowdown_detection_time
         self._logger = logger
         self.slow_appends: SlowAppends | None = None
+        self._exclusion: SlowdownExclusion[int] | None = None
         self._group: list[Entry] = []
         self._flush_handle: asyncio.Handle | None = None
         self._commits: set[asyncio.Future[AppendResult]] = set()
@@ -170,18 +171,19 @@ class Intake:
         """Go by these settings from now on."""
         self._flush()
         self._drops_newest = spec.when_full == "drop_newest"
-        exclusion: SlowdownExclusion[int] | None = None
         seconds = self._slowdown_detection_time
         if self.slow_appends is not None:
-            self.slow_appends.close()
-        if seconds is not None:
-            exclusion = SlowdownExclusion(range(spec.physical_queues), seconds)
-            self.slow_appends = SlowAppends(self._name, exclusion, seconds, self._logger)
+            self.slow_appends.change_physical_queues(spec.physical_queues)
+        elif seconds is not None:
+            self._exclusion = SlowdownExclusion(range(spec.physical_queues), seconds)
+            self.slow_appends = SlowAppends(self._name, self._exclusion, seconds, self._logger)
         self._controller = EnqueueController[Entry](
-            spec.physical_queues, _key_of(spec.key), exclusion
+            spec.physical_queues, _key_of(spec.key), self._exclusion
         )
 
     def _deal(self, entries: Sequence[Entry]) -> dict[int, Sequence[Entry]]:
+        if self.slow_appends is not None:
+            self.slow_appends.note_away(self._engine.away(self._name))
         return self._controller.deal(entries, asyncio.get_running_loop().time())
 
     def reserve(self, message: Message) -> str:

@@ -151,7 +151,7 @@ class LogicalQueue:
                 "published": asdict(self.intake.published),
                 "requested": asdict(self.intake.requested),
                 "excluded": slow.excluded if slow else [],
-                "exclusions": slow.exclusions if slow else 0,
+                "exclusions": slow.counts.exclusions if slow else 0,
             },
             "physical_queues": {
                 str(number): held._asdict() for number, held in snapshot.usage.items()
@@ -170,11 +170,16 @@ class LogicalQueue:
             figures["requests"] = _requests(receiver)
         return figures
 
-    def dequeue_figures(self) -> Iterator[tuple[str, int]]:
-        """Yield (name, figure) of the requests of each group that had any, for `$SYS`.
+    def sys_figures(self) -> Iterator[tuple[str, int]]:
+        """Yield (name, figure) for `$SYS`, for the enqueue controller and each group with requests.
 
-        A name has the group, the dequeue strategy and the counter as topic levels.
+        A group's name has the group, the dequeue strategy and the counter as topic levels; that of
+        the enqueue controller, where it leaves physical queues out, has the counter alone.
         """
+        slow = self.intake.slow_appends
+        if slow is not None:
+            yield "excluded", len(slow.excluded)
+            yield from asdict(slow.counts).items()
         for name, receiver in self._receivers.items():
             yield f"{name}/waiting", receiver.waiting
             for strategy, counts in receiver.counts.items():

@@ -431,12 +431,12 @@ class QueueService:
         """
         return self.queue(queue).figures()
 
-    def dequeue_figures(self) -> dict[str, int]:
-        """Return counters of the requests of all groups, by their names below `$SYS`."""
+    def sys_figures(self) -> dict[str, int]:
+        """Return figures of all queues by their names below `$SYS`."""
         return {
             f"{name}/{counter}": number
             for name, queue in self._queues.items()
-            for counter, number in queue.dequeue_figures()
+            for counter, number in queue.sys_figures()
         }
 
     def _make(self, name: str, spec: QueueSpec) -> LogicalQueue:

@@ -183,13 +183,13 @@ class QueuePlugin(Plugin):
             end_relays(clients)
 
     def figures(self) -> Mapping[str, int]:
-        """Return what became of batches, and of receivers' requests by queue, group and strategy.
+        """Return what became of batches, of receivers' requests, and what stores too slowly.
 
         See `Plugin`.
         """
         batches = {} if self.batches is None else self.batches.figures()
         found = {f"publishing/{name}": value for name, value in batches.items()}
-        return found | self.service.dequeue_figures()
+        return found | self.service.sys_figures()
 
     async def reload(self) -> Sequence[str]:
         """Read the tokens and the certificate again; see `Plugin`."""

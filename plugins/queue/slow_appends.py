@@ -1,17 +1,18 @@
-"""How long the physical queues of one logical queue take to store, for the enqueue controller."""
+"""Which physical queues of one logical queue are slow or away, for the enqueue controller."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from functools import partial
 from logging import Logger
 
 from penstock.plugins.queue.engines.contract import AppendResult, StorageError
-from penstock.plugins.queue.fabric.enqueue import Attempt, SlowdownExclusion
+from penstock.plugins.queue.fabric.enqueue import Attempt, EnqueueCounts, SlowdownExclusion
 
 
 class SlowAppends:
-    """Times appends, and has physical queues left out that are slow.
+    """Times appends, and has physical queues left out that are slow, or away.
 
     What waits in a slow one is not sent elsewhere: it is stored there at last, or the engine
     refuses it, and never twice.
@@ -36,6 +37,7 @@ class SlowAppends:
         self._logger = logger
         self._timer: asyncio.TimerHandle | None = None
         self._known: set[int] = set()
+        self._has_away = False
 
     @property
     def excluded(self) -> list[int]:
@@ -43,9 +45,21 @@ class SlowAppends:
         return sorted(self._exclusion.excluded)
 
     @property
-    def exclusions(self) -> int:
-        """Return how many times one was left out."""
-        return self._exclusion.counts.exclusions
+    def counts(self) -> EnqueueCounts:
+        """Return what was done, since the program began."""
+        return self._exclusion.counts
+
+    def change_physical_queues(self, n: int) -> None:
+        """Go by so many from now on."""
+        self._exclusion.change_targets(range(n))
+        self._tell()
+
+    def note_away(self, numbers: Collection[int]) -> None:
+        """Leave out what cannot be reached; to be called before messages are dealt."""
+        if numbers or self._has_away:
+            self._has_away = bool(numbers)
+            self._exclusion.note_unreachable(numbers, asyncio.get_running_loop().time())
+            self._tell()
 
     def sent(self, number: int, future: asyncio.Future[AppendResult]) -> None:
         """Time an append to a physical queue that has just begun."""
@@ -86,7 +100,8 @@ class SlowAppends:
             return
         for number in sorted(excluded - self._known):
             self._logger.warning(
-                "queue %s: physical queue %d is left out: it fails, or takes over %g s to store",
+                "queue %s: physical queue %d is left out: it is away, fails, or takes over %g s to "
+                "store",
                 self._name,
                 number,
                 self._seconds,

@@ -45,7 +45,7 @@ All methods are called on one event loop's thread, and none blocks it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -597,6 +597,12 @@ class Engine(Protocol):
         none. It may be too high for messages that the group will settle unseen, or that wait for an
         earlier one of their key. Those that cannot be reached at present may be left out. It costs
         microseconds.
+        """
+
+    def away(self, queue: str) -> Collection[int]:
+        """Return numbers of physical queues whose server cannot be reached at present.
+
+        None of them where no other one can be reached either, or where the queue is gone.
         """
 
     def locality(self, queue: str) -> Callable[[int], bool] | None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from logging import Logger
 from typing import Any
 
@@ -272,6 +272,10 @@ class LocalEngine:
         places = receivers.places
         numbers = sorted(receivers.waiting_in)
         return {number: n for number in numbers if (n := places[number].n_visible(now)) > 0}
+
+    def away(self, queue: str) -> Collection[int]:  # noqa: ARG002 (the contract's form)
+        """Return none: all physical queues are in this process."""
+        return ()
 
     def locality(self, queue: str) -> None:
         """Return None: all physical queues are in this process."""

@@ -19,6 +19,9 @@ first trial is due when the queue has answered everything that it had been sent,
 Nor does it say what is done when all are slow, which is too much load and not a failed node. Then
 messages go where answers still come and fewest are waited for, and none is repeated: each repeat
 would add to the load that makes it late.
+
+Where the caller knows that a node cannot be reached, its physical queues are excluded at once, and
+get no trials: these would wait for nothing.
 """
 
 from __future__ import annotations
@@ -128,6 +131,7 @@ class SlowdownExclusion(Generic[T]):
         self._turn = 0
         self._excluded: dict[T, Exclusion[T]] = {}
         self._unanswered: dict[T, int] = {}
+        self._unreachable: frozenset[T] = frozenset()
         self._in_time: deque[Attempt[T]] = deque()
         """Attempts that are not overdue, the oldest first; done ones leave when they are first."""
         self.counts = EnqueueCounts()
@@ -155,6 +159,17 @@ class SlowdownExclusion(Generic[T]):
         self._turn %= len(targets)
         for gone in self._excluded.keys() - set(targets):
             del self._excluded[gone]
+
+    def note_unreachable(self, targets: Collection[T], now: float) -> None:
+        """Take note of all that cannot be reached at present: it is excluded, and not tried.
+
+        Args:
+            targets: physical queues; none once all can be reached.
+            now: seconds, not before the last call's.
+        """
+        self._unreachable = frozenset(targets)
+        for target in self._unreachable.difference(self._excluded).intersection(self._targets):
+            self._add(target, now)
 
     def begin(self, now: float) -> Attempt[T]:
         """Return where a message goes; the caller sends it there.
@@ -204,23 +219,30 @@ class SlowdownExclusion(Generic[T]):
                 return target
         return None
 
-    def _load_of_excluded(self, target: T) -> tuple[bool, int]:
-        return self._excluded[target].is_silent, self._unanswered.get(target, 0)
+    def _load_of_excluded(self, target: T) -> tuple[bool, bool, int]:
+        is_silent = self._excluded[target].is_silent
+        return target in self._unreachable, is_silent, self._unanswered.get(target, 0)
 
     def usable(self, now: float) -> tuple[Sequence[T], T | None]:
         """Return where many messages may go at once, and what one of them may be the trial of.
 
         The first are those that are not excluded; where all are, those from which answers still
-        come; else all. For each part of the messages that is sent, `send` is called.
+        come; else those that can be reached; else all. For each part of the messages that is sent,
+        `send` is called.
         """
         targets, excluded = self._targets, self._excluded
         if not excluded:
             return targets, None
         quick = [one for one in targets if one not in excluded]
         trial = next((one for one in targets if one in excluded and self._is_due(one, now)), None)
-        return quick or [one for one in targets if not excluded[one].is_silent] or targets, trial
+        if quick:
+            return quick, trial
+        reached = [one for one in targets if one not in self._unreachable] or targets
+        return [one for one in reached if not excluded[one].is_silent] or reached, trial
 
     def _is_due(self, target: T, now: float) -> bool:
+        if target in self._unreachable:
+            return False
         exclusion = self._excluded[target]
         return exclusion.trial is None and now >= exclusion.trial_at
 
@@ -307,13 +329,16 @@ class SlowdownExclusion(Generic[T]):
         exclusion = self._excluded.get(target)
         if exclusion is None:
             if target in self._targets:
-                wait = self._trial_seconds
-                self._excluded[target] = Exclusion(now, now + wait, wait)
-                self.counts.exclusions += 1
+                self._add(target, now)
         elif exclusion.trial is attempt:
             exclusion.trial = None
             exclusion.trial_wait = min(2 * exclusion.trial_wait, self._max_trial_seconds)
             exclusion.trial_at = now + exclusion.trial_wait
+
+    def _add(self, target: T, now: float) -> None:
+        wait = self._trial_seconds
+        self._excluded[target] = Exclusion(now, now + wait, wait)
+        self.counts.exclusions += 1
 
     def check_invariants(self) -> None:
         """Raise AssertionError where an invariant is broken; for tests."""

@@ -15,6 +15,7 @@ from penstock.plugins.queue.engines.contract import (
     AppendResult,
     Engine,
     NewMessage,
+    QueueSpec,
     StorageError,
     StorageFullError,
     UnknownQueueError,
@@ -43,12 +44,19 @@ class HeldEngine:
         appended: physical queue, messages and future of each append.
         room: messages that may be reserved.
         forgotten: deduplication identifiers, and the future of each call.
+        unreachable: physical queues whose server is away.
     """
 
     def __init__(self, room: int = 10**9) -> None:
         self.appended: list[tuple[int, list[NewMessage], asyncio.Future[AppendResult]]] = []
         self.room = room
         self.forgotten: list[tuple[Sequence[bytes], asyncio.Future[None]]] = []
+        self.unreachable: Sequence[int] = ()
+
+    def away(self, queue: str) -> Sequence[int]:
+        """Return what cannot be reached."""
+        del queue
+        return self.unreachable
 
     def reserve(self, queue: str, n_messages: int, n_bytes: int) -> bool:
         """Hold room."""
@@ -167,6 +175,22 @@ async def test_messages_go_where_they_are_stored_in_time() -> None:
     engine.appended = waiting
     await engine.commit_all()
     assert (await held)[0].physical_queue == 0
+    intake.set_up(QueueSpec(physical_queues=3))
+    assert intake.slow_appends.counts.exclusions == 1  # it only grows
+    await intake.close()
+
+
+async def test_messages_go_where_servers_are_there() -> None:
+    """No message has to be late for it."""
+    intake, engine = make_intake(slow=60.0, physical_queues=2)
+    assert intake.slow_appends is not None
+    engine.unreachable = [0]
+    stored = asyncio.create_task(intake.store([NewMessage(message(b"%d" % n)) for n in range(4)]))
+    await until(lambda: bool(engine.appended))
+    assert [number for number, *_ in engine.appended] == [1]
+    assert intake.slow_appends.excluded == [0]
+    await engine.commit_all()
+    assert {outcome.physical_queue for outcome in await stored} == {1}
     await intake.close()
 
 

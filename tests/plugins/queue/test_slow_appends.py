@@ -53,15 +53,15 @@ async def test_a_physical_queue_that_fails_is_left_out_and_told(
         slow.sent(1, refused)
         refused.set_exception(StorageError("too few replicas"))
         await asyncio.sleep(0)
-    assert (slow.excluded, slow.exclusions) == ([1], 1)
+    assert (slow.excluded, slow.counts.exclusions) == ([1], 1)
     assert caplog.messages == [
-        "queue q: physical queue 1 is left out: it fails, or takes over 60 s to store"
+        "queue q: physical queue 1 is left out: it is away, fails, or takes over 60 s to store"
     ]
     stored = append()
     slow.sent(1, stored)
     stored.set_result(STORED)
     await asyncio.sleep(0)
-    assert (slow.excluded, slow.exclusions) == ([], 1)
+    assert (slow.excluded, slow.counts.exclusions) == ([], 1)
     assert caplog.messages[1:] == ["queue q: physical queue 1 is quick again"]
     assert exclusion.counts.failed == 2
     slow.close()
@@ -185,6 +185,8 @@ async def test_a_node_that_is_away_holds_up_no_later_message(
             await asyncio.wait(tasks)
             while service.figures("q")["enqueued"]["excluded"]:
                 await send()
+            assert plugin.figures()["q/excluded"] == 0
+            assert plugin.figures()["q/exclusions"] == plugin.figures()["q/inclusions"] > 0
             outcomes = [each for task in tasks for each in await task]
             assert {each.reason for each in outcomes} == {""}
             assert {each.physical_queue for each in outcomes} == set(range(N_QUEUES))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from logging import Logger
 from typing import Any, Final
 
@@ -351,6 +351,11 @@ class RedisEngine:
         self._receiving.give_up_away()
         for queue in self._catalogue.queues.values():
             self._functions.arrivals.wake(queue, queue.groups.values())
+
+    def away(self, queue: str) -> Collection[int]:
+        """Return physical queues whose node is away."""
+        found = self._catalogue.queues.get(queue)
+        return () if found is None else self._functions.away(found)
 
     def locality(self, queue: str) -> Callable[[int], bool] | None:
         """Return what says whether a master is a local node; None where none is named."""

@@ -88,6 +88,21 @@ def test_trials_without_an_answer_become_rare() -> None:
     assert waits == [1.0, 2.0, 4.0, 4.0]
 
 
+def test_what_cannot_be_reached_is_left_out_at_once_and_not_tried() -> None:
+    """A trial would wait for nothing; it comes when the node can be reached again."""
+    controller = SlowdownExclusion("ABC", DETECTION, trial_seconds=1.0)
+    controller.note_unreachable("A", 0.0)
+    assert [controller.begin(now).target for now in (0.0, 0.1, 99.0)] == list("BCB")
+    assert (list(controller.usable(99.0)[0]), controller.usable(99.0)[1]) == (["B", "C"], None)
+    for target in "BC":
+        exclude(controller, target, 99.0)
+    assert list(controller.usable(99.0)[0]) == ["B", "C"]  # slow ones are better than none
+    controller.note_unreachable("", 99.0)
+    assert controller.usable(99.0)[1] == "A"
+    assert controller.begin(99.0).is_trial
+    controller.check_invariants()
+
+
 def test_a_node_that_has_caught_up_is_tried_at_once() -> None:
     """After a pause it answers all that it was sent; only then it is quick again."""
     controller = SlowdownExclusion("AB", DETECTION, trial_seconds=60.0)
