@@ -198,10 +198,14 @@ class Fleet:
         return {name: self.devices[name] for name in who.devices}
 
     @property
+    def n_subscribers(self) -> int:
+        """Subscribers of all kinds."""
+        return sum(each.count for each in self.subscribers.values())
+
+    @property
     def n_clients(self) -> int:
         """Devices and subscribers."""
-        n_devices = sum(each.count for each in self.devices.values())
-        return n_devices + sum(each.count for each in self.subscribers.values())
+        return sum(each.count for each in self.devices.values()) + self.n_subscribers
 
 
 def read_fleet(file: Path) -> Fleet:

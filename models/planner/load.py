@@ -28,7 +28,7 @@ retransmission timeout where the RTT varies little."""
 WARNING_RATIO: Final = 0.7
 """Utilisation from which a stage is called nearly full: then a burst a third higher is too much."""
 MOST_PROBE_RATIO: Final = 0.03
-"""Of the core, for looking at the RTT of connections."""
+"""Of the core, for looking at the RTT of subscribers."""
 PROBE_PERIODS: Final = (1.0, 2.0, 5.0)
 """Seconds; an estimate of over 10 s does not count (`max_age_seconds`)."""
 
@@ -186,16 +186,16 @@ def broker_work(fleet: Fleet, costs: Costs) -> list[Work]:
 
 
 def probe_period(fleet: Fleet, costs: Costs) -> float:
-    """Return the shortest period, seconds, in which looks at all connections cost little."""
+    """Return the shortest period, seconds, in which looks at all subscribers cost little."""
     for period in PROBE_PERIODS:
-        if fleet.n_clients * costs.look / period <= MOST_PROBE_RATIO:
+        if fleet.n_subscribers * costs.look / period <= MOST_PROBE_RATIO:
             return period
     return PROBE_PERIODS[-1]
 
 
 def probing(fleet: Fleet, costs: Costs) -> Work:
-    """Return the work of looking at the RTT of each connection."""
-    return Work("look at RTTs", fleet.n_clients / probe_period(fleet, costs), costs.look, 0.0)
+    """Return the work of looking at each subscriber's RTT; the broker has none of publishers."""
+    return Work("look at RTTs", fleet.n_subscribers / probe_period(fleet, costs), costs.look, 0.0)
 
 
 def core_ratio(fleet: Fleet, costs: Costs) -> float:
@@ -209,8 +209,9 @@ def core_ratio(fleet: Fleet, costs: Costs) -> float:
 
 def stages(fleet: Fleet, costs: Costs) -> list[Stage]:
     """Return every stage, the fullest first."""
-    used = sum(each.ratio for each in (*broker_work(fleet, costs), probing(fleet, costs)))
-    source = f"costs a message, speed_ratio {fleet.machine.speed_ratio:g}"
+    work = (*broker_work(fleet, costs), probing(fleet, costs))
+    used, fullest = sum(each.ratio for each in work), max(work, key=lambda each: each.ratio)
+    source = f"most for {fullest.name}, {fullest.ratio / used:.0%}"
     found = [Stage(BROKER, used, 1.0, "processor seconds", source)]
     found += [_uplink(name, each, fleet) for name, each in fleet.devices.items()]
     for name, who in fleet.subscribers.items():
@@ -252,7 +253,7 @@ def _overflows(found: list[Stage]) -> Iterator[str]:
         try:
             check_stable(each.name, each.rate, each.most, each.work)
         except UnstableError as error:
-            yield str(error)
+            yield f"{error} ({each.source})"
 
 
 def memory(fleet: Fleet, costs: Costs) -> dict[str, float]:

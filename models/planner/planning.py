@@ -14,6 +14,8 @@ from penstock.plugins.withholding.config import PolicyName
 
 SPARE_CONNECTIONS: Final = 1.25
 """Connections that are allowed, over the fleet's: who comes back may be there twice."""
+LEAST_SPARE_CONNECTIONS: Final = 10
+"""In a small fleet: somebody looks at it, too."""
 QUEUE_SECONDS: Final = 3600.0
 """For which a queue keeps messages while its back end is away."""
 REFERENCE_BYTES: Final = 144
@@ -21,6 +23,7 @@ REFERENCE_BYTES: Final = 144
 READ_AHEAD_BYTES: Final = 64 * 2**20
 """Payloads that the queue reads ahead for receivers, by default."""
 LEAST_QUEUED_MESSAGES: Final = 1000
+LEAST_QUEUED_BYTES: Final = 2**20
 MEMORY_RATIO: Final = 0.8
 """Of the machine's memory, above which payloads are to wait on the disk."""
 
@@ -86,17 +89,29 @@ class Plan:
     @property
     def connections(self) -> int:
         """That the broker is to allow."""
-        return delivery.round_up(SPARE_CONNECTIONS * self.fleet.n_clients)
+        n_clients = self.fleet.n_clients
+        spare = delivery.round_up(SPARE_CONNECTIONS * n_clients)
+        return max(spare, n_clients + LEAST_SPARE_CONNECTIONS)
 
     @property
     def queued_messages(self) -> int:
         """That may wait for one session."""
-        return max(LEAST_QUEUED_MESSAGES, delivery.round_up(max(self._waiting(0), default=0)))
+        return max(LEAST_QUEUED_MESSAGES, self.waiting_messages)
+
+    @property
+    def waiting_messages(self) -> int:
+        """That are predicted to wait for one session, of the kind for which most do."""
+        return delivery.round_up(max(self._waiting(0), default=0))
 
     @property
     def queued_bytes(self) -> int:
         """That may wait for one session, in payload bytes."""
-        return max(2**20, delivery.round_up(max(self._waiting(1), default=0)))
+        return max(LEAST_QUEUED_BYTES, self.waiting_bytes)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """That are predicted to wait for one session, in payload bytes."""
+        return delivery.round_up(max(self._waiting(1), default=0))
 
     def _waiting(self, what: int) -> Iterator[float]:
         """Yield messages or bytes that wait for one subscriber of each kind."""
@@ -126,6 +141,12 @@ class Plan:
         """Whether payloads that wait are to go to the disk."""
         return sum(self.memory().values()) > MEMORY_RATIO * self.fleet.machine.memory_bytes
 
+    @property
+    def least_memory(self) -> float:
+        """Bytes of memory that the machine needs wherever payloads wait."""
+        fixed = sum(load.memory(self.fleet, self.costs).values())
+        return (fixed + (READ_AHEAD_BYTES if self.queues else 0)) / MEMORY_RATIO
+
     def queue_limits(self, name: str) -> tuple[int, float]:
         """Return messages that a queue keeps, and their bytes on the disk."""
         back_end = self.fleet.back_ends[name]
@@ -141,9 +162,10 @@ class Plan:
         for (source, name), given in self.deliveries.items():
             ratio = given[0].simulated_ratio
             if ratio < 1:
+                share = f"{ratio:.0%} of the" if ratio > 2 / 3 else f"1 of {1 / ratio:,.0f}"
                 yield (
-                    f"{source} to {name}: 1 of {1 / ratio:,.0f} messages, so that peers go on and"
-                    " off often enough; the others take their share of the link"
+                    f"{source} to {name}: {share} messages, so that peers go on and off often"
+                    " enough; the others take their share of the link"
                 )
         for name, held in self.held.items():
             yield (

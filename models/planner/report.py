@@ -10,7 +10,12 @@ from typing import Final
 from penstock.broker.config.key_types import show_size
 from penstock.models.planner import back_ends, holding, load
 from penstock.models.planner.costs import SOURCE, TIMES, Costs
-from penstock.models.planner.planning import QUEUE_SECONDS, Plan
+from penstock.models.planner.planning import (
+    LEAST_QUEUED_BYTES,
+    LEAST_QUEUED_MESSAGES,
+    QUEUE_SECONDS,
+    Plan,
+)
 from penstock.netem.figures.estimates import Estimate
 from penstock.netem.figures.figure_file import Table
 
@@ -54,7 +59,7 @@ def _settings(plan: Plan) -> Iterator[list[str]]:
     yield [
         "`limits.connections`",
         f"{plan.connections:,}",
-        f"{fleet.n_clients:,} clients, and a quarter",
+        f"{fleet.n_clients:,} clients, and a quarter, ten at least",
     ]
     yield [
         "open files (`ulimit -n`)",
@@ -67,7 +72,7 @@ def _settings(plan: Plan) -> Iterator[list[str]]:
         "`probing.probe_period` (T_Q)",
         f"{plan.probe_period:g} s",
         (
-            f"looks at {fleet.n_clients:,} connections take"
+            f"looks at {fleet.n_subscribers:,} subscribers take"
             f" {load.probing(fleet, plan.costs).ratio:.1%} of a core"
         ),
     ]
@@ -79,6 +84,12 @@ def _settings(plan: Plan) -> Iterator[list[str]]:
         "store: spill" if plan.spills else "not needed",
         f"{_size(sum(plan.memory().values()))} of {_size(fleet.machine.memory_bytes)}",
     ]
+    if plan.least_memory > fleet.machine.memory_bytes:
+        yield [
+            "memory of the machine",
+            f"{_size(plan.least_memory)} at least",
+            f"for {fleet.n_clients:,} connections; {_size(fleet.machine.memory_bytes)} in the file",
+        ]
     yield ["cores", *_cores(plan)]
     seconds = fleet.n_clients * plan.costs.connect
     yield [
@@ -89,9 +100,19 @@ def _settings(plan: Plan) -> Iterator[list[str]]:
 
 
 def _session_settings(plan: Plan) -> Iterator[list[str]]:
-    why = "waits for one subscriber in 99 of 100 of its outages"
-    yield ["`limits.queued_messages`", f"{plan.queued_messages:,}", f"what {why}"]
-    yield ["`limits.queued_bytes`", _size(plan.queued_bytes), f"the payloads of what {why}"]
+    n_messages, n_bytes = plan.waiting_messages, plan.waiting_bytes
+    for key, to, waiting, is_least in (
+        (
+            "messages",
+            f"{plan.queued_messages:,}",
+            f"{n_messages:,}",
+            n_messages < LEAST_QUEUED_MESSAGES,
+        ),
+        ("bytes", _size(plan.queued_bytes), _size(n_bytes), n_bytes < LEAST_QUEUED_BYTES),
+    ):
+        least = "no plan has less; " if is_least else ""
+        why = f"{least}{waiting} wait for one subscriber in 99 of 100 of its outages"
+        yield [f"`limits.queued_{key}`", to, why]
 
 
 def _withholding_settings(plan: Plan) -> Iterator[list[str]]:
@@ -173,7 +194,7 @@ def _cores(plan: Plan) -> tuple[str, str]:
     rho, most = plan.core_ratio, load.core_ratio(plan.fleet, plan.costs)
     why = (
         f"the broker takes {most:.0%} of a core at most, and can use one; it overflows at"
-        f" {1 / rho:.3g} times the load; {plan.fleet.machine.cores} in the file"
+        f" {_times(1 / rho)} times the load; {plan.fleet.machine.cores} in the file"
     )
     if rho >= load.WARNING_RATIO:
         return "2, or two brokers", f"nearly full: {why}"
@@ -181,19 +202,17 @@ def _cores(plan: Plan) -> tuple[str, str]:
 
 
 def _stages(plan: Plan) -> Table:
-    rows = []
-    for each in plan.stages:
-        left = 1 / each.utilisation
-        rows.append(
-            [
-                each.name,
-                f"{each.rate:,.4g} {each.work}/s",
-                f"{each.most:,.4g}/s",
-                f"{each.utilisation:.3f}",
-                f"{left:,.3g}" if left < 1000 else f"{left:,.0f}",
-                each.source,
-            ]
-        )
+    rows = [
+        [
+            each.name,
+            f"{each.rate:,.4g} {each.work}/s",
+            f"{each.most:,.4g}/s",
+            f"{each.utilisation:.3f}",
+            _times(1 / each.utilisation),
+            each.source,
+        ]
+        for each in plan.stages
+    ]
     return Table(["stage", "comes", "it serves", "rho", "overflows at so many times", "from"], rows)
 
 
@@ -302,6 +321,10 @@ def _costs(costs: Costs) -> Table:
             shown = f"{value:.2%} of a core"
         rows.append([each.name, shown, SOURCE[each.name]])
     return Table(["cost", "taken", "from docs/performance.md"], rows)
+
+
+def _times(number: float) -> str:
+    return f"{number:,.3g}" if number < 1000 else f"{number:,.0f}"
 
 
 def _seconds(found: Estimate) -> str:

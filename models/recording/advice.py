@@ -47,7 +47,7 @@ def _changes(observed: Observed, plan: Plan) -> Iterator[list[str]]:
         gain = KEEP if threshold_s == wanted else plan.sizes.why
         yield ["`withholding.threshold_s`", threshold_s, wanted, gain]
     period = now.get(f"{ROOT}withholding/probe_period")
-    ratio = plan.fleet.n_clients * plan.costs.look
+    ratio = plan.fleet.n_subscribers * plan.costs.look
     gain = KEEP
     if period is not None and float(period) != plan.probe_period:
         before, after = ratio / float(period), ratio / plan.probe_period

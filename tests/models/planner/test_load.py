@@ -87,20 +87,25 @@ def test_each_stage_that_overflows_is_named() -> None:
         check(stages(fleet, Costs()))
     link, receivers = sorted(str(caught.value).splitlines())
     assert link.startswith("link of operators overflows: 5.01e+05 bytes/s arrive, it serves")
+    assert link.endswith("(link mobile)")
     assert receivers.startswith("receivers of recognition overflows: 5.556 messages/s arrive")
+    assert receivers.endswith("(1 receivers, 2 s a message)")
 
 
-def test_a_core_that_is_full_is_named() -> None:
+def test_a_core_that_is_full_is_named_with_what_fills_it() -> None:
     """On a slow machine."""
-    with pytest.raises(UnstableError, match=r"broker's core overflows: .* processor seconds/s"):
+    with pytest.raises(UnstableError, match=r"core overflows: .* \(most for deliver sensors to op"):
         check(stages(make_fleet(), Costs().faster(1e-4)))
 
 
-def test_many_connections_are_looked_at_less_often() -> None:
-    """So that the looks take a small share of the core."""
+def test_many_subscribers_are_looked_at_less_often() -> None:
+    """So that the looks take a small share of the core; the broker looks at no publisher."""
     assert probe_period(make_fleet(), Costs()) == 1.0
-    assert probe_period(make_fleet(("count: 20\n", "count: 4000\n")), Costs()) == 2.0
-    assert probe_period(make_fleet(("count: 20\n", "count: 400000\n")), Costs()) == 5.0
+    assert probe_period(make_fleet(("{count: 4,", "{count: 4000,")), Costs()) == 2.0
+    assert probe_period(make_fleet(("{count: 4,", "{count: 400000,")), Costs()) == 5.0
+    fleet = make_fleet(("count: 20\n", "count: 400000\n"))
+    assert probe_period(fleet, Costs()) == 1.0
+    assert load.probing(fleet, Costs()).rate == 4
 
 
 def test_memory_is_that_of_clients_and_subscriptions() -> None:

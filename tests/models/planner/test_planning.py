@@ -22,9 +22,11 @@ def test_a_plan_has_each_kind_of_everything() -> None:
 
 
 def test_limits_leave_room_for_what_waits() -> None:
-    """Of one session: 19 cameras' messages and 40 sensors'; connections with a quarter more."""
+    """Of one session: 19 cameras' messages and 40 sensors'; connections for ten more."""
     plan = small_plan()
-    assert plan.connections == 37
+    assert plan.connections == 39
+    many = replace(plan, fleet=make_fleet(("count: 20\n", "count: 2000\n")))
+    assert many.connections == 2600  # a quarter more than 2,009, to two digits
     assert plan.queued_messages == 1000  # no fewer, whatever waits
     assert plan.queued_bytes == 2_000_000  # 19 x 100 kB + 40 x 100 B = 1.904 MB, to two digits
     n_messages, n_bytes = plan.queue_limits("recognition")
@@ -42,7 +44,9 @@ def test_a_machine_with_little_memory_spills() -> None:
     """Payloads that wait go to the disk."""
     plan = small_plan()
     assert not plan.spills
-    assert replace(plan, fleet=make_fleet(("1 GiB", "64 MiB"))).spills
+    little = replace(plan, fleet=make_fleet(("1 GiB", "64 MiB")))
+    assert little.spills
+    assert little.least_memory > little.fleet.machine.memory_bytes  # whatever goes to the disk
 
 
 def test_what_was_scaled_is_said() -> None:
@@ -56,6 +60,15 @@ def test_what_was_scaled_is_said() -> None:
         "large messages of operators: 1 of 4 subscribers, 6 times for 40 s",
         "back end recognition: 1,000 s of its arrivals, 6 times",
     ]
+
+
+def test_a_small_part_that_was_left_out_is_said_too() -> None:
+    """Not as one of one."""
+    plan = small_plan()
+    place = ("sensors", "operators")
+    nearly = replace(plan.deliveries[place][0], simulated_ratio=0.9)
+    told = next(replace(plan, deliveries={place: [nearly]}).scaled())
+    assert told.startswith("sensors to operators: 90% of the messages, so that")
 
 
 def test_a_fleet_that_overflows_has_no_plan() -> None:

@@ -33,7 +33,7 @@ def test_the_broker_runs_with_the_file_of_a_plan(tmp_path: Path) -> None:
 def test_the_file_has_what_the_plan_found() -> None:
     """The keys of the settings table."""
     keys = policy(small_plan())
-    assert keys["limits"]["connections"] == 37
+    assert keys["limits"]["connections"] == 39
     assert keys["persistence"]["durability"] == "normal"
     plugins = keys["plugins"]
     assert plugins["probing"] == {"probe_period": 1.0}

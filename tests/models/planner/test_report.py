@@ -19,8 +19,8 @@ def test_the_settings_come_first_and_each_says_why() -> None:
     assert next(iter(found)) == "settings"
     assert all(row[2] for row in found["settings"].rows)
     given = settings(small_plan())
-    assert given["`limits.connections`"] == "37"
-    assert given["open files (`ulimit -n`)"] == "229"
+    assert given["`limits.connections`"] == "39"
+    assert given["open files (`ulimit -n`)"] == "231"
     assert given["`probing.probe_period` (T_Q)"] == "1 s"
     assert given["`withholding.threshold_s`"] == "10,000 bytes"
     assert given["receivers of recognition"] == "1"
@@ -30,6 +30,20 @@ def test_the_settings_come_first_and_each_says_why() -> None:
         assert found_with["connections of operators"] == told
     assert given["`plugins.memory`"] == "not needed"
     assert given["cores"] == "1"
+
+
+def test_a_limit_says_what_waits_and_a_machine_what_it_lacks() -> None:
+    """A limit of 1,000 is no prediction where 59 wait; no disk replaces connections' memory."""
+    plan = small_plan()
+    rows = {row[0]: row[1:] for row in tables(plan)["settings"].rows}
+    assert rows["`limits.queued_messages`"] == [
+        "1,000",
+        "no plan has less; 59 wait for one subscriber in 99 of 100 of its outages",
+    ]
+    assert rows["`limits.queued_bytes`"][1].startswith("1.9 MiB wait for one")
+    assert "memory of the machine" not in rows
+    little = replace(plan, fleet=make_fleet(("1 GiB", "64 MiB")))
+    assert settings(little)["memory of the machine"] == "163.6 MiB at least"
 
 
 def test_d_and_lambda_are_told_with_a_policy_that_has_them() -> None:

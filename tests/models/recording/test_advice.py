@@ -24,7 +24,7 @@ def test_changes_stand_beside_the_present_settings_with_their_gain(
     plan = make_plan(read_fleet(tmp_path / "fleet.yaml"), print)
     found = tables(seen, plan)
     changes = {row[0]: row[1:] for row in found["changes"].rows}
-    assert changes["`limits.connections`"] == ["no limit", "12 at least", "nothing: keep it"]
+    assert changes["`limits.connections`"] == ["no limit", "19 at least", "nothing: keep it"]
     assert changes["`limits.queued_bytes`"][0::2] == ["95.4 MiB", "nothing: keep it"]
     now, planned, gain = changes["`limits.queued_messages`"]
     assert (now, planned) == ("3", "1,000 at least")
