@@ -73,7 +73,7 @@ def _settings(plan: Plan) -> Iterator[list[str]]:
         f"{plan.probe_period:g} s",
         (
             f"looks at {fleet.n_subscribers:,} subscribers take"
-            f" {load.probing(fleet, plan.costs).ratio:.1%} of a core"
+            f" {load.probing(fleet, plan.costs).ratio:.2%} of a core"
         ),
     ]
     yield from _withholding_settings(plan)
