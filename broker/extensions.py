@@ -565,6 +565,7 @@ class LocalClients(Protocol):
         protocol: asyncio.Protocol,
         *,
         tells_publisher: bool = False,
+        is_patient: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> asyncio.Transport:
         """Connect a client; `protocol.connection_made` is called before this returns.
@@ -574,6 +575,8 @@ class LocalClients(Protocol):
         Args:
             protocol: of the client; its CONNECT names a client id below `LOCAL_CLIENT_PREFIX`.
             tells_publisher: messages for it carry `PUBLISHER_PROPERTY`, behind all others.
+            is_patient: what it publishes at QoS 1 and 2 waits for room and for the disk, and is
+                refused for neither: for one that forwards what others were told is safe.
             extra: what `get_extra_info` returns on the broker's side; with ``socket``, samplers
                 look at that socket for the path to the subscriber.
         """

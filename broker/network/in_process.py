@@ -208,19 +208,26 @@ class _LocalConnection(AcceptedConnection):
 class _LocalProtocol(MqttProtocol):
     """The broker's side of a client in its own process."""
 
-    __slots__ = ("_tells_publisher",)
+    __slots__ = ("_is_patient", "_tells_publisher")
 
     def __init__(
-        self, driver: Driver, arrival: AcceptedConnection, *, tells_publisher: bool
+        self,
+        driver: Driver,
+        arrival: AcceptedConnection,
+        *,
+        tells_publisher: bool,
+        is_patient: bool,
     ) -> None:
         super().__init__(driver, arrival)
         self._tells_publisher = tells_publisher
+        self._is_patient = is_patient
 
     def _begin(self, since: float) -> None:
         super()._begin(since)
         assert self.connection is not None  # noqa: S101 (just made)
         client = self.connection.client
         client.is_local = True
+        client.is_patient = self._is_patient
         if self._tells_publisher:
             client.sender = TellingSender(client.outgoing)
 
@@ -258,6 +265,7 @@ class InProcessClients:
         protocol: asyncio.Protocol,
         *,
         tells_publisher: bool = False,
+        is_patient: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> asyncio.Transport:
         """Connect a client; see `penstock.broker.extensions.LocalClients.connect`."""
@@ -266,7 +274,9 @@ class InProcessClients:
         theirs = MemoryTransport(driver.loop, {})
         ours.other, theirs.other = theirs, ours
         arrival = _LocalConnection(self._reception(), LISTENER, Places())
-        ours.protocol = _LocalProtocol(driver, arrival, tells_publisher=tells_publisher)
+        ours.protocol = _LocalProtocol(
+            driver, arrival, tells_publisher=tells_publisher, is_patient=is_patient
+        )
         theirs.protocol = protocol
         ours.protocol.connection_made(ours)
         protocol.connection_made(theirs)

@@ -336,7 +336,7 @@ class Room:
         route: Callable[[Any, Message, float], Awaitable[bool]],
         now: float,
     ) -> None:
-        """Hold a message of an MQTT 3.1.1 client until there is room, behind its earlier ones.
+        """Hold a message of a client that waits until there is room, behind its earlier ones.
 
         Args:
             receipt: of the message.

@@ -120,13 +120,13 @@ def reserve(
 
 
 def hold(client: Client, message: Message, packet_id: int, now: float, *, is_repeat: bool) -> None:
-    """Hold a message of an MQTT 3.1.1 client until there is room for it."""
+    """Hold a message of a client that cannot be told until there is room for it."""
     receipt = book_receipt(client, packet_id, message.qos, 1, is_repeat=is_repeat)
     client.core.room.hold(receipt, message, route_held, now)
 
 
 async def route_held(receipt: PublishReceipt, message: Message, now: float) -> bool:
-    """Route a message that was held for want of room; return False where there is still none.
+    """Route a message that was held for want of room, or of a disk; return False if it has to wait.
 
     Args:
         receipt: of the message.
@@ -139,6 +139,8 @@ async def route_held(receipt: PublishReceipt, message: Message, now: float) -> b
     plan = core.tree.plan(message.topic, message.topic_bytes).of(message)
     journal = core.journal
     if journal is not None and journal.must_refuse(session, plan, message):
+        if client.is_patient:
+            return False
         core.router.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED)
         receipt.settle(ReasonCode.QUOTA_EXCEEDED)
         return True

@@ -139,6 +139,8 @@ def receive_publish(
         return _refuse(client, plan.topic, packet_id, qos, reason, code)
     message = _message(client, plan, data[payload_at:stop], asked_byte, properties, now)
     if message is None:
+        if qos and client.is_patient:  # unacknowledged, it comes again
+            return client.close(ReasonCode.QUOTA_EXCEEDED, now)
         return _refuse(client, plan.topic, packet_id, qos, _NOT_KEPT)
     if properties is not None and n_properties_bytes > SMALL_PROPERTIES_BYTES:
         message.more_bytes = n_properties_bytes * MEMORY_PER_PROPERTY_BYTE
@@ -413,6 +415,8 @@ def _take(
     if client.awaiting:
         return hold(client, message, packet_id, now, is_repeat=bool(first_byte & DUP))
     problem = _problem(client, plan, message)
+    if problem and client.is_patient:
+        return hold(client, message, packet_id, now, is_repeat=bool(first_byte & DUP))
     if problem:
         return _refuse(client, plan.topic, packet_id, message.qos, problem)
     journal = core.journal
@@ -422,9 +426,9 @@ def _take(
         receipt = book_receipt(client, packet_id, message.qos, 1, is_repeat=bool(first_byte & DUP))
         return _take_booked(receipt, plan, message, chosen, n_changes, now)
     if core.room.rejects:
-        is_5 = client.version == MQTT_5
-        full = core.room.lacks(message, plan.targets, chosen, now, can_tell=is_5)
-        if full and not is_5:
+        waits = client.waits_for_room
+        full = core.room.lacks(message, plan.targets, chosen, now, can_tell=not waits)
+        if full and waits:
             return hold(client, message, packet_id, now, is_repeat=bool(first_byte & DUP))
         if full:
             qos = message.qos
@@ -474,7 +478,7 @@ def _take_booked(
     client = receipt.client
     core = client.core
     full = reserve(receipt, message, plan, plan.targets, chosen, now)
-    if full and client.version != MQTT_5:
+    if full and client.waits_for_room:
         return core.room.hold(receipt, message, route_held, now)
     if full:
         return _refuse_booked(client, receipt, plan.topic, no_room(full), counted_as=full)
@@ -515,6 +519,8 @@ async def _take_checked(
             if receipt.client.awaiting:
                 return core.room.hold(receipt, message, route_held, now)
             problem = _problem(receipt.client, plan, message)
+            if problem and receipt.client.is_patient:
+                return core.room.hold(receipt, message, route_held, now)
             if problem:
                 return _refuse_booked(client, receipt, plan.topic, problem)
         full = await route_allowed(client, receipt, plan, message, now)
@@ -534,7 +540,7 @@ def _problem(client: Client, plan: Plan, message: Message) -> str:
 
     MQTT 3.1.1 has no reason code for a message that cannot be retained. Were such a client's
     connection closed, it would send the same message again after each reconnect: the message is
-    routed, and not retained.
+    routed, and not retained. So is that of a patient client, which has nobody to tell.
 
     Returns:
         The reason, for a refusal with `QUOTA_EXCEEDED`; "" for none.
@@ -543,7 +549,8 @@ def _problem(client: Client, plan: Plan, message: Message) -> str:
     journal = core.journal
     if journal is not None and journal.must_refuse(client.session, plan, message):
         return _CANNOT_BE_SAFE
-    if message.retain and client.version == MQTT_5 and not core.retained.has_room(message):
+    can_tell = client.version == MQTT_5 and not client.is_patient
+    if message.retain and can_tell and not core.retained.has_room(message):
         return _NO_ROOM_TO_RETAIN
     return ""
 

@@ -217,6 +217,8 @@ class Client:
         is_bridge: the client has said that it is another broker's bridge.
         is_local: it is a part of the broker's own process; see
             `penstock.broker.extensions.LocalClients`.
+        is_patient: what it publishes waits for room and for the disk, and is refused for neither:
+            it forwards what others were told is safe.
         is_relay: it publishes for a user; see `penstock.broker.extensions.RELAY_CLIENT_PREFIX`.
         known_properties: of a PUBLISH that came in a run, found good; see
             `penstock.broker.receiving.runs`.
@@ -257,6 +259,7 @@ class Client:
         "is_heard_out",
         "is_local",
         "is_open",
+        "is_patient",
         "is_relay",
         "known_properties",
         "last_received",
@@ -313,6 +316,7 @@ class Client:
         self.has_begun_session = False
         self.is_bridge = False
         self.is_local = False
+        self.is_patient = False
         self.is_relay = False
         self.is_closing = False
         self.is_broken_off = False
@@ -407,7 +411,7 @@ class Client:
     @property
     def waits_for_room(self) -> bool:
         """Whether a message without room is held, and not refused by a reason code."""
-        return self.version != MQTT_5 or self.is_relay
+        return self.version != MQTT_5 or self.is_relay or self.is_patient
 
     def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a handler now; where it has to wait, receive nothing more until it is done."""

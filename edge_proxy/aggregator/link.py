@@ -87,6 +87,11 @@ class Side(asyncio.Protocol):
         """Have it read again."""
         self._link.resume(self)
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether anything that comes is read."""
+        return not self._paused_by
+
     def read(self, *, unless: str, wants: bool) -> None:
         """Read or not.
 
@@ -198,7 +203,7 @@ class Link:
         clients = self.uplink.local_clients
         # First: its session must be safe before a message of QoS 2 leaves. Without it, the cloud's
         # session would end after a kill, and take what it knows of that message with it.
-        clients.connect(self._down)
+        clients.connect(self._down, is_patient=True)
         clients.connect(self._up, tells_publisher=True, extra=extra)
         self.uplink.accepted(self.joint, self.upstream)
         self._watch()
@@ -335,7 +340,8 @@ class Link:
         """Ask for a sign of life after half of the Keep Alive, and give up after 1.5 times it.
 
         What the kernel has not taken yet is no silence of the cloud's: on a slow link, a large
-        message alone may take longer than the Keep Alive.
+        message alone may take longer than the Keep Alive. Nor is it silence where nothing is read,
+        as the site's broker has no room.
         """
         transport = self.cloud.transport
         if transport is None:
@@ -343,7 +349,7 @@ class Link:
         now = self.uplink.clock()
         keep_alive = self.joint.keep_alive
         unsent_bytes = transport.get_write_buffer_size()
-        if unsent_bytes < self._unsent_bytes:
+        if unsent_bytes < self._unsent_bytes or not self.cloud.is_reading:
             self.cloud.received_at = now
         self._unsent_bytes = unsent_bytes
         silence = now - self.cloud.received_at

@@ -281,7 +281,7 @@ async def test_an_uplink_that_leaves_ends_on_both_sides_when_nothing_is_left_in_
             await connected(port_of(edge), "near", **kept) as near,
         ):
             await near.subscribe("down/#", 1)
-            await until(lambda: _asked(cloud) == ["down/#"])
+            await until(lambda: asked(cloud) == ["down/#"])
             plugin = next(one for one in edge._plugins.plugins if isinstance(one, UplinkPlugin))
             for lane in plugin.uplinks:
                 await stands(edge, lane.name)
@@ -438,7 +438,7 @@ async def test_an_uplink_on_demand_stays_for_a_message_that_comes(
     ):
         await near.subscribe("down/#", 1)
         await deliver(near, Publish("up/a", b"1", qos=1, packet_id=1))
-        await until(lambda: _asked(cloud) == ["down/#"])
+        await until(lambda: asked(cloud) == ["down/#"])
         await deliver(far, Publish("down/cam", b"L" * 200_000, qos=1, packet_id=1))
         await is_held.wait()
         uplink = uplink_of(edge)
@@ -630,12 +630,12 @@ async def test_the_cloud_is_asked_when_the_session_that_publishes_is_safe(
         async with await connected(port_of(edge), "near") as near:
             await deliver(near, Publish("up/a", b"x", qos=1, packet_id=1))
             await until(lambda: uplink.counts.up_messages)
-        assert not _asked(cloud)
+        assert not asked(cloud)
         monkeypatch.setattr(Joint, "receive_down", receive_down)
         held[0]()
         assert uplink._link is not None
         uplink._link.receive(uplink._link._down, b"")
-        await until(lambda: _asked(cloud) == ["down/#"])
+        await until(lambda: asked(cloud) == ["down/#"])
 
 
 async def test_a_cloud_that_says_nothing_is_noticed_by_the_time_that_has_passed(
@@ -678,7 +678,7 @@ async def test_clocks_that_are_hours_apart_change_no_interval(
             await stands(edge)
             uplink = uplink_of(edge)
             await near.subscribe("down/#", 1)
-            await until(lambda: _asked(cloud) == ["down/#"])
+            await until(lambda: asked(cloud) == ["down/#"])
             for sender, taker, topic in ((far, near, "down/x"), (near, far, "up/x")):
                 await deliver(
                     sender, Publish(topic, b"x", qos=1, packet_id=1, properties=properties)
@@ -688,7 +688,8 @@ async def test_clocks_that_are_hours_apart_change_no_interval(
             assert not uplink.counts.failures
 
 
-def _asked(cloud: Server) -> list[str]:
+def asked(cloud: Server) -> list[str]:
+    """Return what the cloud was asked for."""
     session = cloud.core.sessions.get("berlin-cloud")
     return [] if session is None else list(session.subscriptions)
 

@@ -1,0 +1,99 @@
+"""An uplink of a site that takes nothing for a while: it has no room, or its disk refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.broker.mqtt.packets import Publish
+from tests.broker.durable.test_persistence import REFUSE
+from tests.broker.serving import port_of, serving, until
+from tests.edge_proxy.aggregator.test_uplink import (
+    asked,
+    deliver,
+    site,
+    stands,
+    take_message,
+    uplink_of,
+)
+from tests.helpers.wire import connected
+
+LASTING: dict[str, Any] = {"properties": {"session_expiry_interval": 3600}}
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_what_comes_down_waits_for_room_and_nobody_misses_it(qos: int) -> None:
+    """A client of the site that is away with a full queue costs the others no message."""
+    limits = {"queued_messages": 2, "queue_full_seconds": None}
+    async with (
+        serving() as cloud,
+        site(port_of(cloud), policy={"limits": limits}) as edge,
+        await connected(port_of(edge), "near") as near,
+        await connected(port_of(cloud), "far") as far,
+    ):
+        away = await connected(port_of(edge), "away", **LASTING)
+        await near.subscribe("down/#", 1)
+        await away.subscribe("down/#", 1)
+        away.close()
+        session = edge.core.sessions.get("away")
+        assert session is not None
+        await until(lambda: not session.is_connected)
+        await until(lambda: asked(cloud) == ["down/#"])
+        for n in range(6):
+            await deliver(far, Publish("down/a", b"%d" % n, qos=qos, packet_id=n + 1))
+        assert [(await take_message(near)).payload for _ in range(2)] == [b"0", b"1"]
+        await until(lambda: edge.core.room.n_held)
+        async with await connected(port_of(edge), "away", clean_start=False, **LASTING) as away:
+            for client, first in ((away, 0), (near, 2)):
+                got = [(await take_message(client)).payload for _ in range(first, 6)]
+                assert got == [b"%d" % n for n in range(first, 6)]
+        assert uplink_of(edge).counts.down_dropped == {}
+
+
+async def test_what_comes_down_waits_for_the_disk(tmp_path: Path) -> None:
+    """A disk that refuses costs the site no message that the cloud had stored."""
+    path = tmp_path / "edge.db"
+    async with (
+        serving() as cloud,
+        site(port_of(cloud), policy={"persistence": {"path": str(path)}}) as edge,
+        await connected(port_of(edge), "near", **LASTING) as near,
+        await connected(port_of(cloud), "far") as far,
+    ):
+        await near.subscribe("down/#", 1)
+        await until(lambda: asked(cloud) == ["down/#"])
+        journal = edge.core.journal
+        assert journal is not None
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            await until(lambda: journal.is_settled)
+            other.execute(REFUSE)
+            near.close()
+            await deliver(far, Publish("down/a", b"first", qos=1, packet_id=1))
+            await until(lambda: journal.is_failing)
+            await deliver(far, Publish("down/a", b"second", qos=1, packet_id=2))
+            await until(lambda: edge.core.room.n_held)
+            other.execute("DROP TRIGGER full")
+        await until(lambda: not edge.core.room.n_held)
+        async with await connected(port_of(edge), "near", clean_start=False, **LASTING) as back:
+            got = [(await take_message(back)).payload for _ in range(2)]
+        assert got == [b"first", b"second"]
+        assert uplink_of(edge).counts.down_dropped == {}
+
+
+async def test_a_site_that_takes_nothing_is_no_silence_of_the_cloud() -> None:
+    """What the cloud says is not read meanwhile; the kernel watches over the connection."""
+    async with serving() as cloud, site(port_of(cloud), keep_alive_seconds=40) as edge:
+        await stands(edge)
+        link = uplink_of(edge)._link
+        assert link is not None
+        link._down.pause_writing()  # as the site's broker has it done
+        link.cloud.received_at -= 100
+        link._look()
+        assert not link.ended.done()
+        link._down.resume_writing()
+        link.cloud.received_at -= 100
+        link._look()
+        assert link.ended.done()
