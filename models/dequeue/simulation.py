@@ -108,12 +108,14 @@ class Outcome:
         hit_ratio: hit dequeues of all dequeues.
         messages_per_hit: found by a hit dequeue.
         requests_per_second: of all back ends.
+        n_events: that were planned, those before the time that counts included.
     """
 
     messages_per_second: float
     hit_ratio: float
     messages_per_hit: float
     requests_per_second: float
+    n_events: int = 0
 
 
 def simulate(setting: Setting, rng: Random) -> Outcome:
@@ -175,6 +177,7 @@ class _Simulation:
             hits / max(hits + misses, 1),
             messages / max(hits, 1),
             requests / setting.seconds,
+            next(self._order),
         )
 
     def _counts(self) -> tuple[int, ...]:

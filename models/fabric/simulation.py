@@ -39,6 +39,7 @@ class Outcome:
             for.
         median_seconds: until clients heard that their message is stored.
         slowest_seconds: the same, which 99.9 % of the messages do not exceed.
+        n_events: that were simulated: messages that came, answers and deadlines.
     """
 
     stored: list[int]
@@ -49,6 +50,7 @@ class Outcome:
     stored_twice: int = 0
     median_seconds: float = math.nan
     slowest_seconds: float = math.nan
+    n_events: int = 0
 
 
 class _Message:
@@ -108,6 +110,7 @@ class _Run:
         arrival = rng.expovariate(setting.rate)
         while True:
             if arrival < setting.seconds and (not events or arrival <= events[0][0]):
+                self._n_events += 1
                 self._arrive(arrival)
                 arrival += rng.expovariate(setting.rate)
             elif events:
@@ -121,6 +124,7 @@ class _Run:
             else:
                 break
         latencies, outcome = sorted(self._latencies), self.outcome
+        outcome.n_events = self._n_events
         if latencies:
             outcome.median_seconds = latencies[len(latencies) // 2]
             outcome.slowest_seconds = latencies[int(len(latencies) * 0.999)]

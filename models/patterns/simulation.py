@@ -76,6 +76,11 @@ class Outcome:
     quantiles: NDArray[np.float64]
     stages: tuple[StageOutcome, ...]
 
+    @property
+    def n_events(self) -> int:
+        """Messages that came to a stage or left it."""
+        return 2 * round(self.n_messages * sum(each.arrived_ratio for each in self.stages))
+
     def within(self, seconds: float) -> float:
         """Return the share of the successes with at most this response time."""
         return float(np.searchsorted(self.quantiles, seconds, side="right")) / N_QUANTILES

@@ -51,7 +51,10 @@ def _changes(observed: Observed, plan: Plan) -> Iterator[list[str]]:
     gain = KEEP
     if period is not None and float(period) != plan.probe_period:
         before, after = ratio / float(period), ratio / plan.probe_period
-        gain = f"looks take {after:.2%} of a core in place of {before:.2%}"
+        gain = (
+            f"an RTT is {plan.probe_period:g} s old at most in place of {float(period):g} s; looks"
+            f" take {after:.2%} of a core in place of {before:.2%}"
+        )
     yield [
         "`probing.probe_period`",
         UNKNOWN if period is None else f"{period} s",

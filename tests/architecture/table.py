@@ -191,6 +191,8 @@ MODULE_ARROWS: Final = {
     "benchmarks.uplink_kills": ("benchmarks", "netem", "broker.mqtt"),
     # The description of an API names the version that answers.
     "plugins.queue.http.openapi": ("plugins", "broker", "penstock"),
+    # It times the models' own loops.
+    "benchmarks.model_speed": ("benchmarks", "models", "plugins.withholding.policy"),
     # Decisions can only be timed in the process that takes them.
     "benchmarks.decision_cost": (
         "benchmarks",

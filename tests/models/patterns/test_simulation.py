@@ -17,7 +17,15 @@ from penstock.models.patterns.network import (
     Stage,
     compose,
 )
-from penstock.models.patterns.simulation import Outcome, serve, serve_limited, simulate
+from penstock.models.patterns.simulation import (
+    Outcome,
+    draw,
+    follow,
+    serve,
+    serve_limited,
+    simulate,
+)
+from tests.models.patterns.event_by_event import follow_events
 
 FULL = {PUBLISHER: OnOff(40, 40), SUBSCRIBER: OnOff(15, 15)}
 ON_OFF = Stage("queue", 32, (PUBLISHER,))
@@ -75,6 +83,45 @@ def test_the_seed_decides() -> None:
     first, again, other = (run(path, 2000, seed) for seed in (1, 1, 2))
     assert first.stages == again.stages
     assert first.response == again.response != other.response
+
+
+@pytest.mark.parametrize("reliable", [True, False])
+@pytest.mark.parametrize("capacity", [None, 4])
+@pytest.mark.parametrize("serves_expired", [True, False])
+def test_stages_at_once_give_what_one_event_after_the_other_gives(
+    reliable: bool,  # noqa: FBT001 - a case
+    capacity: int | None,
+    serves_expired: bool,  # noqa: FBT001 - a case
+) -> None:
+    """With the same draws each message has the same fate, and leaves each stage as early."""
+    peers = {PUBLISHER: OnOff(4, 4), BROKER: OnOff(9, 1), SUBSCRIBER: OnOff(3, 2)}
+    path = composed(
+        reliable=reliable,
+        peers=peers,
+        capacity=capacity,
+        serves_expired=serves_expired,
+        arrival_rate=4,
+        lifetime=3,
+        processing_rate=24,
+        transmission_rate=12,
+    )
+    draws = draw(path, 400, np.random.default_rng(5))
+    drawn: list[list[float]] = []
+
+    def services(stage: Stage, numbers: Any) -> Any:
+        drawn.append(draws.services(stage, numbers).tolist())
+        return np.array(drawn[-1])
+
+    steps = list(follow(path, replace(draws, services=services)))
+    fates = 0
+    for step, expected in zip(steps, follow_events(path, draws, drawn), strict=True):
+        passed = step.numbers[step.passed].tolist()
+        assert passed == list(expected.departures)
+        assert step.departures.tolist() == pytest.approx([*expected.departures.values()])
+        for fate, numbers in zip(step.fates, expected[1:], strict=True):
+            assert set(step.numbers[fate].tolist()) == numbers
+            fates += len(numbers)
+    assert fates > 100
 
 
 @pytest.mark.parametrize("reliable", [True, False])
