@@ -16,7 +16,9 @@ reports `committed`; one batch at a time is being written. A slow disk causes ba
 half of the allowed amount waits, each publisher that adds to it is not read from until the next
 commit. Where the disk refuses a batch, the same batch is tried again until it is written. Until
 then no waiting client is answered, and new publishes that would need the disk are refused
-(`must_refuse`).
+(`must_refuse`). Sessions whose publishers are never refused, such as an uplink's, lose their
+messages instead while they are away (`drops_for`). Those of the refused batch are dropped, too; if
+it is written later, the next batch deletes them.
 
 The journal has no clock and no I/O: `epoch`, the wall clock's lead over the monotonic clock, turns
 times into wall-clock times.
@@ -49,6 +51,7 @@ from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.sending.shared import Holding
 
 if TYPE_CHECKING:
+    from penstock.broker.routing.subscriber import Subscriber
     from penstock.broker.routing.topic_tree import Plan
     from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import Core
@@ -129,6 +132,7 @@ class Journal:
         self._connections: dict[Holding, None] = {}
         self._n_bytes = 0
         self._slowed: dict[Client, None] = {}
+        self._limited: dict[Session, None] = {}
         self._sealed_receipts: list[Waiting] = []
         self._sealed_connections: dict[Holding, None] = {}
         self._sealed_bytes = 0
@@ -182,6 +186,7 @@ class Journal:
                 end it at once. Then it may be deleted in a commit that no client waits for, or
                 together with others, as their rows lie on the same pages.
         """
+        self._limited.pop(own.session, None)
         is_known = own not in self._sessions
         if not (has_expired and is_known) or self.is_failing or self._n_expired >= MOST_EXPIRED:
             self._forget_session(own, stored)
@@ -305,6 +310,20 @@ class Journal:
         if self.sealed is None and (self._receipts or self._connections):
             self._hurry_driver()
 
+    def limited(self, session: Session) -> None:
+        """A session loses messages at limits of its own, and no publisher is refused."""
+        self._limited[session] = None
+
+    def drops_for(self, session: Subscriber) -> bool:
+        """Say whether what comes for a session is dropped, as the disk does not take it."""
+        outbox = session.outbox
+        return (
+            self.is_failing
+            and outbox.rules.is_of_one
+            and session.client is None
+            and outbox.place is outbox
+        )
+
     def must_refuse(self, publisher: Session, plan: Plan, message: Message) -> bool:
         """Say whether a QoS 1 or 2 publish needs the disk and could not be committed in time.
 
@@ -318,7 +337,10 @@ class Journal:
         if message.retain or (message.qos == 2 and publisher.journal is not None):
             return True
         members = chain.from_iterable(share.members for share in plan.shares)
-        return any(t.qos and t.session.is_durable for t in chain(plan.targets, members))
+        return any(
+            target.qos and target.session.is_durable and not self.drops_for(target.session)
+            for target in chain(plan.targets, members)
+        )
 
     @property
     def is_dirty(self) -> bool:
@@ -395,9 +417,33 @@ class Journal:
     def failed(self) -> None:
         """The disk has refused the sealed batch, which will be tried again."""
         self.is_failing = True
+        self._drop_unstored()
         self._let_slowed_go()
         for connection in (*self._sealed_connections, *self._connections):
             connection.send_held_connack()
+
+    def _drop_unstored(self) -> None:
+        """Drop what `drops_for` says, and answer who waits for nothing else."""
+        batch = self.sealed
+        assert batch is not None  # noqa: S101 (it was refused)
+        unstored = {row.row for row in batch.deliveries}
+        for session in self._limited:
+            if self.drops_for(session):
+                unstored -= session.outbox.drop_unstored(unstored)
+        if unstored or batch.incoming or batch.retained:
+            return
+        receipts, self._sealed_receipts = self._sealed_receipts, []
+        self._sealed_bytes = 0
+        waits = self._incoming or self._retained
+        if not waits and not any(
+            not delivery.row_start and own.place_of(delivery)
+            for delivery, own in self._deliveries.items()
+        ):
+            receipts += self._receipts
+            self._receipts = []
+            self._n_bytes = 0
+        for receipt in receipts:
+            receipt.settle(0)
 
     def _store_at(self, storable: Storable, row: int) -> None:
         """Note the row of a message or a delivery, for most of them the next free one."""

@@ -310,6 +310,8 @@ class InProcessClients:
                 max_bytes=common.max_bytes if n_bytes is None else n_bytes,
                 drops_oldest=drops_oldest,
             )
+            if core.journal is not None:
+                core.journal.limited(session)
 
     def keep_order(self, one: str, other: str) -> None:
         """Keep the order of topics across two clients; see `LocalClients.keep_order`."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -733,6 +733,27 @@ class Outbox:
         if any(head.message.arrived_at < arrived_before for head in heads):
             old = self.take_where(lambda d: d.message.arrived_at < arrived_before)
             self._ledger.drop("too_old", len(old))
+
+    def drop_unstored(self, rows: Container[int]) -> set[int]:
+        """Drop what the disk has not taken.
+
+        Args:
+            rows: of deliveries that it has refused.
+
+        Returns:
+            Those of them that waited here.
+        """
+        found = set()
+        unstored = self.take_where(lambda d: d.is_stored and (not d.row_start or d.row in rows))
+        for delivery in unstored:
+            if delivery.row_start:
+                found.add(delivery.row)
+            self.refuse(delivery.message, "not_stored")
+        return found
+
+    def refuse(self, message: Message, reason: str) -> None:
+        """Count a message that does not wait here any more, or never did."""
+        self._rules.drop(self._link, self._ledger, reason, message)
 
     def drop_all(self, reason: str) -> None:
         """Drop everything: the session has ended."""

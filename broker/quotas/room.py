@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from penstock.broker.counters import count
+from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
 from penstock.broker.faults import is_logged
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.outbox.backlog import DELIVERY_BYTES, LARGE_DELIVERY_BYTES
@@ -460,9 +461,17 @@ class Room:
             link.client_id,
             drops.n_messages,
             reason,
-            self._queue_limits(of_all=reason == "broker_full"),
+            self._why_dropped(link, reason),
         )
         drops.n_messages = 0
+
+    def _why_dropped(self, link: Link, reason: str) -> str:
+        if reason == "not_stored":
+            return "the disk does not take them"
+        is_of_uplink = link.client_id.startswith(LOCAL_CLIENT_PREFIX)
+        if is_of_uplink and reason != "broker_full":
+            return "the backlog that its uplink may have"
+        return self._queue_limits(of_all=reason == "broker_full")
 
     def session_ended(self, client_id: str) -> None:
         """Forget what was logged about a client."""

@@ -65,5 +65,11 @@ class Journal(Commits, Protocol):
     def settle_after(self, receipt: Any, n_bytes: int, publisher: Any) -> None:
         """Settle a receipt once all that has changed until now is safe."""
 
+    def limited(self, session: Any) -> None:
+        """Note that a session has limits of its own."""
+
+    def drops_for(self, session: Any) -> bool:
+        """Say whether what comes for a session is dropped, as the disk does not take it."""
+
     def must_refuse(self, publisher: Any, plan: Plan, message: Message) -> bool:
         """Say whether a QoS 1 or 2 publish cannot be made safe in time."""

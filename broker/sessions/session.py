@@ -220,6 +220,10 @@ class Session:
                 order is not None and order.is_taken_over
             )
             if qos or is_sent_soon:
+                journal = self.core.journal
+                if qos and journal is not None and journal.drops_for(self):
+                    self.outbox.refuse(message, "not_stored")
+                    return
                 delivery = Delivery(
                     message, qos, retain=retain, subscription_ids=subscription_ids, share=share
                 )

@@ -516,3 +516,82 @@ def test_expired_sessions_without_messages_do_not_pile_up(monkeypatch: pytest.Mo
     assert batch is not None
     assert len(batch.gone_sessions) == 3
     broker.write()
+
+
+def uplinks(broker: DurableBroker) -> VirtualClient:
+    """Return a subscriber that has limits of its own, as an uplink's client has."""
+    client = subscribed(broker)
+    rules = broker.core.outbox_rules
+    client.session.outbox.rules = rules.of_one(
+        max_messages=100, max_bytes=1_000_000, drops_oldest=True
+    )
+    broker.journal.limited(client.session)
+    return client
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_the_disk_refuses_is_dropped_for_an_uplink_that_is_away(qos: int) -> None:
+    """Its publishers are answered, and other clients get the messages; what was stored stays."""
+    broker = DurableBroker()
+    client = uplinks(broker)
+    client.lose()
+    publisher, near = broker.connect("p"), broker.connect("near")
+    near.subscribe("t/#", 0)
+    publisher.publish("t/1", b"stored", qos=1)
+    publisher.take(PubAck)
+    broker.commits_at_once = False
+    broker.is_disk_full = True
+    kind: type[PubAck | PubRec] = PubAck if qos == 1 else PubRec
+    for packet_id in (1, 2):  # one in the batch, one behind it
+        publisher.publish("t/1", b"dropped", qos=qos, packet_id=packet_id)
+        broker.seal()
+    assert not broker.write()
+    publisher.publish("t/1", b"dropped", qos=qos, packet_id=3)
+    assert [packet.reason_code for packet in publisher.take_all(kind)] == [0, 0, 0]
+    assert client.session.ledger.dropped == {"not_stored": 3}
+    assert near.payloads() == [b"stored", *[b"dropped"] * 3]
+    broker.is_disk_full = False
+    broker.commit()
+    publisher.publish("t/1", b"later", qos=1, packet_id=4)
+    broker.commit()
+    publisher.take(PubAck)
+    assert broker.crash().connect("s", **keep()).payloads() == [b"stored", b"later"]
+
+
+def test_who_waits_for_another_session_waits_for_the_disk() -> None:
+    """What a client that is no uplink's is to get is refused while the disk refuses."""
+    broker = DurableBroker()
+    client = uplinks(broker)
+    client.lose()
+    other = broker.connect("other", **keep())
+    other.subscribe("t/both", 1)
+    other.lose()
+    publisher = broker.connect("p")
+    broker.commits_at_once = False
+    broker.is_disk_full = True
+    publisher.publish("t/both", b"x", qos=1, packet_id=1)
+    publisher.publish("t/1", b"x", qos=1, packet_id=2)
+    broker.seal()
+    assert not broker.write()
+    assert not publisher.inbox
+    publisher.publish("t/both", b"x", qos=1, packet_id=3)
+    broker.is_disk_full = False
+    broker.commit()
+    codes = [packet.reason_code for packet in publisher.take_all(PubAck)]
+    assert codes == [0, 0, 0x97]
+
+
+def test_an_uplink_that_stands_is_promised_nothing_that_the_disk_does_not_have() -> None:
+    """Its messages are refused as those of others: with the answer, they would be safe nowhere."""
+    broker = DurableBroker()
+    uplinks(broker)
+    publisher = broker.connect("p")
+    broker.commits_at_once = False
+    broker.is_disk_full = True
+    publisher.publish("t/1", b"x", qos=1, packet_id=1)
+    broker.seal()
+    assert not broker.write()
+    publisher.publish("t/1", b"x", qos=1, packet_id=2)
+    broker.is_disk_full = False
+    broker.commit()
+    assert [packet.reason_code for packet in publisher.take_all(PubAck)] == [0, 0x97]
