@@ -17,7 +17,7 @@ import typer
 
 from penstock.broker.config.command_line import CommandLine
 from penstock.broker.errors import ConfigError
-from penstock.spark_bridge.errors import BridgeError, OptionError
+from penstock.spark_bridge.errors import BridgeError, JavaGoneError, OptionError
 from penstock.spark_bridge.java import Java, find_java
 from penstock.spark_bridge.options import SourceOptions, read_options
 from penstock.spark_bridge.pipelines.config import (
@@ -390,9 +390,19 @@ def _start_spark(
 
 @contextmanager
 def _naming_log(log_file: Path) -> Iterator[None]:
-    """Say where Spark's log is, in errors of the block."""
+    """Say where Spark's log is, in errors of the block.
+
+    Raises:
+        JavaGoneError: Java ended while the block ran.
+        BridgeError: the block's, with the log's name.
+    """
+    from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]  # noqa: PLC0415
+
     try:
-        yield
+        try:
+            yield
+        except (ConnectionRefusedError, ConnectionResetError, Py4JNetworkError) as error:
+            raise JavaGoneError from error
     except BridgeError as error:
         error.text += f" (Spark's log: {log_file})"
         raise

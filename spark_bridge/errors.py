@@ -40,6 +40,16 @@ class QueueChangedError(BridgeError):
     """The queue no longer holds what the query has still to read, by its checkpoint."""
 
 
+class JavaGoneError(BridgeError):
+    """Spark's Java process has ended by itself."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Spark's Java process has ended, as when it is killed or the machine is out of memory; "
+            "start the run again: it goes on from its checkpoints"
+        )
+
+
 class RowError(BridgeError):
     """A row cannot be published; the text names its partition and place, and the column."""
 

@@ -19,6 +19,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -174,16 +175,15 @@ def prepare_folder(folder: Path, checkpoint: Path) -> list[Path]:
     Raises:
         SinkFolderError: the folder holds the output of another query. Nothing is deleted.
     """
-    planned = max(_batches(checkpoint / "offsets"), default=-1)
-    listed = max(_batches(folder / _LOG), default=-1)
     # Partitions are folders in it.
     files = {file for file in folder.rglob(_WRITTEN) if file.is_file()}
-    if listed > planned or (planned < 0 and files):
-        raise SinkFolderError(
-            f"{folder} holds files of another query (batches up to {listed} are listed in it, "
-            f"{checkpoint} knows of batches up to {planned}); use an empty folder, or the "
-            "checkpoint that belongs to it"
-        )
+    _check_owner(
+        str(folder),
+        str(checkpoint),
+        listed=max(_batches(folder / _LOG), default=-1),
+        planned=max(_batches(checkpoint / "offsets"), default=-1),
+        has_files=bool(files),
+    )
     names = listed_names(folder)
     litter = sorted(file for file in files if file.name not in names)
     for file in litter:
@@ -191,6 +191,47 @@ def prepare_folder(folder: Path, checkpoint: Path) -> list[Path]:
         file.unlink(missing_ok=True)
         file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
     return litter
+
+
+def check_place(spark: SparkSession, place: str, checkpoint: str) -> None:
+    """Check through Spark's file systems that a place is its query's; nothing in it is deleted.
+
+    Args:
+        spark: whose file systems are used.
+        place: path or URI of the query's output.
+        checkpoint: the same of the query's own checkpoint.
+
+    Raises:
+        SinkFolderError: the place holds the output of another query.
+    """
+    _check_owner(
+        place,
+        checkpoint,
+        listed=max(map(_batch_number, _names(spark, f"{place}/{_LOG}")), default=-1),
+        planned=max(map(_batch_number, _names(spark, f"{checkpoint}/offsets")), default=-1),
+        has_files=any(fnmatchcase(name, _WRITTEN) for name in _names(spark, place)),
+    )
+
+
+def _check_owner(
+    place: str, checkpoint: str, *, listed: int, planned: int, has_files: bool
+) -> None:
+    if listed > planned or (planned < 0 and has_files):
+        raise SinkFolderError(
+            f"{place} holds files of another query (batches up to {listed} are listed in it, "
+            f"{checkpoint} knows of batches up to {planned}); use an empty folder, or the "
+            "checkpoint that belongs to it"
+        )
+
+
+def _names(spark: SparkSession, folder: str) -> list[str]:
+    """Return the names in a folder of Spark's file systems; none where there is no folder."""
+    context: Any = spark.sparkContext
+    path = context._jvm.org.apache.hadoop.fs.Path(folder)  # noqa: SLF001 - as in `_hold`
+    files = path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
+    return (
+        [each.getPath().getName() for each in files.listStatus(path)] if files.exists(path) else []
+    )
 
 
 def prepare_checkpoint(checkpoint: Path) -> None:
@@ -231,10 +272,16 @@ def _batches(log: Path) -> dict[int, Path]:
     """Return the files of one of Spark's logs by batch."""
     found = {}
     for file in log.glob("[0-9]*"):
-        number = file.name.removesuffix(_COMPACT)
-        if number.isdecimal() and (_is_compact(file) or int(number) not in found):
-            found[int(number)] = file
+        number = _batch_number(file.name)
+        if number >= 0 and (_is_compact(file) or number not in found):
+            found[number] = file
     return dict(sorted(found.items()))
+
+
+def _batch_number(name: str) -> int:
+    """Return the batch of a file of a log; -1 for any other file."""
+    number = name.removesuffix(_COMPACT)
+    return int(number) if number.isdecimal() else -1
 
 
 def _is_compact(file: Path) -> bool:

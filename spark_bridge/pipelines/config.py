@@ -22,6 +22,7 @@ from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.spark_bridge.decoders.formats import DecoderOptions, load_decoder
 from penstock.spark_bridge.errors import OptionError
 from penstock.spark_bridge.options import read_options
+from penstock.spark_bridge.sink_folder import local_folder
 from penstock.spark_bridge.sink_options import read_sink_options
 
 AVAILABLE_NOW: Final = "available-now"
@@ -175,11 +176,18 @@ class Sink:
         """Check keys that depend on each other."""
         if self.format in FILE_FORMATS and self.table is None and "path" not in self.options:
             raise ValueError(f"options: read no path; allowed: path, where {self.format} files lie")
+        if self.compact is None:
+            return
         is_plain = self.format == "parquet" and self.path is not None and not self.partition_by
-        if self.compact is not None and not is_plain:
+        if not is_plain:
             raise ValueError(
                 f"compact: read {self.compact}; allowed: compact with format parquet, a path and "
                 "no partition_by"
+            )
+        if local_folder(str(self.path)) is None:
+            raise ValueError(
+                f"compact: read {self.compact} for {self.path}; allowed: compact of a folder that "
+                "is mounted on this machine"
             )
 
     @property

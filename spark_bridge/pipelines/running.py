@@ -27,7 +27,12 @@ from penstock.spark_bridge.options import SourceOptions
 from penstock.spark_bridge.pipelines.compaction import compact
 from penstock.spark_bridge.pipelines.config import Sink, as_texts
 from penstock.spark_bridge.queue_reader import QueueReader
-from penstock.spark_bridge.sink_folder import local_folder, prepare_checkpoint, prepare_folder
+from penstock.spark_bridge.sink_folder import (
+    check_place,
+    local_folder,
+    prepare_checkpoint,
+    prepare_folder,
+)
 from penstock.spark_bridge.tally import Tally
 
 _LOOK_SECONDS: Final = 0.25
@@ -315,13 +320,19 @@ class _Run:
                 one.compact_at = now + sink.compact_every
 
     def _prepare_folders(self) -> None:
-        """Delete files that no list has, in each local folder. No query may be running."""
+        """Delete files that no list has, in each local folder. No query may be running.
+
+        Raises:
+            SinkFolderError: a folder holds the output of another query.
+        """
         for one in self._running:
             sink = one.query.sink
             folder = None if sink.path is None else local_folder(sink.path)
             checkpoint = local_folder(one.query.checkpoint)
             if folder is not None and checkpoint is not None:
                 prepare_folder(folder, checkpoint)
+            elif sink.path is not None:
+                check_place(self._spark, sink.path, one.query.checkpoint)
 
     def _wait_for_tasks(self) -> None:
         """Wait until the tasks of stopped queries have ended.

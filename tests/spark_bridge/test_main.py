@@ -1,24 +1,27 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
 from penstock.plugins.queue.client import OutgoingMessage, QueueClient
 from penstock.spark_bridge.__main__ import (
     LONG_RUN_MESSAGES,
     StopSignals,
+    _naming_log,
     check_queue,
     is_short,
     main,
     read_pairs,
     read_trigger,
 )
-from penstock.spark_bridge.errors import OptionError
+from penstock.spark_bridge.errors import BridgeError, OptionError
 from penstock.spark_bridge.options import read_options
 from penstock.spark_bridge.pipelines.config import read_pipeline
 from penstock.spark_bridge.sink_folder import held_folders
@@ -203,6 +206,20 @@ def test_a_setting_that_spark_refuses_ends_with_status_2_and_one_line(tmp_path: 
     assert "Could not parse Master URL: 'locall[2]'" in ended.stderr
     assert "spark.log)" in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "gone", [ConnectionRefusedError(111, "Connection refused"), Py4JNetworkError()]
+)
+def test_a_java_that_ended_by_itself_is_told(tmp_path: Path, gone: Exception) -> None:
+    """Killed, or out of memory: what stands, what to do, and where more of it stands."""
+    told = (
+        rf"Java process has ended, .* start the run again: .* \(Spark's log: {tmp_path}/spark\.log"
+    )
+    with pytest.raises(BridgeError) as caught, _naming_log(tmp_path / "spark.log"):
+        raise gone
+    assert re.search(told, caught.value.text)
+    assert caught.value.status == 1
 
 
 def test_signals_are_counted_not_raised() -> None:

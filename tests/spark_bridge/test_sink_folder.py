@@ -14,6 +14,7 @@ from penstock.spark_bridge.sink_folder import (
     FolderInUseError,
     PlaceError,
     SinkFolderError,
+    check_place,
     held_folders,
     held_places,
     listed_names,
@@ -77,6 +78,29 @@ def test_a_new_checkpoint_on_a_used_folder_is_refused(spark: SparkSession, tmp_p
     with pytest.raises(SinkFolderError, match="holds files of another query"):
         prepare_folder(folder, tmp_path / "new checkpoint")
     assert listed_names(folder) == {file.name for file in folder.glob("part-*.parquet")}
+
+
+def test_a_place_elsewhere_is_its_querys_or_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """As on this machine: batches that its checkpoint does not know of, and files of others."""
+    place, checkpoint = f"{tmp_path.as_uri()}/rows", f"{tmp_path.as_uri()}/checkpoint"
+    check_place(spark, place, checkpoint)  # neither is there
+    for file in ("rows/_spark_metadata/3", "rows/_spark_metadata/2.compact", "rows/part-0.parquet"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("v1")
+    plans = tmp_path / "checkpoint" / "offsets"
+    plans.mkdir(parents=True)
+    for known in ("2", ".3.tmp"):
+        (plans / known).write_text("v1")
+        told = r"/rows holds files of another query \(batches up to 3 .* of batches up to 2\)"
+        with pytest.raises(SinkFolderError, match=told):
+            check_place(spark, place, checkpoint)
+    (plans / "3").write_text("v1")
+    check_place(spark, place, checkpoint)
+    with pytest.raises(SinkFolderError, match=r"of batches up to -1\)"):
+        check_place(spark, place, f"{tmp_path.as_uri()}/new")
+    (tmp_path / "rows" / "_spark_metadata").rename(tmp_path / "gone")
+    with pytest.raises(SinkFolderError, match="use an empty folder"):
+        check_place(spark, place, f"{tmp_path.as_uri()}/new")
 
 
 def test_a_folder_with_files_of_others_is_refused_not_swept(tmp_path: Path) -> None:

@@ -93,6 +93,11 @@ def test_what_cannot_be_decoded_has_a_sink_even_if_none_is_named() -> None:
         ("{options", "{mode: overwrite, options", "sinks.messages.mode: read 'overwrite'"),
         ("{options", "{compact: 1 MB, partition_by: [a], options", "sinks.messages.compact: read"),
         ("{options", "{compact: 1 MB, format: csv, options", "compact with format parquet"),
+        (
+            "{options: {path: ",
+            "{compact: 1 MB, options: {path: s3a://b/",
+            "read 1000000 for s3a://b/data/messages; allowed: compact of a folder that is mounted",
+        ),
         ("messages: {", "a-b: {", "sinks.a-b: read 'a-b'; allowed: a name of letters"),
     ],
 )

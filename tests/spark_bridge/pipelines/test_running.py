@@ -24,6 +24,7 @@ from penstock.spark_bridge.pipelines.building import Built, read_stream
 from penstock.spark_bridge.pipelines.config import Sink, read_pipeline
 from penstock.spark_bridge.pipelines.metrics import QueryMetrics
 from penstock.spark_bridge.pipelines.running import PipelineError, Query, Summaries, run
+from penstock.spark_bridge.sink_folder import SinkFolderError
 from tests.helpers.gateway import held
 from tests.helpers.process import ROOT, Program, running_broker
 
@@ -224,6 +225,21 @@ def test_a_run_that_follows_reads_what_waits_when_it_is_stopped(
     sent += put(gateway, [1_003.0])
     assert run(spark, [query], None)["ingest"].rows == len(HOSTS)
     assert spark.read.parquet(str(messages)).count() == sent
+
+
+def test_a_new_checkpoint_on_a_used_place_elsewhere_is_refused(
+    spark: SparkSession, gateway: QueueClient, tmp_path: Path
+) -> None:
+    """Spark would skip the query's first batches, and the queue would delete their messages."""
+    sent = put(gateway, [1_000.0])
+    (tmp_path / "_spark_metadata").mkdir()
+    (tmp_path / "_spark_metadata" / "0").write_text("v1")
+    settings = spark.sparkContext._jsc.hadoopConfiguration()
+    settings.set("fs.viewfs.mounttable.used.link./rows", tmp_path.as_uri())
+    elsewhere = Sink(options={"path": "viewfs://used/rows"})
+    with pytest.raises(SinkFolderError, match=r"^penstock: viewfs://used/rows holds "):
+        run(spark, [replace(raw(spark, gateway, tmp_path), sink=elsewhere)], None)
+    assert held(gateway) == sent
 
 
 def test_a_sink_is_a_table_of_the_catalog(
