@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import importlib.metadata
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +30,14 @@ Quick = Annotated[bool, typer.Option("--quick", help="A look, no claim.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Repetitions.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every figure to this file.")]
 
+FiguresFile = Annotated[
+    Path | None, typer.Option("--figures", help="Write the tables into this file, for a page.")
+]
+
 DEFAULT_REPEATS: Final = 3
+
+QUIET_LOAD: Final = 0.5
+"""Load average below which a machine does nothing else."""
 
 _command: Final[ContextVar[str]] = ContextVar("command", default="")
 """The command line of the program that runs."""
@@ -119,6 +127,14 @@ def describe_run(
         "versions": versions or f"penstock {importlib.metadata.version('penstock')}",
         **more,
     }
+
+
+def doubts() -> list[str]:
+    """Return why the figures of a run that begins may be wrong."""
+    load, _, _ = os.getloadavg()
+    if load < QUIET_LOAD:
+        return []
+    return [f"the machine was not quiet: a load average of {load:.1f} when the run began"]
 
 
 def tell(lines: Sequence[str], run: Mapping[str, str]) -> None:

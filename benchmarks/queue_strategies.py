@@ -25,7 +25,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -45,11 +44,13 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.loads.gateway import gateway
 from benchmarks.program import (
     DEFAULT_REPEATS,
+    FiguresFile,
     JsonFile,
     Program,
     Quick,
     Repeats,
     describe_run,
+    doubts,
     tell,
     write_json,
 )
@@ -84,8 +85,6 @@ TARGET: Final = 1.8
 """RDS over conventional at `PAPER_RATE`, as on the paper's servers."""
 FLAT: Final = 0.9
 """Least of RDS at `PAPER_RATE` over that at the lowest lambda for it to be flat."""
-QUIET_LOAD: Final = 0.5
-"""Load average below which a machine does nothing else."""
 CEILING: Final = "producers alone"
 QUEUE: Final = "bench"
 
@@ -410,9 +409,7 @@ def draw(points: Points, sleep_points: SleepPoints, file: Path) -> None:
 def bench(
     repeats: Repeats = DEFAULT_REPEATS,
     plot: Annotated[Path | None, typer.Option(help="Draw the curves into this file.")] = None,
-    figures: Annotated[
-        Path | None, typer.Option(help="Write the tables into this file, for a page.")
-    ] = None,
+    figures: FiguresFile = None,
     json_file: JsonFile = None,
     *,
     quick: Quick = False,
@@ -420,7 +417,7 @@ def bench(
     """Measure the dequeue strategies on this machine: Markdown tables on standard output."""
     seconds = QUICK_SECONDS if quick else FULL_SECONDS
     run = describe_run(seconds=f"{seconds:g} a point")
-    origin = replace(begin(run["command"]), doubts=_doubts())
+    origin = replace(begin(run["command"]), doubts=doubts())
     if figures is not None:
         check_writable(figures)
     points = measure(QUICK_RATES if quick else ARRIVAL_RATES, seconds, repeats)
@@ -440,14 +437,6 @@ def bench(
     if plot is not None:
         draw(points, sleep_points, plot)
     tell(["\n\n".join(map(str, found.values()))], run)
-
-
-def _doubts() -> list[str]:
-    """Return why the figures of a run that begins may be wrong."""
-    load, _, _ = os.getloadavg()
-    if load < QUIET_LOAD:
-        return []
-    return [f"the machine was not quiet: a load average of {load:.1f} when the run began"]
 
 
 _measure: Final = Program(bench, "python -m benchmarks.queue_strategies")

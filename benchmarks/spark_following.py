@@ -13,6 +13,7 @@ once more while nothing is published.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -35,6 +36,8 @@ from benchmarks.loads.counted_requests import RequestCounter
 from benchmarks.loads.load import Side
 from benchmarks.loads.paced import quantile
 from benchmarks.loads.queue_publisher import HEAD, TOPICS, Publishing
+from penstock.netem.figures.estimates import Estimate, at_least, at_most, bootstrap
+from penstock.netem.figures.figure_file import Table
 from penstock.netem.runs.broker_process import (
     ENVIRONMENT,
     RunningBroker,
@@ -67,9 +70,9 @@ class Schedule:
     """
 
     rate: float = 2_000.0
-    warm_up_seconds: float = 30.0
-    seconds: float = 60.0
-    idle_seconds: float = 10.0
+    warm_up_seconds: float = 20.0
+    seconds: float = 30.0
+    idle_seconds: float = 5.0
     trigger_seconds: float = 0.5
 
 
@@ -335,41 +338,53 @@ def measure(
     return outcomes
 
 
-def to_markdown(outcomes: Mapping[str, Sequence[Outcome]]) -> list[str]:
-    """Return the table, and below it which targets are met."""
-    repeats = len(outcomes[SOURCE])
-    requests = "requests per 1,000 messages | requests/s when idle"
-    lines = [
-        f"| medians of {repeats} | p50, s | spread | p99, s | spread | {requests} | lost | twice |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+def to_tables(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Table]:
+    """Return the ways beside each other, and how they stand to the targets."""
+    seconds = "{:.2f}".format
+    rows = []
     for name, of_way in outcomes.items():
-        cells = []
-        for values in ([one.p50_seconds for one in of_way], [one.p99_seconds for one in of_way]):
-            cells.append(f"{statistics.median(values):.2f}")
-            cells.append(f"{min(values):.2f} - {max(values):.2f}")
-        cells += [_shown(one.requests for one in of_way)]
-        cells += [_shown(one.idle_requests for one in of_way)]
-        cells += [str(max(one.lost for one in of_way)), str(max(one.repeated for one in of_way))]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return [*lines, "", *_judged(outcomes)]
+        asked = [one.requests for one in of_way if one.requests is not None]
+        idle = [one.idle_requests for one in of_way if one.idle_requests is not None]
+        rows.append(
+            (
+                name,
+                median_of([one.p50_seconds for one in of_way]).show(seconds),
+                median_of([one.p99_seconds for one in of_way]).show(seconds),
+                f"{statistics.median(asked):.1f}" if asked else "-",
+                f"{statistics.median(idle):.1f}" if idle else "-",
+                str(sum(one.lost for one in of_way)),
+                str(sum(one.repeated for one in of_way)),
+            )
+        )
+    columns = ("way", "p50, s", "p99, s", "requests per 1,000 messages", "requests/s when idle")
+    return {
+        "followed": Table((*columns, "lost", "twice"), rows),
+        "targets": _judged(outcomes),
+    }
 
 
-def _shown(values: Iterator[float | None]) -> str:
-    found = [value for value in values if value is not None]
-    return f"{statistics.median(found):.1f}" if found else "-"
+def median_of(values: Sequence[float]) -> Estimate:
+    """Return the median of the repetitions, with its interval where they are enough."""
+    return bootstrap(len(values), lambda units: statistics.median(values[unit] for unit in units))
 
 
-def _judged(outcomes: Mapping[str, Sequence[Outcome]]) -> list[str]:
-    p50 = statistics.median(one.p50_seconds for one in outcomes[SOURCE])
-    asked, polled = (
-        statistics.median(one.requests or 0.0 for one in outcomes[name])
-        for name in (SOURCE, POLLING)
+def _judged(outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
+    late = median_of([one.p50_seconds for one in outcomes[SOURCE]])
+    pairs = zip(outcomes[SOURCE], outcomes[POLLING], strict=True)
+    ratios = [(polled.requests or 0.0) / (asked.requests or math.inf) for asked, polled in pairs]
+    fewer = median_of(ratios)
+    rows = (
+        (
+            f"{SOURCE}: p50, s",
+            late.show("{:.2f}".format),
+            f"at most {TARGET_P50_SECONDS:g}",
+            at_most(late, TARGET_P50_SECONDS),
+        ),
+        (
+            f"requests of {POLLING} over those of {SOURCE}",
+            fewer.show("{:.1f}".format),
+            f"at least {TARGET_REQUESTS_RATIO:g}",
+            at_least(fewer, TARGET_REQUESTS_RATIO),
+        ),
     )
-    ratio = polled / asked if asked else float("inf")
-    late = "met" if p50 < TARGET_P50_SECONDS else "not met"
-    few = "met" if ratio >= TARGET_REQUESTS_RATIO else "not met"
-    return [
-        f"- p50 {p50:.2f} s; target below {TARGET_P50_SECONDS:g} s: {late}",
-        f"- {ratio:.1f} times the requests by {POLLING}; target {TARGET_REQUESTS_RATIO:g}: {few}",
-    ]
+    return Table(("figure", "found", "target", "verdict"), rows)

@@ -2,6 +2,11 @@
 
 Rerun: ``python -m benchmarks.spark_ingest``; a look with ``--quick``. ``--parts`` chooses one of
 the two: ``filled``, which this page explains, and ``followed``, of `benchmarks.spark_following`.
+Figures of ``docs/spark.md``, each in some 25 minutes of a quiet machine::
+
+    python -m benchmarks.spark_ingest --parts filled --figures docs/figures/spark-filled.json
+    python -m benchmarks.spark_ingest --parts followed --figures docs/figures/spark-followed.json
+    python -m script.fill_pages
 
 Rows of telemetry as JSON: 200 B, and the same filled up to 1 KiB. A queue of two physical queues is
 filled over HTTP by a real gateway once, on SQLite or on a Redis server; each repetition gets a copy
@@ -31,7 +36,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -48,17 +53,24 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.loads.gateway import running_gateway, section
 from benchmarks.loads.redis_server import running_redis
 from benchmarks.program import (
-    DEFAULT_REPEATS,
+    FiguresFile,
     JsonFile,
     Program,
     Quick,
     Repeats,
     choose,
     describe_run,
+    doubts,
     tell,
     write_json,
 )
+from benchmarks.spark_following import median_of
+from penstock.netem.figures.estimates import LEAST_UNITS, at_least
+from penstock.netem.figures.figure_file import Table, begin, check_writable, write_figure_file
 from penstock.netem.runs.broker_process import ENVIRONMENT
+
+PROGRAMS: Final = ("java", "python", "gateway", "redis")
+"""Whose processor time is told."""
 
 QUEUE: Final = "telemetry"
 KEYS: Final = {"groups": {"spark": {"kind": "offsets"}}, "physical_queues": 2}
@@ -66,6 +78,7 @@ REQUEST_MESSAGES: Final = 2_000
 LOOK_SECONDS: Final = 0.25
 """Between two looks at the processor time of Spark's processes, some of which end early."""
 PARTS: Final = ("filled", "followed")
+GATEWAY: Final = "through the gateway"
 _PROGRESS: Final = re.compile(r"ingest: ([\d,]+) messages in ([\d,]+) micro-batches, ([\d,.]+) s")
 
 
@@ -74,7 +87,8 @@ class SparkRow:
     """One question.
 
     Attributes:
-        name: as the table shows it.
+        name: of the row.
+        about: as the table shows it.
         payload_bytes: of each message.
         messages: of one measurement.
         quick_messages: the same with ``--quick``.
@@ -83,6 +97,7 @@ class SparkRow:
     """
 
     name: str
+    about: str
     payload_bytes: int
     messages: int
     quick_messages: int
@@ -106,10 +121,18 @@ class Rate:
 
 
 ROWS: Final = (
-    SparkRow("telemetry_200B", 200, 1_000_000, 40_000, 50_000),
-    SparkRow("telemetry_1KiB", 1_024, 3_000_000, 20_000, 100_000),
+    SparkRow("telemetry_200B", f"200 B, {GATEWAY}", 200, 1_000_000, 40_000, 50_000),
+    SparkRow("telemetry_1KiB", f"1 KiB, {GATEWAY}", 1_024, 3_000_000, 20_000, 100_000),
     # All of it in memory, and as many as make Spark use both compilers.
-    SparkRow("telemetry_1KiB_redis", 1_024, 2_000_000, 20_000, 150_000, engine="redis"),
+    SparkRow(
+        "telemetry_1KiB_redis",
+        "1 KiB, straight from Redis",
+        1_024,
+        2_000_000,
+        20_000,
+        150_000,
+        engine="redis",
+    ),
 )
 
 
@@ -321,32 +344,39 @@ def shown_cpu(cpu: Mapping[str, float]) -> str:
     return f"{sum(cpu.values()):.1f} us of the processor a row ({parts})"
 
 
-def to_markdown(rates: dict[str, list[Rate]]) -> list[str]:
-    """Return the table."""
-    repeats = len(rates[ROWS[0].name])
-    lines = [
-        f"| row | target | median of {repeats}, rows/s | spread | met | warm | warm spread |",
-        "| --- | ---: | ---: | ---: | --- | ---: | ---: |",
-    ]
+def to_table(rates: Mapping[str, Sequence[Rate]]) -> Table:
+    """Return the rows with their medians over the repetitions."""
+    columns = ("filled queue into Parquet", "rows/s", "range", "target", "verdict", "warm, rows/s")
+    rows = []
     for row in ROWS:
         whole = [rate.whole for rate in rates[row.name]]
         warm = [rate.warm for rate in rates[row.name] if rate.warm is not None]
-        median = statistics.median(whole)
-        is_met = "yes" if median >= row.target else "no"
-        warm_spread = f"{min(warm):,.0f} - {max(warm):,.0f}" if warm else "-"
-        warm_median = shown(statistics.median(warm) if warm else None)
-        lines.append(
-            f"| {row.name} | {row.target:,} | {median:,.0f} | {min(whole):,.0f} - {max(whole):,.0f}"
-            f" | {is_met} | {warm_median} | {warm_spread} |"
+        found = median_of(whole)
+        rows.append(
+            (
+                row.about,
+                found.show("{:,.0f}".format),
+                f"{min(whole):,.0f} - {max(whole):,.0f}",
+                f"at least {row.target:,}",
+                at_least(found, row.target),
+                median_of(warm).show("{:,.0f}".format) if warm else "-",
+                *(_shown_median(one.cpu.get(name) for one in rates[row.name]) for name in PROGRAMS),
+            )
         )
-    return lines
+    return Table((*columns, *(f"{name}, us a row" for name in PROGRAMS)), rows)
+
+
+def _shown_median(values: Iterable[float | None]) -> str:
+    found = [value for value in values if value is not None]
+    return f"{statistics.median(found):.1f}" if found else "-"
 
 
 def bench(
-    repeats: Repeats = DEFAULT_REPEATS,
+    repeats: Repeats = LEAST_UNITS,
     folder: Annotated[
         Path, typer.Option(exists=True, file_okay=False, help="Where all files lie.")
     ] = Path(),
+    figures: FiguresFile = None,
     json_file: JsonFile = None,
     parts: Annotated[str, typer.Option(help=f"{', '.join(PARTS)} or all.")] = "all",
     *,
@@ -354,32 +384,33 @@ def bench(
 ) -> None:
     """Measure a queue's way into Parquet on this machine: Markdown tables on standard output."""
     chosen = choose("part", parts, {part: part for part in PARTS})
+    run = describe_run(
+        versions=f"PySpark {version('pyspark')}, pyarrow {version('pyarrow')}, {java_version()}",
+    )
+    origin = replace(begin(run["command"]), doubts=doubts())
+    if figures is not None:
+        check_writable(figures)
     document: dict[str, Any] = {}
-    lines: list[str] = []
-    more: dict[str, str] = {}
+    tables: dict[str, Table] = {}
     if "filled" in chosen:
         rates = measure_rows(repeats, folder, quick=quick)
         document["rows_per_second"] = {
             name: [asdict(rate) for rate in of_row] for name, of_row in rates.items()
         }
-        lines += to_markdown(rates)
-        more["messages"] = ", ".join(f"{row.name} {messages(row, quick=quick):,}" for row in ROWS)
+        tables["filled"] = to_table(rates)
+        run["messages"] = ", ".join(f"{row.name} {messages(row, quick=quick):,}" for row in ROWS)
     if "followed" in chosen:
         schedule = spark_following.QUICK if quick else spark_following.FULL
         outcomes = spark_following.measure(repeats, folder, schedule)
         document["followed"] = {
             name: [asdict(outcome) for outcome in of_way] for name, of_way in outcomes.items()
         }
-        lines += [*([""] if lines else []), *spark_following.to_markdown(outcomes)]
-        more["schedule"] = ", ".join(
-            f"{name} {value:g}" for name, value in asdict(schedule).items()
-        )
-    run = describe_run(
-        versions=f"PySpark {version('pyspark')}, pyarrow {version('pyarrow')}, {java_version()}",
-    )
-    run |= more
+        tables |= spark_following.to_tables(outcomes)
+        run["schedule"] = ", ".join(f"{name} {value:g}" for name, value in asdict(schedule).items())
+    if figures is not None:
+        write_figure_file(figures, origin, tables)
     write_json(json_file, {"run": run, **document})
-    tell(lines, run)
+    tell(["\n\n".join(map(str, tables.values()))], run)
 
 
 def java_version() -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import queue_strategies
 from benchmarks.errors import BenchmarkError
+from benchmarks.program import doubts
 from benchmarks.queue_strategies import CEILING, STRATEGIES, Point, main, measure_point, tables
 from penstock.netem.figures.figure_file import read_figure_file
 
@@ -77,7 +78,7 @@ def test_a_busy_machine_makes_the_figures_doubtful(
 ) -> None:
     """A page that shows them says so."""
     monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
-    assert len(queue_strategies._doubts()) == n_doubts
+    assert len(doubts()) == n_doubts
 
 
 def test_load_that_fails_is_told() -> None:
