@@ -77,7 +77,10 @@ def load(schema_text: bytes) -> Decoder:
                 raise DecodeError("read the fingerprint of another schema")
             payload = payload[_HEADER_BYTES:]
         file = io.BytesIO(payload)
-        value = fastavro.schemaless_reader(file, schema)
+        try:
+            value = fastavro.schemaless_reader(file, schema)
+        except EOFError:  # its text names the buffer's address, by which no detail equals another
+            raise DecodeError("the payload ends within the datum") from None
         if file.tell() != len(payload):
             raise DecodeError(f"read {len(payload) - file.tell()} bytes after the end of the datum")
         return value

@@ -77,6 +77,8 @@ def test_every_part_of_a_datum_and_what_follows_it_is_an_error() -> None:
     for end in range(len(payload)):
         with pytest.raises(DecodeError):
             decoder.to_json(payload[:end])
+    with pytest.raises(DecodeError, match=r"^the payload ends within the datum$"):
+        decoder.to_json(b"")
     with pytest.raises(DecodeError, match="read 1 bytes after the end"):
         decoder.to_json(payload + b"\x00")
 
