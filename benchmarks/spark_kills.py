@@ -61,7 +61,7 @@ QUICK_MESSAGES: Final = 20_000
 FULL_KILLS: Final = 60
 QUICK_KILLS: Final = 5
 
-ROWS_PER_TRIGGER: Final = 500
+ROWS_PER_TRIGGER: Final = 1_000
 TRIGGER_SECONDS: Final = 0.2
 FIRST_BATCHES: Final = 3
 """Most micro-batches between two kills; the moment comes within the next."""

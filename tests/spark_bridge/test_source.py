@@ -32,7 +32,7 @@ from tests.helpers.gateway import gateway_of, held
 from tests.helpers.redis_server import shared_redis
 from tests.spark_bridge.memory_queue import MemoryQueue
 
-LOAD_MESSAGES = 6_000
+LOAD_MESSAGES = 12_000
 """Some twelve micro-batches: three kills come within them."""
 
 

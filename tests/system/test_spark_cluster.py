@@ -2,7 +2,9 @@
 
 Each is a process with a working folder of its own. The job is that of ``docs/spark.md``, sent as
 the page says: executors have no Penstock but that of ``--py-files``, no Python but that of
-``--archives``, whose only library is pyarrow, and no token but that of ``--files``.
+``--archives``, whose libraries are pyarrow and redis-py alone, and no token but that of
+``--files``. It follows two queues: one through its gateway, and one whose engine is `redis`,
+straight from the server.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 import pyarrow.parquet as pq
@@ -28,6 +30,9 @@ import pyspark
 import pytest
 import yaml
 
+from benchmarks.loads.redis_server import RedisServer
+from benchmarks.spark_kills import DURABLE
+from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.client import QueueClient
 from penstock.spark_bridge.java import find_java
 from penstock.spark_bridge.pipelines.running import WORKER_IS_LATE
@@ -43,6 +48,8 @@ TOKEN: Final = "of-the-cluster"
 MESSAGES: Final = 2_000
 PATIENCE_SECONDS: Final = 600.0
 LOOK_SECONDS: Final = 0.05
+QUEUE: Final = '.option("queue", "telemetry")'
+"""As the page has it."""
 
 SMALL: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Of the Java that makes the command of another one."""
@@ -63,15 +70,33 @@ def short_java() -> str:
     return java_options(short_run=True, archive=archive)
 
 
-def job_of_the_page(url: str) -> str:
-    """Return the page's job, for a gateway that asks for a token."""
+def job_of_the_page(gateway: str, of_redis: str, server: str) -> str:
+    """Return the page's job, for gateways that ask for a token.
+
+    Args:
+        gateway: URL; what is read there goes to `telemetry`.
+        of_redis: URL of the gateway of the other queue, which goes to `direct`.
+        server: address of its Redis server.
+    """
     section = PAGE.read_text().partition("## In a Spark job of your own")[2]
     found = re.search(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert found is not None
-    queue = '.option("queue", "telemetry")'
-    assert queue in found[1]
-    text = found[1].replace(queue, f'{queue}.option("tokenFile", "token")')
-    return text.replace("http://127.0.0.1:8080", url)
+    begin, messages, follow = found[1].partition("messages = (")
+    end = ".awaitTermination()\n"
+    assert follow.endswith(f'query.start("telemetry"){end}')
+    text = begin
+    for folder, url, options in (
+        ("telemetry", gateway, {}),
+        ("direct", of_redis, {"redis": server, "retrySeconds": f"{PATIENCE_SECONDS:.0f}"}),
+    ):
+        one = messages + follow.removesuffix(end) + "\n"
+        for name, value in ({"tokenFile": "token"} | options).items():
+            one = one.replace(QUEUE, f'{QUEUE}.option("{name}", "{value}")')
+        one = one.replace("http://127.0.0.1:8080", url).replace(
+            '"checkpoint"', f'"{folder}-checkpoint"'
+        )
+        text += one.replace('start("telemetry")', f'start("{folder}")')
+    return text + "spark.streams.awaitAnyTermination()\n"
 
 
 def zip_penstock(file: Path) -> None:
@@ -85,11 +110,11 @@ def zip_penstock(file: Path) -> None:
 
 
 def make_environment(folder: Path, told: Path) -> None:
-    """Make a virtual environment that has pyarrow alone beside Spark."""
+    """Make a virtual environment that has pyarrow and redis-py alone beside Spark."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = folder / "lib" / version / "site-packages"
     packages.mkdir(parents=True)
-    for name in ("pyarrow", "py4j", "pyspark"):
+    for name in ("hiredis", "py4j", "pyarrow", "pyspark", "redis"):
         (packages / name).symlink_to(Path(sysconfig.get_path("purelib")) / name)
     (packages / "sitecustomize.py").write_text(AT_START.format(told=str(told)))
     base = Path(sys.executable).resolve()
@@ -208,16 +233,17 @@ class Cluster:
         return job
 
 
-@pytest.fixture
-def queue(tmp_path: Path) -> Iterator[QueueClient]:
-    """Return a client of a gateway that asks for a token, with a queue `telemetry`."""
+@contextlib.contextmanager
+def running_queue(folder: Path, **engine: Any) -> Iterator[QueueClient]:
+    """Run a gateway that asks for a token, with a queue `telemetry`; yield its client."""
+    folder.mkdir()
     layout = {"physical_queues": 2, "groups": {"spark": {"kind": "offsets"}}}
-    section = {"path": "queue.db", "http": "127.0.0.1:0", "queues": {"telemetry": layout}}
+    section = {"http": "127.0.0.1:0", "queues": {"telemetry": layout}, "tokens": "tokens.yaml"}
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
     caller = {"name": "spark", "token_sha256": digest, "roles": {"*": ["read", "write"]}}
-    (tmp_path / "tokens.yaml").write_text(yaml.safe_dump({"tokens": [caller]}))
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(yaml.safe_dump({"plugins": {"queue": section | {"tokens": "tokens.yaml"}}}))
+    (folder / "tokens.yaml").write_text(yaml.safe_dump({"tokens": [caller]}))
+    policy = folder / "policy.yaml"
+    policy.write_text(yaml.safe_dump({"plugins": {"queue": section | engine}}))
     with gateway_of(policy) as client:
         yield QueueClient(client.url, token=TOKEN)
 
@@ -237,30 +263,51 @@ def written(folder: Path) -> Counter[bytes]:
 
 
 @pytest.mark.timeout(1_200)
-def test_each_message_is_written_once_though_a_worker_is_killed(
-    queue: QueueClient, tmp_path: Path
+def test_each_message_is_written_once_though_a_worker_and_a_redis_server_are_killed(
+    tmp_path: Path,
 ) -> None:
-    """While it works on a micro-batch, with its executor; the other one does all from then on."""
-    put(queue, range(MESSAGES // 2))
+    """While they work on a micro-batch; the other worker does all from then on."""
     with contextlib.ExitStack() as stack:
+        redis = RedisServer(tmp_path / "redis", stack.enter_context(reserved_port()), *DURABLE)
+        stack.callback(redis.kill)
+        redis.start()
+        engine = {"engine": "redis", "redis": {"server": redis.address}}
+        queues = [
+            stack.enter_context(running_queue(tmp_path / "gateway", path="queue.db")),
+            stack.enter_context(running_queue(tmp_path / "gateway-of-redis", **engine)),
+        ]
         cluster = Cluster(tmp_path, stack)
         driver, told = cluster.driver, tmp_path / "told"
         make_environment(driver / "environment", told)
         with tarfile.open(driver / "environment.tar.gz", "w:gz") as archive:
             archive.add(driver / "environment", ".")
         zip_penstock(driver / "penstock.zip")
-        (driver / "job.py").write_text(job_of_the_page(queue.url))
+        job_text = job_of_the_page(queues[0].url, queues[1].url, redis.address)
+        (driver / "job.py").write_text(job_text)
         (driver / "token").write_text(TOKEN)
-        checkpoint = driver / "checkpoint"
-        job = cluster.run_until(cluster.submit(), (checkpoint / "commits" / "0").exists)
-        put(queue, range(MESSAGES // 2, MESSAGES))
-        job = cluster.run_until(job, (checkpoint / "offsets" / "1").exists)
+        folders = [driver / "telemetry", driver / "direct"]
+
+        def has_each(file: str) -> Callable[[], bool]:
+            return lambda: all(
+                (driver / f"{one.name}-checkpoint" / file).exists() for one in folders
+            )
+
+        for queue in queues:
+            put(queue, range(MESSAGES // 2))
+        job = cluster.run_until(cluster.submit(), has_each("commits/0"))
+        for queue in queues:
+            put(queue, range(MESSAGES // 2, MESSAGES))
+        job = cluster.run_until(job, has_each("offsets/1"))
         kill_all(cluster.workers[0])
-        folder = driver / "telemetry"
-        cluster.run_until(job, lambda: sum(written(folder).values()) >= MESSAGES)
-    assert written(folder) == Counter(b"%d" % n for n in range(MESSAGES))
-    folders = {Path(line) for line in told.read_text().splitlines()}
-    assert {each.relative_to(tmp_path).parts[0] for each in folders} == {
+        redis.kill()
+        redis.start()
+        cluster.run_until(
+            job, lambda: all(sum(written(one).values()) >= MESSAGES for one in folders)
+        )
+    for one in folders:
+        assert written(one) == Counter(b"%d" % n for n in range(MESSAGES))
+    places = {Path(line) for line in told.read_text().splitlines()}
+    assert {each.relative_to(tmp_path).parts[0] for each in places} == {
         "driver",
         "worker-0",
         "worker-1",

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.spark_kills import run
 
-MESSAGES = 10_000
+MESSAGES = 20_000
 """Some twenty micro-batches: the three kills come within the first twelve."""
 
 HOSTILE = """
