@@ -22,6 +22,7 @@ LONGEST_CAP_SECONDS: Final = 7_200
 """What mosquitto takes of larger values of ``restart_timeout``."""
 
 _MOST_PORT: Final = 65_535
+_LEAST_PACKET_BYTES: Final = 20
 _LONGEST_SITE: Final = 64
 _STATE_TOPICS: Final = "$SYS/broker/connection/"
 _VERSIONS: Final = {"mqttv50": "5", "mqttv311": "3.1.1", "mqttv31": "3.1.1"}
@@ -218,6 +219,8 @@ class Bridge:
         self._version(keys)
         if (interval := self._text("keepalive_interval")) is not None:
             keys["keep_alive_seconds"] = int(interval)
+        if size := int(self._text("bridge_max_packet_size") or 0):
+            keys["maximum_packet_size"] = max(size, _LEAST_PACKET_BYTES)
         if (restart := self._text("restart_timeout")) is not None:
             keys["reconnect"] = read_restart(restart)
         self._start(keys)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field, field_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from penstock.broker.config.key_types import STRICT, Positive, PositiveSize, Seconds
+from penstock.broker.config.key_types import STRICT, Positive, PositiveSize, Seconds, Size
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.topics import validate_topic
 from penstock.edge_proxy.aggregator.conditions import StartKeys, TimesKeys
@@ -92,6 +92,8 @@ class UplinkKeys:
             Penstock understand: it is not sent its own messages, and retained ones as such.
         keep_alive_seconds: the largest silence on the connection. A link that is lost without a
             word is noticed after 1.5 times as long at most.
+        maximum_packet_size: bytes of the largest packet that the cloud's broker takes, where it
+            does not tell, as in MQTT 3.1.1. A larger message does not go up. None: what it tells.
         reconnect: when it connects again.
         start: what makes it connect.
         times: at which times of the day it may stand, and how fast it sends.
@@ -129,6 +131,7 @@ class UplinkKeys:
     version: Literal["5", "3.1.1"] = "5"
     bridge_bit: bool = True
     keep_alive_seconds: Annotated[int, Field(ge=5, le=65_535)] = 60
+    maximum_packet_size: Annotated[Size, Field(ge=20)] | None = None
     reconnect: ReconnectKeys = field(default_factory=ReconnectKeys)
     start: StartKeys = field(default_factory=StartKeys)
     times: TimesKeys = field(default_factory=TimesKeys)

@@ -64,6 +64,7 @@ class JointSettings:
         tells_publisher: a message that goes up carries its publisher's Client Identifier.
         receive_maximum: QoS 1 and 2 messages from the cloud that the site's broker takes at a time.
         maximum_packet_size: bytes of the largest packet that the site's broker takes.
+        cloud_packet_size: the same of the cloud's broker, as configured; None for what it says.
     """
 
     up_id: str
@@ -83,6 +84,7 @@ class JointSettings:
     tells_publisher: bool
     receive_maximum: int
     maximum_packet_size: int
+    cloud_packet_size: int | None = None
 
 
 def connect_cloud(settings: JointSettings, *, forgets: bool = False) -> bytes:

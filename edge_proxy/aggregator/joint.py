@@ -113,6 +113,7 @@ class Joint:
         retained: topics at the site of retained messages that have come, not taken yet, while
             `watches_retained`.
         watches_retained: they are wanted.
+        largest: (bytes, topic at the site) of the largest message that went up; (0, "") for none.
         timed_id: packet identifier of a message on its way up whose acknowledgement is timed; 0 for
             none, or once that has come.
         answers: of the cloud's broker, not taken yet: (topic filter, reason code), and None as the
@@ -155,9 +156,10 @@ class Joint:
         self.markers: list[bytes | None] = []
         self.retained: list[str] = []
         self.watches_retained = False
+        self.largest = (0, "")
         self.timed_id = 0
         self.version = settings.version
-        self.maximum_packet_size = MAX_REMAINING_LENGTH + 5
+        self.maximum_packet_size = settings.cloud_packet_size or MAX_REMAINING_LENGTH + 5
         self.maximum_qos = 2
         self.retain_available = True
         self._old_filters = frozenset(old_filters)
@@ -348,7 +350,8 @@ class Joint:
                 self.lanes_are_kept = True
                 self.has_other_lane = bool(value)
         self.keep_alive = properties.get("server_keep_alive", self.keep_alive)
-        self.maximum_packet_size = properties.get("maximum_packet_size", self.maximum_packet_size)
+        told = properties.get("maximum_packet_size", self.maximum_packet_size)
+        self.maximum_packet_size = min(told, self.maximum_packet_size)
         self.maximum_qos = properties.get("maximum_qos", 2)
         self.retain_available = bool(properties.get("retain_available", 1))
         window = min(properties.get("receive_maximum", MAX_PACKET_ID), MOST_INFLIGHT)
@@ -551,6 +554,8 @@ class _Up(_Local):
             self.last_packet_id = packet_id
         joint.counts.up_messages += 1
         joint.counts.up_bytes += n_bytes
+        if n_bytes > joint.largest[0]:
+            joint.largest = n_bytes, name
         joint.cloud.begin(header, payload_bytes)
 
     def _renamed(self, topic: bytes) -> tuple[str, bytes | None]:

@@ -529,16 +529,27 @@ class Uplink:
             self.logger.error(
                 "uplink %s: %s: another client has the client id %r, or the broker ends each "
                 "connection: %d have ended within %.0f s each; give every uplink of every site a "
-                "client_id of its own",
+                "client_id of its own%s",
                 self.name,
                 self.address,
                 self.client_id,
                 max(1, self._short),
                 SHORT_SECONDS,
+                "" if reason == "taken_over" else self._largest(),
             )
         longest = min(keys.max_seconds, keys.min_seconds * 2.0 ** min(self._failures, 30))
         self._failures += 1
         return longest * self._rng.uniform(0.5, 1.0)
+
+    def _largest(self) -> str:
+        """Tell of the last connection's largest message: the broker may take none so large."""
+        n_bytes, topic = (0, "") if self._link is None else self._link.joint.largest
+        if not n_bytes:
+            return ""
+        return (
+            f"; the largest packet of the last one had {n_bytes} bytes, with a message of topic "
+            f"{topic!r}: if the broker takes none so large, set maximum_packet_size"
+        )
 
     async def _connect_once(self) -> tuple[str, str]:
         """Connect and serve until the end.
@@ -648,6 +659,7 @@ class Uplink:
             tells_publisher=keys.tells_publisher,
             receive_maximum=local.receive_maximum,
             maximum_packet_size=local.maximum_packet_size,
+            cloud_packet_size=keys.maximum_packet_size,
         )
 
     @property

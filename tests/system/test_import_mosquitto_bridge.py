@@ -108,9 +108,9 @@ def test_a_file_with_two_bridges_is_one_with_two_uplinks(tmp_path: Path) -> None
         " connection cloud",
         ' topic commands/# in 2 "" plants/7/',
         " connection modem",
-        " bridge_max_packet_size 10000",
     ]
     cloud, modem = uplinks_of(policy).values()
+    assert (cloud.maximum_packet_size, modem.maximum_packet_size) == (None, 10_000)
     assert cloud.upstream.addresses == ("cloud.example.com:8883", "standby.example.com:8883")
     assert cloud.upstream.tls is not None
     assert (cloud.upstream.tls.cafile, cloud.upstream.tls.certfile) == (authority.cafile, cert)

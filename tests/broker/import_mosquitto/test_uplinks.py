@@ -172,6 +172,8 @@ def test_other_waits_are_refused(value: str) -> None:
         ("clientid old", {"client_id": "old"}),
         ("remote_clientid new", {"client_id": "new"}),
         ("keepalive_interval 1", {"keep_alive_seconds": 5}),
+        ("bridge_max_packet_size 100000", {"maximum_packet_size": 100_000}),
+        ("bridge_max_packet_size 0", {}),
         ("try_private false", {"bridge_bit": False}),
         ("bridge_protocol_version mqttv50", {"version": "5", "tells_publisher": False}),
         ("notifications false", {"notifications": False}),

@@ -483,6 +483,20 @@ def test_what_cannot_go_up_is_answered_and_counted(fields: dict[str, Any], reaso
     assert len(uplink.written()[0]) == 1
 
 
+@pytest.mark.parametrize("told", [400, 600, None])
+def test_a_cloud_that_takes_less_than_it_says_gets_less(told: int | None) -> None:
+    """One of MQTT 3.1.1 says nothing. Of what it says and what is known, the less counts."""
+    uplink = Uplink(cloud_packet_size=500)
+    properties: dict[str, Any] = {} if told is None else {"maximum_packet_size": told}
+    uplink.accept(**properties)
+    assert uplink.joint.maximum_packet_size == min(told or 500, 500)
+    uplink.from_up(up_message(payload=b"x" * 600), up_message(payload=b"x" * 100))
+    assert uplink.counts.up_dropped == {"too_large": 1}
+    n_bytes, topic = uplink.joint.largest
+    assert 100 < n_bytes < 400
+    assert topic == "up/a"
+
+
 def test_a_repeat_that_cannot_go_up_is_released_in_the_cloud_first() -> None:
     """It may have the message: the next one with that identifier would be a repeat to it."""
     uplink = Uplink()

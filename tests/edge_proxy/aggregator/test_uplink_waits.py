@@ -1,4 +1,4 @@
-"""An uplink of a site that takes nothing for a while: it has no room, or its disk refuses."""
+"""An uplink between ends of which one takes less than the other sends."""
 
 from __future__ import annotations
 
@@ -97,3 +97,27 @@ async def test_a_site_that_takes_nothing_is_no_silence_of_the_cloud() -> None:
         link.cloud.received_at -= 100
         link._look()
         assert link.ended.done()
+
+
+async def test_a_message_that_the_cloud_does_not_take_and_cannot_refuse_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In MQTT 3.1.1 each connection ends at it; with `maximum_packet_size`, all others go up."""
+    keys: dict[str, Any] = {"version": "3.1.1"}
+    async with (
+        serving(limits={"maximum_packet_size": 1000}) as cloud,
+        await connected(port_of(cloud), "far") as far,
+    ):
+        await far.subscribe("up/#", 1)
+        async with site(port_of(cloud), **keys) as edge:
+            async with await connected(port_of(edge), "near") as near:
+                await deliver(near, Publish("up/a", b"x" * 2000, qos=1, packet_id=1))
+            await until(lambda: "set maximum_packet_size" in caplog.text)
+            assert "had 2011 bytes, with a message of topic 'up/a'" in caplog.text
+        keys["maximum_packet_size"] = 1000
+        async with site(port_of(cloud), **keys) as edge:
+            async with await connected(port_of(edge), "near") as near:
+                await deliver(near, Publish("up/a", b"x" * 2000, qos=1, packet_id=1))
+                await deliver(near, Publish("up/a", b"small", qos=1, packet_id=2))
+            assert (await take_message(far)).payload == b"small"
+            assert uplink_of(edge).counts.up_dropped == {"too_large": 1}
