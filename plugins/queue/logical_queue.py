@@ -34,6 +34,7 @@ class LogicalQueue:
 
     Attributes:
         name: its name.
+        incarnation: of the engine's queue; "" until it is known.
         spec: its settings.
         intake: takes new messages.
         is_closing: whether waiting requests are to be answered at once.
@@ -48,6 +49,7 @@ class LogicalQueue:
         clock: Callable[[], float],
     ) -> None:
         self.name = name
+        self.incarnation = ""
         self.spec = spec
         self.intake = intake
         self._engine = engine

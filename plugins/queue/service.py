@@ -125,15 +125,15 @@ class QueueService:
         await self.engine.open()
         for name in self.engine.queues():
             if name not in self._config.queues:
-                held = self.engine.outline(name)
-                self._queues[name] = self._make(name, held.spec)
                 self._logger.info(
                     "queue %s is not in the policy file; it has %d messages and is served",
                     name,
-                    held.messages,
+                    self.engine.outline(name).messages,
                 )
         for name in self._config.queues:
             await self._declare(name)
+            self._queues[name].incarnation = self.engine.outline(name).incarnation
+        await self._follow()
 
     async def _declare(self, name: str) -> None:
         """Bring a queue of the policy file into the engine."""
@@ -178,11 +178,49 @@ class QueueService:
             await queue.intake.close()
         await self.engine.close()
 
-    def look_for_room(self) -> None:
-        """Tell publishers that wait for a queue if it has room, whatever has made it."""
-        for name in self.engine.queues():
-            if name in self._queues:  # it is in the engine first
-                self._queues[name].intake.look_for_room()
+    async def maintain(self) -> None:
+        """Do what time asks for, and take note of what others have done.
+
+        Raises:
+            StorageError: some of it is left for the next call.
+        """
+        try:
+            await self.engine.maintain()
+        finally:
+            await self._follow()
+            for queue in self._queues.values():
+                queue.intake.look_for_room()
+
+    async def _follow(self) -> None:
+        """Serve the queues that the engine has, as it has them.
+
+        Another program may have created, changed or deleted them, or a request whose client has
+        left before it was answered.
+        """
+        held = {name: self.engine.outline(name) for name in self.engine.queues()}
+        gone = [
+            queue
+            for name, queue in self._queues.items()
+            if name not in held or held[name].incarnation != queue.incarnation
+        ]
+        for queue in gone:
+            del self._queues[queue.name]
+            queue.is_gone(UnknownQueueError(f"queue {queue.name} was deleted"))
+        has_changed = bool(gone)
+        for name, outline in held.items():
+            known = self._queues.get(name)
+            if known is None:
+                self._queues[name] = self._make(name, outline.spec)
+                self._queues[name].incarnation = outline.incarnation
+            elif known.spec != outline.spec:
+                known.set_up(outline.spec)
+            else:
+                continue
+            has_changed = True
+        if has_changed:
+            self.on_change()
+        if gone:
+            await asyncio.shield(asyncio.gather(*(queue.intake.close() for queue in gone)))
 
     def names(self) -> Sequence[str]:
         """Return the names of all queues, sorted."""
@@ -214,9 +252,7 @@ class QueueService:
         spec = spec if spec.groups else replace(spec, groups={DEFAULT_GROUP: GroupSpec()})
         self._check(name, spec)
         snapshot = await self.engine.create_queue(name, spec)
-        if name not in self._queues:
-            self._queues[name] = self._make(name, snapshot.spec)
-            self.on_change()
+        await self._follow()
         return snapshot
 
     async def change(self, name: str, spec: QueueSpec) -> QueueSnapshot:
@@ -227,12 +263,11 @@ class QueueService:
             SettingError: a setting that is not allowed.
             StorageError: nothing has changed.
         """
-        queue = self.queue(name)
+        self.queue(name)
         groups = {group: held.spec for group, held in self.engine.outline(name).groups.items()}
         self._check(name, replace(spec, groups={**spec.groups, **groups}))
         snapshot = await self.engine.change_queue(name, spec)
-        queue.set_up(snapshot.spec)
-        self.on_change()
+        await self._follow()
         return snapshot
 
     async def delete(self, name: str) -> None:
@@ -243,10 +278,10 @@ class QueueService:
             InUseError: it is the dead letter queue of groups of other queues.
             StorageError: the queue is still there.
         """
-        queue = self.queue(name)
+        self.queue(name)
         users = [
             f"{other}/{group}"
-            for other in self.names()
+            for other in sorted(self.engine.queues())
             if other != name
             for group, held in self.engine.outline(other).groups.items()
             if held.spec.dead_letter_queue == name
@@ -257,11 +292,7 @@ class QueueService:
                 "queue that is that of no group. Give these groups another one first"
             )
         await self.engine.delete_queue(name)
-        if self._queues.get(name) is queue:
-            del self._queues[name]
-        self.on_change()
-        queue.is_gone(UnknownQueueError(f"queue {name} was deleted"))
-        await queue.intake.close()
+        await self._follow()
 
     async def create_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
         """Create a group; one with the same settings is kept; see `Engine.create_group`.

@@ -248,7 +248,7 @@ class QueuePlugin(Plugin):
         while True:
             await asyncio.sleep(MAINTAIN_SECONDS)
             try:
-                await self.engine.maintain()
+                await self.service.maintain()
                 told = ""
             except StorageError as error:
                 if str(error) != told:
@@ -256,7 +256,6 @@ class QueuePlugin(Plugin):
                     self.context.logger.warning("queue: retention and expiry wait: %s", error)
             except Exception as error:  # noqa: BLE001 (the next attempt must follow any error)
                 note_fault(self.context.logger, faults, "queue maintenance", error)
-            self.service.look_for_room()
 
     def _server(self, application: web.Application, key: str) -> HttpServer:
         server = HttpServer(

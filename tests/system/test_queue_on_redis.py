@@ -177,8 +177,11 @@ def test_what_is_killed_takes_nothing_along(started: Programs) -> None:
     assert other.queue("work")["messages"] == 0
 
 
-def test_a_limit_is_that_of_all_programs(started: Programs) -> None:
-    """What one gateway has stored leaves no room at the other, until a third has made some."""
+def test_limits_and_queues_are_those_of_all_programs(started: Programs) -> None:
+    """What one gateway has stored leaves no room at the other, until a third has made some.
+
+    A queue that one creates is served by the other, until one deletes it.
+    """
     one, other = (gateway.client for gateway in started.gateways)
     one.enqueue("limited", [("a", b"%d" % n) for n in range(20)])
     until(lambda: other.queue("limited")["messages"] == 20)
@@ -188,6 +191,11 @@ def test_a_limit_is_that_of_all_programs(started: Programs) -> None:
     other.settle("limited", [message.receipt_handle for message in received])
     until(lambda: one.queue("limited")["messages"] == 20 - len(received))
     assert one.enqueue("limited", [("a", b"more")]).stored == 1
+    one.put_queue("late", {})
+    until(lambda: "late" in [held["name"] for held in other.queues()])
+    assert other.enqueue("late", [("a", b"1")]).stored == 1
+    one.delete_queue("late")
+    until(lambda: "late" not in [held["name"] for held in other.queues()])
 
 
 def test_dead_letters_die_once(started: Programs) -> None:

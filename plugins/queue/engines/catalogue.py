@@ -250,7 +250,6 @@ class Catalogue:
             self._must_sweep = True
 
         await self._state.change(build, then, is_alone=True)
-        await self.sweep()
 
     async def create_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
         """Create a group."""

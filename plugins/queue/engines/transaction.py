@@ -271,7 +271,7 @@ class Transaction:
         """Settle messages of a segment for a group; return those that were not settled before."""
         physical = place.physical
         segment = self._segment(physical, first_offset)
-        if segment is None:
+        if segment is None or place in self._moved:  # a seek has ended what was received
             return 0
         n = segment.n_messages
         before = self.settled_bits(place, first_offset, n)
@@ -462,6 +462,10 @@ class Transaction:
     def seek(self, queue: LogicalQueue, place: Place, offset: int) -> None:
         """Put a group at any offset, with nothing settled behind it."""
         old = self.floor(place)
+        # What the transaction has settled for the group counts as settled before the seek.
+        for key in [key for key in self._settled if key[0] is place]:
+            del self._settled[key]
+            self.changes.settled.pop((place.physical.row_id, key[1], place.group.row_id), None)
         self._moved[place] = offset
         self._floors[place] = offset
         self._touched[place] = queue

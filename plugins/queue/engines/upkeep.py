@@ -161,6 +161,7 @@ class Upkeep:
 
     async def compact(self) -> int:
         """Give all unused space back, that of messages in segments of others included."""
+        await self._catalogue.sweep()
         for queue in list(self._state.queues.values()):
             for part in list(queue.physical.values()):
                 sparse = [first for first, (_, gone_bytes) in part.gone.items() if gone_bytes]

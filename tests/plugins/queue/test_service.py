@@ -264,6 +264,42 @@ async def test_requests_of_a_deleted_queue_or_group_fail() -> None:
         assert len(await service.receive("q", "default", AT_ONCE)) == 1
 
 
+async def test_what_a_request_has_begun_is_so_though_its_client_has_left(tmp_path: Path) -> None:
+    """The queues that are served are those of the storage, after the next maintenance at least."""
+    async with running_service(folder=tmp_path) as service:
+        await put(service, b"1")
+        engine, served = service.engine, service.names
+        changed = replace(engine.outline("q").spec, topics=("changed",))
+        for begun, is_so in (
+            (service.create("r", QueueSpec()), lambda: "r" in engine.queues()),
+            (service.change("q", changed), lambda: engine.outline("q").spec == changed),
+            (service.delete("r"), lambda: "r" not in engine.queues()),
+        ):
+            request = asyncio.create_task(begun)
+            await asyncio.sleep(0)
+            request.cancel()
+            await until(is_so)
+            await service.maintain()
+            assert served() == sorted(engine.queues())
+        assert service.queue("q").spec == changed
+        await service.delete("q")
+
+
+async def test_a_queue_that_is_created_while_one_of_its_name_is_deleted_is_served(
+    tmp_path: Path,
+) -> None:
+    """It would be in the storage, and unknown to publishers and readers."""
+    async with running_service(folder=tmp_path) as service:
+        await put(service, b"old")
+        deleting = asyncio.create_task(service.delete("q"))
+        await until(lambda: "q" not in service.engine.queues())
+        await asyncio.gather(deleting, service.create("q", QueueSpec(max_messages=7)))
+        assert service.queue("q").spec.max_messages == 7
+        await put(service, b"new")
+        (received,) = await service.receive("q", "default", AT_ONCE)
+        assert received.payload == b"new"
+
+
 async def test_changes_are_told() -> None:
     """The broker's routes follow the queues that there are."""
     async with running_service() as service:

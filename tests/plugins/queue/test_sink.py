@@ -154,10 +154,10 @@ async def test_publishers_are_told_of_room_that_one_of_them_can_use() -> None:
         await put(plugin.service, b"x" * 6)
         assert sink.reserve(message(b"x" * 9)) == "queue_full"
         assert sink.reserve(message(b"x" * 5)) == "queue_full"
-        plugin.service.look_for_room()
+        await plugin.service.maintain()
         assert told == []
         await plugin.engine.purge("q")
-        plugin.service.look_for_room()
+        await plugin.service.maintain()
         assert told == [True]
 
 

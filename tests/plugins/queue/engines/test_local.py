@@ -281,6 +281,30 @@ async def test_what_groups_finish_in_one_transaction_leaves(way: str) -> None:
         assert engine.snapshot("q").messages == 1
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_what_is_settled_at_the_moment_of_a_seek_is_replayed_after_a_restart_too(
+    tmp_path: Path, *, is_first: bool
+) -> None:
+    """The storage would have it as settled, and the group would not."""
+    path = str(tmp_path / "queue.db")
+    async with running_engine(SqliteStore(path, "normal"), groups=("g", "r")) as engine:
+        await put(engine, b"a", b"b")
+        received = await engine.lease("q", "g", 0, 2, 99)
+        may_go = threading.Event()
+        engine._state.submit(Run(may_go.wait, None, None))
+        changes = [
+            engine.settle("q", "g", "ack", [received[1].receipt_handle]),
+            engine.seek("q", "g", "earliest"),
+        ]
+        both = asyncio.gather(*changes if is_first else reversed(changes))
+        await asyncio.sleep(0)
+        may_go.set()
+        await both
+        assert await payloads(engine) == [b"a", b"b"]
+    async with running_engine(SqliteStore(path, "normal")) as engine:
+        assert await payloads(engine) == [b"a", b"b"]
+
+
 async def test_keys_whose_messages_have_left_are_forgotten() -> None:
     """However many keys pass through a queue that keeps the last message of each."""
     async with running_engine(MemoryStore()) as engine:
