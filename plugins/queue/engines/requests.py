@@ -391,6 +391,10 @@ class Seek(Move):
             transaction.seek(self.queue, place, max(offset, place.physical.earliest))
         changes = transaction.changes
         changes.must_flush = True
+        # Rows of before the seek would be written after the reset.
+        for rows in (changes.settled, changes.receives):
+            for key in [key for key in rows if key[2] == self.group.row_id]:
+                del rows[key]
         changes.reset_groups.append(self.group.row_id)
         changes.groups.append(self._row(self.group, self._epoch))
 

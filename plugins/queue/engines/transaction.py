@@ -462,10 +462,7 @@ class Transaction:
     def seek(self, queue: LogicalQueue, place: Place, offset: int) -> None:
         """Put a group at any offset, with nothing settled behind it."""
         old = self.floor(place)
-        # What the transaction has settled for the group counts as settled before the seek.
-        for key in [key for key in self._settled if key[0] is place]:
-            del self._settled[key]
-            self.changes.settled.pop((place.physical.row_id, key[1], place.group.row_id), None)
+        self._settled = {key: bits for key, bits in self._settled.items() if key[0] is not place}
         self._moved[place] = offset
         self._floors[place] = offset
         self._touched[place] = queue
