@@ -188,8 +188,9 @@ class QueueService:
             await self.engine.maintain()
         finally:
             await self._follow()
-            for queue in self._queues.values():
-                queue.intake.look_for_room()
+            for name in self.engine.queues():
+                if name in self._queues:  # it is in the engine first
+                    self._queues[name].intake.look_for_room()
 
     async def _follow(self) -> None:
         """Serve the queues that the engine has, as it has them.
