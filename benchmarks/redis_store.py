@@ -14,6 +14,10 @@ with one connection to each node, on one, two and three nodes:
 * the same with `DEPTH` queues side by side, whose commands leave together;
 * that one on memcached.
 
+A second table has the engine with one physical queue on one node and 1 to `DEPTH` messages under
+way, beside the cost model of the store (`penstock.models.fabric.store`), whose two costs are those
+of the first row and of the last one.
+
 The ways take turns on servers that stay, so that a machine that becomes slower slows all of them.
 A repetition is the unit of the intervals of ratios. Client and servers share the machine: where a
 processor is short, the client's share of the work is in every figure.
@@ -38,6 +42,7 @@ from redis import Redis
 from benchmarks.errors import BenchmarkError
 from benchmarks.program import JsonFile, Program, Quick, Repeats, describe_run, tell, write_json
 from penstock.broker.message import Message
+from penstock.models.fabric.store import StoreCosts
 from penstock.netem.figures.estimates import Estimate, bootstrap, mean_of
 from penstock.netem.runs.broker_process import RunningBroker, reserved_port
 from penstock.plugins.queue.engines.contract import GroupSpec, NewMessage, QueueSpec
@@ -54,6 +59,8 @@ QUICK_MESSAGES: Final = 500
 UNPIPELINED_SHARE: Final = 0.25
 """Of the messages for the way that takes one command at a time."""
 NODES: Final = (1, 2, 3)
+DEPTHS: Final = (1, 2, 4, 8, 16, 32, DEPTH)
+"""Messages under way of the cost model's rows."""
 READY_SECONDS: Final = 60.0
 N_SLOTS: Final = 16_384
 ANY_BYTES: Final = 1 << 40
@@ -239,12 +246,32 @@ async def pass_engine(engine: RedisEngine, n_messages: int, *, in_runs: bool) ->
         left -= sum(found)
 
 
-async def _delete(engine: RedisEngine, number: int) -> int:
-    received = await engine.lease("q", "g", number, DEPTH, ANY_BYTES)
+async def _delete(engine: RedisEngine, number: int, most: int = DEPTH) -> int:
+    received = await engine.lease("q", "g", number, most, ANY_BYTES)
     handles = [message.receipt_handle for message in received]
     if handles and await engine.settle("q", "g", "ack", handles):
         raise BenchmarkError("a message of the engine was received twice")
     return len(received)
+
+
+async def pass_pipelined(engine: RedisEngine, n_messages: int, *, depth: int) -> None:
+    """Enqueue, receive and delete messages of one physical queue.
+
+    Args:
+        engine: with one physical queue.
+        n_messages: how many, whole rounds.
+        depth: messages under way, which are enqueued by a call each and received by one.
+    """
+    (number,) = engine.outline("q").physical_queues
+    n_rounds = -(-n_messages // depth)
+    for _ in range(n_rounds):
+        engine.reserve("q", depth, depth * len(PAYLOAD))
+        new = [[NewMessage(Message("t", PAYLOAD))] for _ in range(depth)]
+        await asyncio.gather(*(engine.append("q", number, one) for one in new))
+    for _ in range(n_rounds):
+        found = await _delete(engine, number, depth)
+        if found != depth:
+            raise BenchmarkError(f"the engine has lost {depth - found} messages")
 
 
 # -- servers ---------------------------------------------------------------------------------------
@@ -311,22 +338,29 @@ def running_memcached(n_nodes: int, folder: Path) -> Iterator[list[int]]:
 
 
 @asynccontextmanager
+async def opened_engine(ports: Sequence[int], physical_queues: int) -> AsyncIterator[RedisEngine]:
+    """Yield an engine with a queue, on one server or on those of a cluster."""
+    cluster = tuple(("127.0.0.1", port) for port in ports) if len(ports) > 1 else ()
+    server = RedisServer(port=ports[0], cluster=cluster)
+    engine = RedisEngine(server, logger=logging.getLogger("penstock.queue"))
+    await engine.open()
+    try:
+        group = GroupSpec(max_leased_messages=1_000_000)
+        spec = QueueSpec(physical_queues=physical_queues, groups={"g": group})
+        await engine.create_queue("q", spec)
+        yield engine
+    finally:
+        await engine.close()
+
+
+@asynccontextmanager
 async def opened_ways(n_nodes: int, folder: Path) -> AsyncIterator[dict[str, Way]]:
     """Yield the ways by name, each with servers of its own."""
     async with AsyncExitStack() as stack:
         for name in ("engine", "keys"):
             (folder / name).mkdir()
         own = stack.enter_context(running_redis(n_nodes, folder / "engine"))
-        cluster = tuple(("127.0.0.1", port) for port in own) if n_nodes > 1 else ()
-        server = RedisServer(port=own[0], cluster=cluster)
-        engine = RedisEngine(server, logger=logging.getLogger("penstock.queue"))
-        await engine.open()
-        stack.push_async_callback(engine.close)
-        spec = QueueSpec(
-            physical_queues=QUEUES_EACH * n_nodes,
-            groups={"g": GroupSpec(max_leased_messages=1_000_000)},
-        )
-        await engine.create_queue("q", spec)
+        engine = await stack.enter_async_context(opened_engine(own, QUEUES_EACH * n_nodes))
         # Servers of a cluster take keys of their own slots alone; a plain client has them alone.
         plain = [
             port
@@ -373,6 +407,24 @@ async def measure(n_nodes: int, n_messages: int, repeats: int) -> dict[str, list
             return found
 
 
+async def measure_depths(n_messages: int, repeats: int) -> dict[int, list[float]]:
+    """Return messages each second by how many are under way, by repetition."""
+    found: dict[int, list[float]] = {depth: [] for depth in DEPTHS}
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-store-") as folder,
+        running_redis(1, Path(folder)) as ports,
+    ):
+        async with opened_engine(ports, 1) as engine:
+            for repetition in range(repeats + 1):
+                for depth in DEPTHS if repetition % 2 else DEPTHS[::-1]:
+                    n = -(-int(n_messages * UNPIPELINED_SHARE) // depth) * depth
+                    began_at = time.perf_counter()
+                    await pass_pipelined(engine, n, depth=depth)
+                    if repetition:  # the first one warms up
+                        found[depth].append(n / (time.perf_counter() - began_at))
+    return found
+
+
 # -- the report ------------------------------------------------------------------------------------
 
 
@@ -406,6 +458,26 @@ def to_markdown(results: dict[int, dict[str, list[float]]]) -> list[str]:
     return lines
 
 
+def depths_to_markdown(found: dict[int, list[float]]) -> list[str]:
+    """Return the cost model beside the rates that were measured."""
+    first, *_, last = found
+    costs = StoreCosts.of_rates(median(found[first]), last, median(found[last]))
+    lines = [
+        (
+            f"Cost model: {costs.round_seconds * 1e6:,.0f} µs a round,"
+            f" {costs.message_seconds * 1e6:,.0f} µs a message; the first and the last row give it."
+        ),
+        "",
+        "| under way | messages/s, median (least to most) | cost model | deviation |",
+        "| --- | --- | --- | --- |",
+    ]
+    for depth, rates in found.items():
+        measured, model = median(rates), costs.rate(depth)
+        spread = f"{measured:,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
+        lines.append(f"| {depth} | {spread} | {model:,.0f} | {model / measured - 1:+.0%} |")
+    return lines
+
+
 def bench(
     repeats: Repeats = 7,
     quick: Quick = False,  # noqa: FBT002 (an option)
@@ -415,9 +487,10 @@ def bench(
     n_messages = QUICK_MESSAGES if quick else FULL_MESSAGES
     run = describe_run()
     results = {n: asyncio.run(measure(n, n_messages, repeats)) for n in NODES}
-    tell(to_markdown(results), run)
+    by_depth = asyncio.run(measure_depths(n_messages, repeats))
+    tell([*to_markdown(results), "", *depths_to_markdown(by_depth)], run)
     rates = {str(n_nodes): ways for n_nodes, ways in results.items()}
-    write_json(json, {"run": run, "messages_per_second": rates})
+    write_json(json, {"run": run, "messages_per_second": rates, "by_depth": by_depth})
 
 
 main = Program(bench, "python -m benchmarks.redis_store")

@@ -110,7 +110,10 @@ def numbers(results: Results) -> Iterator[Reported]:
             f"stop after the second failure, same direction, {COPY_NAMES[copies]}",
             5,
             results.found(same, low_seconds(STOPPED, TWO_FAILURE_RATE)),
-            "" if copies else "the copies that are left of three are enough: nothing stops",
+            "counted are seconds with less than a tenth of the rate; in the first of the 5 s until"
+            " the failure is detected, a third is stored"
+            if copies
+            else "the copies that are left of three are enough: nothing stops",
             unit=" s",
         )
         yield Reported(

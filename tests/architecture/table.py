@@ -182,6 +182,7 @@ MODULE_ARROWS: Final = {
     "benchmarks.redis_store": (
         "benchmarks",
         "netem",
+        "models.fabric.store",
         "plugins.queue.engines",
         "broker.message",
     ),

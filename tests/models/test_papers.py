@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,39 @@ def test_statements_that_do_not_hold_are_told_each() -> None:
         ["000", "c", "not shown", "3"],
     ]
     assert made["numbers"].rows[0][:3] == ["000", "gain", "2"]
+
+
+FIGURES = {
+    "000": {str(number) for number in range(1, 15)},
+    "001": {
+        f"{chapter}.{number}"
+        for chapter, last in ((1, 8), (2, 12), (3, 17))  # chapter 4 has those of 000
+        for number in range(1, last + 1)
+    },
+    "002": {str(number) for number in range(1, 11)},
+    "003": {str(number) for number in range(1, 12)},
+    "004": {str(number) for number in range(1, 16)},
+}
+"""That each paper has."""
+
+
+def test_every_figure_of_the_papers_has_its_row() -> None:
+    """In docs/models.md; ``1.1 to 1.8, 2.1`` names nine of them."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+    _, _, table = page.read_text(encoding="utf-8").partition("| paper | figure, table |")
+    found: dict[str, set[str]] = defaultdict(set)
+    for paper, figures in re.findall(r"^\| (00\d) \| ([\d., to]+)", table, re.MULTILINE):
+        for part in figures.split(","):
+            first, _, last = part.strip().partition(" to ")
+            if not last:
+                found[paper].add(first)
+                continue
+            head, dot, begin = first.rpartition(".")
+            for number in range(int(begin), int(last.rpartition(".")[2]) + 1):
+                found[paper].add(f"{head}{dot}{number}")
+    assert {paper: FIGURES[paper] - numbers for paper, numbers in found.items()} == {
+        paper: set() for paper in FIGURES
+    }
 
 
 def fails(_is_quick: bool, _tell: papers.Tell) -> Found:  # noqa: FBT001 - the form of all
