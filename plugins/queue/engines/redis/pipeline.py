@@ -7,7 +7,7 @@ more in the order in which they were made. That is safe because the library does
 call with an effect that cannot be repeated carries a number, and the server keeps its answer.
 
 A server that has not answered for a while is *silent*: who can do without it need not wait for it.
-That is not trouble yet; it may be slow.
+That is not trouble yet; it may be slow. It is trouble once another server has taken its place.
 
 Where replicas are asked for, a `WAIT` follows each write that stores something, and what it stored
 is answered when the replicas have it.
@@ -233,6 +233,7 @@ class Pipeline:
         self._is_paused = True
         self._wake = asyncio.Event()
         self._silence = Silence(patience)
+        self._is_replaced = False
         self._has_sent = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
@@ -281,8 +282,12 @@ class Pipeline:
         return len(self._waiting) + len(self._sent) + len(self._unsafe)
 
     def pause(self) -> None:
-        """Send no more until there are routes again, which are asked for behind the last answer."""
+        """Send no more until there are routes again, which are asked for behind the last answer.
+
+        To be called where another server has slots of this one. A silent one is given up then.
+        """
         self._is_paused = True
+        self._is_replaced = self._silence.is_silent
 
     def take_waiting(self) -> list[Call]:
         """Return the calls that were not sent, which are no longer this pipeline's."""
@@ -369,7 +374,7 @@ class Pipeline:
                 if was_lost:
                     self._logger.info("queue: connected to the Redis server %s again", self)
                     self._on_return()
-                self._is_paused = False
+                self._is_paused = self._is_replaced = False
                 self._wake.set()
                 if await self._serve(self._connection):
                     seconds = _FIRST_RETRY_SECONDS
@@ -394,6 +399,7 @@ class Pipeline:
             reading,
             asyncio.create_task(self._write(connection)),
             asyncio.create_task(self._watch()),
+            asyncio.create_task(self._follow()),
         )
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -517,3 +523,15 @@ class Pipeline:
                 )
                 self._on_away()
             await asyncio.sleep(self._silence.step)
+
+    async def _follow(self) -> None:
+        """Look for routes while the server is silent: it may be long until it is given up.
+
+        Raises:
+            TimeoutError: another server has taken its place.
+        """
+        while not self._is_replaced:
+            await asyncio.sleep(_LAST_RETRY_SECONDS)
+            if self._silence.is_silent:
+                await self._on_trouble()
+        raise TimeoutError("it does not answer, and another server has its place")

@@ -375,6 +375,37 @@ async def test_a_frozen_node_holds_up_no_receive(tmp_path: Path) -> None:
         await engine.close()
 
 
+async def test_a_frozen_node_that_is_replaced_is_not_waited_for(tmp_path: Path) -> None:
+    """What is under way to it goes to the replica that has its slots before it is given up."""
+    settings = ("cluster-require-full-coverage no", "cluster-node-timeout 1000")
+    with running_cluster(tmp_path, *settings, is_even=False) as nodes, ExitStack() as stack:
+        first = address_of(nodes[0])
+        bus_port = stack.enter_context(reserved_port())
+        lines = ("cluster-enabled yes", f"cluster-port {bus_port}", *settings)
+        replica = address_of(stack.enter_context(running_redis(tmp_path / "replica", *lines)))
+        meet = ("CLUSTER", "MEET", *map(str, replica), str(bus_port))
+        assert await Login().ask(first, *meet) == b"OK"
+        for one in (*map(address_of, nodes), replica):
+            await until_answered(one, "CLUSTER", "INFO", wanted="known_nodes:4")
+        identifier = await Login().ask(first, "CLUSTER", "MYID")
+        await until_answered(replica, "CLUSTER", "REPLICATE", identifier.decode(), wanted="OK")
+        patience = Patience(UNTIL_SECONDS, UNTIL_SECONDS, slowdown_detection_time=0.1)
+        server = RedisServer(cluster=tuple(map(address_of, nodes)), patience=patience)
+        engine = RedisEngine(server, logger=LOGGER)
+        await engine.open()
+        await engine.create_queue("q", SPEC)
+        await until_answered(first, "WAIT", "1", "100", wanted="1")
+        nodes[0].process.send_signal(signal.SIGSTOP)
+        try:
+            waiting = append(engine, 0, b"m")
+            await until_answered(replica, "CLUSTER", "FAILOVER", "TAKEOVER", wanted="OK")
+            async with asyncio.timeout(UNTIL_SECONDS / 2):
+                await waiting
+        finally:
+            nodes[0].process.send_signal(signal.SIGCONT)
+        await engine.close()
+
+
 async def test_a_receive_that_was_given_up_goes_back_however_late_the_answer_is(
     tmp_path: Path,
 ) -> None:
