@@ -1,20 +1,27 @@
 """What do publishers and consumers of a queue see when machines of its Redis cluster fail?
 
-Rerun: ``python -m benchmarks.fabric_faults --json fabric-faults.json``; a look at three machines
+Rerun: ``python -m benchmarks.fabric_faults --figures FILE --plot FILE``; a look at three machines
 with ``--quick``. It needs root, redis-server and iproute2.
 
-Each machine is a network namespace and has a master, with replicas on the next two machines. A
-broker, a gateway and their clients are on machines of their own. Devices publish to the broker at
-QoS 1, and others send requests to the gateway under deduplication identifiers; each sends a message
-at a time, repeats what it is not told to be stored, and pauses. Consumers receive at the gateway
-and settle. In the midst of it, a fault; when it is over, everything is received, and what came is
-held against what was acknowledged.
+Each machine is a network namespace. The cluster is what `penstock fabric plan` writes for them: a
+master of each of two rings on each machine, with replicas on others. A broker, a gateway and their
+clients are on machines of their own. Devices publish to the broker at QoS 1, and others send
+requests to the gateway under deduplication identifiers; each sends a message at a time, repeats
+what it is not told to be stored, and pauses. *Steady* requests, without identifiers, are sent at a
+constant rate, whatever becomes of those before; one that is not answered within
+`PATIENCE_SECONDS` is an error to its client, as in paper 001. Consumers receive at the gateway and
+settle. In the midst of it, a fault; when it is over, everything is received, and what came is held
+against what was acknowledged.
+
+The same is done with the baseline of paper 001, consistent hashing without exclusion, in place of
+the enqueue controller (see `benchmarks.fabric.hashing`), where machines fail.
 
 A repetition has a cluster of its own, and another machine that fails. It is the unit of intervals.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 import json
@@ -27,9 +34,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
+import aiohttp
 import typer
 from paho.mqtt.client import Client, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion
@@ -37,15 +46,23 @@ from paho.mqtt.enums import CallbackAPIVersion
 from benchmarks.errors import BenchmarkError
 from benchmarks.fabric.cluster import NODE_TIMEOUT_SECONDS, Cluster
 from benchmarks.fabric.machines import Machines
-from benchmarks.program import JsonFile, Program, Quick, Repeats, choose, tell
-from penstock.netem.figures.estimates import bootstrap, mean_of
+from benchmarks.program import Program, Quick, Repeats, choose, describe_run, tell
+from penstock.netem.figures.estimates import (
+    Estimate,
+    Standing,
+    Units,
+    at_least,
+    at_most,
+    bootstrap,
+    mean_of,
+)
 from penstock.netem.figures.figure_file import Table, begin, check_writable, write_figure_file
 from penstock.netem.runs.broker_process import ANONYMOUS, RunningBroker, penstock_command
 from penstock.plugins.queue.client import OutgoingMessage, QueueClient, QueueError
+from penstock.plugins.queue.engines.redis.messages import part_key
 
 QUEUE: Final = "load"
 TOKEN: Final = "of-this-run-alone"  # noqa: S105 (of a network that ends with the run)
-PREFIX: Final = "penstock"
 MQTT_PORT: Final = 1883
 HTTP_PORT: Final = 8080
 QUEUES_EACH: Final = 4
@@ -58,11 +75,17 @@ REPEAT_SECONDS: Final = 0.1
 """From a refusal to the repeat."""
 ANSWER_SECONDS: Final = 60.0
 """After which an answer is given up; longer than any that is late."""
+PATIENCE_SECONDS: Final = 1.0
+"""Of the client of a steady request."""
 DRAIN_SECONDS: Final = 120.0
 """For what was stored to be received, leases that were lost among it."""
 VISIBILITY_SECONDS: Final = 10.0
 DEFAULT_FAULT_REPEATS: Final = 6
 """As many as an interval needs."""
+FEWER: Final = 0.92
+"""Of consistent hashing's errors, that exclusion spares at least (paper 001, 3.4.2)."""
+LONGEST_STOP_SECONDS: Final = 5.0
+"""Without anything stored, at most."""
 
 
 class Size(NamedTuple):
@@ -70,6 +93,8 @@ class Size(NamedTuple):
 
     Attributes:
         machines: of the cluster.
+        replicas: of each master.
+        rate: of steady requests, 1/s.
         publishers: of each kind.
         pause_seconds: of a publisher between two messages.
         before_seconds: before the fault.
@@ -77,14 +102,16 @@ class Size(NamedTuple):
     """
 
     machines: int
+    replicas: int
+    rate: float
     publishers: int
     pause_seconds: float
     before_seconds: float
     fault_seconds: float
 
 
-FULL: Final = Size(5, 30, 0.25, 3.0, 8.0)
-QUICK: Final = Size(3, 8, 0.1, 1.0, 5.0)
+FULL: Final = Size(5, 2, 100.0, 20, 0.25, 3.0, 8.0)
+QUICK: Final = Size(3, 1, 20.0, 8, 0.1, 1.0, 5.0)
 
 
 # -- clients ---------------------------------------------------------------------------------------
@@ -97,6 +124,8 @@ class Seen:
         acknowledged: payloads and when each was known to be stored, in monotonic seconds.
         received: payload, number of its physical queue, its offset, and time, of each delivery.
         errors: refusals and lost connections, by the client's kind.
+        steady: when each steady request was sent, and whether its client was told in time that it
+            is stored.
         failures: errors of threads that must not have any.
         is_publishing: False to have publishers end.
         is_receiving: False to have consumers end.
@@ -107,6 +136,7 @@ class Seen:
         self.acknowledged: dict[bytes, float] = {}
         self.received: list[tuple[bytes, int, int, float]] = []
         self.errors: Counter[str] = Counter()
+        self.steady: list[tuple[float, bool]] = []
         self.failures: list[BaseException] = []
         self.is_publishing = True
         self.is_receiving = True
@@ -123,7 +153,7 @@ def publish_http(seen: Seen, url: str, name: str, pause_seconds: float) -> None:
     client = QueueClient(url, ANSWER_SECONDS, token=TOKEN)
     for number in itertools.count():
         payload = f"http {name} {number}".encode()
-        message = OutgoingMessage("load/http", payload, deduplication_id=payload.decode())
+        message = OutgoingMessage(f"load/http/{name}", payload, deduplication_id=payload.decode())
         while True:
             if not seen.is_publishing:
                 client.close()
@@ -166,7 +196,7 @@ def publish_mqtt(seen: Seen, address: str, name: str, pause_seconds: float) -> N
         payload = f"mqtt {name} {number}".encode()
         is_stored = False
         while not is_stored and seen.is_publishing:
-            client.publish("load/mqtt", payload, 1)
+            client.publish(f"load/mqtt/{name}", payload, 1)
             if not ready.acquire(timeout=ANSWER_SECONDS):
                 raise BenchmarkError(f"client {name}: no PUBACK for {ANSWER_SECONDS:g} s")
             is_stored = told.pop()
@@ -180,6 +210,42 @@ def publish_mqtt(seen: Seen, address: str, name: str, pause_seconds: float) -> N
         time.sleep(pause_seconds)
     client.disconnect()
     client.loop_stop()
+
+
+def send_steadily(seen: Seen, url: str, rate: float) -> None:
+    """Send requests without identifiers at a rate until publishing ends."""
+    asyncio.run(_send_steadily(seen, f"{url}/queues/{QUEUE}/messages", rate))
+
+
+async def _send_steadily(seen: Seen, url: str, rate: float) -> None:
+    async def send(session: aiohttp.ClientSession, number: int) -> None:
+        payload = f"steady {number}".encode()
+        # Topics are the keys of the baseline: so many that each physical queue has its share.
+        row = {"topic": f"load/steady/{number % 1000}", "text": payload.decode()}
+        sent_at, is_stored = time.monotonic(), False
+        try:
+            async with session.post(url, json={"messages": [row]}) as response:
+                is_stored = response.status == HTTPStatus.OK
+        except (aiohttp.ClientError, TimeoutError):
+            pass
+        seen.steady.append((sent_at, is_stored))
+        if is_stored:
+            seen.acknowledged[payload] = time.monotonic()
+
+    async with (
+        aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            headers={"Authorization": f"Bearer {TOKEN}"},
+            timeout=aiohttp.ClientTimeout(total=PATIENCE_SECONDS),
+        ) as session,
+        asyncio.TaskGroup() as tasks,
+    ):
+        began_at = time.monotonic()
+        for number in itertools.count(1):
+            if not seen.is_publishing:
+                return
+            tasks.create_task(send(session, number), name=f"steady request {number}")
+            await asyncio.sleep(max(0.0, began_at + number / rate - time.monotonic()))
 
 
 def consume(seen: Seen, url: str) -> None:
@@ -241,11 +307,15 @@ FAULTS: Final = {
         lambda machines, _, name: machines.join(name),
     ),
     "full": Fault(
-        "One master's memory is full, then not",
+        "One machine's memory is full, then not",
         lambda _, c, name: c.fill(name),
         lambda _, c, name: c.empty(name),
     ),
 }
+
+
+COMPARED: Final = ("kill", "kill-two", "freeze")
+"""Faults that the baseline has, too."""
 
 
 class Outcome(NamedTuple):
@@ -253,8 +323,11 @@ class Outcome(NamedTuple):
 
     Attributes:
         messages: that were acknowledged.
-        errors: that clients were told: refusals, and connections that were lost.
+        errors: that publishers were told, but for steady requests: refusals, and connections that
+            were lost.
         receive_errors: the same of consumers.
+        steady_errors: steady requests that were refused, or not answered in time.
+        silent_seconds: longest time without anything that was stored.
         silent_http_seconds: longest time without a request that was stored.
         silent_mqtt_seconds: longest time without a PUBACK.
         silent_receive_seconds: longest time without a delivery.
@@ -263,11 +336,15 @@ class Outcome(NamedTuple):
         doubled: messages with an identifier that were stored more than once.
         repeated: messages without one that were stored more than once.
         redelivered: deliveries of what had been delivered, as its settling was lost or late.
+        by_second: steady requests that were stored in time, by the second in which they were sent,
+            from the fault on.
     """
 
     messages: float
     errors: float
     receive_errors: float
+    steady_errors: float
+    silent_seconds: float
     silent_http_seconds: float
     silent_mqtt_seconds: float
     silent_receive_seconds: float
@@ -276,12 +353,15 @@ class Outcome(NamedTuple):
     doubled: float
     repeated: float
     redelivered: float
+    by_second: tuple[int, ...] = ()
 
 
 ROWS: Final = {
     "messages": "Messages acknowledged",
     "errors": "Errors of publishers",
     "receive_errors": "Errors of consumers",
+    "steady_errors": f"Steady requests without an answer in {PATIENCE_SECONDS:g} s, or refused",
+    "silent_seconds": "Longest without anything stored, s",
     "silent_http_seconds": "Longest without a stored request, s",
     "silent_mqtt_seconds": "Longest without a PUBACK, s",
     "silent_receive_seconds": "Longest without a delivery, s",
@@ -313,27 +393,42 @@ def judge(seen: Seen, failed: set[int], begin: float, end: float) -> Outcome:
     acknowledged = list(seen.acknowledged.items())
     again = [payload for payload, n in came.items() if n > 1]
     from_failed = [at for _, number, _, at in seen.received if number in failed]
+    steady = [(at - begin, is_stored) for at, is_stored in seen.steady if begin <= at < end]
+    seconds = Counter(int(at) for at, is_stored in steady if is_stored)
 
     def gap_of(kind: bytes) -> float:
-        return longest_gap([at for one, at in acknowledged if one.startswith(kind)], begin, end)
+        times = [at for one, at in acknowledged if one.startswith(kind)]
+        return longest_gap(times, begin, end)
 
     return Outcome(
         messages=len(acknowledged),
         errors=seen.errors["http"] + seen.errors["mqtt"],
         receive_errors=seen.errors["receive"],
+        steady_errors=sum(not is_stored for _, is_stored in steady),
+        silent_seconds=gap_of(b""),
         silent_http_seconds=gap_of(b"http"),
         silent_mqtt_seconds=gap_of(b"mqtt"),
         silent_receive_seconds=longest_gap([at for *_, at in seen.received], begin, end),
         unreadable_seconds=longest_gap(from_failed, begin, end),
         lost=sum(payload not in came for payload, _ in acknowledged),
         doubled=sum(payload.startswith(b"http") for payload in again),
-        repeated=sum(payload.startswith(b"mqtt") for payload in again),
+        repeated=sum(not payload.startswith(b"http") for payload in again),
         redelivered=len(seen.received) - len(places),
+        by_second=tuple(seconds[at] for at in range(int(end - begin))),
     )
 
 
-def run(fault: Fault, size: Size, repetition: int, folder: Path) -> Outcome:
+def run(
+    fault: Fault, size: Size, repetition: int, folder: Path, *, hashing: bool = False
+) -> Outcome:
     """Make one repetition.
+
+    Args:
+        fault: what fails.
+        size: of the run.
+        repetition: its number, from 0.
+        folder: for files.
+        hashing: whether the baseline stores, not the queue's enqueue controller.
 
     Raises:
         BenchmarkError: a program fails that must not, or messages do not come.
@@ -342,18 +437,18 @@ def run(fault: Fault, size: Size, repetition: int, folder: Path) -> Outcome:
     victims = [names[(repetition + 2 * at) % len(names)] for at in range(fault.n_machines)]
     with ExitStack() as stack:
         machines = stack.enter_context(Machines([*names, "broker", "gateway", "clients"]))
-        cluster = stack.enter_context(Cluster(machines, names, folder, "clients"))
-        programs = _start_programs(machines, cluster, folder, stack)
+        cluster = stack.enter_context(Cluster(machines, names, size.replicas, folder, "clients"))
+        programs = _start_programs(machines, cluster, folder, stack, hashing=hashing)
         url = f"http://{machines.address('gateway')}:{HTTP_PORT}"
         seen = Seen()
         threads = _start_clients(machines, seen, url, size)
         time.sleep(size.before_seconds)
         incarnation = machines.call("clients", lambda: _queue(url)["incarnation"])
-        n_queues = QUEUES_EACH * size.machines
         failed = {
             number
-            for number in range(n_queues)
-            if cluster.machine_of(f"{PREFIX}:{{{incarnation}.{number}}}") == victims[0]
+            for number in range(_n_queues(cluster))
+            if cluster.machine_of(part_key(cluster.config.prefix, incarnation, number))
+            == victims[0]
         }
         began_at = time.monotonic()
         for victim in victims:
@@ -390,8 +485,12 @@ def _queue(url: str) -> dict[str, Any]:
     return found
 
 
+def _n_queues(cluster: Cluster) -> int:
+    return QUEUES_EACH * sum(server.is_home for server in cluster.config.servers())
+
+
 def _start_programs(
-    machines: Machines, cluster: Cluster, folder: Path, stack: ExitStack
+    machines: Machines, cluster: Cluster, folder: Path, stack: ExitStack, *, hashing: bool
 ) -> list[RunningBroker]:
     """Start the broker and the gateway."""
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
@@ -400,12 +499,12 @@ def _start_programs(
     tokens.write_text(json.dumps({"tokens": [access]}))
     section = {
         "engine": "redis",
-        "redis": {"cluster": cluster.addresses(), "prefix": PREFIX, "min_replicas": 1},
+        "redis": cluster.config.redis_keys(),
         "http": None,
         "queues": {
             QUEUE: {
                 "topics": ["load/#"],
-                "physical_queues": QUEUES_EACH * len(cluster.names),
+                "physical_queues": _n_queues(cluster),
                 "groups": {"default": {"visibility_timeout": VISIBILITY_SECONDS}},
             }
         },
@@ -423,6 +522,8 @@ def _start_programs(
         ("broker", places[0], penstock_command(places[0], policy), MQTT_PORT),
         ("gateway", places[1], own, HTTP_PORT),
     ):
+        if hashing:
+            command[2:2] = ["benchmarks.fabric.hashing"]
         program = RunningBroker(name, machines.command(name, command), place)
         stack.callback(program.kill)
         program.wait_until_listening(port)
@@ -444,6 +545,7 @@ def _start_clients(machines: Machines, seen: Seen, url: str, size: Size) -> list
         return machines.thread("clients", run_guarded)
 
     threads = [guarded(consume, url) for _ in range(N_CONSUMERS)]
+    threads.append(guarded(send_steadily, url, size.rate))
     for at in range(size.publishers):
         threads.append(guarded(publish_http, url, f"h{at}", size.pause_seconds))
         threads.append(guarded(publish_mqtt, broker, f"d{at}", size.pause_seconds))
@@ -482,11 +584,100 @@ def to_table(outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
     return Table(("", *(FAULTS[name].about for name in outcomes)), rows)
 
 
+def fewer(own: Sequence[Outcome], baseline: Sequence[Outcome]) -> Estimate:
+    """Return by which share the errors of steady requests are fewer than those of the baseline."""
+
+    def statistic(units: Units) -> float:
+        errors = sum(baseline[unit].steady_errors for unit in units)
+        return 1 - sum(own[unit].steady_errors for unit in units) / errors if errors else math.nan
+
+    return bootstrap(len(own), statistic)
+
+
+def to_comparison(
+    outcomes: Mapping[str, Sequence[Outcome]], baseline: Mapping[str, Sequence[Outcome]]
+) -> Table:
+    """Return the faults as rows, with what clients see of both enqueue controllers."""
+    rows = []
+    for name, others in baseline.items():
+        own = outcomes[name]
+        share = fewer(own, others)
+        stop = bootstrap(len(own), mean_of([one.silent_seconds for one in own]))
+        is_short = at_most(stop, LONGEST_STOP_SECONDS)
+        rows.append(
+            (
+                FAULTS[name].about,
+                show("steady_errors", others),
+                show("steady_errors", own),
+                share.show(lambda value: "-" if math.isnan(value) else f"{100 * value:.1f} %"),
+                f"at least {100 * FEWER:.0f} %: {_standing(share, at_least(share, FEWER))}",
+                show("silent_seconds", others),
+                show("silent_seconds", own),
+                f"at most {LONGEST_STOP_SECONDS:g} s: {_standing(stop, is_short)}",
+            )
+        )
+    return Table(
+        (
+            "",
+            "Errors of steady requests, consistent hashing",
+            "slowdown exclusion",
+            "fewer",
+            "target",
+            "Longest without anything stored, s, consistent hashing",
+            "slowdown exclusion",
+            "target",
+        ),
+        rows,
+    )
+
+
+def _standing(found: Estimate, standing: Standing) -> str:
+    """A figure without an interval shows nothing."""
+    return str(Standing.NOT_SHOWN if math.isnan(found.low) else standing)
+
+
+def draw(
+    outcomes: Mapping[str, Sequence[Outcome]],
+    baseline: Mapping[str, Sequence[Outcome]],
+    rate: float,
+    file: Path,
+) -> None:
+    """Draw steady requests that were stored in time, by second; a band from least to most.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        OSError: the file cannot be written.
+        ValueError: its suffix is of no format.
+    """
+    import matplotlib as mpl  # noqa: PLC0415 - slow to load
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    figure, grid = plt.subplots(1, len(baseline), figsize=(6 * len(baseline), 4), squeeze=False)
+    for axes, name in zip(grid[0], baseline, strict=True):
+        for label, found in (("consistent hashing", baseline), ("slowdown exclusion", outcomes)):
+            seconds = list(zip(*(one.by_second for one in found[name]), strict=False))
+            axes.plot([sum(each) / len(each) for each in seconds], label=label)
+            least, most = [min(each) for each in seconds], [max(each) for each in seconds]
+            axes.fill_between(range(len(seconds)), least, most, alpha=0.2)
+        axes.axhline(rate, color="grey", linewidth=0.5)
+        axes.set(title=FAULTS[name].about, xlabel="seconds since the fault", ylim=(0, None))
+        axes.set_ylabel(f"requests/s stored within {PATIENCE_SECONDS:g} s")
+        axes.legend()
+    figure.tight_layout()
+    figure.savefig(file, dpi=100)
+    plt.close(figure)
+
+
 def bench(
     faults: Annotated[str, typer.Option(help=f"Of {', '.join(FAULTS)}; or all.")] = "all",
     repeats: Repeats = DEFAULT_FAULT_REPEATS,
     quick: Quick = False,  # noqa: FBT002 (an option)
-    figures: JsonFile = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Write the tables into this file, for a page.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw throughput into this file.")] = None,
     is_shared: Annotated[  # noqa: FBT002 (an option)
         bool, typer.Option("--shared-machine", help="Note that others used the machine.")
     ] = False,
@@ -497,20 +688,25 @@ def bench(
     if quick:
         chosen = [name for name in chosen if FAULTS[name].n_machines == 1]
         repeats = 1
-    if figures is not None:
-        check_writable(figures)
-    options = f" --repeats {repeats}" + (" --quick" if quick else "")
-    options += f" --faults {faults}" + (" --shared-machine" if is_shared else "")
-    origin = begin(f"python -m benchmarks.fabric_faults{options}")
+    for file in (figures, plot):
+        if file is not None:
+            check_writable(file)
+    origin = begin(describe_run()["command"])
     if is_shared:
         origin = replace(origin, doubts=("other programs ran on this machine",))
     outcomes: dict[str, list[Outcome]] = {name: [] for name in chosen}
+    baseline: dict[str, list[Outcome]] = {name: [] for name in chosen if name in COMPARED}
     for repetition in range(repeats):
-        for name in chosen:
-            with tempfile.TemporaryDirectory(prefix="penstock-fabric-") as folder:
-                outcomes[name].append(run(FAULTS[name], size, repetition, Path(folder)))
-    table = to_table(outcomes)
-    broken = sum(one.lost + one.doubled for found in outcomes.values() for one in found)
+        for found, hashing in ((outcomes, False), (baseline, True)):
+            for name in found:
+                with tempfile.TemporaryDirectory(prefix="penstock-fabric-") as folder:
+                    one = run(FAULTS[name], size, repetition, Path(folder), hashing=hashing)
+                found[name].append(one)
+    tables = {"faults": to_table(outcomes)}
+    if baseline:
+        tables["compared"] = to_comparison(outcomes, baseline)
+    every = [one for found in (outcomes, baseline) for some in found.values() for one in some]
+    broken = sum(one.lost + one.doubled for one in every)
     verdict = (
         f"BROKEN: {broken:.0f} messages were lost or stored twice."
         if broken
@@ -518,11 +714,14 @@ def bench(
     )
     about = (
         f"{size.machines} machines, cluster-node-timeout {NODE_TIMEOUT_SECONDS:g} s, {repeats} "
-        "repetitions; means with 95 % intervals, sums of what must be 0."
+        f"repetitions, {size.rate:g} steady requests/s; means with 95 % intervals, sums of what "
+        "must be 0."
     )
-    tell([verdict, "", about, "", str(table)], {"origin": str(origin)})
+    tell([verdict, "", about, "", "\n\n".join(map(str, tables.values()))], {"origin": str(origin)})
     if figures is not None:
-        write_figure_file(figures, origin, {"faults": table})
+        write_figure_file(figures, origin, tables)
+    if plot is not None and baseline:
+        draw(outcomes, baseline, size.rate, plot)
     if broken:
         raise typer.Exit(1)
 

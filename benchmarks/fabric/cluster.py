@@ -1,28 +1,30 @@
-"""A Redis cluster on machines: a master on each, with replicas on the next two of the ring."""
+"""A Redis cluster on machines: the fabric that `penstock fabric plan` writes, on two rings."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from redis import Redis
 from redis.crc import key_slot
-from redis.exceptions import RedisError
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.fabric.machines import Machines
 from penstock.netem.runs.broker_process import RunningBroker
+from penstock.plugins.queue.cluster.creating import create
+from penstock.plugins.queue.cluster.node_files import server_file
+from penstock.plugins.queue.cluster.nodes_file import FabricConfig, NodeConfig, Server
+from penstock.plugins.queue.cluster.servers import FabricError, Servers
+from penstock.plugins.queue.engines.redis.routes import N_SLOTS
 
-MASTER_PORT: Final = 6379
-N_REPLICAS: Final = 2
 NODE_TIMEOUT_SECONDS: Final = 2.0
 """`cluster-node-timeout`; a takeover begins up to half of it and a second later."""
-N_SLOTS: Final = 16_384
-READY_SECONDS: Final = 60.0
+PASSWORD: Final = "of-this-run-alone"  # noqa: S105 (of a network that ends with the run)
+MEMORY_BYTES: Final = 256 * 1024 * 1024
 LEAST_MEMORY_BYTES: Final = 1
 """A `maxmemory` that is reached at once."""
 
@@ -31,15 +33,11 @@ class Node(NamedTuple):
     """A server of the cluster.
 
     Attributes:
-        machine: where it runs.
-        port: where it listens.
-        of: machine whose master it is, or whose master's replica.
+        server: where it is, and whose copy it has.
         process: of the server.
     """
 
-    machine: str
-    port: int
-    of: str
+    server: Server
     process: RunningBroker
 
 
@@ -48,14 +46,31 @@ class Cluster:
 
     Args:
         machines: all of them.
-        names: machines of the servers, in the order of the ring; three at least.
+        names: machines of the servers, in the order of the circle, more than `n_replicas`.
+        n_replicas: of each master, of which a machine has two.
         folder: of their files.
         view: machine from which they are asked.
+
+    Attributes:
+        names: as the argument.
+        nodes: the servers.
+        config: as of a file for `penstock fabric`.
     """
 
-    def __init__(self, machines: Machines, names: Sequence[str], folder: Path, view: str) -> None:
+    def __init__(
+        self, machines: Machines, names: Sequence[str], n_replicas: int, folder: Path, view: str
+    ) -> None:
+        password_file = folder / "password"
+        password_file.write_text(PASSWORD)
         self.names = tuple(names)
         self.nodes: list[Node] = []
+        self.config = FabricConfig(
+            {name: NodeConfig(machines.address(name)) for name in names},
+            maxmemory=MEMORY_BYTES,
+            replicas=n_replicas,
+            cluster_node_timeout=NODE_TIMEOUT_SECONDS,
+            admin_password_file=str(password_file),
+        )
         self._machines = machines
         self._folder = folder
         self._view = view
@@ -68,14 +83,15 @@ class Cluster:
             BenchmarkError: they do not find each other in time.
         """
         try:
-            for at, name in enumerate(self.names):
-                for back in range(N_REPLICAS + 1):
-                    self._start(name, MASTER_PORT + back, self.names[at - back])
+            for server in self.config.servers():
+                self._start(server)
             for node in self.nodes:
-                node.process.wait_until_listening(node.port)
-            self._machines.call(self._view, self._join)
-        except BaseException:
+                node.process.wait_until_listening(node.server.address[1])
+            self._machines.call(self._view, lambda: asyncio.run(self._create()))
+        except BaseException as error:
             self._stack.close()
+            if isinstance(error, FabricError):
+                raise BenchmarkError(str(error)) from error
             raise
         return self
 
@@ -83,86 +99,36 @@ class Cluster:
         """End them, frozen ones among them."""
         self._stack.close()
 
-    def _start(self, machine: str, port: int, of: str) -> None:
-        folder = self._folder / f"{machine}-{port}"
+    def _start(self, server: Server) -> None:
+        name = f"{server.node}-{server.address[1]}"
+        folder = self._folder / name
         folder.mkdir()
-        lines = [
-            f"port {port}",
-            "protected-mode no",
-            f"dir {folder}",
-            'save ""',
-            "appendonly yes",
-            "maxmemory-policy noeviction",
-            "repl-diskless-sync-delay 0",
-            "cluster-enabled yes",
-            "cluster-require-full-coverage no",
-            "cluster-allow-replica-migration no",
-            f"cluster-node-timeout {int(1000 * NODE_TIMEOUT_SECONDS)}",
-        ]
         file = folder / "redis.conf"
-        file.write_text("\n".join([*lines, ""]))
-        command = self._machines.command(machine, ["redis-server", str(file)])
-        process = RunningBroker(f"redis {machine}:{port}", command, folder)
+        file.write_text(server_file(self.config, server, str(folder), "the benchmark"))
+        command = self._machines.command(server.node, ["redis-server", str(file)])
+        process = RunningBroker(f"redis {name}", command, folder)
         self._stack.callback(process.kill)
-        self.nodes.append(Node(machine, port, of, process))
+        self.nodes.append(Node(server, process))
 
-    def _client(self, node: Node) -> Redis:
-        return Redis(self._machines.address(node.machine), node.port, socket_timeout=5.0)
-
-    def _ask(self, node: Node, *words: Any) -> Any:
-        with self._client(node) as client:
-            return client.execute_command(*words)
-
-    def _join(self) -> None:
-        masters = {node.of: node for node in self.nodes if node.port == MASTER_PORT}
-        n = len(masters)
-        for at, master in enumerate(masters.values()):
-            first, last = N_SLOTS * at // n, N_SLOTS * (at + 1) // n - 1
-            self._ask(master, "CLUSTER", "ADDSLOTSRANGE", first, last)
-            self._ask(master, "CLUSTER", "SET-CONFIG-EPOCH", at + 1)
-        for node in self.nodes[1:]:
-            address = self._machines.address(node.machine)
-            self._ask(self.nodes[0], "CLUSTER", "MEET", address, node.port)
-        told = f"cluster_known_nodes:{len(self.nodes)}\r".encode()
-        for node in self.nodes:
-            self._until(node, told, "CLUSTER", "INFO")
-        for node in self.nodes:
-            if node.port != MASTER_PORT:
-                identifier = self._ask(masters[node.of], "CLUSTER", "MYID")
-                self._until(node, b"OK", "CLUSTER", "REPLICATE", identifier)
-        replicas = b"'connected_slaves': %d," % N_REPLICAS
-        for master in masters.values():
-            self._until(master, replicas, "INFO", "replication")
-        for node in self.nodes:
-            self._until(node, b"cluster_state:ok", "CLUSTER", "INFO")
-
-    def _until(self, node: Node, wanted: bytes, *words: Any) -> None:
-        """Ask until an answer has something."""
-        give_up_at = time.monotonic() + READY_SECONDS
-        answer: Any = None
-        while time.monotonic() < give_up_at:
-            with suppress(RedisError):
-                answer = self._ask(node, *words)
-                text = answer if isinstance(answer, bytes) else str(answer).encode()
-                if wanted in text:
-                    return
-            time.sleep(0.02)
-        raise BenchmarkError(f"redis {node.machine}:{node.port}: {words}: read {answer!r}")
-
-    def addresses(self) -> list[str]:
-        """Return ``HOST:PORT`` of the masters, at the beginning."""
-        return [f"{self._machines.address(name)}:{MASTER_PORT}" for name in self.names]
+    async def _create(self) -> None:
+        servers = Servers(self.config.login())
+        try:
+            await create(servers, self.config.servers(), lambda _: None)
+        finally:
+            await servers.close()
 
     def machine_of(self, key: str) -> str:
         """Return the machine that has the master of a key at the beginning."""
-        slot, n = int(key_slot(key.encode())), len(self.names)
-        return next(name for at, name in enumerate(self.names) if slot < N_SLOTS * (at + 1) // n)
+        slot = int(key_slot(key.encode()))
+        homes = [server for server in self.config.servers() if server.is_home]
+        ends = [N_SLOTS * (at + 1) // len(homes) for at in range(len(homes))]
+        return next(home.node for home, end in zip(homes, ends, strict=True) if slot < end)
 
     # -- faults ------------------------------------------------------------------------------------
 
     def on(self, machine: str) -> list[Node]:
         """Return the servers of a machine."""
-        return [node for node in self.nodes if node.machine == machine]
+        return [node for node in self.nodes if node.server.node == machine]
 
     def kill(self, machine: str) -> None:
         """Kill the servers of a machine."""
@@ -180,14 +146,19 @@ class Cluster:
             node.process.process.send_signal(signal.SIGCONT)
 
     def fill(self, machine: str) -> None:
-        """Leave the master of a machine no memory."""
+        """Leave the masters of a machine no memory."""
         self._set_memory(machine, LEAST_MEMORY_BYTES)
 
     def empty(self, machine: str) -> None:
         """Give it memory again."""
-        self._set_memory(machine, 0)
+        self._set_memory(machine, MEMORY_BYTES)
 
     def _set_memory(self, machine: str, n_bytes: int) -> None:
-        master = next(node for node in self.on(machine) if node.port == MASTER_PORT)
-        words = ("CONFIG", "SET", "maxmemory", n_bytes)
-        self._machines.call(self._view, lambda: self._ask(master, *words))
+        def set_all() -> None:
+            for node in self.on(machine):
+                if node.server.is_home:
+                    host, port = node.server.address
+                    with Redis(host, port, password=PASSWORD, socket_timeout=5.0) as client:
+                        client.config_set("maxmemory", n_bytes)
+
+        self._machines.call(self._view, set_all)

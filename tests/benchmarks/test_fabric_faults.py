@@ -19,6 +19,7 @@ def test_clients_work_while_a_machine_fails(name: str, tmp_path: Path) -> None:
     found = run(FAULTS[name], QUICK, 0, tmp_path)
     assert found.messages > 0
     assert (found.lost, found.doubled) == (0, 0)
+    assert sum(found.by_second) > 0
 
 
 def test_outcomes_are_shown_and_written(
@@ -27,16 +28,21 @@ def test_outcomes_are_shown_and_written(
     """The table has a column for each fault; what is broken ends with status 1."""
     seen = Seen()
     seen.acknowledged = {b"http a 0": 1.0}
-    monkeypatch.setattr(fabric_faults, "run", lambda *_: judge(seen, set(), 0.0, 2.0))
-    file = tmp_path / "figures.json"
-    assert main(["--quick", "--faults", "kill,cut", "--json", str(file), "--shared-machine"]) == 1
-    assert "BROKEN: 2 messages" in capsys.readouterr().out
+    seen.steady = [(0.5, True), (0.6, False), (2.0, False)]
+    monkeypatch.setattr(fabric_faults, "run", lambda *_, **__: judge(seen, set(), 0.0, 2.0))
+    file, plot = tmp_path / "figures.json", tmp_path / "plot.svg"
+    options = ["--quick", "--faults", "kill,cut", "--figures", str(file), "--plot", str(plot)]
+    assert main([*options, "--shared-machine"]) == 1
+    assert "BROKEN: 3 messages" in capsys.readouterr().out
+    assert plot.stat().st_size > 0
     document = json.loads(file.read_text())
     assert document["tables"]["faults"]["columns"] == [
         "",
         FAULTS["kill"].about,
         FAULTS["cut"].about,
     ]
+    (row,) = document["tables"]["compared"]["rows"]
+    assert row[:4] == [FAULTS["kill"].about, "1", "1", "0.0 %"]
     assert document["origin"]["doubts"] == ["other programs ran on this machine"]
 
 
