@@ -6,6 +6,10 @@ answer names the physical queue that the identifier's message belongs to, and a 
 A repeat within the window gets the same answer, whichever physical queue it was meant for. Then the
 message is stored there with the claim as its identifier, at most once. What dies between the steps
 has stored nothing; its repeat does.
+
+Messages wait for the claims of those before them where that keeps an order: in a queue with keys or
+with one physical queue. Elsewhere there is none, and who has no identifier does not wait for the
+server of the identifiers.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ class _Pending(NamedTuple):
 
 
 class Claiming:
-    """Stores messages in two steps where that is needed, in the order of the calls.
+    """Stores messages in two steps where that is needed.
 
     Args:
         functions: of the servers.
@@ -64,7 +68,8 @@ class Claiming:
         """Store messages by their arguments; the future has what `append` answers."""
         places = [at for at, one in enumerate(args[3::ARGUMENTS]) if one]
         pending = self._pending.get(queue.incarnation)
-        if not pending and not places:
+        has_order = queue.spec.key is not None or len(queue.physical) == 1
+        if not places and not (pending and has_order):
             return self._submit(queue, part, args)
         if pending is None:
             pending = self._pending[queue.incarnation] = deque()

@@ -307,15 +307,26 @@ async def test_a_node_that_fails_holds_its_own_physical_queues_alone(tmp_path: P
         server = RedisServer(cluster=tuple(map(address_of, nodes)), patience=patience)
         engine = RedisEngine(server, logger=LOGGER)
         await engine.open()
-        await engine.create_queue("q", replace(SPEC, physical_queues=12))
-        slots = {number: slot_of(engine, "penstock", number) for number in range(12)}
-        frozen = nodes[slots[0] * 3 // 16_384]
+        frozen, slots = None, dict[int, int]()
+        while not slots or nodes[slots[0] * 3 // 16_384] is not frozen:
+            if slots:
+                await engine.delete_queue("q")
+            made = await engine.create_queue("q", replace(SPEC, physical_queues=12))
+            slots = {number: slot_of(engine, "penstock", number) for number in range(12)}
+            # The node of the identifiers is that of physical queue 0, too.
+            frozen = nodes[int(key_slot(f"penstock:{{{made.incarnation}}}".encode())) * 3 // 16_384]
         others = [at for at in slots if nodes[slots[at] * 3 // 16_384] is not frozen]
         await append(engine, 0, b"first")
         frozen.process.send_signal(signal.SIGSTOP)
         try:
             waiting = append(engine, 0, b"a")
+            assert engine.reserve("q", 1, 1)
+            new = NewMessage(Message("t", b"i"), deduplication_id=b"i")
+            claiming = engine.append("q", others[0], [new])
             await asyncio.gather(*(append(engine, number, b"b") for number in others))
+            assert not claiming.done()
+            with pytest.raises(StorageError, match=f"127.0.0.1:{frozen.port}.*unknown"):
+                await claiming
             with pytest.raises(StorageError, match=f"127.0.0.1:{frozen.port}.*unknown"):
                 await waiting
             assert f"127.0.0.1:{frozen.port}" in (engine.failure() or "")
