@@ -50,6 +50,8 @@ NOT_CARRIED_OUT: Final = (
 on its way to another server (`ASK`) is waited for: half of its keys are of no use to a function."""
 _FIRST_RETRY_SECONDS: Final = 0.02
 _LAST_RETRY_SECONDS: Final = 1.0
+_FOLLOW_SECONDS: Final = 0.25
+"""Between two looks whether a silent server is replaced, which a small request tells."""
 
 
 class Patience(NamedTuple):
@@ -531,7 +533,7 @@ class Pipeline:
             TimeoutError: another server has taken its place.
         """
         while not self._is_replaced:
-            await asyncio.sleep(_LAST_RETRY_SECONDS)
+            await asyncio.sleep(_FOLLOW_SECONDS)
             if self._silence.is_silent:
                 await self._on_trouble()
         raise TimeoutError("it does not answer, and another server has its place")
