@@ -178,7 +178,23 @@ MODULE_ARROWS: Final = {
     # Consumers of the queue are its clients.
     "benchmarks.loads.queue_consumer": ("benchmarks", "netem", "plugins.queue.client"),
     "benchmarks.loads.queue_drain": ("benchmarks", "netem", "plugins.queue.client"),
-    "benchmarks.fabric_faults": ("benchmarks", "netem", "plugins.queue.client"),
+    "benchmarks.fabric.cluster": (
+        "benchmarks",
+        "netem",
+        "plugins.queue.cluster",
+        "plugins.queue.engines.redis.routes",
+    ),
+    "benchmarks.fabric.hashing": (
+        "plugins.queue.fabric",
+        "plugins.queue.intake",
+        "plugins.queue.strategies.enqueue",
+    ),
+    "benchmarks.fabric_faults": (
+        "benchmarks",
+        "netem",
+        "plugins.queue.client",
+        "plugins.queue.engines.redis.messages",
+    ),
     "benchmarks.redis_store": (
         "benchmarks",
         "netem",
