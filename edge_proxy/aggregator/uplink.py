@@ -412,13 +412,7 @@ class Uplink:
                 continue
             count(self.counts.failures, reason)
             wait = self._wait_seconds(reason, self.clock() - began_at)
-            self.logger.warning(
-                "uplink %s: %s: %s; the next attempt in %.1f s",
-                self.name,
-                self.address,
-                told,
-                wait,
-            )
+            self.logger.warning("uplink %s: %s; the next attempt in %.1f s", self.name, told, wait)
             await self._wait_for_retry(wait)
 
     def _is_quiet(self, now: float) -> bool:
@@ -555,7 +549,7 @@ class Uplink:
         """Connect and serve until the end.
 
         Returns:
-            (the reason as one word, what to log).
+            (the reason as one word, what to log: it names the address).
         """
         link = self._link = Link(self, asyncio.get_running_loop())
         self.subscriptions.comes(is_so=True)
@@ -580,7 +574,7 @@ class Uplink:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(GOODBYE_SECONDS):
                         await link.closed.wait()
-            return reason, told
+            return reason, f"{getattr(link, 'upstream', self.address)}: {told}"
         finally:
             link.close()
             if link.is_accepted:
