@@ -133,6 +133,8 @@ def variants(fleet: Fleet, source: str, subscribers: str) -> Iterator[Variant]:
     if n_waiting:
         yield Variant(f"at most {n_waiting:,} waiting", devices, who, n_waiting)
         few = max(1, n_waiting // 10)
+        if few == n_waiting:
+            return
         yield Variant(f"at most {few:,} waiting", devices, who, few)
 
 

@@ -17,6 +17,10 @@ from penstock.broker.errors import ConfigError
 Ratio = Annotated[float, Field(gt=0, le=1)]
 LossRatio = Annotated[float, Field(ge=0, lt=1)]
 PositiveRate = Annotated[Rate, Field(gt=0)]
+Lifetime = Annotated[Seconds, Field(ge=1)]
+"""MQTT has whole seconds."""
+Payload = Annotated[PositiveSize, Field(le=268_000_000)]
+"""MQTT's largest packet has 268,435,455 bytes, its headers included."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 
 
@@ -94,11 +98,11 @@ class Devices:
 
     count: Positive
     messages_per_second: Annotated[float, Field(gt=0)]
-    payload_bytes: PositiveSize
+    payload_bytes: Payload
     link: str
     topics: str
     qos: Literal[0, 1, 2] = 1
-    lifetime_seconds: Seconds | None = None
+    lifetime_seconds: Lifetime | None = None
     on_seconds: Seconds | None = None
     off_seconds: Seconds | None = None
 

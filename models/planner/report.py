@@ -328,7 +328,8 @@ def _times(number: float) -> str:
 
 
 def _seconds(found: Estimate) -> str:
-    return found.show("{:.3g}".format) + " s"
+    shown = found.show("{:.3g}".format)
+    return shown if math.isnan(found.value) else f"{shown} s"
 
 
 def _size(n_bytes: float) -> str:

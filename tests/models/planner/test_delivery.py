@@ -65,6 +65,13 @@ def test_a_longer_lifetime_and_a_limit_are_compared() -> None:
     assert math.isnan(by_name["at most 4 waiting"].light)
 
 
+def test_no_variant_is_compared_twice() -> None:
+    """A tenth of one message that waits is one, too."""
+    fleet = make_fleet(("messages_per_second: 0.04", "messages_per_second: 0.001"))
+    names = [each.name for each in delivery.variants(fleet, "cameras", "operators")]
+    assert names == ["as in the file", "a clean session", "at most 1 waiting"]
+
+
 def test_qos_0_loses_what_qos_1_keeps() -> None:
     """While a device or a subscriber is off."""
     fleet = make_fleet()

@@ -84,6 +84,8 @@ def test_a_link_has_its_mean_rate_over_its_phases() -> None:
         ),
         ("count: 5", "conut: 5", "devices.cameras.conut: read an unknown key; allowed: "),
         ("payload_bytes: 100\n", "payload_bytes: 5 furlongs\n", "devices.sensors.payload_bytes"),
+        ("lifetime_seconds: 20", "lifetime_seconds: 0.5", "devices.sensors.lifetime_seconds: read"),
+        ("payload_bytes: 100\n", "payload_bytes: 300 MB\n", "devices.sensors.payload_bytes: read"),
         (
             "link: mobile",
             "link: moon",
