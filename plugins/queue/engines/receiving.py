@@ -76,13 +76,13 @@ class Receiving:
         receivers = found.lease_group(group)
         found.part(physical_queue)
         place = receivers.places[physical_queue]
-        now = self._state.now()
-        receivers.used_at = now
-        receivers.expire(now)
+        receivers.used_at = self._state.now()
         lock = self._locks.get(place)
         if lock is None:
             lock = self._locks[place] = asyncio.Lock()
         async with lock:
+            now = self._state.now()
+            receivers.expire(now)
             if max_messages <= 0 or receivers.room() <= 0:
                 return []
             seconds = receivers.spec.visibility_timeout
@@ -115,6 +115,9 @@ class Receiving:
         most = take.max_messages
         try:
             while True:
+                # What is received behind a slow read is invisible for the whole timeout, too.
+                now = self._state.now()
+                take.now, take.deadline = now, take.deadline + now - take.now
                 # Meanwhile, calls on other physical queues may have leased.
                 take.max_messages = min(most, len(take.received) + place.group.room())
                 missing = place.take(take, find)

@@ -341,6 +341,22 @@ async def test_receive_that_fails_half_way_gives_back_what_it_had() -> None:
         assert [(one.payload, one.receive_count) for one in received] == [(b"a", 1), (b"b", 1)]
 
 
+async def test_a_lease_begins_behind_the_read_and_the_receives_that_it_waits_for() -> None:
+    """Else a slow disk would give two receivers one message: the first lease was over at once."""
+    store, clock = HeldStore(), Clock()
+    async with reading_engine(store, b"a", b"b", clock=clock) as engine:
+        store.may_read.clear()
+        receives = [asyncio.create_task(payloads(engine, 1)) for _ in range(2)]
+        await asyncio.to_thread(store.is_reading.wait)
+        clock.now += 40
+        store.may_read.set()
+        assert await asyncio.gather(*receives) == [[b"a"], [b"b"]]
+        clock.now += 29
+        assert await payloads(engine) == []
+        clock.now += 1
+        assert await payloads(engine) == [b"a", b"b"]
+
+
 async def test_failed_read_is_told_and_loses_nothing() -> None:
     """A storage that cannot be read refuses the receive; afterwards all is there."""
     store, clock = HeldStore(), Clock()
