@@ -63,13 +63,16 @@ def points(conventional: float, rds: float) -> queue_strategies.Points:
 def test_table_says_whether_the_target_is_met() -> None:
     """RDS is held against conventional at the paper's highest rate, PMS against both."""
     both = "| rds, lambda 200 | conventional, lambda 200 |"
-    met = str(tables(points(100.0, 190.0), {})["ratios"])
+    slow = {5.0: [Point(170.0, 0.5, 3.0, 9.0)]}
+    met = str(tables(points(100.0, 190.0), slow)["ratios"])
+    with_sleep_time = "| rds, lambda 200, sleep time 5 s | conventional, lambda 200 |"
+    assert f"{with_sleep_time} 1.70 | 1.70 - 1.70 | at least 1.8 | missed |" in met
     assert f"{both} 1.90 | 1.90 - 1.90 | at least 1.8 | met |" in met
     assert "| pms, lambda 200 | rds, lambda 200 | 0.63 | 0.63 - 0.63 | at most 1 | met |" in met
     assert f"| {CEILING} | conventional, lambda 200 | 2.00 | 2.00 - 2.00 | - | - |" in met
-    assert "at least 1.8 | missed |" in str(tables(points(100.0, 150.0), {})["ratios"])
+    assert "at least 1.8 | missed |" in str(tables(points(100.0, 150.0), slow)["ratios"])
     row = "| 200 | rds | 190 | 190 - 190 | 0.50 | 3.0 | 9 |"
-    assert row in str(tables(points(100.0, 190.0), {})["strategies"])
+    assert row in str(tables(points(100.0, 190.0), slow)["strategies"])
 
 
 @pytest.mark.parametrize(("load", "n_doubts"), [(0.2, 0), (3.0, 1)])
