@@ -108,14 +108,25 @@ class Built:
         self.queries = [self._query(name) for name in pipeline.all_sinks]
         self._records = {query.name: self._record(query) for query in self.queries}
         text = self._storage.read(RECORD)
-        before = {} if text is None else json.loads(text)["queries"]
-        known = {name: QueryRecord.from_json(each) for name, each in before.items()}
+        before = {} if text is None else json.loads(text)
+        known, gone = (
+            {name: QueryRecord.from_json(each) for name, each in before.get(key, {}).items()}
+            for key in ("queries", "gone")
+        )
+        # The checkpoint of a sink that was gone is still there when it comes back.
+        known |= {name: gone[name] for name in gone.keys() & self._records.keys()}
         self.notes += compare(known, self._records)
+        self._gone = {
+            name: record for name, record in (gone | known).items() if name not in self._records
+        }
 
     def remember(self) -> None:
         """Record the queries for the next run; to be called when they begin to run."""
-        queries = {name: record.to_json() for name, record in self._records.items()}
-        self._storage.write(RECORD, json.dumps({"queries": queries}, indent=1))
+        texts = {
+            key: {name: record.to_json() for name, record in records.items()}
+            for key, records in (("queries", self._records), ("gone", self._gone))
+        }
+        self._storage.write(RECORD, json.dumps(texts, indent=1))
 
     def _query(self, name: str) -> Query:
         pipeline = self._pipeline

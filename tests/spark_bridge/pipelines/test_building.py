@@ -59,6 +59,30 @@ def test_what_has_changed_since_the_last_run_is_told_or_refused(spark: SparkSess
         build(spark, text, "max(data.value)", "min(data.value)")
 
 
+def test_a_sink_that_comes_back_is_compared_with_what_it_was(spark: SparkSession) -> None:
+    """Its checkpoint is still there, with the state of its aggregates."""
+    text = """
+name: plant
+storage: telemetry-data
+source: {url: http://127.0.0.1:1, queue: plant}
+views:
+  topics: SELECT topic, max(qos) AS qos FROM messages GROUP BY topic
+sinks:
+  seen: {view: messages, format: console}
+"""
+    with_topics = f"{text}  topics: {{format: console, mode: complete}}\n"
+    build(spark, with_topics).remember()
+    gone = build(spark, text)
+    assert [note.partition(";")[0] for note in gone.notes] == ["sinks.topics is gone"]
+    gone.remember()
+    again = build(spark, text)
+    assert again.notes == []
+    again.remember()
+    with pytest.raises(ChangeError, match=r"sinks.topics: its aggregates"):
+        build(spark, with_topics, "max(qos)", "min(qos)")
+    assert build(spark, with_topics).notes == []
+
+
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
