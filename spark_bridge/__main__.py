@@ -29,7 +29,12 @@ from penstock.spark_bridge.pipelines.config import (
     example_text,
     read_pipeline,
 )
-from penstock.spark_bridge.sink_folder import held_folders, held_places, local_folder
+from penstock.spark_bridge.sink_folder import (
+    check_paths,
+    held_folders,
+    held_places,
+    local_folder,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -331,6 +336,7 @@ def run(
         signals = StopSignals()
         signals.install()
         say(f"Spark {session.version} on Java {java.version}, {master}: {about}")
+        check_paths(session, places)
         if metrics is not None:
             from penstock.spark_bridge.pipelines.metrics import QueryMetrics  # noqa: PLC0415 - Spark
 

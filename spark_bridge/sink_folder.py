@@ -92,6 +92,24 @@ class PlaceError(BridgeError):
     status = 2
 
 
+def check_paths(spark: SparkSession, places: Iterable[str]) -> None:
+    """Check that paths without a scheme are folders of this machine to Spark, too.
+
+    Raises:
+        PlaceError: Spark's configuration has another default file system.
+    """
+    context: Any = spark.sparkContext
+    settings = context._jsc.hadoopConfiguration()  # noqa: SLF001 - as in `_hold`
+    default = context._jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(settings)  # noqa: SLF001
+    for place in places:
+        if not urlsplit(place).scheme and default.getScheme() != "file":
+            raise PlaceError(
+                f"{place}: read a path without a scheme, and Spark's default file system is "
+                f"{default}; allowed: a URI, such as {Path(place).absolute().as_uri()} or one of "
+                "that file system"
+            )
+
+
 @contextmanager
 def held_places(spark: SparkSession, places: Iterable[str]) -> Iterator[None]:
     """Keep other runs out of places that are no folders of this machine, such as ``s3a://``.

@@ -14,6 +14,7 @@ from penstock.spark_bridge.sink_folder import (
     FolderInUseError,
     PlaceError,
     SinkFolderError,
+    check_paths,
     check_place,
     held_folders,
     held_places,
@@ -195,3 +196,18 @@ def test_a_place_that_spark_has_no_file_system_for_is_named(spark: SparkSession)
     told = "nowhere://bucket/rows: Spark cannot write there .*nowhere.*spark.jars.packages"
     with pytest.raises(PlaceError, match=told), held_places(spark, ["nowhere://bucket/rows"]):
         pass
+
+
+def test_a_path_means_the_same_folder_to_spark_or_is_refused(spark: SparkSession) -> None:
+    """Where Hadoop's settings name another file system, Spark would take it for one there."""
+    settings = spark.sparkContext._jsc.hadoopConfiguration()
+    kept = settings.get("fs.defaultFS")
+    check_paths(spark, ["data/rows", "nowhere://bucket/rows"])
+    settings.set("fs.defaultFS", "hdfs://name")
+    try:
+        check_paths(spark, ["file:///data/rows", "nowhere://bucket/rows"])
+        told = "^penstock: data/rows: .* default file system is hdfs://name; allowed: .* file:///"
+        with pytest.raises(PlaceError, match=told):
+            check_paths(spark, ["data/rows"])
+    finally:
+        settings.set("fs.defaultFS", kept)
