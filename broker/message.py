@@ -22,6 +22,10 @@ SIZE_PROPERTY: Final = "penstock-size"
 LANE_PROPERTY: Final = "penstock-lane-of"
 """User Property of CONNECT that names the client which is the other lane of the same subscriber."""
 
+WAITS_PROPERTY: Final = "penstock-waits"
+"""User Property of CONNECT with the value ``yes``: what the client publishes at QoS 1 and 2 is not
+refused where there is no room for it, but waits, as in MQTT 3.1.1. An uplink says so."""
+
 DEFAULT_THRESHOLD_S: Final = 10_000
 """Payload bytes above which a message is large where nothing else says so; paper 002: above most
 sensor readings, below most pictures."""

@@ -15,7 +15,7 @@ from penstock.broker.counters import count
 from penstock.broker.errors import ProtocolError
 from penstock.broker.events import ClientConnected
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, RELAY_CLIENT_PREFIX
-from penstock.broker.message import LANE_PROPERTY
+from penstock.broker.message import LANE_PROPERTY, WAITS_PROPERTY
 from penstock.broker.mqtt.enums import MQTT_3_1, MQTT_5, PacketType
 from penstock.broker.mqtt.packets import ConnAck, Connect, Will
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
@@ -364,6 +364,16 @@ def _set_up(session: Session, client: Client, packet: Connect, username: str | N
     session.link.username = username
     session.listener = session.link.listener = client.listener
     told = packet.properties.get("user_property", ())
+    for value in [value for name, value in told if name == WAITS_PROPERTY]:
+        client.is_patient = value == "yes"
+        if not client.is_patient:
+            core.counters.user_properties_ignored += 1
+            core.logger.info(
+                "client %s: CONNECT: user property %s: read %r; allowed: yes; ignored",
+                session.client_id,
+                WAITS_PROPERTY,
+                value,
+            )
     ignored = core.guard.call(core.gate, core.gate.connected, session.link, told, otherwise="")
     if ignored:
         core.counters.user_properties_ignored += 1

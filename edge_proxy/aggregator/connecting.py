@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from penstock.broker.errors import PenstockError, ProtocolError
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
-from penstock.broker.message import LANE_PROPERTY, SIZE_PROPERTY, SizeClass
+from penstock.broker.message import LANE_PROPERTY, SIZE_PROPERTY, WAITS_PROPERTY, SizeClass
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.packets import (
     ConnAck,
@@ -101,8 +101,9 @@ def connect_cloud(settings: JointSettings, *, forgets: bool = False) -> bytes:
             "receive_maximum": settings.receive_maximum,
             "maximum_packet_size": settings.maximum_packet_size,
         }
+        properties["user_property"] = [(WAITS_PROPERTY, "yes")]
         if settings.other_lane:
-            properties["user_property"] = [(LANE_PROPERTY, settings.other_lane)]
+            properties["user_property"].append((LANE_PROPERTY, settings.other_lane))
     connect = Connect(
         settings.client_id,
         protocol_version=settings.version,

@@ -373,6 +373,22 @@ def test_the_gate_is_told_what_a_connect_says_of_the_subscriber() -> None:
     assert broker.core.counters.user_properties_ignored == 0
 
 
+@pytest.mark.parametrize("value", ["yes", "no"])
+def test_a_client_may_ask_that_its_messages_wait_for_room(
+    caplog: pytest.LogCaptureFixture, value: str
+) -> None:
+    """They are refused otherwise; another value is named, and the client is let in."""
+    caplog.set_level("INFO")
+    broker = VirtualBroker()
+    properties = {"user_property": [("penstock-waits", value)]}
+    client = broker.connect("a", properties=properties).session.client
+    assert client is not None
+    assert client.waits_for_room == (value == "yes")
+    assert broker.core.counters.user_properties_ignored == (value != "yes")
+    told = "client a: CONNECT: user property penstock-waits: read 'no'; allowed: yes; ignored"
+    assert (told in caplog.messages) == (value != "yes")
+
+
 def test_what_the_gate_can_make_nothing_of_is_logged_and_counted_once_a_connection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

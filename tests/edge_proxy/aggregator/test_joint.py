@@ -178,6 +178,7 @@ def test_the_session_in_the_cloud_is_kept_and_may_be_ended() -> None:
         "session_expiry_interval": 0xFFFFFFFF,
         "receive_maximum": 100,
         "maximum_packet_size": 1_000_000,
+        "user_property": [("penstock-waits", "yes")],
     }
     assert (up, down) == ([], [])
     outlet = Outlet()

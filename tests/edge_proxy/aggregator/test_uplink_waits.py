@@ -121,3 +121,30 @@ async def test_a_message_that_the_cloud_does_not_take_and_cannot_refuse_is_named
                 await deliver(near, Publish("up/a", b"small", qos=1, packet_id=2))
             assert (await take_message(far)).payload == b"small"
             assert uplink_of(edge).counts.up_dropped == {"too_large": 1}
+
+
+async def test_what_goes_up_waits_for_room_in_the_cloud() -> None:
+    """A client there that is away with a full queue costs neither side a message."""
+    limits = {"queued_messages": 2, "queue_full_seconds": None}
+    async with (
+        serving(limits=limits) as cloud,
+        site(port_of(cloud)) as edge,
+        await connected(port_of(edge), "near") as near,
+        await connected(port_of(cloud), "far") as far,
+    ):
+        away = await connected(port_of(cloud), "away", **LASTING)
+        await far.subscribe("up/#", 1)
+        await away.subscribe("up/#", 1)
+        away.close()
+        session = cloud.core.sessions.get("away")
+        assert session is not None
+        await until(lambda: not session.is_connected)
+        for n in range(6):
+            await deliver(near, Publish("up/a", b"%d" % n, qos=1, packet_id=n + 1))
+        assert [(await take_message(far)).payload for _ in range(2)] == [b"0", b"1"]
+        await until(lambda: cloud.core.room.n_held)
+        async with await connected(port_of(cloud), "away", clean_start=False, **LASTING) as away:
+            for client, first in ((away, 0), (far, 2)):
+                got = [(await take_message(client)).payload for _ in range(first, 6)]
+                assert got == [b"%d" % n for n in range(first, 6)]
+        assert uplink_of(edge).counts.up_dropped == {}
