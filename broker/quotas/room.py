@@ -253,8 +253,8 @@ class Room:
             if not message.is_large and session.sends_at_once(min(message.qos, target.qos)):
                 continue
             n_waiting += 1
-            if not target.qos:
-                continue
+            if not target.qos or session.outbox.place.rules.is_of_one:
+                continue  # it loses messages where there is no room, also of all together
             n_reliable += 1
             if session.has_room_for(message, 1 if n_copies is None else n_copies[session]):
                 continue

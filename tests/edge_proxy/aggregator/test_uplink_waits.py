@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.mqtt.packets import Publish
+from penstock.netem.runs.broker_process import reserved_port
 from tests.broker.durable.test_persistence import REFUSE
 from tests.broker.serving import port_of, serving, until
 from tests.edge_proxy.aggregator.test_uplink import (
@@ -148,3 +149,26 @@ async def test_what_goes_up_waits_for_room_in_the_cloud() -> None:
                 got = [(await take_message(client)).payload for _ in range(first, 6)]
                 assert got == [b"%d" % n for n in range(first, 6)]
         assert uplink_of(edge).counts.up_dropped == {}
+
+
+@pytest.mark.parametrize(
+    ("when_full", "dropped", "left"),
+    [("drop_oldest", "pushed_out", b"234"), ("drop_newest", "broker_full", b"012")],
+)
+async def test_a_backlog_that_fills_the_whole_broker_refuses_no_publisher(
+    when_full: str, dropped: str, left: bytes
+) -> None:
+    """The limits of all together are those of the uplink, too: it loses messages at them."""
+    with reserved_port() as port:
+        keys = {"policy": {"limits": {"total_queued_messages": 3}}}
+        async with (
+            site(port, backlog={"when_full": when_full}, **keys) as edge,
+            await connected(port_of(edge), "near") as near,
+        ):
+            for n in range(5):
+                await deliver(near, Publish("up/a", b"%d" % n, qos=1, packet_id=1))
+            session = edge.core.sessions.get("$uplink/cloud/up")
+            assert session is not None
+            payloads = [delivery.message.payload for delivery in session.outbox.waiting()]
+            assert b"".join(payloads) == left
+            assert session.ledger.dropped == {dropped: 2}
