@@ -160,7 +160,7 @@ async def test_a_backlog_that_fills_the_whole_broker_refuses_no_publisher(
 ) -> None:
     """The limits of all together are those of the uplink, too: it loses messages at them."""
     with reserved_port() as port:
-        keys = {"policy": {"limits": {"total_queued_messages": 3}}}
+        keys: dict[str, Any] = {"policy": {"limits": {"total_queued_messages": 3}}}
         async with (
             site(port, backlog={"when_full": when_full}, **keys) as edge,
             await connected(port_of(edge), "near") as near,
