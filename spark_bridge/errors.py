@@ -7,6 +7,9 @@ from typing import Final
 MARK: Final = "penstock: "
 """Begins the text of each of our errors, so that it can be found inside Spark's texts."""
 
+_NO_CAUSE: Final = "(no cause message)"
+"""Of Spark, where a Python process of its own ended and its answer with it."""
+
 _CAUSES: Final = ("Caused by: ", ": ")
 """Beginnings of lines in Java's texts that name an error or its cause."""
 
@@ -80,6 +83,11 @@ def one_line(error: BaseException) -> str:
     told = causes[-1] if causes else lines[0]
     for cause in _CAUSES:
         told = told.removeprefix(cause)
+    if _NO_CAUSE in told:
+        told = (
+            "Spark gives no reason, as when one of its Python processes is killed or has no "
+            f"memory; start the run again: it goes on from its checkpoints: {told}"
+        )
     return told.strip()
 
 

@@ -41,6 +41,16 @@ def test_one_line_takes_the_innermost_cause_of_java() -> None:
     )
 
 
+def test_a_query_that_ends_without_a_reason_is_told_with_what_to_do() -> None:
+    """What Spark says where the process that plans its micro-batches is killed."""
+    text = "[STREAM_FAILED] Query [id = 4f] terminated with exception: (no cause message)"
+    told = one_line(RuntimeError(f"{text}\n=== Streaming Query ==="))
+    assert told.startswith(
+        "Spark gives no reason, as when one of its Python processes is killed or "
+    )
+    assert told.endswith(f"start the run again: it goes on from its checkpoints: {text}")
+
+
 def test_an_error_of_java_alone_is_told_by_its_message() -> None:
     """PySpark has no class for it; any other error is told as before."""
 
