@@ -221,7 +221,7 @@ class Session:
             )
             if qos or is_sent_soon:
                 journal = self.core.journal
-                if qos and journal is not None and journal.drops_for(self):
+                if journal is not None and journal.is_failing and qos and journal.drops_for(self):
                     self.outbox.refuse(message, "not_stored")
                     return
                 delivery = Delivery(

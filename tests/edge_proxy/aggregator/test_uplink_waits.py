@@ -27,32 +27,38 @@ LASTING: dict[str, Any] = {"properties": {"session_expiry_interval": 3600}}
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_what_comes_down_waits_for_room_and_nobody_misses_it(qos: int) -> None:
-    """A client of the site that is away with a full queue costs the others no message."""
-    limits = {"queued_messages": 2, "queue_full_seconds": None}
+@pytest.mark.parametrize("way", ["down", "up"])
+async def test_what_passes_waits_for_room_and_nobody_misses_it(way: str, qos: int) -> None:
+    """A client that is away with a full queue costs the others on its side no message."""
+    keys = {"limits": {"queued_messages": 2, "queue_full_seconds": None}}
+    is_down = way == "down"
     async with (
-        serving() as cloud,
-        site(port_of(cloud), policy={"limits": limits}) as edge,
-        await connected(port_of(edge), "near") as near,
-        await connected(port_of(cloud), "far") as far,
+        serving(**({} if is_down else keys)) as cloud,
+        site(port_of(cloud), policy=keys if is_down else {}) as edge,
     ):
-        away = await connected(port_of(edge), "away", **LASTING)
-        await near.subscribe("down/#", 1)
-        await away.subscribe("down/#", 1)
+        taker, giver = (edge, cloud) if is_down else (cloud, edge)
+        away = await connected(port_of(taker), "away", **LASTING)
+        await away.subscribe(f"{way}/#", 1)
         away.close()
-        session = edge.core.sessions.get("away")
+        session = taker.core.sessions.get("away")
         assert session is not None
-        await until(lambda: not session.is_connected)
-        await until(lambda: asked(cloud) == ["down/#"])
-        for n in range(6):
-            await deliver(far, Publish("down/a", b"%d" % n, qos=qos, packet_id=n + 1))
-        assert [(await take_message(near)).payload for _ in range(2)] == [b"0", b"1"]
-        await until(lambda: edge.core.room.n_held)
-        async with await connected(port_of(edge), "away", clean_start=False, **LASTING) as away:
-            for client, first in ((away, 0), (near, 2)):
+        await until(lambda: not session.is_connected and asked(cloud) == ["down/#"])
+        async with (
+            await connected(port_of(taker), "near") as near,
+            await connected(port_of(giver), "far") as far,
+        ):
+            await near.subscribe(f"{way}/#", 1)
+            for n in range(6):
+                await deliver(far, Publish(f"{way}/a", b"%d" % n, qos=qos, packet_id=n + 1))
+            assert [(await take_message(near)).payload for _ in range(2)] == [b"0", b"1"]
+            await until(lambda: taker.core.room.n_held)
+            back = await connected(port_of(taker), "away", clean_start=False, **LASTING)
+            for client, first in ((back, 0), (near, 2)):
                 got = [(await take_message(client)).payload for _ in range(first, 6)]
                 assert got == [b"%d" % n for n in range(first, 6)]
-        assert uplink_of(edge).counts.down_dropped == {}
+            back.close()
+        counts = uplink_of(edge).counts
+        assert (counts.up_dropped, counts.down_dropped) == ({}, {})
 
 
 async def test_what_comes_down_waits_for_the_disk(tmp_path: Path) -> None:
@@ -122,33 +128,6 @@ async def test_a_message_that_the_cloud_does_not_take_and_cannot_refuse_is_named
                 await deliver(near, Publish("up/a", b"small", qos=1, packet_id=2))
             assert (await take_message(far)).payload == b"small"
             assert uplink_of(edge).counts.up_dropped == {"too_large": 1}
-
-
-async def test_what_goes_up_waits_for_room_in_the_cloud() -> None:
-    """A client there that is away with a full queue costs neither side a message."""
-    limits = {"queued_messages": 2, "queue_full_seconds": None}
-    async with (
-        serving(limits=limits) as cloud,
-        site(port_of(cloud)) as edge,
-        await connected(port_of(edge), "near") as near,
-        await connected(port_of(cloud), "far") as far,
-    ):
-        away = await connected(port_of(cloud), "away", **LASTING)
-        await far.subscribe("up/#", 1)
-        await away.subscribe("up/#", 1)
-        away.close()
-        session = cloud.core.sessions.get("away")
-        assert session is not None
-        await until(lambda: not session.is_connected)
-        for n in range(6):
-            await deliver(near, Publish("up/a", b"%d" % n, qos=1, packet_id=n + 1))
-        assert [(await take_message(far)).payload for _ in range(2)] == [b"0", b"1"]
-        await until(lambda: cloud.core.room.n_held)
-        async with await connected(port_of(cloud), "away", clean_start=False, **LASTING) as away:
-            for client, first in ((away, 0), (far, 2)):
-                got = [(await take_message(client)).payload for _ in range(first, 6)]
-                assert got == [b"%d" % n for n in range(first, 6)]
-        assert uplink_of(edge).counts.up_dropped == {}
 
 
 @pytest.mark.parametrize(
