@@ -55,6 +55,10 @@ RETRY_SECONDS: Final = 1.0
 LEASE_PART: Final = 3
 """A lease is extended each time when this part of the visibility timeout is over."""
 
+EXTEND_SECONDS: Final = 10.0
+"""Most seconds between two extensions: the visibility timeout may be made shorter at any time, and
+what is received then has the shorter one."""
+
 
 class QueueConsumers(MessageSource):
     """Feeds the consumers of all queues.
@@ -323,7 +327,7 @@ class QueueFeed:
         """Extend what the client has, until it has nothing and gets no more."""
         while not self._is_stopped or self._held:
             visibility = self._visibility_timeout()
-            await asyncio.sleep(visibility / LEASE_PART)
+            await asyncio.sleep(min(visibility / LEASE_PART, EXTEND_SECONDS))
             self._consumer.find_lost()
             if self._held:
                 await self._settled("extend", list(self._held), visibility)

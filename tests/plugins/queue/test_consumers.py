@@ -252,6 +252,20 @@ async def test_what_a_client_has_is_extended() -> None:
     await source.close()
 
 
+async def test_a_long_visibility_timeout_is_looked_at_again_before_it_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where it is made shorter, others would get each message for hours that a client works on."""
+    monkeypatch.setattr(consumers, "EXTEND_SECONDS", 0.001)
+    service = ScriptedService(received(1))
+    service.visibility_timeout = 43_200.0
+    consumer = ScriptedConsumer()
+    source, _ = opened(service, consumer)
+    await service.until(lambda: len(service.settled) >= 2)
+    assert set(map(str, service.settled)) == {"('extend', ['h1'])"}
+    await source.close()
+
+
 async def test_what_the_storage_refuses_to_settle_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
