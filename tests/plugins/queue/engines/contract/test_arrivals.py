@@ -58,9 +58,7 @@ async def test_a_stored_message_wakes(running: Running, group: GroupSpec) -> Non
     waiting = [asyncio.create_task(wakes(running, before)) for _ in range(3)]
     await asyncio.sleep(0)
     await running.store(b"a", number=2)
-    numbers = await asyncio.gather(*waiting)
-    assert len(set(numbers)) == 1
-    assert await seen(running) == numbers[0]
+    await asyncio.gather(*waiting)
 
 
 async def test_an_arrival_before_the_wait_is_not_missed(running: Running) -> None:
