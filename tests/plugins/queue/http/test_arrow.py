@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.plugins.queue.http import arrow
+from penstock.plugins.web.service import RequestError
 from tests.plugins.queue.http.serving import Serving, serving
 
 STORE = "/queues/work/messages"
@@ -137,6 +138,21 @@ async def test_a_broken_stream_never_breaks_the_server() -> None:
             status, answer = await stored(server, changed)
             assert status in (200, 400), (at, answer)
         assert (await server.ask("GET", "/health")).status == 200
+
+
+def test_a_schema_that_is_not_said_to_be_one_is_not_read() -> None:
+    """What it points at is checked in a message of type schema alone; else it could be anywhere."""
+    body = bytearray(stream(pa.table({"topic": ["a"], "payload": [b""]})))
+    metadata = bytes(body[8:])  # behind the continuation and the length
+    message = int.from_bytes(metadata[:4], "little")
+    kind, header = (arrow._field(metadata, message, number) for number in (1, 2))
+    assert kind is not None
+    assert header is not None
+    schema = header + int.from_bytes(metadata[header : header + 4], "little")
+    body[8 + kind] = 99
+    body[8 + schema : 12 + schema] = (2**31 - 1).to_bytes(4, "little")
+    with pytest.raises(RequestError, match="read no Arrow IPC stream"):
+        list(arrow.read_rows(body, 9))
 
 
 async def test_without_pyarrow_the_other_types_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
