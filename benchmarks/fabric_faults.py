@@ -49,7 +49,6 @@ from benchmarks.fabric.machines import Machines
 from benchmarks.program import Program, Quick, Repeats, choose, describe_run, tell
 from penstock.netem.figures.estimates import (
     Estimate,
-    Standing,
     Units,
     at_least,
     at_most,
@@ -603,17 +602,16 @@ def to_comparison(
         own = outcomes[name]
         share = fewer(own, others)
         stop = bootstrap(len(own), mean_of([one.silent_seconds for one in own]))
-        is_short = at_most(stop, LONGEST_STOP_SECONDS)
         rows.append(
             (
                 FAULTS[name].about,
                 show("steady_errors", others),
                 show("steady_errors", own),
                 share.show(lambda value: "-" if math.isnan(value) else f"{100 * value:.1f} %"),
-                f"at least {100 * FEWER:.0f} %: {_standing(share, at_least(share, FEWER))}",
+                f"at least {100 * FEWER:.0f} %: {at_least(share, FEWER)}",
                 show("silent_seconds", others),
                 show("silent_seconds", own),
-                f"at most {LONGEST_STOP_SECONDS:g} s: {_standing(stop, is_short)}",
+                f"at most {LONGEST_STOP_SECONDS:g} s: {at_most(stop, LONGEST_STOP_SECONDS)}",
             )
         )
     return Table(
@@ -629,11 +627,6 @@ def to_comparison(
         ),
         rows,
     )
-
-
-def _standing(found: Estimate, standing: Standing) -> str:
-    """A figure without an interval shows nothing."""
-    return str(Standing.NOT_SHOWN if math.isnan(found.low) else standing)
 
 
 def draw(

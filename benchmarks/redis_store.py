@@ -1,7 +1,7 @@
 """How quickly does the queue's Redis engine store and delete, beside a queue of plain keys?
 
-Rerun: ``python -m benchmarks.redis_store``; a look in seconds with ``--quick``. It needs
-redis-server, and memcached for its rows.
+Rerun: ``python -m benchmarks.redis_store --figures FILE``; a look in seconds with ``--quick``. It
+needs redis-server, and memcached for its rows.
 
 Each way enqueues messages of 0.4 KB (paper 001, 2.4.3), receives and deletes them, from one process
 with one connection to each node, on one, two and three nodes:
@@ -33,17 +33,20 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
+import typer
 from redis import Redis
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.program import JsonFile, Program, Quick, Repeats, describe_run, tell, write_json
 from penstock.broker.message import Message
 from penstock.models.fabric.store import StoreCosts
-from penstock.netem.figures.estimates import Estimate, bootstrap, mean_of
+from penstock.netem.figures.estimates import at_least, bootstrap, mean_of
+from penstock.netem.figures.figure_file import Table, begin, check_writable, write_figure_file
 from penstock.netem.runs.broker_process import RunningBroker, reserved_port
 from penstock.plugins.queue.engines.contract import GroupSpec, NewMessage, QueueSpec
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
@@ -428,69 +431,75 @@ async def measure_depths(n_messages: int, repeats: int) -> dict[int, list[float]
 # -- the report ------------------------------------------------------------------------------------
 
 
-def verdict(found: Estimate, target: float) -> str:
-    """Say whether a ratio meets its target; an interval that holds it shows nothing."""
-    if found.low >= target:
-        return "met"
-    return "missed" if found.high < target else "not shown"
-
-
-def to_markdown(results: dict[int, dict[str, list[float]]]) -> list[str]:
-    """Return the table: rates, and the engine's ratio to each way."""
-    lines = [
-        "| nodes | way | messages/s, median (least to most) | engine's ratio (95 %) | target | |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+def to_table(results: dict[int, dict[str, list[float]]]) -> Table:
+    """Return rates, and the engine's ratio to each way."""
+    rows = []
     for n_nodes, ways in results.items():
         for name, rates in ways.items():
-            spread = f"{median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
-            cells = [str(n_nodes), name, spread, "", "", ""]
+            ratio, target, standing = "", "", ""
             if name in TARGETS:
-                own_name, target = TARGETS[name]
+                own_name, least = TARGETS[name]
                 pairs = [own / other for own, other in zip(ways[own_name], rates, strict=True)]
-                ratio = bootstrap(len(pairs), mean_of(pairs))
-                cells[3:] = [
-                    ratio.show(lambda value: f"{value:.2f}"),
-                    f">= {target}",
-                    verdict(ratio, target),
-                ]
-            lines.append(f"| {' | '.join(cells)} |")
-    return lines
+                found = bootstrap(len(pairs), mean_of(pairs))
+                ratio = f"{found.show(lambda value: f'{value:.2f}')} of {own_name}"
+                target, standing = f"at least {least:g}", str(at_least(found, least))
+            rows.append((str(n_nodes), name, _spread(rates), ratio, target, standing))
+    columns = "Nodes", "Way", "Messages/s, median (least to most)", "Engine's ratio (95 %)"
+    return Table((*columns, "Target", ""), rows)
 
 
-def depths_to_markdown(found: dict[int, list[float]]) -> list[str]:
-    """Return the cost model beside the rates that were measured."""
+def _spread(rates: Sequence[float]) -> str:
+    return f"{median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
+
+
+def costs_of(found: dict[int, list[float]]) -> StoreCosts:
+    """Return the costs that the first and the last rate give."""
     first, *_, last = found
-    costs = StoreCosts.of_rates(median(found[first]), last, median(found[last]))
-    lines = [
-        (
-            f"Cost model: {costs.round_seconds * 1e6:,.0f} µs a round,"
-            f" {costs.message_seconds * 1e6:,.0f} µs a message; the first and the last row give it."
-        ),
-        "",
-        "| under way | messages/s, median (least to most) | cost model | deviation |",
-        "| --- | --- | --- | --- |",
-    ]
+    return StoreCosts.of_rates(median(found[first]), last, median(found[last]))
+
+
+def to_depths(found: dict[int, list[float]]) -> Table:
+    """Return the cost model beside the rates that were measured."""
+    costs = costs_of(found)
+    rows = []
     for depth, rates in found.items():
         measured, model = median(rates), costs.rate(depth)
-        spread = f"{measured:,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
-        lines.append(f"| {depth} | {spread} | {model:,.0f} | {model / measured - 1:+.0%} |")
-    return lines
+        rows.append((str(depth), _spread(rates), f"{model:,.0f}", f"{model / measured - 1:+.0%}"))
+    columns = "Under way", "Messages/s, median (least to most)"
+    model_column = (
+        f"Cost model: {costs.round_seconds * 1e6:,.0f} µs a round, "
+        f"{costs.message_seconds * 1e6:,.0f} µs a message"
+    )
+    return Table((*columns, model_column, "Deviation"), rows)
 
 
 def bench(
     repeats: Repeats = 7,
     quick: Quick = False,  # noqa: FBT002 (an option)
     json: JsonFile = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Write the tables into this file, for a page.")
+    ] = None,
+    is_shared: Annotated[  # noqa: FBT002 (an option)
+        bool, typer.Option("--shared-machine", help="Note that others used the machine.")
+    ] = False,
 ) -> None:
     """Compare the queue's engine on Redis with queues of plain keys."""
     n_messages = QUICK_MESSAGES if quick else FULL_MESSAGES
     run = describe_run()
+    origin = begin(run["command"])
+    if is_shared:
+        origin = replace(origin, doubts=("other programs ran on this machine",))
+    if figures is not None:
+        check_writable(figures)
     results = {n: asyncio.run(measure(n, n_messages, repeats)) for n in NODES}
     by_depth = asyncio.run(measure_depths(n_messages, repeats))
-    tell([*to_markdown(results), "", *depths_to_markdown(by_depth)], run)
+    tables = {"rates": to_table(results), "depths": to_depths(by_depth)}
+    tell(["\n\n".join(map(str, tables.values()))], run)
     rates = {str(n_nodes): ways for n_nodes, ways in results.items()}
     write_json(json, {"run": run, "messages_per_second": rates, "by_depth": by_depth})
+    if figures is not None:
+        write_figure_file(figures, origin, tables)
 
 
 main = Program(bench, "python -m benchmarks.redis_store")

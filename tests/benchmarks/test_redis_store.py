@@ -13,12 +13,10 @@ from benchmarks.redis_store import (
     MEMCACHED,
     PIPELINED,
     RUNS,
-    depths_to_markdown,
     main,
-    to_markdown,
-    verdict,
+    to_depths,
+    to_table,
 )
-from penstock.netem.figures.estimates import Estimate
 
 
 def test_ways_are_measured_and_shown(
@@ -28,7 +26,11 @@ def test_ways_are_measured_and_shown(
     monkeypatch.setattr(redis_store, "NODES", (1, 2))
     monkeypatch.setattr(redis_store, "QUICK_MESSAGES", 130)
     file = tmp_path / "results.json"
-    assert main(["--quick", "--repeats", "1", "--json", str(file)]) == 0
+    figures = tmp_path / "figures.json"
+    options = ["--quick", "--repeats", "1", "--json", str(file), "--figures", str(figures)]
+    assert main(options) == 0
+    table = json.loads(figures.read_text())["tables"]["rates"]
+    assert {row[5] for row in table["rows"]} == {"", "not shown"}  # one run has no interval
     out = capsys.readouterr().out
     assert "machine: " in out
     assert "| 64 | " in out
@@ -43,16 +45,15 @@ def test_ways_are_measured_and_shown(
 
 def test_the_cost_model_stands_beside_each_rate() -> None:
     """Its two costs are those of the ends."""
-    lines = depths_to_markdown({1: [10_000.0], 3: [20_000.0], 9: [50_000.0]})
-    assert lines[0].startswith("Cost model: 90 µs a round, 10 µs a message;")
-    assert lines[-2] == "| 3 | 20,000 (20,000 to 20,000) | 25,000 | +25% |"
-    assert lines[-1].endswith("| 50,000 | +0% |")
+    table = to_depths({1: [10_000.0], 3: [20_000.0], 9: [50_000.0]})
+    assert table.columns[2] == "Cost model: 90 µs a round, 10 µs a message"
+    assert table.rows[1] == ("3", "20,000 (20,000 to 20,000)", "25,000", "+25%")
+    assert table.rows[2][2:] == ("50,000", "+0%")
 
 
 def test_a_ratio_is_that_of_each_repetition() -> None:
-    """And an interval that holds the target shows nothing."""
+    """Of the engine in the form of the way."""
     found = {ENGINE: [8.0] * 9, RUNS: [9.0] * 9, KEYS: [2.0] * 9, PIPELINED: [9.0] * 9}
-    lines = to_markdown({1: found})
-    assert lines[4].endswith("| 4.00 (4.00 to 4.00) | >= 3.8 | met |")
-    assert lines[5].endswith("| 1.00 (1.00 to 1.00) | >= 1.5 | missed |")
-    assert verdict(Estimate(2.0, 1.0, 3.0, 5), 1.5) == "not shown"
+    rows = to_table({1: found}).rows
+    assert rows[2][3:] == (f"4.00 (4.00 to 4.00) of {ENGINE}", "at least 3.8", "met")
+    assert rows[3][3:] == (f"1.00 (1.00 to 1.00) of {RUNS}", "at least 1.5", "missed")
