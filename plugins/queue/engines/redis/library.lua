@@ -31,7 +31,6 @@ local LOOK = 5000      -- messages that one receive looks at
 local LANES = 100000   -- messages of a group that may wait for earlier ones of their key
 local MANY = 500       -- messages that one command removes at most
 local INFO = '<ddddI4BHc0'
-local SIZE_AT = 33     -- where the payload bytes stand in it
 local RING = 256       -- calls of a program whose answers are kept
 local KEPT = 3600      -- seconds for which they are kept
 
@@ -39,11 +38,12 @@ local function text(number) return string.format('%.17g', number) end
 
 local function open(base, given)
   local s = call('HMGET', base .. ':s', 'next', 'earliest', 'messages', 'bytes', 'stored', 'clock',
-    'nonce')
+    'nonce', 'keeps')
   if not s[1] then return nil end
   local p = {
     base = base, next = tonumber(s[1]), earliest = tonumber(s[2]), messages = tonumber(s[3]),
-    bytes = tonumber(s[4]), stored = tonumber(s[5]), nonce = tonumber(s[7]), groups = {},
+    bytes = tonumber(s[4]), stored = tonumber(s[5]), nonce = tonumber(s[7]), keeps = s[8],
+    groups = {},
   }
   if given == '' then
     local t = call('TIME')
@@ -141,6 +141,12 @@ local function forget(p, gid, offset, key)
   return true
 end
 
+-- Notes that a message has left: no message is the newest of its key, if it was.
+local function forget_newest(p, offset, key)
+  local newest = p.keeps and call('HGET', p.base .. ':k', key)
+  if newest and tonumber(newest) == offset then call('HDEL', p.base .. ':k', key) end
+end
+
 -- Removes a message from the queue, whoever waits for it.
 local function leave(p, offset)
   local info = info_of(p, offset)
@@ -150,6 +156,7 @@ local function leave(p, offset)
   p.stored = p.stored - #info.raw - call('HSTRLEN', p.base .. ':d', offset)
   call('HDEL', p.base .. ':i', offset)
   call('HDEL', p.base .. ':d', offset)
+  if info.key then forget_newest(p, offset, info.key) end
   if p.delayed > 0 and call('ZREM', p.base .. ':w', offset) == 1 then
     call('ZREM', p.base .. ':wo', offset)
     p.delayed = p.delayed - 1
@@ -190,7 +197,9 @@ local function leave_first(p, last)
     for i, raw in ipairs(call('HMGET', infos, unpack(offsets))) do
       if raw then
         p.messages = p.messages - 1
-        p.bytes = p.bytes - struct.unpack('<I4', raw, SIZE_AT)
+        local _, _, _, _, size, has_key, key = struct.unpack(INFO, raw)
+        p.bytes = p.bytes - size
+        if has_key == 1 then forget_newest(p, offsets[i], key) end
         p.stored = p.stored - #raw - call('HSTRLEN', bodies, offsets[i])
       end
     end
@@ -362,7 +371,7 @@ local function append(keys, argv)
   local first = p.next
   local offsets, duplicates = {}, {}
   local n_kept, n_dropped = 0, 0
-  if keeps_last and call('HEXISTS', base .. ':s', 'keeps') == 0 then
+  if keeps_last and not p.keeps then
     for offset = p.earliest, p.next - 1 do
       local info = info_of(p, offset)
       if info and info.key then
@@ -372,8 +381,11 @@ local function append(keys, argv)
       end
     end
     call('HSET', base .. ':s', 'keeps', 1)
-  elseif not keeps_last then
+    p.keeps = '1'
+  elseif p.keeps and not keeps_last then
     call('HDEL', base .. ':s', 'keeps')
+    call('UNLINK', base .. ':k')
+    p.keeps = false
   end
   for i = 10, #argv, 5 do
     local age, own_delay, interval, wall, size, flags = struct.unpack('<ddddI4B', argv[i])

@@ -369,6 +369,6 @@ async def test_what_readers_are_done_with_leaves_together(
         base = f"{server.prefix}:{{{incarnation}.0}}"
         connection = server.connection()
         await connection.connect()
-        for name in ("i", "d", "o"):
+        for name in ("i", "d", "o", "k"):
             assert await ask_directly(connection, "EXISTS", f"{base}:{name}") == 0
         await connection.disconnect()
