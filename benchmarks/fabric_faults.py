@@ -109,7 +109,7 @@ class Size(NamedTuple):
     fault_seconds: float
 
 
-FULL: Final = Size(5, 2, 100.0, 20, 0.25, 3.0, 8.0)
+FULL: Final = Size(5, 2, 100.0, 20, 0.25, 2.0, 8.0)
 QUICK: Final = Size(3, 1, 20.0, 8, 0.1, 1.0, 5.0)
 
 
