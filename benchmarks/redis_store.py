@@ -57,7 +57,7 @@ DEPTH: Final = 64
 """Messages under way at a time."""
 QUEUES_EACH: Final = 4
 """Physical queues of the engine for each node."""
-FULL_MESSAGES: Final = 20_000
+FULL_MESSAGES: Final = 10_000
 QUICK_MESSAGES: Final = 500
 UNPIPELINED_SHARE: Final = 0.25
 """Of the messages for the way that takes one command at a time."""
