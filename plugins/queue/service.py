@@ -224,8 +224,12 @@ class QueueService:
             await asyncio.shield(asyncio.gather(*(queue.intake.close() for queue in gone)))
 
     def names(self) -> Sequence[str]:
-        """Return the names of all queues, sorted."""
-        return sorted(self._queues)
+        """Return the names of all queues, sorted.
+
+        One that another program has deleted is not among them, though it is served until the next
+        look at the engine's.
+        """
+        return sorted(self._queues.keys() & set(self.engine.queues()))
 
     def queue(self, name: str) -> LogicalQueue:
         """Return a queue.

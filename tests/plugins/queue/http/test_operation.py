@@ -44,6 +44,15 @@ async def test_queues_come_change_and_go() -> None:
         )
 
 
+async def test_the_list_lacks_a_queue_that_another_program_has_just_deleted() -> None:
+    """It is gone from the engine before the service has looked."""
+    async with serving() as server:
+        await server.service.engine.delete_queue("work")
+        listed = await server.ask("GET", "/queues")
+        assert [queue["name"] for queue in listed.json["queues"]] == ["log"]
+        assert (await server.ask("GET", "/health")).status == 200
+
+
 async def test_a_queue_of_a_request_takes_every_key_of_the_policy_file() -> None:
     """It is served by them, and a queue that has no lease group refuses those of receivers."""
     keys = {"dequeue": "conventional", "n_max": 2, "max_wait_seconds": 1, "sqs_body": "base64"}
