@@ -9,7 +9,7 @@ The paper leaves open how fast messages come, how many requests a back end may h
 the period of PMS. The reading here is one of some ten that were tried on one seed, and the one with
 the paper's order of the strategies. So that order is no finding of the simulation:
 
-* A hundred devices send ten messages a second each, in turn over random enqueue controllers. A
+* Fifty devices send ten messages a second each, in turn over random enqueue controllers. A
   device sends the next message when the last one is stored and its period is over, so that a busy
   system slows it down. An enqueue controller takes the physical queues round robin.
 * Requests of a back end are a Poisson process of rate lambda over ten connections. A request for
@@ -90,7 +90,7 @@ class Setting:
     controllers: int = 10
     back_ends: int = 10
     connections: int = 10
-    devices: int = 100
+    devices: int = 50
     period: float = 0.1
     enqueue_controllers: int = 10
     physical_queues: int = 10
