@@ -222,12 +222,13 @@ def check_place(spark: SparkSession, place: str, checkpoint: str) -> None:
     Raises:
         SinkFolderError: the place holds the output of another query.
     """
+    planned = max(map(_batch_number, _names(spark, f"{checkpoint}/offsets")), default=-1)
     _check_owner(
         place,
         checkpoint,
         listed=max(map(_batch_number, _names(spark, f"{place}/{_LOG}")), default=-1),
-        planned=max(map(_batch_number, _names(spark, f"{checkpoint}/offsets")), default=-1),
-        has_files=any(fnmatchcase(name, _WRITTEN) for name in _names(spark, place)),
+        planned=planned,
+        has_files=planned < 0 and _has_files(spark, place),
     )
 
 
@@ -244,12 +245,27 @@ def _check_owner(
 
 def _names(spark: SparkSession, folder: str) -> list[str]:
     """Return the names in a folder of Spark's file systems; none where there is no folder."""
-    context: Any = spark.sparkContext
-    path = context._jvm.org.apache.hadoop.fs.Path(folder)  # noqa: SLF001 - as in `_hold`
-    files = path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
+    files, path = _opened(spark, folder)
     return (
         [each.getPath().getName() for each in files.listStatus(path)] if files.exists(path) else []
     )
+
+
+def _has_files(spark: SparkSession, folder: str) -> bool:
+    """Say whether a folder, or a partition in it, has files as Spark writes them."""
+    files, path = _opened(spark, folder)
+    found = files.listFiles(path, True) if files.exists(path) else None
+    while found is not None and found.hasNext():
+        if fnmatchcase(found.next().getPath().getName(), _WRITTEN):
+            return True
+    return False
+
+
+def _opened(spark: SparkSession, folder: str) -> tuple[Any, Any]:
+    """Return (the file system that has a folder, its path there)."""
+    context: Any = spark.sparkContext
+    path = context._jvm.org.apache.hadoop.fs.Path(folder)  # noqa: SLF001 - as in `_hold`
+    return path.getFileSystem(context._jsc.hadoopConfiguration()), path  # noqa: SLF001
 
 
 def prepare_checkpoint(checkpoint: Path) -> None:

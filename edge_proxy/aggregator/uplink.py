@@ -482,7 +482,9 @@ class Uplink:
     def is_receiving(self) -> bool:
         """Whether a message of the cloud is under way: on a slow link, for minutes."""
         link = self._link
-        return link is not None and link.is_accepted and link.joint.is_receiving
+        if link is None or link.ended.done():
+            return False
+        return link.is_accepted and link.joint.is_receiving
 
     def look(self) -> tuple[str, float]:
         """Look at the conditions under which the uplink stands.

@@ -6,8 +6,8 @@ they need. The dequeue strategies are the product's own, driven with the simulat
 Operations of one physical queue take effect in the order in which they arrive.
 
 The paper leaves open how fast messages come, how many requests a back end may have at a time, and
-the period of PMS. The reading here is one of some ten that were tried on one seed, and the one with
-the paper's order of the strategies. So that order is no finding of the simulation:
+the period of PMS. The reading here is one of some dozen that were tried on two seeds, and the one
+with most of the paper's statements. So these are no finding of the simulation:
 
 * Fifty devices send ten messages a second each, in turn over random enqueue controllers. A
   device sends the next message when the last one is stored and its period is over, so that a busy

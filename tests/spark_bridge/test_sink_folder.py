@@ -102,6 +102,10 @@ def test_a_place_elsewhere_is_its_querys_or_refused(spark: SparkSession, tmp_pat
     (tmp_path / "rows" / "_spark_metadata").rename(tmp_path / "gone")
     with pytest.raises(SinkFolderError, match="use an empty folder"):
         check_place(spark, place, f"{tmp_path.as_uri()}/new")
+    (tmp_path / "rows" / "day=1").mkdir()
+    (tmp_path / "rows" / "part-0.parquet").rename(tmp_path / "rows" / "day=1" / "part-0.parquet")
+    with pytest.raises(SinkFolderError, match="use an empty folder"):
+        check_place(spark, place, f"{tmp_path.as_uri()}/new")
 
 
 def test_a_folder_with_files_of_others_is_refused_not_swept(tmp_path: Path) -> None:

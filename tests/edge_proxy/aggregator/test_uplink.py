@@ -451,6 +451,8 @@ async def test_an_uplink_on_demand_stays_for_a_message_that_comes(
             now = uplink.clock() + 7200
             monkeypatch.setattr(uplink, "clock", lambda now=now: now)
             assert uplink.look()[0] == ""
+        await uplink.stop()
+        assert not uplink.is_receiving, "nothing comes on a connection that has ended"
 
 
 async def test_an_uplink_stands_only_at_its_times() -> None:
