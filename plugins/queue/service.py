@@ -224,12 +224,11 @@ class QueueService:
             await asyncio.shield(asyncio.gather(*(queue.intake.close() for queue in gone)))
 
     def names(self) -> Sequence[str]:
-        """Return the names of all queues, sorted.
+        """Return the names of all queues, sorted; also those that the policy file is to have.
 
-        One that another program has deleted is not among them, though it is served until the next
-        look at the engine's.
+        Another program may have deleted one in the engine since it was last looked at.
         """
-        return sorted(self._queues.keys() & set(self.engine.queues()))
+        return sorted(self._queues)
 
     def queue(self, name: str) -> LogicalQueue:
         """Return a queue.

@@ -52,6 +52,7 @@ class SlowAppends:
     def change_physical_queues(self, n: int) -> None:
         """Go by so many from now on."""
         self._exclusion.change_targets(range(n))
+        self._known &= set(range(n))  # what is gone is not quick again
         self._tell()
 
     def note_away(self, numbers: Collection[int]) -> None:

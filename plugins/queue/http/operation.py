@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Generator, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from penstock.plugins.queue.access import ALL_QUEUES
+from penstock.plugins.queue.engines.contract import UnknownQueueError
 from penstock.plugins.queue.http.context import Context, check_role
 from penstock.plugins.queue.http.delivery import unknown_group
 from penstock.plugins.queue.http.openapi import document
@@ -42,7 +44,8 @@ class Operation:
         failure = service.engine.failure()
         if failure is not None:
             return error_answer(503, failure)
-        aside = {name: held for name in service.names() if (held := self._snapshot(name).set_aside)}
+        names = sorted(service.engine.queues())
+        aside = {name: held for name in names if (held := self._snapshot(name).set_aside)}
         if not aside:
             return web.json_response({"status": "ok"})
         caller = self._context.access.bearer(request.headers.get("Authorization"))
@@ -72,7 +75,7 @@ class Operation:
     def _write_list(self, names: Sequence[str]) -> Generator[None, None, Sequence[bytes]]:
         pieces = [b'{"queues": [']
         for name in names:
-            if name in self._context.service.names():  # it may be gone meanwhile
+            with contextlib.suppress(UnknownQueueError):  # it may be gone meanwhile
                 pieces += [json.dumps(self._context.service.figures(name)).encode(), b", "]
             yield
         if len(pieces) > 1:
