@@ -41,6 +41,15 @@ first sends and then reads; one that only sends must not fill the memory."""
 
 _NONE_INHERITED: Final[frozenset[int]] = frozenset()
 
+_PASSING: Final = frozenset(
+    {
+        ReasonCode.UNSPECIFIED_ERROR,
+        ReasonCode.QUOTA_EXCEEDED,
+        ReasonCode.SERVER_SHUTTING_DOWN,
+    }
+)
+"""Why a sink that had room has not stored a message which it may store when it comes again."""
+
 LetIn: TypeAlias = Callable[[Accepted, dict[str, Any], float], Awaitable[None]]
 """Opens the connection of a client: its names, properties for its CONNACK, now."""
 
@@ -133,10 +142,24 @@ class PublishReceipt:
 
     def _frees_packet_id(self) -> bool:
         """Say whether a sink may know a message whose acknowledgement frees its identifier."""
+        if self._stays_with_client():
+            return False
         if self.qos == 1:
             return self.is_repeat
-        is_told = self.client.is_open and self.client.version == MQTT_5
-        return is_told and self.reason_code >= 0x80 and len(self.sinks) > 1
+        return self.client.is_open and self.reason_code >= 0x80 and len(self.sinks) > 1
+
+    def _stays_with_client(self) -> bool:
+        """Say whether it is not acknowledged: the client keeps the message and comes again.
+
+        No PUBACK of MQTT 3.1.1 can say that a message was refused; and what a patient client
+        forwards is lost when it is refused for what passes.
+        """
+        if self.reason_code < 0x80:
+            return False
+        client = self.client
+        if client.version != MQTT_5:
+            return True
+        return client.is_patient and bool(self.sinks) and self.reason_code in _PASSING
 
     def _settled(self) -> None:
         self.is_settled = True
@@ -166,8 +189,7 @@ class PublishReceipt:
         n_before = len(receipts)
         while receipts and receipts[0].is_settled:
             first = receipts.popleft()
-            if first.reason_code >= 0x80 and client.version != MQTT_5:
-                # No PUBACK can say it: the client keeps the message and comes again.
+            if first._stays_with_client():  # noqa: SLF001 (another of its class)
                 receipts.appendleft(first)
                 return client.close(ReasonCode(first.reason_code), None)
             if not first.reason_code:

@@ -18,6 +18,14 @@ from tests.helpers.access import Access
 from tests.helpers.sinks import HoldingSink
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
+PATIENT: dict[str, Any] = {
+    "clean_start": False,
+    "properties": {
+        "session_expiry_interval": 60,
+        "user_property": [("penstock-waits", "yes")],
+    },
+}
+
 
 def _refusing() -> Access:
     """Refuse "not-in" to publishers, and "not-out" to the client named "blind"."""
@@ -340,6 +348,56 @@ def test_mqtt_3_1_1_is_not_acknowledged_what_a_sink_refuses() -> None:
     broker.settle()
     assert publisher.inbox == []
     assert publisher.is_lost
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize(
+    "code",
+    [
+        ReasonCode.QUOTA_EXCEEDED,
+        ReasonCode.UNSPECIFIED_ERROR,
+        ReasonCode.SERVER_SHUTTING_DOWN,
+    ],
+)
+def test_what_a_patient_client_forwards_is_not_refused_as_a_sink_has_failed(
+    qos: int, code: ReasonCode
+) -> None:
+    """It would be lost: the connection closes, and subscribers get it once when it comes again."""
+    sink = HoldingSink()
+    broker = VirtualBroker(sinks=[sink])
+    subscriber = broker.connect("s")
+    subscriber.subscribe("q/#", 0)
+    publisher = broker.connect("p", **PATIENT)
+    publisher.publish("q/a", b"x", qos=qos, packet_id=4)
+    publisher.publish("q/b", b"y", qos=qos, packet_id=5)
+    sink.settle(code)
+    sink.settle()
+    broker.settle()
+    assert [packet.reason_code for packet in publisher.take_all(Disconnect)] == [code]
+    assert publisher.inbox == []
+    assert publisher.is_lost
+    publisher = broker.connect("p", **PATIENT)
+    publisher.publish("q/a", b"x", qos=qos, packet_id=4, dup=True)
+    publisher.publish("q/b", b"y", qos=qos, packet_id=5, dup=True)
+    while sink.receipts:
+        sink.settle()
+    broker.settle()
+    kind = PubAck if qos == 1 else PubRec
+    # Of QoS 2, the second is known: it is answered at once.
+    assert publisher.inbox == [kind(packet_id) for packet_id in ((4, 5) if qos == 1 else (5, 4))]
+    assert [message.payload for message in sink.messages] == [b"x", b"y", b"x"]
+    assert subscriber.payloads() == [b"x", b"y"]
+
+
+def test_what_a_sink_will_never_take_is_refused_to_a_patient_client_too() -> None:
+    """It would come again for good, and hold up what is behind it."""
+    sink = HoldingSink()
+    broker = VirtualBroker(sinks=[sink])
+    publisher = broker.connect("p", **PATIENT)
+    publisher.publish("q/a", b"x", qos=1, packet_id=4)
+    sink.settle(ReasonCode.PAYLOAD_FORMAT_INVALID)
+    broker.settle()
+    assert publisher.inbox == [PubAck(4, ReasonCode.PAYLOAD_FORMAT_INVALID)]
 
 
 def test_a_sink_that_raises_refuses_and_is_counted() -> None:

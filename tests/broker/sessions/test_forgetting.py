@@ -185,6 +185,29 @@ def test_a_refused_message_is_forgotten_where_another_sink_has_stored_it() -> No
     assert not good.known
 
 
+def test_a_message_that_a_patient_client_keeps_is_known_to_the_sink_that_has_stored_it() -> None:
+    """It comes again, as it was not acknowledged: that sink stores it once."""
+    good, bad = StoringSink(name="good"), StoringSink(name="bad")
+    broker = DurableBroker(sinks=[good, bad])
+    properties = {"user_property": [("penstock-waits", "yes")], **KEEP["properties"]}
+    publisher = broker.connect("p", clean_start=False, properties=properties)
+    bad.is_failing = True
+    publisher.publish("q/a", b"1", qos=2, packet_id=7)
+    good.commit()
+    bad.commit()
+    broker.settle()
+    assert publisher.is_lost
+    assert publisher.take_all(PubRec) == []
+    bad.is_failing = False
+    publisher = broker.connect("p", clean_start=False, properties=properties)
+    publisher.publish("q/a", b"1", qos=2, packet_id=7, dup=True)
+    good.commit()
+    bad.commit()
+    broker.settle()
+    assert publisher.inbox == [PubRec(7)]
+    assert (good.stored, bad.stored) == ([b"1"], [b"1"])
+
+
 def test_a_repeat_of_qos_1_is_stored_once_more_at_most() -> None:
     """It has an identifier from its first repeat on, until its PUBACK."""
     sink = StoringSink()

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.broker.mqtt.packets import Publish
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.sessions.sink_routes import CoreSinks
 from penstock.netem.runs.broker_process import reserved_port
 from tests.broker.durable.test_persistence import REFUSE
 from tests.broker.serving import port_of, serving, until
@@ -21,6 +23,7 @@ from tests.edge_proxy.aggregator.test_uplink import (
     take_message,
     uplink_of,
 )
+from tests.helpers.sinks import HoldingSink
 from tests.helpers.wire import connected
 
 LASTING: dict[str, Any] = {"properties": {"session_expiry_interval": 3600}}
@@ -153,3 +156,33 @@ async def test_a_backlog_that_fills_the_whole_broker_refuses_no_publisher(
             assert session is not None
             assert [delivery.message.payload for delivery in session.outbox.waiting()] == left
             assert session.ledger.dropped == {dropped: 2}
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_what_a_queue_of_the_site_fails_to_store_comes_again(qos: int) -> None:
+    """Its disk was full after it had said that there is room."""
+    async with (
+        serving() as cloud,
+        site(port_of(cloud)) as edge,
+        await connected(port_of(edge), "near") as near,
+        await connected(port_of(cloud), "far") as far,
+    ):
+        sink = HoldingSink("down/#")
+        routes = CoreSinks()
+        routes.attach(edge.core)
+        routes.add(sink)
+        await near.subscribe("down/#", 1)
+        await until(lambda: asked(cloud) == ["down/#"])
+        await deliver(far, Publish("down/a", b"x", qos=qos, packet_id=1))
+        await until(lambda: bool(sink.receipts))
+        sink.settle(ReasonCode.QUOTA_EXCEEDED)
+        await until(lambda: bool(sink.receipts))
+        assert [message.payload for message in sink.messages] == [b"x", b"x"]
+        sink.settle()
+        session = cloud.core.sessions.get("berlin-cloud")
+        assert session is not None
+        await until(lambda: not session.inflight)
+        assert (await take_message(near)).payload == b"x"
+        await deliver(far, Publish("down/b", b"y", qos=0))
+        assert (await take_message(near)).payload == b"y"
+        assert uplink_of(edge).counts.down_dropped == {}
