@@ -17,8 +17,10 @@ half of the allowed amount waits, each publisher that adds to it is not read fro
 commit. Where the disk refuses a batch, the same batch is tried again until it is written. Until
 then no waiting client is answered, and new publishes that would need the disk are refused
 (`must_refuse`). Sessions whose publishers are never refused, such as an uplink's, lose their
-messages instead while they are away (`drops_for`). Those of the refused batch are dropped, too; if
-it is written later, the next batch deletes them.
+messages instead while they are away (`drops_for`). What is noted for them already is dropped where
+that lets all be answered who wait for the refused batch; if it is written later, the next batch
+deletes it. Where anything else of the batch has to be stored, nothing is dropped, and all wait: no
+receipt tells which changes it waits for. The same holds for what is noted behind the batch.
 
 The journal has no clock and no I/O: `epoch`, the wall clock's lead over the monotonic clock, turns
 times into wall-clock times.
@@ -136,6 +138,8 @@ class Journal:
         self._sealed_receipts: list[Waiting] = []
         self._sealed_connections: dict[Holding, None] = {}
         self._sealed_bytes = 0
+        # New in the sealed batch; None where they are not noted, as no session was limited.
+        self._unstored: dict[Delivery, DeliveryJournal] | None = {}
         core.journal = self
         core.retained.on_change = self.retained_changed
 
@@ -315,7 +319,7 @@ class Journal:
         self._limited[session] = None
 
     def drops_for(self, session: Subscriber) -> bool:
-        """Say whether what comes for a session is dropped, as the disk does not take it."""
+        """Say whether a session loses what comes for it by no share: the disk does not take it."""
         outbox = session.outbox
         return (
             self.is_failing
@@ -337,9 +341,9 @@ class Journal:
         if message.retain or (message.qos == 2 and publisher.journal is not None):
             return True
         members = chain.from_iterable(share.members for share in plan.shares)
-        return any(
+        return any(m.qos and m.session.is_durable for m in members) or any(
             target.qos and target.session.is_durable and not self.drops_for(target.session)
-            for target in chain(plan.targets, members)
+            for target in plan.targets
         )
 
     @property
@@ -387,6 +391,7 @@ class Journal:
         batch = self.sealed = Batch(number=self.number)
         self.number += 1
         self._put_sessions(batch, epoch)
+        self._unstored = {} if self._limited or not self._deliveries else None
         self._put_deliveries(batch, epoch)
         self._put_retained(batch, epoch)
         self._put_wills(batch)
@@ -404,6 +409,7 @@ class Journal:
         number = self.sealed.number
         # Cleared first: what a receipt or connection does next may note changes of the next batch.
         self.sealed = None
+        self._unstored = {}
         self.is_failing = False
         receipts, self._sealed_receipts = self._sealed_receipts, []
         connections, self._sealed_connections = self._sealed_connections, {}
@@ -423,27 +429,56 @@ class Journal:
             connection.send_held_connack()
 
     def _drop_unstored(self) -> None:
-        """Drop what `drops_for` says, and answer who waits for nothing else."""
+        """Drop what limited sessions lose, where that is all that receipts wait for."""
         batch = self.sealed
         assert batch is not None  # noqa: S101 (it was refused)
-        unstored = {row.row for row in batch.deliveries}
+        if batch.incoming or batch.retained or batch.gone_retained or self._unstored is None:
+            return
+        sealed = self._lost(self._unstored) if self._sealed_receipts else set()
+        if sealed is None:
+            return
+        later = None
+        if self._receipts and not (self._incoming or self._retained):
+            later = self._lost({d: own for d, own in self._deliveries.items() if not d.row_start})
+        lost = sealed | (later or set())
+        if not lost:
+            return
         for session in self._limited:
             if self.drops_for(session):
-                unstored -= session.outbox.drop_unstored(unstored)
-        if unstored or batch.incoming or batch.retained:
-            return
+                session.outbox.drop_unstored(lost)
         receipts, self._sealed_receipts = self._sealed_receipts, []
         self._sealed_bytes = 0
-        waits = self._incoming or self._retained
-        if not waits and not any(
-            not delivery.row_start and own.place_of(delivery)
-            for delivery, own in self._deliveries.items()
-        ):
+        if later is not None:
             receipts += self._receipts
             self._receipts = []
             self._n_bytes = 0
         for receipt in receipts:
             receipt.settle(0)
+
+    def _lost(self, unstored: dict[Delivery, DeliveryJournal]) -> set[Delivery] | None:
+        """Say which of the deliveries that are not on the disk limited sessions can lose.
+
+        Args:
+            unstored: deliveries, each with the journal that had it when it was noted.
+
+        Returns:
+            Those that still wait; None where any of the deliveries has to be stored.
+        """
+        lost = set()
+        for delivery, noted in unstored.items():
+            own = self._deliveries.get(delivery, noted)  # it may have moved since
+            if delivery.share:  # a member that got it since has a delivery of its own
+                return None
+            if own.place_of(delivery) is None:
+                continue
+            if not (
+                isinstance(own, SessionJournal)
+                and self.drops_for(own.session)
+                and delivery.is_waiting
+            ):
+                return None
+            lost.add(delivery)
+        return lost
 
     def _store_at(self, storable: Storable, row: int) -> None:
         """Note the row of a message or a delivery, for most of them the next free one."""
@@ -502,6 +537,8 @@ class Journal:
             message = delivery.message
             self._refer(batch, message, epoch)
             self._store_at(delivery, self._next_row)
+            if self._unstored is not None:
+                self._unstored[delivery] = own
             batch.deliveries.append(
                 DeliveryRow(
                     delivery.row,

@@ -734,22 +734,10 @@ class Outbox:
             old = self.take_where(lambda d: d.message.arrived_at < arrived_before)
             self._ledger.drop("too_old", len(old))
 
-    def drop_unstored(self, rows: Container[int]) -> set[int]:
-        """Drop what the disk has not taken.
-
-        Args:
-            rows: of deliveries that it has refused.
-
-        Returns:
-            Those of them that waited here.
-        """
-        found = set()
-        unstored = self.take_where(lambda d: d.is_stored and (not d.row_start or d.row in rows))
-        for delivery in unstored:
-            if delivery.row_start:
-                found.add(delivery.row)
+    def drop_unstored(self, unstored: Container[Delivery]) -> None:
+        """Drop those of some deliveries that wait here: the disk has not taken them."""
+        for delivery in self.take_where(lambda d: d in unstored):
             self.refuse(delivery.message, "not_stored")
-        return found
 
     def refuse(self, message: Message, reason: str) -> None:
         """Count a message that does not wait here any more, or never did."""

@@ -69,7 +69,7 @@ class Journal(Commits, Protocol):
         """Note that a session has limits of its own."""
 
     def drops_for(self, session: Any) -> bool:
-        """Say whether what comes for a session is dropped, as the disk does not take it."""
+        """Say whether a session loses what comes for it by no share: the disk does not take it."""
 
     def must_refuse(self, publisher: Any, plan: Plan, message: Message) -> bool:
         """Say whether a QoS 1 or 2 publish cannot be made safe in time."""

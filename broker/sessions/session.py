@@ -221,7 +221,8 @@ class Session:
             )
             if qos or is_sent_soon:
                 journal = self.core.journal
-                if journal is not None and journal.is_failing and qos and journal.drops_for(self):
+                is_new = qos and not share  # what a share moves here may be stored
+                if is_new and journal and journal.is_failing and journal.drops_for(self):
                     self.outbox.refuse(message, "not_stored")
                     return
                 delivery = Delivery(

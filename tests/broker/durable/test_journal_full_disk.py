@@ -1,0 +1,454 @@
+"""What a disk that refuses costs an uplink that is away, and who waits for the disk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.broker.mqtt.packets import PubAck, Publish, PubRec, Will
+from penstock.broker.outbox.delivery import Delivery
+from penstock.broker.outbox.lane_order import join_lanes
+from penstock.broker.outbox.outbox import Outbox
+from penstock.broker.sessions.lanes import lane_of
+from tests.helpers.durable import DurableBroker, keep, subscribed
+from tests.helpers.virtual import VirtualClient
+
+
+def uplinks(
+    broker: DurableBroker, client_id: str = "s", topic_filter: str = "t/#", window: int = 100
+) -> VirtualClient:
+    """Return a subscriber that has limits of its own, as an uplink's client has."""
+    options = keep()
+    options["properties"]["receive_maximum"] = window
+    client = broker.connect(client_id, **options)
+    client.subscribe(topic_filter, 2)
+    limit(broker, client)
+    return client
+
+
+def limit(broker: DurableBroker, client: VirtualClient) -> None:
+    """Give a client limits of its own."""
+    rules = broker.core.outbox_rules
+    client.session.outbox.rules = rules.of_one(
+        max_messages=100, max_bytes=1_000_000, drops_oldest=True
+    )
+    broker.journal.limited(client.session)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_the_disk_refuses_is_dropped_for_an_uplink_that_is_away(qos: int) -> None:
+    """Its publishers are answered, and other clients get the messages; what was stored stays."""
+    broker = DurableBroker()
+    client = uplinks(broker)
+    client.lose()
+    publisher, near = broker.connect("p"), broker.connect("near")
+    near.subscribe("t/#", 0)
+    publisher.publish("t/1", b"stored", qos=1)
+    publisher.take(PubAck)
+    broker.commits_at_once = False
+    broker.is_disk_full = True
+    kind: type[PubAck | PubRec] = PubAck if qos == 1 else PubRec
+    for packet_id in (1, 2):  # one in the batch, one behind it
+        publisher.publish("t/1", b"dropped", qos=qos, packet_id=packet_id)
+        broker.seal()
+    assert not broker.write()
+    publisher.publish("t/1", b"dropped", qos=qos, packet_id=3)
+    assert [packet.reason_code for packet in publisher.take_all(kind)] == [0, 0, 0]
+    assert client.session.ledger.dropped == {"not_stored": 3}
+    assert near.payloads() == [b"stored", *[b"dropped"] * 3]
+    broker.is_disk_full = False
+    broker.commit()
+    publisher.publish("t/1", b"later", qos=1, packet_id=4)
+    broker.commit()
+    publisher.take(PubAck)
+    assert broker.crash().connect("s", **keep()).payloads() == [b"stored", b"later"]
+
+
+def test_who_waits_for_another_session_waits_for_the_disk() -> None:
+    """What a client that is no uplink's is to get is refused while the disk refuses."""
+    broker = DurableBroker()
+    client = uplinks(broker)
+    client.lose()
+    other = broker.connect("other", **keep())
+    other.subscribe("t/both", 1)
+    other.lose()
+    publisher = broker.connect("p")
+    broker.commits_at_once = False
+    broker.is_disk_full = True
+    publisher.publish("t/both", b"x", qos=1, packet_id=1)
+    publisher.publish("t/1", b"x", qos=1, packet_id=2)
+    broker.seal()
+    assert not broker.write()
+    assert not publisher.inbox
+    assert not client.session.ledger.dropped
+    publisher.publish("t/both", b"x", qos=1, packet_id=3)
+    broker.is_disk_full = False
+    broker.commit()
+    codes = [packet.reason_code for packet in publisher.take_all(PubAck)]
+    assert codes == [0, 0, 0x97]
+    assert broker.crash().connect("s", **keep()).payloads() == [b"x", b"x"]
+
+
+def fill(broker: DurableBroker) -> None:
+    """Let the disk be full from now on, with commits in the test's hands."""
+    broker.commits_at_once = False
+    broker.is_disk_full = True
+
+
+def refused(broker: DurableBroker) -> None:
+    """Try to write what has changed, or what was refused before."""
+    broker.seal()
+    assert not broker.write()
+
+
+def test_a_removed_retained_message_is_acknowledged_when_the_disk_has_it_no_more() -> None:
+    """The refused batch has nothing to store, and yet its publisher waits for it."""
+    broker = DurableBroker()
+    publisher = broker.connect("p")
+    publisher.publish("r/1", b"old", qos=1, retain=True)
+    publisher.take(PubAck)
+    fill(broker)
+    publisher.publish("r/1", b"", qos=1, retain=True, packet_id=2)
+    refused(broker)
+    assert not publisher.inbox
+    broker.is_disk_full = False
+    broker.commit()
+    publisher.take(PubAck)
+
+
+@pytest.mark.parametrize("kind", ["incoming", "retained", "gone_retained"])
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_what_waits_for_an_uplink_is_kept_while_its_publishers_wait(
+    kind: str, *, is_behind: bool
+) -> None:
+    """Something else of the same commit needs the disk; they are answered when it is there."""
+    broker = DurableBroker()
+    client = uplinks(broker)
+    client.lose()
+    publisher = broker.connect("p", **keep())
+    publisher.publish("r/1", b"old", qos=0, retain=True)
+    near = broker.connect("near")
+    fill(broker)
+    if is_behind:
+        near.publish("t/0", b"dropped", qos=1)
+        broker.seal()
+    near.publish("t/1", b"kept", qos=1, packet_id=2)
+    if kind == "incoming":
+        publisher.publish("t/2", b"last", qos=2)
+    else:
+        publisher.publish("r/1", b"new" if kind == "retained" else b"", qos=1, retain=True)
+    refused(broker)
+    refused(broker)
+    assert len(near.take_all(PubAck)) == is_behind
+    assert not publisher.inbox
+    assert client.session.ledger.dropped == ({"not_stored": 1} if is_behind else {})
+    broker.is_disk_full = False
+    broker.commit()
+    near.take(PubAck)
+    publisher.take(PubRec if kind == "incoming" else PubAck)
+    found = broker.crash().connect("s", **keep()).payloads()
+    assert found == ([b"kept", b"last"] if kind == "incoming" else [b"kept"])
+
+
+def test_who_waits_for_another_session_behind_the_refused_batch_waits_for_the_disk() -> None:
+    """Those of the batch itself are answered: they wait for the uplink's messages alone."""
+    broker = DurableBroker()
+    client = uplinks(broker)
+    client.lose()
+    other = broker.connect("other", **keep())
+    other.subscribe("t/both", 1)
+    other.lose()
+    publisher = broker.connect("p")
+    fill(broker)
+    publisher.publish("t/1", b"dropped", qos=1, packet_id=1)
+    broker.seal()
+    publisher.publish("t/both", b"kept", qos=1, packet_id=2)
+    refused(broker)
+    refused(broker)
+    assert [packet.packet_id for packet in publisher.take_all(PubAck)] == [1]
+    assert client.session.ledger.dropped == {"not_stored": 1}
+    broker.is_disk_full = False
+    broker.commit()
+    assert [packet.packet_id for packet in publisher.take_all(PubAck)] == [2]
+    assert broker.crash().connect("s", **keep()).payloads() == [b"kept"]
+
+
+def test_publishers_are_answered_when_the_last_of_two_uplinks_has_gone() -> None:
+    """Until then both keep the message: it is dropped for both in the same attempt."""
+    broker = DurableBroker()
+    one, other = uplinks(broker, "one"), uplinks(broker, "other", window=1)
+    one.lose()
+    publisher = broker.connect("p")
+    publisher.publish("t/1", b"inflight", qos=1)
+    publisher.take(PubAck)
+    fill(broker)
+    publisher.publish("t/1", b"x", qos=1, packet_id=2)
+    refused(broker)
+    assert not publisher.inbox
+    assert not one.session.ledger.dropped
+    other.lose()
+    refused(broker)
+    publisher.take(PubAck)
+    assert one.session.ledger.dropped == other.session.ledger.dropped == {"not_stored": 1}
+    refused(broker)
+
+
+def test_what_was_sent_to_an_uplink_is_kept_when_it_has_gone() -> None:
+    """The cloud's broker may have it, and its packet identifier is in use."""
+    broker = DurableBroker()
+    one, other = uplinks(broker, "one"), uplinks(broker, "other")
+    one.lose()
+    publisher = broker.connect("p")
+    fill(broker)
+    publisher.publish("t/1", b"x", qos=1)
+    other.lose()
+    refused(broker)
+    assert not publisher.inbox
+    assert not one.session.ledger.dropped
+
+
+def test_what_has_moved_to_the_other_lane_is_kept() -> None:
+    """It is safe neither there nor on the disk."""
+    broker = DurableBroker()
+    client = uplinks(broker, "third")
+    lane, other = uplinks(broker, "lane"), uplinks(broker, "other", "u/#")
+    client.lose()
+    lane.lose()
+    join_lanes(*(lane_of(each.session, broker.core.timers) for each in (lane, other)))
+    publisher = broker.connect("p")
+    fill(broker)
+    publisher.publish("t/1", b"x", qos=1)
+    broker.seal()
+    order = lane.session.outbox.order
+    assert order is not None
+    order.take_over(is_away=True)
+    broker.advance(1)
+    assert other.payloads() == [b"x"]
+    refused(broker)
+    assert not publisher.inbox
+    assert not client.session.ledger.dropped
+
+
+def test_publishers_are_answered_when_an_uplink_has_ended() -> None:
+    """What waited for it has ended with it, and needs no disk."""
+    broker = DurableBroker()
+    one, other = uplinks(broker, "one"), uplinks(broker, "other")
+    one.lose()
+    other.lose()
+    publisher = broker.connect("p")
+    fill(broker)
+    publisher.publish("t/1", b"x", qos=1)
+    broker.seal()
+    broker.core.sessions.end(other.session, broker.now)
+    refused(broker)
+    publisher.take(PubAck)
+    assert one.session.ledger.dropped == {"not_stored": 1}
+    broker.is_disk_full = False
+    broker.commit()
+    assert not broker.disk.deliveries
+
+
+def test_publishers_are_answered_when_another_client_has_the_message() -> None:
+    """What a client has acknowledged since the batch was made needs no disk."""
+    broker = DurableBroker()
+    client = uplinks(broker)
+    client.lose()
+    near = broker.connect("near", **keep())
+    near.subscribe("t/#", 1)
+    publisher = broker.connect("p")
+    fill(broker)
+    publisher.publish("t/1", b"x", qos=1)
+    refused(broker)
+    assert not publisher.inbox
+    near.send(PubAck(near.take(Publish).packet_id))
+    refused(broker)
+    publisher.take(PubAck)
+    assert client.session.ledger.dropped == {"not_stored": 1}
+    broker.is_disk_full = False
+    broker.commit()
+    assert not broker.disk.deliveries
+
+
+def test_an_uplinks_backlog_is_searched_once_while_the_disk_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may have 100,000 messages, and an attempt is made each second."""
+    searched = []
+    take_where = Outbox.take_where
+
+    def counted(outbox: Outbox, *args: Any) -> list[Delivery]:
+        searched.append(outbox)
+        return take_where(outbox, *args)
+
+    monkeypatch.setattr(Outbox, "take_where", counted)
+    broker = DurableBroker()
+    client = uplinks(broker)
+    near = broker.connect("near", **keep())
+    near.subscribe("t/#", 1)
+    client.lose()
+    publisher = broker.connect("p")
+    fill(broker)
+    publisher.publish("t/1", b"x", qos=1)
+    refused(broker)
+    refused(broker)
+    assert not searched
+    near.send(PubAck(near.take(Publish).packet_id))
+    for _ in range(3):
+        refused(broker)
+    assert searched == [client.session.outbox]
+
+
+def test_a_message_that_no_publisher_waits_for_is_kept_for_an_uplink() -> None:
+    """The disk has it when it has room."""
+    broker = DurableBroker()
+    client = uplinks(broker)
+    client.lose()
+    broker.connect("w", will=Will("t/will", b"kept", qos=1)).lose()
+    publisher = broker.connect("p")
+    dying = broker.connect("v", will=Will("t/will", b"kept, too", qos=1))
+    fill(broker)
+    dying.lose()
+    refused(broker)
+    publisher.publish("t/1", b"dropped", qos=1)
+    publisher.take(PubAck)
+    refused(broker)
+    assert client.session.ledger.dropped == {"not_stored": 1}
+    broker.is_disk_full = False
+    broker.commit()
+    assert broker.crash().connect("s", **keep()).payloads() == [b"kept", b"kept, too"]
+
+
+def test_a_message_behind_the_refused_batch_that_no_publisher_waits_for_is_kept() -> None:
+    """That those of the batch are dropped helps nobody who waits behind it."""
+    broker = DurableBroker()
+    client = uplinks(broker)
+    client.lose()
+    dying = broker.connect("v", will=Will("t/will", b"kept", qos=1))
+    publisher = broker.connect("p")
+    fill(broker)
+    publisher.publish("t/1", b"dropped", qos=1)
+    broker.seal()
+    dying.lose()
+    refused(broker)
+    publisher.take(PubAck)
+    broker.is_disk_full = False
+    broker.commit()
+    assert broker.crash().connect("s", **keep()).payloads() == [b"kept"]
+
+
+def test_what_is_stored_and_changes_behind_the_refused_batch_lets_publishers_be_answered() -> None:
+    """A message that another client has received needs no disk to be safe."""
+    broker = DurableBroker()
+    client = uplinks(broker)
+    client.lose()
+    near = broker.connect("near", **keep())
+    near.subscribe("n/#", 2)
+    publisher = broker.connect("p")
+    publisher.publish("n/1", b"stored", qos=2)
+    publisher.take(PubRec)
+    fill(broker)
+    publisher.publish("t/1", b"dropped", qos=1, packet_id=2)
+    broker.seal()
+    near.send(PubRec(near.take(Publish).packet_id))
+    publisher.publish("t/1", b"dropped", qos=1, packet_id=3)
+    refused(broker)
+    assert [packet.packet_id for packet in publisher.take_all(PubAck)] == [2, 3]
+    assert client.session.ledger.dropped == {"not_stored": 2}
+
+
+def test_an_uplink_may_get_its_limits_after_a_batch_without_messages() -> None:
+    """As after a start on a full disk."""
+    broker = DurableBroker()
+    client = subscribed(broker)
+    client.lose()
+    publisher, other = broker.connect("p"), broker.connect("other", **keep())
+    fill(broker)
+    other.lose()
+    broker.seal()
+    limit(broker, client)
+    publisher.publish("t/1", b"dropped", qos=1)
+    refused(broker)
+    publisher.take(PubAck)
+    assert client.session.ledger.dropped == {"not_stored": 1}
+
+
+def test_publishers_wait_while_a_share_may_have_their_message_in_another_session() -> None:
+    """The member that has it now got it after the refused batch was made."""
+    broker = DurableBroker()
+    client = uplinks(broker)
+    client.lose()
+    taker = broker.connect("taker", **keep())
+    taker.subscribe("$share/g/t/#", 1)
+    taker.lose()
+    member = broker.connect("member")
+    member.subscribe("$share/g/t/#", 1)
+    publisher = broker.connect("p")
+    fill(broker)
+    publisher.publish("t/1", b"x", qos=1)
+    broker.seal()
+    member.lose()
+    refused(broker)
+    assert not publisher.inbox
+    assert not client.session.ledger.dropped
+
+
+def test_publishers_wait_where_an_uplink_gets_its_limits_after_the_batch() -> None:
+    """What of the batch is its own was not noted."""
+    broker = DurableBroker()
+    client = subscribed(broker)
+    client.lose()
+    publisher = broker.connect("p")
+    fill(broker)
+    publisher.publish("t/1", b"x", qos=1)
+    broker.seal()
+    limit(broker, client)
+    refused(broker)
+    assert not publisher.inbox
+    assert not client.session.ledger.dropped
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_message_of_a_share_is_not_dropped_for_an_uplink_that_is_away(*, is_new: bool) -> None:
+    """It may be stored already, for a member that has left; or another member may get it."""
+    broker = DurableBroker()
+    client = uplinks(broker, topic_filter="$share/g/t/#")
+    client.lose()
+    member = broker.connect("member")
+    member.subscribe("$share/g/t/#", 1)
+    publisher = broker.connect("p")
+    if not is_new:
+        publisher.publish("t/1", b"x", qos=1)
+        publisher.take(PubAck)
+    fill(broker)
+    if is_new:
+        publisher.publish("t/1", b"x", qos=1)
+        refused(broker)
+        assert not publisher.inbox
+    else:
+        publisher.publish("r/1", b"x", retain=True)
+        refused(broker)
+    member.lose()
+    refused(broker)
+    publisher.publish("t/1", b"x", qos=1, packet_id=3)
+    broker.is_disk_full = False
+    broker.commit()
+    assert 0x97 in [packet.reason_code for packet in publisher.take_all(PubAck)]
+    assert not client.session.ledger.dropped
+    assert broker.crash().connect("s", **keep()).payloads() == [b"x"]
+
+
+def test_an_uplink_that_stands_is_promised_nothing_that_the_disk_does_not_have() -> None:
+    """Its messages are refused as those of others: with the answer, they would be safe nowhere."""
+    broker = DurableBroker()
+    uplinks(broker)
+    publisher = broker.connect("p")
+    broker.commits_at_once = False
+    broker.is_disk_full = True
+    publisher.publish("t/1", b"x", qos=1, packet_id=1)
+    broker.seal()
+    assert not broker.write()
+    publisher.publish("t/1", b"x", qos=1, packet_id=2)
+    broker.is_disk_full = False
+    broker.commit()
+    assert [packet.reason_code for packet in publisher.take_all(PubAck)] == [0, 0x97]
