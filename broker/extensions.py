@@ -337,6 +337,10 @@ class SinkCounts:
     dropped: dict[str, int] = field(default_factory=dict)
 
 
+NEVER_FITS: Final = "too_large"
+"""Why a `MessageSink` refuses a message that is larger than all that it may hold."""
+
+
 class MessageSink(ABC):
     """A route target that is not a session, such as a pull queue.
 
@@ -369,7 +373,8 @@ class MessageSink(ABC):
 
         Returns:
             "" where there is room: `accept` must not refuse the message for a limit then. Otherwise
-            the reason, one word of lower-case letters and ``_``.
+            the reason, one word of lower-case letters and ``_``: `NEVER_FITS` where there will
+            never be room for the message, so that no publisher waits with it.
         """
         return ""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.broker.events import MessageRouted
+from penstock.broker.extensions import NEVER_FITS
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.reason_codes import SUCCESS, ReasonCode
@@ -138,13 +139,24 @@ async def route_held(receipt: PublishReceipt, message: Message, now: float) -> b
     session = client.session
     plan = core.tree.plan(message.topic, message.topic_bytes).of(message)
     journal = core.journal
+    expires_at = message.expires_at
+    if expires_at is not None and now >= expires_at:
+        core.router.refuse(session.client_id, message.topic, ReasonCode.SUCCESS, "expired")
+        receipt.settle(ReasonCode.SUCCESS)
+        return True
     if journal is not None and journal.must_refuse(session, plan, message):
         if client.is_patient:
             return False
         core.router.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED)
         receipt.settle(ReasonCode.QUOTA_EXCEEDED)
         return True
-    return not await route_allowed(client, receipt, plan, message, now)
+    full = await route_allowed(client, receipt, plan, message, now)
+    if full != NEVER_FITS:
+        return not full
+    core.router.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED, full)
+    is_told = receipt.client.version == MQTT_5
+    receipt.settle(ReasonCode.QUOTA_EXCEEDED if is_told else ReasonCode.SUCCESS)
+    return True
 
 
 def _tell_routed(client: Client, message: Message) -> None:

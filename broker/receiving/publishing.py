@@ -9,7 +9,7 @@ from penstock.broker.access_control import PUBLISH
 from penstock.broker.config.capabilities import check_publish, is_payload_valid
 from penstock.broker.errors import PeerError, ProtocolError
 from penstock.broker.events import MessageReceived
-from penstock.broker.extensions import QOS_PROPERTY
+from penstock.broker.extensions import NEVER_FITS, QOS_PROPERTY
 from penstock.broker.message import Message, Properties
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import MQTT_5
@@ -478,10 +478,10 @@ def _take_booked(
     client = receipt.client
     core = client.core
     full = reserve(receipt, message, plan, plan.targets, chosen, now)
-    if full and client.waits_for_room:
+    if full and client.waits_for_room and full != NEVER_FITS:
         return core.room.hold(receipt, message, route_held, now)
     if full:
-        return _refuse_booked(client, receipt, plan.topic, no_room(full), counted_as=full)
+        return _refuse_full(receipt, plan.topic, full)
     if message.retain:
         core.router.retain(message)
     receipt.sinks = plan.sinks
@@ -530,9 +530,9 @@ async def _take_checked(
         raise
     if not full or receipt is None:
         return None
-    if receipt.client.waits_for_room:
+    if receipt.client.waits_for_room and full != NEVER_FITS:
         return core.room.hold(receipt, message, route_held, now)
-    return _refuse_booked(client, receipt, plan.topic, no_room(full), counted_as=full)
+    return _refuse_full(receipt, plan.topic, full)
 
 
 def _problem(client: Client, plan: Plan, message: Message) -> str:
@@ -562,6 +562,12 @@ def no_room(reason: str) -> str:
         reason: of `Room.lacks`, or a sink's.
     """
     return f"no room for it in a queue of a subscriber or of the broker: {reason}"
+
+
+def _refuse_full(receipt: PublishReceipt, topic: str, full: str) -> None:
+    """Refuse a publish for which there is no room; one that never fits as one too large."""
+    code = ReasonCode.PACKET_TOO_LARGE if full == NEVER_FITS else ReasonCode.QUOTA_EXCEEDED
+    _refuse_booked(receipt.client, receipt, topic, no_room(full), code, counted_as=full)
 
 
 def _refuse(

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.broker.access_control import PUBLISH, RECEIVE, Action, SessionView
 from penstock.broker.counters import count
 from penstock.broker.events import MessageRetained
-from penstock.broker.extensions import MessageSink, Receipt
+from penstock.broker.extensions import NEVER_FITS, MessageSink, Receipt
 from penstock.broker.faults import is_logged
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
@@ -129,7 +129,7 @@ class Router:
                 reason = "sink_failed"
             if reason:
                 self.release(message, sinks[: sinks.index(sink)])
-                if can_tell:
+                if can_tell or reason == NEVER_FITS:
                     self._tell(sink, sink.refuse, message, reason)
                 return reason
         return ""

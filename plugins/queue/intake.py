@@ -10,7 +10,7 @@ from logging import Logger
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from penstock.broker.errors import PenstockError
-from penstock.broker.extensions import Receipt, SinkCounts
+from penstock.broker.extensions import NEVER_FITS, Receipt, SinkCounts
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import SUCCESS, ReasonCode
 from penstock.plugins.queue.engines.contract import (
@@ -31,6 +31,7 @@ from penstock.plugins.queue.strategies.message_key import key_reader
 
 DROP_REASONS: Final = ENGINE_DROP_REASONS | {
     "closing": "it came while the program was ending, or its queue was deleted",
+    NEVER_FITS: "it was larger than the max_bytes of the queue",
     "pending_full": "too many messages or bytes were waiting for their commit",
 }
 """Every reason for which a message may not be stored, and its meaning."""
@@ -171,6 +172,7 @@ class Intake:
         """Go by these settings from now on."""
         self._flush()
         self._drops_newest = spec.when_full == "drop_newest"
+        self._max_bytes = spec.max_bytes
         seconds = self._slowdown_detection_time
         if self.slow_appends is not None:
             self.slow_appends.change_physical_queues(spec.physical_queues)
@@ -190,6 +192,8 @@ class Intake:
         """Hold room for a message until `accept` or `release`; see `MessageSink`."""
         n_bytes = len(message.payload)
         reason = self._reserve(n_bytes)
+        if reason == "queue_full" and self._max_bytes is not None and n_bytes > self._max_bytes:
+            return NEVER_FITS
         if reason:
             least = self._least_refused
             self._least_refused = n_bytes if least is None else min(least, n_bytes)

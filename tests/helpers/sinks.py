@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from penstock.broker.extensions import MessageSink, Receipt, SinkCounts
+from penstock.broker.extensions import NEVER_FITS, MessageSink, Receipt, SinkCounts
 from penstock.broker.message import Message
 
 
@@ -45,17 +45,21 @@ class LimitedSink(HoldingSink):
     Attributes:
         room: messages that it has room for besides those that it holds.
         reserved: messages for which room is held.
+        max_bytes: of the largest payload that it ever takes.
     """
 
     def __init__(self, *topic_filters: str, name: str = "sink", room: int = 0) -> None:
         super().__init__(*topic_filters, name=name)
         self.room = room
         self.reserved: list[Message] = []
+        self.max_bytes = 1000
 
     def reserve(self, message: Message) -> str:
         """Hold room, if there is any."""
         if self.error is not None:
             raise self.error
+        if len(message.payload) > self.max_bytes:
+            return NEVER_FITS
         if not self.room:
             return "queue_full"
         self.room -= 1

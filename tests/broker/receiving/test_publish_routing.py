@@ -158,6 +158,53 @@ def test_mqtt_3_1_1_messages_wait_for_room_in_a_sink(
     check(broker)
 
 
+@pytest.mark.parametrize("is_asked", [False, True])
+@pytest.mark.parametrize("is_behind", [False, True])
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_message_that_a_sink_never_has_room_for_is_not_waited_for(
+    version: int,
+    is_behind: bool,  # noqa: FBT001 (a parameter of the test)
+    is_asked: bool,  # noqa: FBT001 (a parameter of the test)
+) -> None:
+    """It would hold up what is behind it for good; also where it has waited behind another one."""
+    sink = LimitedSink("t", room=0 if is_behind else 3)
+    broker = VirtualBroker(sinks=[sink], access=Access() if is_asked else None)
+    waits = {"user_property": [("penstock-waits", "yes")]} if version == MQTT_5 else None
+    publisher = broker.connect("p", version, properties=waits)
+    send(publisher, 1)
+    publisher.publish("t", bytes(sink.max_bytes + 1), qos=1, packet_id=2)
+    send(publisher, 3)
+    if is_behind:
+        assert broker.core.room.n_held == 3
+        sink.make_room(3)
+        broker.settle()
+        broker.advance(0)
+    assert not broker.core.room.n_held
+    assert [message.payload for message in sink.messages] == [b"1", b"3"]
+    sink.settle()
+    sink.settle()
+    broker.settle()
+    assert acknowledged(publisher) == {1: 0, 2: 0 if version == 4 else FULL, 3: 0}
+    assert broker.core.counters.publish_refused == {"too_large": 1}
+    assert sink.counts.dropped == {"too_large": 1}
+
+
+def test_a_message_that_expires_while_it_is_held_holds_up_nothing() -> None:
+    """It is acknowledged, and counted."""
+    sink = LimitedSink("t")
+    broker = VirtualBroker(sinks=[sink])
+    subscriber = kept(broker, topic_filter="u")
+    publisher = broker.connect("p", properties={"user_property": [("penstock-waits", "yes")]})
+    send(publisher, 1, properties={"message_expiry_interval": 10})
+    publisher.publish("u", b"2", qos=1, packet_id=2)
+    broker.advance(9)
+    assert broker.core.room.n_held == 2
+    broker.advance(2)
+    assert acknowledged(publisher) == {1: 0, 2: 0}
+    assert drain(subscriber) == [b"2"]
+    assert broker.core.counters.publish_refused == {"expired": 1}
+
+
 def test_qos_0_reaches_subscribers_where_a_sink_has_no_room() -> None:
     """Nobody repeats it: the sink counts that it did not get it. So it is with wills."""
     sink = LimitedSink("t")

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.broker.config.policy import parse_policy
 from penstock.broker.errors import ConfigError
-from penstock.broker.extensions import MessageSink, PluginContext
+from penstock.broker.extensions import NEVER_FITS, MessageSink, PluginContext
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.plugin_loader import load_plugins
 from penstock.plugins.queue import sink as sink_module
@@ -143,6 +143,17 @@ async def test_full_queue_refuses_before_anybody_gets_the_message() -> None:
         assert (sink.counts.matched, sink.counts.stored) == (2, 1)
         assert sink.counts.dropped == {"queue_full": 1}
         assert told == [True]
+
+
+async def test_a_message_that_never_fits_is_told_from_a_full_queue() -> None:
+    """Nobody has to wait with it."""
+    async with running_plugin(queues={"q": {"max_bytes": 10}}) as plugin:
+        (sink,) = plugin.sinks
+        await put(plugin.service, b"x" * 6)
+        assert sink.reserve(message(b"x" * 10)) == "queue_full"
+        assert sink.reserve(message(b"x" * 11)) == NEVER_FITS
+        sink.refuse(message(), NEVER_FITS)
+        assert sink.counts.dropped == {NEVER_FITS: 1}
 
 
 async def test_publishers_are_told_of_room_that_one_of_them_can_use() -> None:
