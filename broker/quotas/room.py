@@ -7,7 +7,8 @@ publisher gets reason code 0x97. MQTT 3.1.1 has no such answer: the message is h
 with later ones of the same client behind it, and is routed when there is room. The back-pressure on
 such a client is the number of messages that it may send without an acknowledgement. It is still
 read from, as it may itself be the subscriber that must make room. A client that has more than
-`HELD_BYTES`, or `receive_maximum` messages, held is not read from.
+`HELD_BYTES`, or `receive_maximum` messages, held is not read from. A patient client of MQTT 5 is
+read from for longer: on the same connection it acknowledges what goes the other way.
 
 One absent subscriber must not stop its publishers for good. If an outbox has not fallen to half of
 its limits within `queue_full_seconds` of the first refusal, it gets what it has room for and the
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 HELD_BYTES: Final = 8 * 1024 * 1024
 """Memory of messages that one MQTT 3.1.1 publisher may have held before it is not read from: the
 window of 20 messages that most clients have, of 400 KB each."""
+
+PATIENT_HELD_BYTES: Final = 64 * 1024 * 1024
+"""The same for a patient client of MQTT 5, whose Receive Maximum bounds the number of messages."""
 
 ALL_HELD_BYTES: Final = 256 * 1024 * 1024
 """The same for all publishers together. Above it, a publisher with a single held message is not
@@ -185,6 +189,13 @@ class Room:
     def n_held(self) -> int:
         """Messages that are held, of all publishers."""
         return sum(len(publisher.awaiting) for publisher in self.waiting)
+
+    def has_much_held(self, publisher: Publisher, *, is_patient: bool) -> bool:
+        """Say whether so much is held of a publisher that it is not to be read from."""
+        each_bytes = self.each_bytes
+        if each_bytes and is_patient:
+            each_bytes = PATIENT_HELD_BYTES
+        return publisher.awaiting_bytes > each_bytes
 
     # -- whether there is room --------------------------------------------------------------
 

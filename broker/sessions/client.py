@@ -378,8 +378,12 @@ class Client:
             or self.throttle.blockers
             or self.outgoing.unread_bytes > UNREAD_BYTES
             or (len(self.receipts) >= self.receive_maximum and self.version != MQTT_5)
-            or self.awaiting_bytes > self.core.room.each_bytes
+            or (self.awaiting_bytes and self._has_much_held())
         )
+
+    def _has_much_held(self) -> bool:
+        is_patient = self.is_patient and self.version == MQTT_5
+        return self.core.room.has_much_held(self, is_patient=is_patient)
 
     def peer(self) -> str:
         """Name the peer for the log."""

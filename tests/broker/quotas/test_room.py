@@ -265,6 +265,31 @@ def test_a_publisher_that_has_much_held_is_not_read_from() -> None:
     assert len(drain(subscriber)) == 3
 
 
+@pytest.mark.parametrize("limit", ["PATIENT_HELD_BYTES", "ALL_HELD_BYTES"])
+def test_a_patient_client_is_read_from_for_longer(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """It may acknowledge what goes the other way; what waits for it is bounded, too."""
+    monkeypatch.setattr(room, limit, HELD_BYTES * 2)
+    broker = VirtualBroker(Limits(**SMALL))
+    away(broker)
+    waits = {"user_property": [("penstock-waits", "yes")]}
+    publisher = broker.connect("p", properties=waits)
+    send(publisher, 1, 2)
+    client = publisher.connection.client
+    for number in range(3, 6):
+        publisher.send(Publish("t", bytes(HELD_BYTES // 2), qos=1, packet_id=number))
+        assert client.wants_reading
+    assert client.awaiting_bytes > HELD_BYTES
+    publisher.send(Publish("t", bytes(HELD_BYTES // 2), qos=1, packet_id=6))
+    assert not client.wants_reading
+    subscriber = kept(broker)
+    assert len(drain(subscriber)) == 2
+    broker.advance(0)
+    assert client.wants_reading
+    assert len(drain(subscriber)) == 4
+
+
 def test_room_that_expires_is_room() -> None:
     """A full queue of messages that are void refuses nothing."""
     broker = VirtualBroker(Limits(**SMALL))
