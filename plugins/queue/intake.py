@@ -335,20 +335,26 @@ class Intake:
             return "closing"
         if self._drops_newest:
             return "" if self._budget.take(n_bytes) else "pending_full"
-        if not self._engine.reserve(self._name, 1, n_bytes):
-            return "queue_full"
-        if not self._budget.take(n_bytes):
+        lack = self._lack(n_bytes)
+        if not lack and not self._budget.take(n_bytes):
             self._engine.release(self._name, 1, n_bytes)
             return "pending_full"
-        return ""
+        return lack
+
+    def _lack(self, n_bytes: int) -> str:
+        """Hold the queue's room for a message; return why there is none, or ""."""
+        try:
+            return "" if self._engine.reserve(self._name, 1, n_bytes) else "queue_full"
+        except UnknownQueueError:  # another program has just deleted it
+            return "closing"
 
     def _has_room_for_newest(self, n_bytes: int, counts: SinkCounts) -> bool:
         """Hold the queue's room for a message; drop it where there is none."""
-        if self._engine.reserve(self._name, 1, n_bytes):
-            return True
-        self._budget.give_back(1, n_bytes)
-        self._drop(counts, "queue_full")
-        return False
+        lack = self._lack(n_bytes)
+        if lack:
+            self._budget.give_back(1, n_bytes)
+            self._drop(counts, lack)
+        return not lack
 
     def _flush(self) -> None:
         if self._flush_handle is not None:

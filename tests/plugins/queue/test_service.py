@@ -130,6 +130,18 @@ async def test_full_queue_stores_what_fits_and_has_room_after_an_ack() -> None:
         await put(service, b"more")
 
 
+@pytest.mark.parametrize("when_full", ["refuse", "drop_newest"])
+async def test_what_comes_for_a_queue_that_another_program_has_just_deleted_takes_no_room(
+    when_full: str,
+) -> None:
+    """The limit of what waits is that of all queues together."""
+    async with running_service(when_full=when_full, max_messages=9) as service:
+        await service.engine.delete_queue("q")
+        (outcome,) = await service.store("q", [NewMessage(message())])
+        assert outcome.reason == "closing"
+        assert service._budget.n_messages == 0
+
+
 @pytest.mark.parametrize("way", ["purge", "commit", "seek"])
 async def test_publishers_are_told_of_room_that_others_make(way: str) -> None:
     """By whatever messages may have left."""
