@@ -138,7 +138,8 @@ async def test_what_comes_for_a_queue_that_another_program_has_just_deleted_take
     async with running_service(when_full=when_full, max_messages=9) as service:
         await service.engine.delete_queue("q")
         (outcome,) = await service.store("q", [NewMessage(message())])
-        assert outcome.reason == "closing"
+        assert outcome.reason == ("closing" if when_full == "refuse" else "")
+        assert service.queue("q").intake.requested.dropped == {"closing": 1}
         assert service._budget.n_messages == 0
 
 
