@@ -226,7 +226,7 @@ async def test_a_message_that_never_gets_whole_is_dropped(tmp_path: Path) -> Non
     """After max_age_seconds; parts that come later are refused, as the others are gone."""
     first, second, _ = parts_of(PAYLOAD)
     async with (
-        serving(plugins=plugin(tmp_path, max_age_seconds=0.05)) as server,
+        serving(plugins=plugin(tmp_path, max_age_seconds=1)) as server,
         await connected(port_of(server), "far") as far,
     ):
         assert await publish(far, first) == [0]
