@@ -325,10 +325,11 @@ class Receiving:
         if group.spec.max_receives is None:
             self._note_uncounted(queue, place)
             return
-        counts = place.take_counts()
+        counts, epoch = place.take_counts(), group.epoch
 
         def build(transaction: Transaction) -> None:
-            if not queue.is_deleted and queue.groups.get(group.name) is group:
+            is_known = not queue.is_deleted and queue.groups.get(group.name) is group
+            if is_known and group.epoch == epoch:  # a seek forgets them
                 add_counts(transaction, place, counts)
 
         try:
@@ -348,11 +349,13 @@ class Receiving:
         self._counts_timer = None
         places, self._uncounted = self._uncounted, {}
         taken = {place: place.take_counts() for place in places}
+        epochs = {place: place.group.epoch for place in places}
 
         def build(transaction: Transaction) -> None:
             for place, counts in taken.items():
-                queue = places[place]
-                if not queue.is_deleted and queue.groups.get(place.group.name) is place.group:
+                queue, group = places[place], place.group
+                is_known = not queue.is_deleted and queue.groups.get(group.name) is group
+                if is_known and group.epoch == epochs[place]:  # a seek forgets them
                     add_counts(transaction, place, counts)
 
         def done(future: asyncio.Future[None]) -> None:

@@ -143,6 +143,7 @@ class Marks:
         leases: that they have, by offset.
         retry_at: the engine's time at which those without a lease become visible again where
             settling fails; None for at once.
+        epoch: of the group when they were chosen: a seek since then has them replayed.
     """
 
     place: Place
@@ -151,6 +152,16 @@ class Marks:
     offsets: list[int] = field(default_factory=list)
     leases: dict[int, Lease] = field(default_factory=dict)
     retry_at: float | None = None
+    epoch: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Note the epoch."""
+        self.epoch = self.place.group.epoch
+
+    @property
+    def are_replayed(self) -> bool:
+        """Whether a seek has come first: they are not to be settled."""
+        return self.epoch != self.place.group.epoch
 
     def add(self, first: int, index: int) -> None:
         """Add a message that is not leased."""
@@ -200,6 +211,8 @@ class Settle(Request):
         if self.queue.is_deleted or self.queue.groups.get(self.group.name) is not self.group:
             return
         for marks in self.marks:
+            if marks.are_replayed:
+                continue
             for first, bits in marks.bits.items():
                 self._settled[marks.place, first] = transaction.settle(
                     self.queue, marks.place, first, bits, marks.sizes.get(first)
@@ -209,7 +222,10 @@ class Settle(Request):
         """Let the messages go."""
         self.group.count(self.reason, sum(map(int.bit_count, self._settled.values())))
         for marks in self.marks:
-            marks.place.settled_now(marks.offsets)
+            if marks.are_replayed:
+                marks.place.not_settled(marks.offsets, {})
+            else:
+                marks.place.settled_now(marks.offsets)
         if self.group.was_full:
             self.group.was_full = False
             self.group.arrived()
@@ -217,7 +233,8 @@ class Settle(Request):
     def failed(self) -> None:
         """Let the leases go on."""
         for marks in self.marks:
-            marks.place.not_settled(marks.offsets, marks.leases, marks.retry_at)
+            leases = {} if marks.are_replayed else marks.leases
+            marks.place.not_settled(marks.offsets, leases, marks.retry_at)
         self.group.arrived()
 
 

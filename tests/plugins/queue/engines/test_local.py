@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from penstock.plugins.queue.engines.contract import (
-    AppendResult,
-    Engine,
     GroupSpec,
     NewMessage,
     OffsetError,
@@ -27,41 +25,13 @@ from penstock.plugins.queue.engines.memory import MemoryStore
 from penstock.plugins.queue.engines.requests import Request, Run
 from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.sqlite import SqliteStore
-from penstock.plugins.queue.engines.store import Changes, Store
+from penstock.plugins.queue.engines.store import Changes
 from penstock.plugins.queue.engines.taking import MAX_LOOKED, Take
 from penstock.plugins.queue.engines.upkeep import TRIM_STEPS
 from penstock.plugins.queue.wire.frames import read_batch
 from tests.helpers.clock import Clock
+from tests.plugins.queue.engines.local_engine import payloads, put, running_engine
 from tests.plugins.queue.running import LOGGER, message, until
-
-GROUPS = {"g": GroupSpec(), "r": GroupSpec(kind="offsets")}
-
-
-@asynccontextmanager
-async def running_engine(
-    of: Store, *, clock: Callable[[], float] | None = None, groups: Sequence[str] = ("g",)
-) -> AsyncIterator[LocalEngine]:
-    """Open an engine with the queue `q` of one physical queue, and some of `GROUPS`."""
-    engine = LocalEngine(of, clock=clock or Clock(), commit_max_messages=1000, logger=LOGGER)
-    await engine.open()
-    if "q" not in engine.queues():
-        spec = QueueSpec(physical_queues=1, groups={name: GROUPS[name] for name in groups})
-        await engine.create_queue("q", spec)
-    try:
-        yield engine
-    finally:
-        await engine.close()
-
-
-async def put(engine: Engine, *payloads: bytes, **more: Any) -> AppendResult:
-    """Have messages stored in one transaction."""
-    assert engine.reserve("q", len(payloads), sum(map(len, payloads)))
-    return await engine.append("q", 0, [NewMessage(message(each, **more)) for each in payloads])
-
-
-async def payloads(engine: Engine, n_max: int = 9) -> list[bytes]:
-    """Receive messages; return their payloads."""
-    return [one.payload for one in await engine.lease("q", "g", 0, n_max, 10**9)]
 
 
 class HeldStore(MemoryStore):
@@ -279,30 +249,6 @@ async def test_what_groups_finish_in_one_transaction_leaves(way: str) -> None:
             finishing = engine.delete_group("q", "r")
         await asyncio.gather(settling, finishing)
         assert engine.snapshot("q").messages == 1
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-async def test_what_is_settled_at_the_moment_of_a_seek_is_replayed_after_a_restart_too(
-    tmp_path: Path, *, is_first: bool
-) -> None:
-    """The storage would have it as settled, and the group would not."""
-    path = str(tmp_path / "queue.db")
-    async with running_engine(SqliteStore(path, "normal"), groups=("g", "r")) as engine:
-        await put(engine, b"a", b"b")
-        received = await engine.lease("q", "g", 0, 2, 99)
-        may_go = threading.Event()
-        engine._state.submit(Run(may_go.wait, None, None))
-        changes = [
-            engine.settle("q", "g", "ack", [received[1].receipt_handle]),
-            engine.seek("q", "g", "earliest"),
-        ]
-        both = asyncio.gather(*changes if is_first else reversed(changes))
-        await asyncio.sleep(0)
-        may_go.set()
-        await both
-        assert await payloads(engine) == [b"a", b"b"]
-    async with running_engine(SqliteStore(path, "normal")) as engine:
-        assert await payloads(engine) == [b"a", b"b"]
 
 
 async def test_keys_whose_messages_have_left_are_forgotten() -> None:
