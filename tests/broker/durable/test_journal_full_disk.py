@@ -36,6 +36,18 @@ def limit(broker: DurableBroker, client: VirtualClient) -> None:
     broker.journal.limited(client.session)
 
 
+def fill(broker: DurableBroker) -> None:
+    """Let the disk be full from now on, with commits in the test's hands."""
+    broker.commits_at_once = False
+    broker.is_disk_full = True
+
+
+def refused(broker: DurableBroker) -> None:
+    """Try to write what has changed, or what was refused before."""
+    broker.seal()
+    assert not broker.write()
+
+
 @pytest.mark.parametrize("qos", [1, 2])
 def test_what_the_disk_refuses_is_dropped_for_an_uplink_that_is_away(qos: int) -> None:
     """Its publishers are answered, and other clients get the messages; what was stored stays."""
@@ -46,8 +58,7 @@ def test_what_the_disk_refuses_is_dropped_for_an_uplink_that_is_away(qos: int) -
     near.subscribe("t/#", 0)
     publisher.publish("t/1", b"stored", qos=1)
     publisher.take(PubAck)
-    broker.commits_at_once = False
-    broker.is_disk_full = True
+    fill(broker)
     kind: type[PubAck | PubRec] = PubAck if qos == 1 else PubRec
     for packet_id in (1, 2):  # one in the batch, one behind it
         publisher.publish("t/1", b"dropped", qos=qos, packet_id=packet_id)
@@ -74,12 +85,10 @@ def test_who_waits_for_another_session_waits_for_the_disk() -> None:
     other.subscribe("t/both", 1)
     other.lose()
     publisher = broker.connect("p")
-    broker.commits_at_once = False
-    broker.is_disk_full = True
+    fill(broker)
     publisher.publish("t/both", b"x", qos=1, packet_id=1)
     publisher.publish("t/1", b"x", qos=1, packet_id=2)
-    broker.seal()
-    assert not broker.write()
+    refused(broker)
     assert not publisher.inbox
     assert not client.session.ledger.dropped
     publisher.publish("t/both", b"x", qos=1, packet_id=3)
@@ -88,18 +97,6 @@ def test_who_waits_for_another_session_waits_for_the_disk() -> None:
     codes = [packet.reason_code for packet in publisher.take_all(PubAck)]
     assert codes == [0, 0, 0x97]
     assert broker.crash().connect("s", **keep()).payloads() == [b"x", b"x"]
-
-
-def fill(broker: DurableBroker) -> None:
-    """Let the disk be full from now on, with commits in the test's hands."""
-    broker.commits_at_once = False
-    broker.is_disk_full = True
-
-
-def refused(broker: DurableBroker) -> None:
-    """Try to write what has changed, or what was refused before."""
-    broker.seal()
-    assert not broker.write()
 
 
 def test_a_removed_retained_message_is_acknowledged_when_the_disk_has_it_no_more() -> None:
@@ -443,11 +440,9 @@ def test_an_uplink_that_stands_is_promised_nothing_that_the_disk_does_not_have()
     broker = DurableBroker()
     uplinks(broker)
     publisher = broker.connect("p")
-    broker.commits_at_once = False
-    broker.is_disk_full = True
+    fill(broker)
     publisher.publish("t/1", b"x", qos=1, packet_id=1)
-    broker.seal()
-    assert not broker.write()
+    refused(broker)
     publisher.publish("t/1", b"x", qos=1, packet_id=2)
     broker.is_disk_full = False
     broker.commit()
