@@ -232,10 +232,6 @@ COVERED_ELSEWHERE: Final = {
         "tests/plugins/queue/engines/redis/test_server.py",
         "users, passwords and certificates, as real servers take them",
     ),
-    "plugins/queue/engines/redis/routes.py": (
-        "tests/plugins/queue/engines/redis/test_finding.py",
-        "calls that go where a server has moved to",
-    ),
     "plugins/queue/engines/redis/settings.py": (
         "tests/plugins/queue/test_gateway.py",
         "the keys of a policy file, with the program that reads them",

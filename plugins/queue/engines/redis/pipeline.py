@@ -1,10 +1,11 @@
 """One connection to one server on which calls do not wait for each other.
 
 Theory of operation. Calls of one step of the loop leave in one write, in their order; answers come
-in the same order. Where the connection is lost, or the server answers that a call is not for it,
-the calls without an answer wait here until there are routes again (see `routes`), and go out once
-more in the order in which they were made. That is safe because the library does nothing twice: a
-call with an effect that cannot be repeated carries a number, and the server keeps its answer.
+in the same order. Where the connection is lost, the calls without an answer wait here until there
+are routes again (see `routes`), and go out once more in the order in which they were made. That is
+safe because the library does nothing twice: a call with an effect that cannot be repeated carries a
+number, and the server keeps its answer. Where the server answers that a call is not for it, the
+calls of that slot wait in the same way, and those of its other slots go on.
 
 A server that has not answered for a while is *silent*: who can do without it need not wait for it.
 That is not trouble yet; it may be slow. It is trouble once another server has taken its place.
@@ -18,9 +19,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import suppress
 from logging import Logger
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
@@ -51,7 +53,8 @@ on its way to another server (`ASK`) is waited for: half of its keys are of no u
 _FIRST_RETRY_SECONDS: Final = 0.02
 _LAST_RETRY_SECONDS: Final = 1.0
 _FOLLOW_SECONDS: Final = 0.25
-"""Between two looks whether a silent server is replaced, which a small request tells."""
+"""Between two looks whether a silent server is replaced, or a refused slot has a server, which a
+small request tells."""
 
 
 class Patience(NamedTuple):
@@ -128,6 +131,13 @@ class _Wait:
     """A `WAIT` on its way."""
 
 
+class _Moved:
+    """In place of a call on its way that another server carries out: its answer is passed over."""
+
+
+_Sent: TypeAlias = Call | _Wait | _Moved
+
+
 class Silence:
     """Says when a server that does not answer is silent, and when it is given up.
 
@@ -152,10 +162,10 @@ class Silence:
         self.is_silent = False
         self._replication = patience.replication_seconds
         self._least = self._limit = least
-        self._first: Call | _Wait | None = None
+        self._first: _Sent | None = None
         self._n_looks = 0
 
-    def look(self, first: Call | _Wait | None) -> bool:
+    def look(self, first: _Sent | None) -> bool:
         """Take note of what the next answer is for; say whether the server has become silent.
 
         Raises:
@@ -180,7 +190,7 @@ class Silence:
         """Whether `answered` has nothing to take note of."""
         return self._limit == self._least and not self.is_silent
 
-    def answered(self, call: Call | _Wait, now: float) -> bool:
+    def answered(self, call: _Sent, now: float) -> bool:
         """Take note of an answer, at the loop's time; say whether the server was silent."""
         was_silent, self.is_silent = self.is_silent, False
         if isinstance(call, Call) and now - call.made_at <= self._least:
@@ -230,12 +240,13 @@ class Pipeline:
         self._logger = logger
         self._connection: AbstractConnection | None = None
         self._waiting: list[Call] = []
-        self._sent: deque[Call | _Wait] = deque()
+        self._sent: deque[_Sent] = deque()
         self._unsafe: list[tuple[Call, Any]] = []
         self._is_paused = True
         self._wake = asyncio.Event()
         self._silence = Silence(patience)
-        self._is_replaced = False
+        self._held: set[int] = set()
+        self._has_held = asyncio.Event()
         self._has_sent = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
@@ -258,43 +269,43 @@ class Pipeline:
     def submit(self, call: Call) -> None:
         """Send a call, when there is a connection."""
         self._waiting.append(call)
-        if self._is_paused:
+        if self._is_paused or call.slot in self._held:
             self._expect_expiry()
         else:
             self._wake.set()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether answers of the server are still to come."""
-        return bool(self._sent)
 
     @property
     def is_away(self) -> bool:
         """Whether there is no connection, or the server is silent."""
         return self.failure is not None or self._silence.is_silent
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether calls wait for routes or a connection."""
-        return self._is_paused
+    def under_way(self) -> set[int]:
+        """Return the slots of which answers of the server are still to come."""
+        calls = [*self._sent, *(call for call, _ in self._unsafe)]
+        return {call.slot for call in calls if isinstance(call, Call)}
 
-    @property
-    def n_calls(self) -> int:
-        """Calls without an answer."""
-        return len(self._waiting) + len(self._sent) + len(self._unsafe)
+    def hold(self, slots: Collection[int]) -> None:
+        """Send no more calls of slots until there are routes again, which are then asked for."""
+        if slots:
+            self._held.update(slots)
+            self._has_held.set()
+            self._expect_expiry()
 
-    def pause(self) -> None:
-        """Send no more until there are routes again, which are asked for behind the last answer.
+    def take(self, slots: Collection[int]) -> list[Call]:
+        """Return the calls of slots without an answer, which are no longer this pipeline's.
 
-        To be called where another server has slots of this one. A silent one is given up then.
+        Those under way are among them: who gives up their answers repeats them elsewhere.
         """
-        self._is_paused = True
-        self._is_replaced = self._silence.is_silent
-
-    def take_waiting(self) -> list[Call]:
-        """Return the calls that were not sent, which are no longer this pipeline's."""
-        taken, self._waiting = self._waiting, []
-        return taken
+        taken = [call for call in self._waiting if call.slot in slots]
+        taken += [call for call, _ in self._unsafe if call.slot in slots]
+        self._waiting = [call for call in self._waiting if call.slot not in slots]
+        self._unsafe = [one for one in self._unsafe if one[0].slot not in slots]
+        for at, call in enumerate(self._sent):
+            if isinstance(call, Call) and call.slot in slots:
+                taken.append(call)
+                self._sent[at] = _Moved()
+        self._held.difference_update(slots)
+        return [call for call in taken if not call.future.done()]
 
     def keep(self, future: asyncio.Future[Any]) -> None:
         """Have a call, if it is one of this pipeline, wait for a server as long as that takes."""
@@ -320,8 +331,9 @@ class Pipeline:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
         self._take_back()
-        for call in self.take_waiting():
+        for call in self._waiting:
             call.fail("the queue is closed")
+        self._waiting.clear()
         await self._disconnect()
 
     async def _disconnect(self) -> None:
@@ -331,32 +343,44 @@ class Pipeline:
 
     # -- trouble -----------------------------------------------------------------------------------
 
-    def _take_back(self, redirected: Iterable[Call] = ()) -> None:
+    def _take_back(self) -> None:
         """Put what has no answer where it waits, in the order in which it was made."""
-        calls = [*redirected, *(call for call, _ in self._unsafe), *self._waiting]
+        calls = [*(call for call, _ in self._unsafe), *self._waiting]
         calls += [call for call in self._sent if isinstance(call, Call)]
         self._unsafe.clear()
         self._sent.clear()
+        self._held.clear()
+        self._wait_in_order(calls)
+
+    def _wait_in_order(self, calls: Iterable[Call]) -> None:
         self._waiting = sorted(
             (call for call in calls if not call.future.done()), key=lambda call: call.number
         )
 
+    def _release(self) -> None:
+        """Send what was held, but for slots of which answers are still to come."""
+        self._held &= self.under_way()
+        self._wait_in_order(self._waiting)
+        self._wake.set()
+
     def _expect_expiry(self) -> None:
         """Have the first call that waits fail when its time is over."""
         if self._expiry is None:
-            first = next((call for call in self._waiting if not call.is_kept), None)
+            held = self._waiting
+            if not self._is_paused:
+                held = [call for call in held if call.slot in self._held]
+            first = next((call for call in held if not call.is_kept), None)
             if first is not None:
                 at = first.made_at + self._patience.retry_seconds
                 self._expiry = asyncio.get_running_loop().call_at(at, self._expire)
 
     def _expire(self) -> None:
         self._expiry = None
-        if not self._is_paused:
-            return
         latest = asyncio.get_running_loop().time() - self._patience.retry_seconds
         calls, self._waiting = self._waiting, []
         for call in calls:
-            if call.is_kept or call.made_at > latest:
+            is_held = self._is_paused or call.slot in self._held
+            if not is_held or call.is_kept or call.made_at > latest:
                 self._waiting.append(call)
             else:
                 call.fail(self.failure or f"the Redis server {self} takes no calls")
@@ -376,7 +400,7 @@ class Pipeline:
                 if was_lost:
                     self._logger.info("queue: connected to the Redis server %s again", self)
                     self._on_return()
-                self._is_paused = self._is_replaced = False
+                self._is_paused = False
                 self._wake.set()
                 if await self._serve(self._connection):
                     seconds = _FIRST_RETRY_SECONDS
@@ -395,10 +419,8 @@ class Pipeline:
     async def _serve(self, connection: AbstractConnection) -> bool:
         """Send and receive until that is over; return whether any call was answered by then."""
         answered: list[int] = [0]
-        redirected: list[Call] = []
-        reading = asyncio.create_task(self._read(connection, answered, redirected))
         tasks = (
-            reading,
+            asyncio.create_task(self._read(connection, answered)),
             asyncio.create_task(self._write(connection)),
             asyncio.create_task(self._watch()),
             asyncio.create_task(self._follow()),
@@ -416,7 +438,7 @@ class Pipeline:
                 self._note(f"the Redis server {self}: {error}")
                 await self._disconnect()
                 break
-        self._take_back(redirected)
+        self._take_back()
         self._expect_expiry()
         return answered[0] > 0
 
@@ -431,6 +453,12 @@ class Pipeline:
             if self._is_paused or not self._waiting:
                 continue
             calls, self._waiting = self._waiting, []
+            if self._held:
+                held = self._held
+                self._waiting = [call for call in calls if call.slot in held]
+                calls = [call for call in calls if call.slot not in held]
+                if not calls:
+                    continue
             packed: list[bytes] = []
             is_stored = False
             for call in calls:
@@ -444,19 +472,16 @@ class Pipeline:
             self._has_sent.set()
             await connection.send_packed_command(packed, check_health=False)
 
-    async def _read(
-        self, connection: AbstractConnection, answered: list[int], redirected: list[Call]
-    ) -> None:
-        """Complete calls; return when the server has refused one and has answered all.
+    async def _read(self, connection: AbstractConnection, answered: list[int]) -> None:
+        """Complete calls, and hold the slots of those that the server does not carry out.
 
         Args:
             connection: to the server.
             answered: its first number grows with each call.
-            redirected: gets those that the server has not carried out.
         """
         sent = self._sent
         is_safe = not self._patience.min_replicas
-        while not self._is_paused or sent:
+        while True:
             answer: Any
             try:
                 answer = await connection.read_response(
@@ -467,11 +492,13 @@ class Pipeline:
             call = sent.popleft()
             if isinstance(call, _Wait):
                 self._replicated(answer)
+            elif isinstance(call, _Moved):
+                pass
             elif isinstance(answer, ResponseError):
                 if isinstance(answer, NOT_CARRIED_OUT):
                     call.is_sent = False
-                    redirected.append(call)
-                    self._is_paused = True
+                    self._waiting.append(call)
+                    self.hold((call.slot,))
                 elif not call.future.done():
                     call.future.set_exception(answer)
             elif call.future.done():  # its caller has left
@@ -503,7 +530,7 @@ class Pipeline:
                     )
                 )
 
-    def _note_answer(self, call: Call | _Wait) -> None:
+    def _note_answer(self, call: _Sent) -> None:
         if self._silence.answered(call, asyncio.get_running_loop().time()):
             self._logger.info("queue: the Redis server %s answers again", self)
             self._on_return()
@@ -527,13 +554,22 @@ class Pipeline:
             await asyncio.sleep(self._silence.step)
 
     async def _follow(self) -> None:
-        """Look for routes while the server is silent: it may be long until it is given up.
+        """Look for routes while slots wait for them.
 
-        Raises:
-            TimeoutError: another server has taken its place.
+        Also while the server is silent: it may be long until it is given up.
         """
-        while not self._is_replaced:
-            await asyncio.sleep(_FOLLOW_SECONDS)
-            if self._silence.is_silent:
-                await self._on_trouble()
-        raise TimeoutError("it does not answer, and another server has its place")
+        seconds = _FIRST_RETRY_SECONDS
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FOLLOW_SECONDS):
+                    await self._has_held.wait()
+            self._has_held.clear()
+            if self._held:
+                await asyncio.sleep(seconds)
+                seconds = min(2 * seconds, _FOLLOW_SECONDS)
+            else:
+                seconds = _FIRST_RETRY_SECONDS
+                if not self._silence.is_silent:
+                    continue
+            await self._on_trouble()
+            self._release()

@@ -1,9 +1,10 @@
 """Which server a call goes to: the only one, the master that sentinels name, or that of its slot.
 
-Theory of operation. Each server has a pipeline. One that has lost its connection, or that is told
-that a slot is another server's, is paused; then the routes are found again, and its calls go where
-they belong. A slot leaves a pipeline only when all answers of that have come, so that calls of one
-slot are never reordered. Calls to other servers go on meanwhile.
+Theory of operation. Each server has a pipeline. Where it has lost its connection, or is told that a
+slot is another server's, the routes are found again, and the calls that wait go where they belong.
+A slot leaves a pipeline when all answers of it have come, so that its calls are never reordered; or
+when the server is away, whose answers may never come: then its calls are repeated at the other
+server, in their order. Calls of other slots go on meanwhile, at the same server as well.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ class Routes:
 
     def _take(self, ranges: list[Range]) -> None:
         by_slot = self._by_slot
-        draining: set[Pipeline] = set()
+        moves: dict[Pipeline, dict[int, Pipeline]] = {}
         has_changed = False
         for first, last, address in ranges:
             taker = self._pipelines.get(address)
@@ -222,26 +223,22 @@ class Routes:
                 taker.start()
             for slot in range(first, min(last + 1, len(by_slot))):
                 owner = by_slot[slot]
-                if owner is taker:
-                    continue
-                if owner.is_busy:
-                    draining.add(owner)
-                else:
-                    by_slot[slot] = taker
-                    has_changed = True
-        for owner in draining:
-            owner.pause()
-        calls = [
-            call
-            for owner in self._pipelines.values()
-            if not owner.is_busy
-            for call in owner.take_waiting()
-        ]
+                if owner is not taker:
+                    moves.setdefault(owner, {})[slot] = taker
+        calls: list[Call] = []
+        for owner, takers in moves.items():
+            is_waited_for = set() if owner.is_away else owner.under_way() & takers.keys()
+            owner.hold(is_waited_for)
+            gone = takers.keys() - is_waited_for
+            for slot in gone:
+                by_slot[slot] = takers[slot]
+            calls += owner.take(gone)
+            has_changed = has_changed or bool(gone)
         for call in sorted(calls, key=lambda call: call.number):
             by_slot[call.slot].submit(call)
-        in_use = set(by_slot)
+        in_use = {*by_slot, *(self._pipelines[address] for _, _, address in ranges)}
         for address, owner in list(self._pipelines.items()):
-            if owner not in in_use and not owner.n_calls:
+            if owner not in in_use:
                 del self._pipelines[address]
                 closing = asyncio.create_task(owner.close())
                 self._closing.add(closing)

@@ -1,0 +1,120 @@
+"""One slot of a server that is another server's, or is on its way to it, beside its other slots."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+import pytest
+from redis.crc import key_slot
+
+from penstock.plugins.queue.engines.redis.finding import ClusterFinder
+from penstock.plugins.queue.engines.redis.login import Address, Login
+from penstock.plugins.queue.engines.redis.pipeline import Patience
+from penstock.plugins.queue.engines.redis.routes import Range, Routes
+from penstock.plugins.queue.engines.redis.server import RedisServer
+from tests.helpers.redis_server import running_cluster
+from tests.plugins.queue.engines.contract.harness import UNTIL_SECONDS, until
+
+LOGGER = logging.getLogger("penstock.queue")
+PATIENT = Patience(300.0, 300.0, slowdown_detection_time=0.02)
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Address]]:
+    """Start two nodes; the first one has the lower half of the slots."""
+    with running_cluster(tmp_path_factory.mktemp("nodes"), n=2) as started:
+        yield [("127.0.0.1", node.port) for node in started]
+
+
+def keys_of_the_first(n: int) -> list[str]:
+    """Return keys of as many slots of the first node, which no other test uses."""
+    keys = (f"test-routes-{at}" for at in range(10_000))
+    lower = [key for key in keys if key_slot(key.encode()) < 8_192]
+    return lower[:n]
+
+
+async def set_slot(nodes: list[Address], key: str, *ways: str) -> None:
+    """Move a slot of the first node as far as a way does; each is for the other node, then it."""
+    identifiers = [(await Login().ask(node, "CLUSTER", "MYID")).decode() for node in nodes]
+    slot = str(key_slot(key.encode()))
+    for way in ways:
+        for at in (1, 0):
+            step = {"begin": ("IMPORTING", 0) if at else ("MIGRATING", 1), "end": ("NODE", 1)}[way]
+            await Login().ask(nodes[at], "CLUSTER", "SETSLOT", slot, step[0], identifiers[step[1]])
+
+
+class HeldFinder(ClusterFinder):
+    """Finds nothing for as long as a test wants.
+
+    Attributes:
+        is_asked: is set when routes are looked for.
+        goes_on: to be set for the answer.
+    """
+
+    def __init__(self, nodes: list[Address]) -> None:
+        super().__init__(nodes, Login())
+        self.is_asked = asyncio.Event()
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+
+    async def find(self) -> list[Range]:
+        """Return the master of each slot, when the test wants it."""
+        self.is_asked.set()
+        await self.goes_on.wait()
+        return await super().find()
+
+
+async def opened(nodes: list[Address], finder: ClusterFinder) -> Routes:
+    """Return open routes to a cluster."""
+    server = RedisServer(cluster=tuple(nodes))
+    routes = Routes(finder, lambda address: server.connect(LOGGER, address), PATIENT, LOGGER)
+    await routes.open()
+    return routes
+
+
+async def test_a_slot_on_its_way_holds_up_no_other_slot_of_its_server(nodes: list[Address]) -> None:
+    """Its calls wait for routes, in their order; those of the server's other slots do not."""
+    finder = HeldFinder(nodes)
+    calls = await opened(nodes, finder)
+    moved, stays = keys_of_the_first(2)
+    await set_slot(nodes, moved, "begin")
+    finder.is_asked.clear()
+    finder.goes_on.clear()
+    async with asyncio.timeout(UNTIL_SECONDS):
+        waiting = [calls.call(moved, "RPUSH", moved, f"{n}") for n in range(3)]
+        await finder.is_asked.wait()
+        assert await calls.call(stays, "RPUSH", stays, "a") == 1
+        waiting += [calls.call(moved, "RPUSH", moved, f"{n}") for n in range(3, 6)]
+        assert await calls.call(stays, "RPUSH", stays, "b") == 2
+        assert not any(call.done() for call in waiting)
+        await set_slot(nodes, moved, "end")
+        finder.goes_on.set()
+        assert await asyncio.gather(*waiting) == [1, 2, 3, 4, 5, 6]
+        assert await calls.call(moved, "LRANGE", moved, "0", "-1") == [b"%d" % n for n in range(6)]
+    assert calls.address_of(moved) == nodes[1]
+    assert calls.address_of(stays) == nodes[0]
+    await calls.close()
+
+
+async def test_a_silent_server_that_has_lost_a_slot_keeps_its_connection(
+    nodes: list[Address],
+) -> None:
+    """What is under way of that slot goes to the server that has it; the rest is waited for."""
+    calls = await opened(nodes, ClusterFinder(nodes, Login()))
+    slow, moved, *_ = keys_of_the_first(5)[2:]
+    connection = await calls.call(slow, "CLIENT", "ID")
+    waiting = calls.call(slow, "BLPOP", slow, "0")
+    behind = [calls.call(moved, "RPUSH", moved, f"{n}") for n in range(3)]
+    await until(lambda: calls.is_away(slow))
+    await set_slot(nodes, moved, "begin", "end")
+    async with asyncio.timeout(UNTIL_SECONDS):
+        assert await asyncio.gather(*behind) == [1, 2, 3]
+        assert calls.address_of(moved) == nodes[1]
+        assert not waiting.done()
+        await Login().ask(nodes[0], "RPUSH", slow, "a")
+        assert await waiting == [slow.encode(), b"a"]
+        assert await calls.call(slow, "CLIENT", "ID") == connection
+    assert calls.failure is None
+    await calls.close()
