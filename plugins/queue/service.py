@@ -110,6 +110,7 @@ class QueueService:
         self._clock = clock
         self._logger = logger
         self._budget = PendingBudget(config.max_pending_messages, config.max_pending_bytes)
+        self._closing: set[asyncio.Task[None]] = set()
         self._queues = {
             name: self._make(name, queue_spec(queue)) for name, queue in config.queues.items()
         }
@@ -133,7 +134,7 @@ class QueueService:
         for name in self._config.queues:
             await self._declare(name)
             self._queues[name].incarnation = self.engine.outline(name).incarnation
-        await self._follow()
+        self._follow()
 
     async def _declare(self, name: str) -> None:
         """Bring a queue of the policy file into the engine."""
@@ -176,6 +177,7 @@ class QueueService:
         self.close_requests()
         for queue in self._queues.values():
             await queue.intake.close()
+        await asyncio.gather(*self._closing)
         await self.engine.close()
 
     async def maintain(self) -> None:
@@ -187,16 +189,20 @@ class QueueService:
         try:
             await self.engine.maintain()
         finally:
-            await self._follow()
+            self._follow()
             for name in self.engine.queues():
                 if name in self._queues:  # it is in the engine first
                     self._queues[name].intake.look_for_room()
 
-    async def _follow(self) -> None:
+    def _follow(self) -> list[asyncio.Task[None]]:
         """Serve the queues that the engine has, as it has them.
 
         Another program may have created, changed or deleted them, or a request whose client has
         left before it was answered.
+
+        Returns:
+            What ends when the messages under way to queues that are gone are stored or refused.
+            Their node may be away: other queues need not wait for it.
         """
         held = {name: self.engine.outline(name) for name in self.engine.queues()}
         gone = [
@@ -204,9 +210,14 @@ class QueueService:
             for name, queue in self._queues.items()
             if name not in held or held[name].incarnation != queue.incarnation
         ]
+        closings = []
         for queue in gone:
             del self._queues[queue.name]
             queue.is_gone(UnknownQueueError(f"queue {queue.name} was deleted"))
+            closing = asyncio.create_task(queue.intake.close(), name=f"intake of {queue.name}")
+            closings.append(closing)
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
         has_changed = bool(gone)
         for name, outline in held.items():
             known = self._queues.get(name)
@@ -220,8 +231,7 @@ class QueueService:
             has_changed = True
         if has_changed:
             self.on_change()
-        if gone:
-            await asyncio.shield(asyncio.gather(*(queue.intake.close() for queue in gone)))
+        return closings
 
     def names(self) -> Sequence[str]:
         """Return the names of all queues, sorted; also those that the policy file is to have.
@@ -256,7 +266,7 @@ class QueueService:
         spec = spec if spec.groups else replace(spec, groups={DEFAULT_GROUP: GroupSpec()})
         self._check(name, spec)
         snapshot = await self.engine.create_queue(name, spec)
-        await self._follow()
+        self._follow()
         return snapshot
 
     async def change(self, name: str, spec: QueueSpec) -> QueueSnapshot:
@@ -271,7 +281,7 @@ class QueueService:
         groups = {group: held.spec for group, held in self.engine.outline(name).groups.items()}
         self._check(name, replace(spec, groups={**spec.groups, **groups}))
         snapshot = await self.engine.change_queue(name, spec)
-        await self._follow()
+        self._follow()
         return snapshot
 
     async def delete(self, name: str) -> None:
@@ -296,7 +306,7 @@ class QueueService:
                 "queue that is that of no group. Give these groups another one first"
             )
         await self.engine.delete_queue(name)
-        await self._follow()
+        await asyncio.shield(asyncio.gather(*self._follow()))
 
     async def create_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
         """Create a group; one with the same settings is kept; see `Engine.create_group`.

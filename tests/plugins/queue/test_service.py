@@ -9,6 +9,7 @@ import pytest
 
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.plugins.queue.engines.contract import (
+    AppendResult,
     EngineStartError,
     GroupKindError,
     GroupSpec,
@@ -104,6 +105,28 @@ async def test_the_dead_letter_queue_of_a_group_is_not_deleted() -> None:
         await service.delete_group("q", "b")
         await service.delete("failed")
         assert service.names() == ["q"]
+
+
+async def test_messages_under_way_to_a_queue_that_is_gone_hold_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another program has deleted it while its node was away; the others are served and kept."""
+    async with running_service() as service:
+        engine = service.engine
+        under_way: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
+        with monkeypatch.context() as patched:
+            patched.setattr(engine, "append", lambda *_: under_way)
+            storing = asyncio.create_task(service.store("q", [NewMessage(message())]))
+            await asyncio.sleep(0)
+        await engine.delete_queue("q")
+        await engine.create_queue("late", QueueSpec())
+        await asyncio.wait_for(service.maintain(), LONG_SECONDS)
+        assert service.names() == ["late"]
+        closing = asyncio.create_task(service.close())
+        await asyncio.sleep(0)
+        under_way.set_result(AppendResult([-1], (), {0: "storage_error"}))
+        assert await storing == [Stored(-1, -1, "storage_error")]
+        await closing
 
 
 async def test_store_tells_where_each_message_is() -> None:

@@ -71,7 +71,7 @@ class Catalogue:
             self._forget(self.queues.pop(name))
         for name in sorted(entries):
             self._take(name, entries[name])
-        await self._functions.look(self.queues.values())
+        await self._functions.look_at_reached(self.queues.values())
 
     def _take(self, name: str, raw: bytes) -> Queue:
         """Take an entry of the catalogue."""

@@ -404,16 +404,26 @@ class RedisEngine:
         """Do what time asks for, and learn what other programs have done."""
         await self._listening.maintain()
         self._functions.arrivals.note_uses(self._functions.now())
-        await self._catalogue.refresh()
+        failed: StorageError | None = None
+        try:
+            await self._catalogue.refresh()
+        except StorageError as error:
+            failed = error
         for queue in list(self._catalogue.queues.values()):
             try:
                 await self._maintain_queue(queue)
             except UnknownQueueError:  # it was deleted
                 continue
+            except StorageError as error:  # other queues, and other nodes, need not wait for it
+                failed = error
         await self._drop_unknown()
+        if failed is not None:
+            raise failed
 
     async def _maintain_queue(self, queue: Queue) -> None:
+        """Do so for a queue, but for what is on nodes that are away."""
         now = self._functions.now()
+        parts = self._functions.reached(queue)
         for group in list(queue.groups.values()):
             expiry = group.spec.group_expiry_seconds
             if expiry is not None and now - group.used_at >= expiry:
@@ -424,19 +434,18 @@ class RedisEngine:
                     now - group.used_at,
                 )
                 await self._catalogue.delete_group(queue.name, group.name)
-            elif group.used_at > group.touched_at:
-                part = next(iter(queue.physical.values()))
+            elif group.used_at > group.touched_at and parts:
                 used_ago = max(0.0, now - group.used_at)
-                await self._functions.ask(queue, part, "touch", group.id, repr(used_ago))
+                await self._functions.ask(queue, parts[0], "touch", group.id, repr(used_ago))
         retention = queue.spec.retention_seconds
         if retention is not None:
-            for part in list(queue.physical.values()):
+            for part in parts:
                 is_all = False
                 while not is_all:
                     _, is_all = await self._storing.cut(queue, part, "retention", "", retention)
         given = self._functions.given()
         window = repr(queue.spec.deduplication_seconds)
-        for key in self._functions.all_ids_keys(queue):
+        for key in filter(self._functions.is_reached, self._functions.all_ids_keys(queue)):
             while await plain(self._functions.call("expire_ids", [key], given, window)):
                 pass
 

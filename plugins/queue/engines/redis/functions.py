@@ -140,6 +140,14 @@ class Functions:
         away = [number for number, part in parts if self._routes.is_away(part.base)]
         return away if len(away) < len(parts) else ()
 
+    def is_reached(self, key: str) -> bool:
+        """Return whether upkeep of a key need not wait for its node; the only one is waited for."""
+        return not (self.is_cluster and self._routes.is_away(key))
+
+    def reached(self, queue: Queue) -> list[Part]:
+        """Return the physical queues for whose upkeep this is so."""
+        return [part for part in queue.physical.values() if self.is_reached(part.base)]
+
     async def ask(
         self, queue: Queue, part: Part, function: str, *args: Any, keys: Iterable[str] = ()
     ) -> Any:
@@ -250,17 +258,29 @@ class Functions:
 
     async def look(self, queues: Iterable[Queue]) -> None:
         """Learn what has become of queues; wake those for whom something has become visible."""
-        looks = [
-            asyncio.ensure_future(self.look_at(queue, part))
-            for queue in queues
-            for part in queue.physical.values()
-        ]
+        await self._look(queues, lambda queue: queue.physical.values())
+
+    async def look_at_reached(self, queues: Iterable[Queue]) -> None:
+        """The same, but for physical queues whose nodes are away.
+
+        Raises:
+            StorageError: a node could not be asked; the others were.
+        """
+        await self._look(queues, self.reached)
+
+    async def _look(
+        self, queues: Iterable[Queue], parts_of: Callable[[Queue], Iterable[Part]]
+    ) -> None:
+        looks = [self.look_at(queue, part) for queue in queues for part in parts_of(queue)]
         gone: UnknownQueueError | None = None
-        for look in looks:
-            try:
-                await look
-            except UnknownQueueError as error:  # it is being deleted
-                gone = error
+        failed: BaseException | None = None
+        for ended in await asyncio.gather(*looks, return_exceptions=True):
+            if isinstance(ended, UnknownQueueError):  # it is being deleted
+                gone = ended
+            elif ended is not None:
+                failed = ended
+        if failed is not None:
+            raise failed
         if gone is not None and len(looks) == 1:
             raise gone
 

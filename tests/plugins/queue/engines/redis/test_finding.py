@@ -31,6 +31,7 @@ from penstock.plugins.queue.engines.redis.login import Address, Login
 from penstock.plugins.queue.engines.redis.pipeline import Patience
 from penstock.plugins.queue.engines.redis.server import RedisServer
 from penstock.plugins.queue.wire.frames import ReceivedMessage
+from tests.helpers.clock import Clock
 from tests.helpers.redis_server import (
     RedisProcess,
     running_cluster,
@@ -305,13 +306,15 @@ async def test_a_node_that_fails_holds_its_own_physical_queues_alone(tmp_path: P
     with running_cluster(tmp_path, "cluster-require-full-coverage no") as nodes:
         patience = Patience(timeout_seconds=0.5, retry_seconds=1.0)
         server = RedisServer(cluster=tuple(map(address_of, nodes)), patience=patience)
-        engine = RedisEngine(server, logger=LOGGER)
+        clock = Clock()
+        engine = RedisEngine(server, server_clock=clock, logger=LOGGER)
         await engine.open()
         frozen, slots = None, dict[int, int]()
         while not slots or nodes[slots[0] * 3 // 16_384] is not frozen:
             if slots:
                 await engine.delete_queue("q")
-            made = await engine.create_queue("q", replace(SPEC, physical_queues=12))
+            spec = replace(SPEC, physical_queues=12, retention_seconds=60.0)
+            made = await engine.create_queue("q", spec)
             slots = {number: slot_of(engine, "penstock", number) for number in range(12)}
             # The node of the identifiers is that of physical queue 0, too.
             frozen = nodes[int(key_slot(f"penstock:{{{made.incarnation}}}".encode())) * 3 // 16_384]
@@ -336,6 +339,10 @@ async def test_a_node_that_fails_holds_its_own_physical_queues_alone(tmp_path: P
             assert f"127.0.0.1:{frozen.port}" in (engine.failure() or "")
             # A receive is not to wait for what cannot be had.
             assert list(engine.visible("q", "g")) == others
+            # Nor is upkeep of the other nodes.
+            clock.sleep(61.0)
+            await engine.maintain()
+            assert {at for at, held in engine.snapshot("q").usage.items() if held.messages} == {0}
             seen = await engine.wait_for_arrival("q", "g", -1, 0)
             returned = asyncio.create_task(engine.wait_for_arrival("q", "g", seen, UNTIL_SECONDS))
         finally:
