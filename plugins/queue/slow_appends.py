@@ -37,7 +37,7 @@ class SlowAppends:
         self._logger = logger
         self._timer: asyncio.TimerHandle | None = None
         self._known: set[int] = set()
-        self._has_away = False
+        self._away: Collection[int] = ()
 
     @property
     def excluded(self) -> list[int]:
@@ -56,9 +56,13 @@ class SlowAppends:
         self._tell()
 
     def note_away(self, numbers: Collection[int]) -> None:
-        """Leave out what cannot be reached; to be called before messages are dealt."""
-        if numbers or self._has_away:
-            self._has_away = bool(numbers)
+        """Leave out what cannot be reached; to be called before messages are dealt.
+
+        Args:
+            numbers: of the physical queues; the same object as before says nothing new.
+        """
+        if numbers is not self._away:
+            self._away = numbers
             self._exclusion.note_unreachable(numbers, asyncio.get_running_loop().time())
             self._tell()
 

@@ -73,6 +73,8 @@ class Functions:
         self._shift: float | None = None
         self._numbers: dict[str, int] = {}
         self._secret = b""
+        self._away: dict[Queue, tuple[int, Collection[int]]] = {}
+        self._away_change = 0
 
     def now(self) -> float:
         """Return the engine's time, which is the server's."""
@@ -132,13 +134,22 @@ class Functions:
         """Return physical queues whose node is away; none where no other one is there.
 
         A receive would wait for the node or its replica. Where nothing else is left to wait for, it
-        does so, and its caller is told when that takes too long.
+        does so, and its caller is told when that takes too long. The object is the same until the
+        answer may be another one: it is asked for with each message.
         """
-        if not self.is_cluster or not self._routes.has_away:
+        routes = self._routes
+        if not self.is_cluster or not routes.has_away:
             return ()
-        parts = queue.physical.items()
-        away = [number for number, part in parts if self._routes.is_away(part.base)]
-        return away if len(away) < len(parts) else ()
+        if routes.n_changes != self._away_change:
+            self._away_change = routes.n_changes
+            self._away.clear()
+        n_parts = len(queue.physical)
+        known = self._away.get(queue)
+        if known is None or known[0] != n_parts:
+            parts = queue.physical.items()
+            away = frozenset(number for number, part in parts if routes.is_away(part.base))
+            known = self._away[queue] = n_parts, (away if len(away) < n_parts else ())
+        return known[1]
 
     def is_reached(self, key: str) -> bool:
         """Return whether upkeep of a key need not wait for its node; the only one is waited for."""

@@ -58,6 +58,9 @@ class Routes:
     Attributes:
         on_away: is called when a server is away.
         on_return: is called when keys may be reached that could not be.
+        has_away: whether any server is away.
+        n_changes: grows when a server goes away or comes back, and when slots are moved: what was
+            known of a key is then to be asked for again.
     """
 
     def __init__(
@@ -69,6 +72,8 @@ class Routes:
     ) -> None:
         self.on_away: Callable[[], None] = lambda: None
         self.on_return: Callable[[], None] = lambda: None
+        self.has_away = False
+        self.n_changes = 0
         self._finder = finder
         self._connect = connect
         self._patience = patience
@@ -122,8 +127,8 @@ class Routes:
             address,
             self._connect,
             self.find_again,
-            lambda: self.on_away(),  # noqa: PLW0108 (it is set later)
-            lambda: self.on_return(),  # noqa: PLW0108 (it is set later)
+            self._has_gone,
+            self._has_returned,
             self._patience,
             self._logger,
         )
@@ -154,11 +159,6 @@ class Routes:
     def address_of(self, key: str) -> Address:
         """Return the server of a key, as far as this program knows."""
         return self._pipeline_of(key).address
-
-    @property
-    def has_away(self) -> bool:
-        """Whether any server is away."""
-        return any(one.is_away for one in self._pipelines.values())
 
     def is_away(self, key: str) -> bool:
         """Return whether the server of a key cannot be reached, or does not answer."""
@@ -191,6 +191,18 @@ class Routes:
         await asyncio.gather(*(one.close() for one in self._pipelines.values()))
         await asyncio.gather(*self._closing, return_exceptions=True)
         self._pipelines.clear()
+
+    def _has_gone(self) -> None:
+        self._note_change()
+        self.on_away()
+
+    def _has_returned(self) -> None:
+        self._note_change()
+        self.on_return()
+
+    def _note_change(self) -> None:
+        self.n_changes += 1
+        self.has_away = any(one.is_away for one in self._pipelines.values())
 
     # -- when servers change -----------------------------------------------------------------------
 
@@ -244,4 +256,4 @@ class Routes:
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
         if has_changed:
-            self.on_return()
+            self._has_returned()
