@@ -4,7 +4,9 @@ Theory of operation. Each consumer has a task that receives as many messages as 
 for and gives them to the broker, which sends them. PUBACK acknowledges a message; one of 0x80 or
 above, or the end of the connection, makes it visible to others at once. Outcomes are collected for
 a round of the event loop and settled together. While messages are with the client, whether sent or
-held back by the broker, their leases are extended: a slow device keeps what it has.
+held back by the broker, their leases are extended: a slow device keeps what it has. All are
+extended as soon as the first one has to be. The visibility timeout may be made shorter or longer at
+any time, also by another program, so each lease counts with the one that it was made with.
 
 Consumers of a group take turns, as each asks for a few messages at a time, behind those that wait.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -55,9 +58,8 @@ RETRY_SECONDS: Final = 1.0
 LEASE_PART: Final = 3
 """A lease is extended each time when this part of the visibility timeout is over."""
 
-EXTEND_SECONDS: Final = 10.0
-"""Most seconds between two extensions: the visibility timeout may be made shorter at any time, and
-what is received then has the shorter one."""
+LOST_SECONDS: Final = 10.0
+"""How often it is looked for messages that were dropped on their way, at least."""
 
 
 class QueueConsumers(MessageSource):
@@ -154,6 +156,8 @@ class QueueFeed:
         self._done: dict[Action, list[str]] = {"ack": [], "nack": []}
         self._unsent: list[ReceivedMessage] = []
         self._woken = asyncio.Event()
+        self._extend_at = math.inf
+        self._is_sooner = asyncio.Event()
         self._is_stopped = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._giving: asyncio.Task[None] | None = None
@@ -213,12 +217,15 @@ class QueueFeed:
             if n_free <= 0:
                 await self._wait(LOOK_SECONDS)
                 continue
+            visibility = self._visibility_timeout()
             request = ReceiveRequest(n_free, WAIT_SECONDS)
             try:
                 received = await self._service.receive(self._queue, self._group, request)
             except Exception as error:  # noqa: BLE001 (the next attempt must follow any error)
                 self._failed(error)
                 received = []
+            if received:  # with the timeout of before, or that of now
+                self._extend_in_time(min(visibility, self._visibility_timeout()))
             for one in received:
                 self._give(one)
             if not received:
@@ -323,14 +330,35 @@ class QueueFeed:
             return isinstance(error, UnknownQueueError | UnknownGroupError | GroupKindError)
         return True
 
+    def _extend_in_time(self, visibility: float) -> None:
+        """Have all leases extended in time for those that begin now.
+
+        Args:
+            visibility: seconds for which they last.
+        """
+        at = asyncio.get_running_loop().time() + visibility / LEASE_PART
+        if at < self._extend_at:
+            self._extend_at = at
+            self._is_sooner.set()
+
     async def _keep_leases(self) -> None:
         """Extend what the client has, until it has nothing and gets no more."""
+        loop = asyncio.get_running_loop()
         while not self._is_stopped or self._held:
-            visibility = self._visibility_timeout()
-            await asyncio.sleep(min(visibility / LEASE_PART, EXTEND_SECONDS))
+            self._is_sooner.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(self._extend_at - loop.time(), LOST_SECONDS)):
+                    await self._is_sooner.wait()
             self._consumer.find_lost()
-            if self._held:
-                await self._settled("extend", list(self._held), visibility)
+            if loop.time() >= self._extend_at:
+                self._extend_at = math.inf
+                if self._held:
+                    # One that waits for a node that is away must not hold up the next one.
+                    self._run(self._extend(self._visibility_timeout()), "extending")
+
+    async def _extend(self, visibility: float) -> None:
+        self._extend_in_time(visibility)
+        await self._settled("extend", list(self._held), visibility)
 
     def _visibility_timeout(self) -> float:
         try:

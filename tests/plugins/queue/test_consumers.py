@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from penstock.plugins.queue.engines.contract import (
 from penstock.plugins.queue.service import QueueService, ReceiveRequest
 from penstock.plugins.queue.wire.frames import ReceivedMessage
 from tests.helpers.process import SECONDS
+from tests.helpers.skipping_loop import SkippingLoop
 
 
 def received(number: int, *, properties: str = "", receive_count: int = 1) -> ReceivedMessage:
@@ -45,6 +47,8 @@ class ScriptedService:
         asked: requests for messages.
         error: raised by the next calls of `receive` and `settle`.
         visibility_timeout: of the groups.
+        extended_at: the loop's time of each extension.
+        goes_on: whether settling is answered; it is set.
     """
 
     def __init__(self, *waiting: ReceivedMessage) -> None:
@@ -54,6 +58,9 @@ class ScriptedService:
         self.asked: list[ReceiveRequest] = []
         self.error: Exception | None = None
         self.visibility_timeout = 60.0
+        self.extended_at: list[float] = []
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
         self.engine = self
         self._changed = asyncio.Condition()
 
@@ -96,7 +103,10 @@ class ScriptedService:
         assert seconds == (self.visibility_timeout if action == "extend" else 0.0)
         self._raise()
         self.settled.append((action, list(handles)))
+        if action == "extend":
+            self.extended_at.append(asyncio.get_running_loop().time())
         await self._notify()
+        await self.goes_on.wait()
         return {}
 
     def _raise(self) -> None:
@@ -252,17 +262,45 @@ async def test_what_a_client_has_is_extended() -> None:
     await source.close()
 
 
-async def test_a_long_visibility_timeout_is_looked_at_again_before_it_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where it is made shorter, others would get each message for hours that a client works on."""
-    monkeypatch.setattr(consumers, "EXTEND_SECONDS", 0.001)
+async def check_shortened(before: float, after: float) -> None:
+    """Have another program make the visibility timeout shorter while a request is held."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SkippingLoop)
     service = ScriptedService(received(1))
-    service.visibility_timeout = 43_200.0
+    service.visibility_timeout = before
     consumer = ScriptedConsumer()
     source, _ = opened(service, consumer)
-    await service.until(lambda: len(service.settled) >= 2)
-    assert set(map(str, service.settled)) == {"('extend', ['h1'])"}
+    await consumer.has(1)
+    await loop.skip(before / 10)
+    service.visibility_timeout = after
+    await service.add(received(2))
+    await consumer.has(2)
+    given_at = loop.time()
+    await loop.skip(4 * after)
+    times = [given_at, *(at for at in service.extended_at if at > given_at), loop.time()]
+    assert max(later - earlier for earlier, later in pairwise(times)) <= after
+    assert service.settled[-1] == ("extend", ["h1", "h2"])
+    await source.close()
+
+
+@pytest.mark.parametrize("before", [30.0, 43_200.0])
+@pytest.mark.parametrize("after", [1.0, 5.0, 12.0])
+def test_a_visibility_timeout_that_is_made_shorter_loses_no_lease(
+    before: float, after: float
+) -> None:
+    """However short: what is leased from then on is extended in time for the shorter one."""
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        runner.run(check_shortened(before, after))
+
+
+async def test_an_extension_that_waits_holds_up_no_later_one() -> None:
+    """One node may be away: what is leased from the others has to be extended meanwhile."""
+    service = ScriptedService(received(1))
+    service.visibility_timeout = 0.003
+    service.goes_on.clear()
+    source, _ = opened(service, ScriptedConsumer())
+    await service.until(lambda: len(service.settled) >= 3)
+    service.goes_on.set()
     await source.close()
 
 
