@@ -166,12 +166,20 @@ class Intake:
         self._commits: set[asyncio.Future[AppendResult]] = set()
         self._is_closing = False
         self._least_refused: int | None = None
+        self._drops_newest = spec.when_full == "drop_newest"
+        self._n_awaited = 0
+        self._awaited_bytes = 0
         self.set_up(spec)
 
     def set_up(self, spec: QueueSpec) -> None:
         """Go by these settings from now on."""
         self._flush()
-        self._drops_newest = spec.when_full == "drop_newest"
+        drops_newest = spec.when_full == "drop_newest"
+        if drops_newest != self._drops_newest:
+            self._drops_newest = drops_newest
+            # As `reserve` would have held room, or none, for what the broker still has.
+            sign = 1 if drops_newest else -1
+            self._engine.release(self._name, sign * self._n_awaited, sign * self._awaited_bytes)
         self._max_bytes = spec.max_bytes
         seconds = self._slowdown_detection_time
         if self.slow_appends is not None:
@@ -197,11 +205,20 @@ class Intake:
         if reason:
             least = self._least_refused
             self._least_refused = n_bytes if least is None else min(least, n_bytes)
+        elif message.retain:
+            self._await(1, n_bytes)
         return reason
+
+    def _await(self, n_messages: int, n_bytes: int) -> None:
+        """Count retained messages with reserved room: the broker asks hooks before it goes on."""
+        self._n_awaited += n_messages
+        self._awaited_bytes += n_bytes
 
     def release(self, message: Message) -> None:
         """Give back the room that `reserve` has held."""
         n_bytes = len(message.payload)
+        if message.retain:
+            self._await(-1, -n_bytes)
         self._budget.give_back(1, n_bytes)
         if not self._drops_newest:
             self._engine.release(self._name, 1, n_bytes)
@@ -225,6 +242,8 @@ class Intake:
             self._drop(counts, "closing")
             self._settle_soon(receipt, ReasonCode.SERVER_SHUTTING_DOWN)
             return
+        if message.retain:
+            self._await(-1, -len(message.payload))
         if self._drops_newest and not self._has_room_for_newest(len(message.payload), counts):
             self._settle_soon(receipt, ReasonCode.SUCCESS)
             return

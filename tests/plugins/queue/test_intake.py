@@ -146,6 +146,35 @@ def payloads(messages: Sequence[NewMessage]) -> list[object]:
     return [new.message.payload for new in messages]
 
 
+@pytest.mark.parametrize("is_routed", [True, False])
+@pytest.mark.parametrize("ways", [("refuse", "drop_newest"), ("drop_newest", "refuse")])
+async def test_room_is_held_once_where_when_full_changes_before_a_message_is_routed(
+    ways: tuple[str, str], *, is_routed: bool
+) -> None:
+    """A retained message has room while hooks decide who gets it."""
+    before, after = (
+        queue_spec(queue_config(queues={"q": {"max_messages": 9, "when_full": way}}).queues["q"])
+        for way in ways
+    )
+    intake, engine = make_intake(room=9, max_messages=9, when_full=ways[0])
+    retained = message(retain=True)
+    for _ in range(2):
+        assert intake.reserve(retained) == ""
+    intake.set_up(after)
+    for _ in range(2):
+        if is_routed:
+            intake.accept(retained, None)
+        else:
+            intake.release(retained)
+    await asyncio.sleep(0)
+    # The engine gives back the room of what it stores.
+    n_stored = sum(len(messages) for _, messages, _ in engine.appended)
+    assert (engine.room + n_stored, n_stored) == (9, 2 if is_routed else 0)
+    await engine.commit_all()
+    intake.set_up(before)
+    assert engine.room + n_stored == 9
+
+
 async def test_receipt_is_settled_after_the_commit_and_not_before() -> None:
     """A publisher is answered when its message is safe."""
     intake, engine = make_intake()
