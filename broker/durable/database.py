@@ -7,11 +7,17 @@ file at a time (`DatabaseFile`): two brokers would each keep sessions of their o
 A restart may find the disk full. Nothing is written before the first commit. Where there is no room
 for the log's index, the index is kept in memory. A payload that fits nowhere else stays in the
 database (`StayingPayload`).
+
+On a full disk, messages still leave the database, with the space of a `DiskReserve`: a commit needs
+space in the log for each page that it changes, also where it only deletes. Deleted rows leave free
+pages in the file, which take new rows. `room_bytes` says how much may be stored so that deleting
+remains possible.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
 import threading
 from array import array
@@ -22,14 +28,18 @@ from itertools import chain
 from typing import Any, Final
 
 from penstock.broker.durable.database_file import (
+    CHECKPOINT_PAGES,
+    PAGE_BYTES,
     DatabaseFile,
     DatabaseFileError,
     Format,
     connect,
     in_words,
+    is_out_of_space,
     set_up,
     transaction,
 )
+from penstock.broker.durable.disk_reserve import DiskReserve
 from penstock.broker.durable.records import (
     Batch,
     DeliveryRow,
@@ -136,6 +146,15 @@ ROWS_AT_A_TIME: Final = 100
 back from a thread that may keep it for 5 ms. To write and delete a delivery then takes half of the
 time that it takes one by one. SQLite before 3.32 takes 999 values, and a delivery has nine."""
 
+LOG_BYTES: Final = CHECKPOINT_PAGES * PAGE_BYTES
+"""Length at which the log is copied into the file."""
+DELETE_BYTES: Final = LOG_BYTES
+"""What messages leave of the disk: the file may grow by all that is in the log."""
+RESERVE_BYTES: Final = DELETE_BYTES + LOG_BYTES
+"""That, and a log for the pages that deleting changes."""
+SPARE_PAGES: Final = 64
+"""Free pages of the file that messages leave to changes of stored rows."""
+
 _NO_ROOM_FOR_INDEX: Final = (sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP)
 
 
@@ -154,6 +173,7 @@ class SessionDatabase:
         path: name of the file.
         tightened: names of its files that other users could read until now.
         n_staying: payloads that `read` left in the database.
+        room_bytes: bytes of messages for which there is room; `write` and `measure` set it.
     """
 
     def __init__(self, path: str, *, is_flushed: bool) -> None:
@@ -173,7 +193,12 @@ class SessionDatabase:
             with ExitStack() as undo:
                 self._file = DatabaseFile(path)
                 undo.callback(self._file.close)
+                self._reserve = DiskReserve(f"{self._file.path}.reserve", RESERVE_BYTES)
                 self._connection = self._open("FULL" if is_flushed else "NORMAL")
+                undo.callback(self._connection.close)
+                (self._page_bytes,) = self._connection.execute("PRAGMA page_size").fetchone()
+                self._reserve.hold()
+                self.measure()
                 undo.pop_all()
         except sqlite3.Error as error:
             raise self._start_error(error) from error
@@ -192,6 +217,8 @@ class SessionDatabase:
             connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         except BaseException as error:
             connection.close()
+            if isinstance(error, sqlite3.Error) and self._reserve.give_up():
+                return self._open(synchronous, locking_mode)  # an upgrade needs space, too
             code = getattr(error, "sqlite_errorcode", 0)
             if code in _NO_ROOM_FOR_INDEX and locking_mode == "NORMAL":
                 return self._open(synchronous, "EXCLUSIVE")  # the index is in memory
@@ -266,8 +293,59 @@ class SessionDatabase:
         """
         self._check_there()
         with self._turn:
-            self._write(batch)
+            try:
+                self._write(batch)
+            except sqlite3.Error as error:
+                self._write_again(batch, error)
+            finally:
+                self._measure()
         self._check_there()
+
+    def _write_again(self, batch: Batch, error: sqlite3.Error) -> None:
+        """Write a batch that was refused, with the space of the reserve if that helps.
+
+        Raises:
+            DatabaseWriteError: it is refused.
+        """
+        is_spent = is_out_of_space(error) and self._reserve.spend()
+        with suppress(sqlite3.Error):  # frees space: the log may hold pages twice
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        if is_spent:
+            try:
+                return self._write(batch)
+            except sqlite3.Error as again:
+                error = again
+        raise DatabaseWriteError(f"persistence database {self.path}: {in_words(error)}") from error
+
+    def measure(self) -> None:
+        """Look how much room there is, and reserve space again where there is enough.
+
+        See `room_bytes`. A message needs its bytes in the log first, and then in free pages of the
+        file or at its end. The file may grow only while the reserve is held.
+        """
+        with self._turn:
+            self._measure()
+
+    def _measure(self) -> None:
+        try:
+            (n_free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
+            on_disk = self._left_on_disk()
+            if not self._reserve.is_held and on_disk >= RESERVE_BYTES and self._reserve.hold():
+                on_disk = self._left_on_disk()
+        except (OSError, sqlite3.Error, DatabaseFileError):
+            self.room_bytes = 0
+            return
+        in_file = max(0, n_free - SPARE_PAGES) * self._page_bytes
+        for_log = on_disk - DELETE_BYTES
+        growth = 0
+        if self._reserve.is_held:
+            for_log += RESERVE_BYTES
+            growth = on_disk
+        self.room_bytes = max(0, min(for_log, (for_log + in_file) // 2, in_file + growth))
+
+    def _left_on_disk(self) -> int:
+        status = os.statvfs(self._file.path)
+        return status.f_bavail * status.f_frsize
 
     def _check_there(self) -> None:
         lost = self._file.why_lost()
@@ -276,30 +354,24 @@ class SessionDatabase:
 
     def _write(self, batch: Batch) -> None:
         connection = self._connection
-        try:
-            with transaction(connection):
-                for name, (table, kind, _) in _TABLES.items():
-                    rows = getattr(batch, name)
-                    if rows:
-                        columns = ", ".join(kind._fields)
-                        head = f"INSERT OR REPLACE INTO {table} ({columns}) VALUES "  # noqa: S608 (names of ours)
-                        place = f"({', '.join('?' * len(kind._fields))})"
-                        n_done = self._write_many(head, place, rows) if name in _SMALL else 0
-                        connection.executemany(head + place, rows[n_done:])
-                moved = iter(batch.moved_deliveries)
-                connection.executemany(_MOVED, zip(moved, moved, moved, moved, strict=True))
-                for name, statement in _GONE_ROWS:
-                    self._delete_many(statement, getattr(batch, name))
-                for name, statement in _GONE:
-                    keys = getattr(batch, name)
-                    if keys:
-                        connection.executemany(statement, keys)
-        except sqlite3.Error as error:
-            with suppress(sqlite3.Error):  # frees space: the log may hold pages twice
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            raise DatabaseWriteError(
-                f"persistence database {self.path}: {in_words(error)}"
-            ) from error
+        with transaction(connection):
+            # First, as new rows take the pages of deleted ones. No batch puts what it deletes.
+            for name, statement in _GONE_ROWS:
+                self._delete_many(statement, getattr(batch, name))
+            for name, statement in _GONE:
+                keys = getattr(batch, name)
+                if keys:
+                    connection.executemany(statement, keys)
+            for name, (table, kind, _) in _TABLES.items():
+                rows = getattr(batch, name)
+                if rows:
+                    columns = ", ".join(kind._fields)
+                    head = f"INSERT OR REPLACE INTO {table} ({columns}) VALUES "  # noqa: S608 (names of ours)
+                    place = f"({', '.join('?' * len(kind._fields))})"
+                    n_done = self._write_many(head, place, rows) if name in _SMALL else 0
+                    connection.executemany(head + place, rows[n_done:])
+            moved = iter(batch.moved_deliveries)
+            connection.executemany(_MOVED, zip(moved, moved, moved, moved, strict=True))
 
     def _write_many(self, head: str, place: str, rows: Sequence[Sequence[object]]) -> int:
         """Write whole groups of `ROWS_AT_A_TIME` rows; return how many rows were written."""

@@ -19,12 +19,15 @@ class DiskReserve:
     Args:
         path: name of the file.
         n_bytes: its size.
+
+    Attributes:
+        is_held: the space is reserved.
     """
 
     def __init__(self, path: str, n_bytes: int) -> None:
         self.n_bytes = n_bytes
         self._path = Path(path)
-        self._is_held = False
+        self.is_held = False
 
     def hold(self) -> bool:
         """Reserve the space, unless it is reserved already; return False where there is none.
@@ -32,7 +35,7 @@ class DiskReserve:
         Raises:
             DatabaseFileError: the path is a link or no regular file.
         """
-        if self._is_held:
+        if self.is_held:
             return True
         try:
             file = open_private(str(self._path))
@@ -43,12 +46,12 @@ class DiskReserve:
         except OSError:
             self._remove()
             return False
-        self._is_held = True
+        self.is_held = True
         return True
 
     def spend(self) -> bool:
         """Free the space for use; return False where it was free already."""
-        was_held, self._is_held = self._is_held, False
+        was_held, self.is_held = self.is_held, False
         self._remove()
         return was_held
 
@@ -56,7 +59,7 @@ class DiskReserve:
         """Free what the last run had reserved; return False where there was nothing."""
         if not self._path.is_file() or self._path.is_symlink():
             return False
-        self._is_held = False
+        self.is_held = False
         self._remove()
         return True
 

@@ -16,7 +16,8 @@ reports `committed`; one batch at a time is being written. A slow disk causes ba
 half of the allowed amount waits, each publisher that adds to it is not read from until the next
 commit. Where the disk refuses a batch, the same batch is tried again until it is written. Until
 then no waiting client is answered, and new publishes that would need the disk are refused
-(`must_refuse`). Sessions whose publishers are never refused, such as an uplink's, lose their
+(`must_refuse`). So are those for which the disk has no room (`measured`); what is deleted is
+committed meanwhile. Sessions whose publishers are never refused, such as an uplink's, lose their
 messages instead while they are away (`drops_for`). What is noted for them already is dropped where
 that lets all be answered who wait for the refused batch; if it is written later, the next batch
 deletes it. Where anything else of the batch has to be stored, nothing is dropped, and all wait: no
@@ -31,6 +32,7 @@ times into wall-clock times.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable
 from itertools import chain
@@ -60,6 +62,9 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.session import Session
 
 
+ROW_BYTES: Final = 1024
+"""What a stored message takes at most besides its payload, with the rows that refer to it."""
+
 MOST_EXPIRED: Final = 10_000
 """Expired sessions and stored messages of them: from this number on they are deleted even in a
 commit that a client waits for. To delete so many takes some 20 ms."""
@@ -83,6 +88,7 @@ class Journal:
         n_changes: changes noted so far; equal before and after a call that changed nothing.
         sealed: the batch that is being written, or None.
         is_failing: the disk refused the sealed batch, which is tried again and again.
+        is_full: the disk had no room for a message, and has had none since.
         is_awake: `wake` was called since the last `seal`.
     """
 
@@ -110,6 +116,8 @@ class Journal:
         self.n_changes = 0
         self.sealed: Batch | None = None
         self.is_failing = False
+        self.is_full = False
+        self._room_bytes = self._lacking_bytes = sys.maxsize
         self._core = core
         self._wake = wake
         self._hurry_driver = hurry
@@ -318,15 +326,27 @@ class Journal:
         """A session loses messages at limits of its own, and no publisher is refused."""
         self._limited[session] = None
 
+    def lacks_room(self, message: Message) -> bool:
+        """Say whether the disk refuses, or has no room for a message behind those that wait.
+
+        In the latter case the driver is to look until there is room.
+        """
+        if self.is_failing:
+            return True
+        n_messages = len(self._receipts) + len(self._sealed_receipts) + 1
+        n_bytes = self._n_bytes + self._sealed_bytes + len(message.payload)
+        n_bytes += n_messages * ROW_BYTES
+        if n_bytes <= self._room_bytes:
+            return False
+        self._lacking_bytes = min(self._lacking_bytes, n_bytes)
+        self.is_full = True
+        self._be_awake()
+        return True
+
     def drops_for(self, session: Subscriber) -> bool:
-        """Say whether a session loses what comes for it by no share: the disk does not take it."""
+        """Say whether a session loses what the disk does not take, if it comes by no share."""
         outbox = session.outbox
-        return (
-            self.is_failing
-            and outbox.rules.is_of_one
-            and session.client is None
-            and outbox.place is outbox
-        )
+        return outbox.rules.is_of_one and session.client is None and outbox.place is outbox
 
     def must_refuse(self, publisher: Session, plan: Plan, message: Message) -> bool:
         """Say whether a QoS 1 or 2 publish needs the disk and could not be committed in time.
@@ -336,13 +356,16 @@ class Journal:
             plan: where it is to go.
             message: the published message.
         """
-        if not self.is_failing and not self._is_pending(1):
+        lacks_room = self.lacks_room(message)
+        if not lacks_room and not self._is_pending(1):
             return False
         if message.retain or (message.qos == 2 and publisher.journal is not None):
             return True
         members = chain.from_iterable(share.members for share in plan.shares)
         return any(m.qos and m.session.is_durable for m in members) or any(
-            target.qos and target.session.is_durable and not self.drops_for(target.session)
+            target.qos
+            and target.session.is_durable
+            and not (lacks_room and self.drops_for(target.session))
             for target in plan.targets
         )
 
@@ -419,6 +442,13 @@ class Journal:
         for connection in connections:
             connection.send_held(number)
         self._let_slowed_go()
+
+    def measured(self, room_bytes: int) -> None:
+        """The disk has room for so many bytes of messages."""
+        self._room_bytes = room_bytes
+        if room_bytes >= self._lacking_bytes:
+            self.is_full = False
+            self._lacking_bytes = sys.maxsize
 
     def failed(self) -> None:
         """The disk has refused the sealed batch, which will be tried again."""

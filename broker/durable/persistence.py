@@ -2,7 +2,8 @@
 
 Changes that come while one batch is written go into the next. A batch is sealed
 `commit_wait_seconds` after the first change, or as soon as nothing is left to write; an empty batch
-needs no disk. A batch that the disk refuses is tried again every `RETRY_SECONDS`.
+needs no disk. A batch that the disk refuses is tried again every `RETRY_SECONDS`. Where the disk
+had no room for a message, the driver looks for room as often.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.config.policy import Persistence
-from penstock.broker.durable.database import DatabaseStartError, DatabaseWriteError, SessionDatabase
+from penstock.broker.durable.database import (
+    RESERVE_BYTES,
+    DatabaseStartError,
+    DatabaseWriteError,
+    SessionDatabase,
+)
 from penstock.broker.durable.journal import Journal
 from penstock.broker.durable.records import Batch
 from penstock.broker.durable.recovery import restore
@@ -28,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.core import Core
 
 RETRY_SECONDS: Final = 1.0
-"""Time between two attempts to write a batch that the disk has refused."""
+"""Time between two attempts to write a batch that the disk has refused, or two looks for room."""
 
 LOG_PERIOD_SECONDS: Final = 60.0
 """Time between two log lines while the disk goes on refusing."""
@@ -75,6 +81,9 @@ class PersistentState:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._logged_at = -math.inf
+        self._room_timer: asyncio.TimerHandle | None = None
+        self._full_logged_at = -math.inf
+        self._is_full_logged = False
         self._n_committed = 0
         self._progress: asyncio.Future[None] | None = None
         self._is_closed = False
@@ -88,6 +97,7 @@ class PersistentState:
             max_pending_messages=config.max_pending_messages,
             max_pending_bytes=config.max_pending_bytes,
         )
+        self.journal.measured(self._database.room_bytes)
         was_collecting = gc.isenabled()
         gc.disable()  # its repeated passes over the restored objects take half of the time
         try:
@@ -149,6 +159,7 @@ class PersistentState:
             return
         batch = self.journal.seal(self._epoch())
         if batch is None:
+            self._look_for_room()
             self._has_progressed()
         elif batch.is_empty():
             self._committed(batch)
@@ -164,6 +175,7 @@ class PersistentState:
         if written.cancelled():
             return
         error = written.exception()
+        self._look_for_room()
         if error is None:
             if self.journal.is_failing:
                 self._logger.warning("persistence: the disk takes commits again")
@@ -181,6 +193,33 @@ class PersistentState:
             )
         self._timer = self._loop.call_later(RETRY_SECONDS, self._write, batch)
         self._settle(self.journal.failed)
+
+    def _look_for_room(self) -> None:
+        """Take over how much room there is; where a message found none, look again later."""
+        journal = self.journal
+        journal.measured(self._database.room_bytes)
+        if not journal.is_full:
+            if self._is_full_logged:
+                self._is_full_logged = False
+                self._logger.warning("persistence: the disk has room for messages again")
+            return
+        now = self._clock()
+        if now - self._full_logged_at >= LOG_PERIOD_SECONDS:
+            self._full_logged_at = now
+            self._is_full_logged = True
+            self._logger.error(
+                "persistence: the disk of %s has no room for messages, besides %d bytes that are "
+                "kept for deleting; until it has, publishes to persistent sessions are refused",
+                self._config.path,
+                RESERVE_BYTES,
+            )
+        if self._room_timer is None and not self._is_closed:
+            self._room_timer = self._loop.call_later(RETRY_SECONDS, self._measure)
+
+    def _measure(self) -> None:
+        self._room_timer = None
+        measured = self._loop.run_in_executor(self._writer, self._database.measure)
+        measured.add_done_callback(lambda _: self._look_for_room())
 
     def _committed(self, batch: Batch) -> None:
         self._n_committed = batch.number
@@ -223,8 +262,9 @@ class PersistentState:
 
     def _end(self) -> None:
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._room_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._room_timer = None
         self._writer.shutdown(wait=True)
         self._database.close()

@@ -75,7 +75,7 @@ _NOT_KEPT: Final = "the broker cannot keep the payload"
 _IS_SYS: Final = "topics that begin with $SYS are the broker's own"
 _NOT_AUTHORIZED: Final = "not authorized to publish to this topic"
 _NO_ROOM_TO_RETAIN: Final = "no room for one more retained message"
-_CANNOT_BE_SAFE: Final = "the disk refuses, or too many messages wait for it"
+_CANNOT_BE_SAFE: Final = "the disk refuses or is full, or too many messages wait for it"
 
 
 def receive_publish(

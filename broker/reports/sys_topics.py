@@ -217,7 +217,8 @@ class SysTopics:
         core = self._core
         yield "penstock/publishes_held", str(core.room.n_held)
         if core.journal is not None:
-            yield "penstock/persistence/failing", str(int(core.journal.is_failing))
+            is_refusing = core.journal.is_failing or core.journal.is_full
+            yield "penstock/persistence/failing", str(int(is_refusing))
         yield "penstock/retained_expired", str(core.retained.expired_total)
         for name in (*OF_MEMORY, *_PLANNED):
             limit = getattr(core.limits, name)

@@ -37,9 +37,11 @@ class Journal(Commits, Protocol):
 
     Attributes:
         n_changes: changes noted so far; equal before and after a call that changed nothing.
+        is_full: the disk had no room for a message, and has had none since.
     """
 
     n_changes: int
+    is_full: bool
 
     def opened(self, session: Any) -> None:
         """Note that a client has connected, and its session is as its CONNECT says."""
@@ -68,8 +70,11 @@ class Journal(Commits, Protocol):
     def limited(self, session: Any) -> None:
         """Note that a session has limits of its own."""
 
+    def lacks_room(self, message: Message) -> bool:
+        """Say whether the disk does not take a message: it refuses, or has no room for it."""
+
     def drops_for(self, session: Any) -> bool:
-        """Say whether a session loses what comes for it by no share: the disk does not take it."""
+        """Say whether a session loses what the disk does not take, if it comes by no share."""
 
     def must_refuse(self, publisher: Any, plan: Plan, message: Message) -> bool:
         """Say whether a QoS 1 or 2 publish cannot be made safe in time."""

@@ -222,7 +222,7 @@ class Session:
             if qos or is_sent_soon:
                 journal = self.core.journal
                 is_new = qos and not share  # what a share moves here may be stored
-                if is_new and journal and journal.is_failing and journal.drops_for(self):
+                if is_new and journal and journal.drops_for(self) and journal.lacks_room(message):
                     self.outbox.refuse(message, "not_stored")
                     return
                 delivery = Delivery(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.durable.database import (
+    RESERVE_BYTES,
     ROWS_AT_A_TIME,
     DatabaseStartError,
     DatabaseWriteError,
@@ -321,6 +322,23 @@ def test_a_full_disk_is_no_obstacle_to_a_start(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ON_A_FULL_DISK, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["['c', 'é']", "DatabaseWriteError"], done.stderr
+
+
+def test_space_is_reserved_beside_the_file(tmp_path: Path) -> None:
+    """Where a link leads to it; a reserve that would be written elsewhere is refused."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    (tmp_path / "s.db").symlink_to(folder / "s.db")
+    with closing(opened(tmp_path / "s.db")) as database:
+        assert database.room_bytes > 0
+    reserve = folder / "s.db.reserve"
+    assert reserve.stat().st_blocks * 512 >= RESERVE_BYTES
+    reserve.unlink()
+    reserve.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DatabaseStartError, match=r"s\.db\.reserve: read a symbolic link"):
+        opened(tmp_path / "s.db")
+    reserve.unlink()
+    opened(tmp_path / "s.db").close()
 
 
 def test_a_payload_without_room_elsewhere_stays_in_the_file(tmp_path: Path) -> None:

@@ -447,3 +447,42 @@ def test_an_uplink_that_stands_is_promised_nothing_that_the_disk_does_not_have()
     broker.is_disk_full = False
     broker.commit()
     assert [packet.reason_code for packet in publisher.take_all(PubAck)] == [0, 0x97]
+
+
+def test_what_the_disk_has_no_room_for_is_dropped_for_an_uplink_that_is_away() -> None:
+    """Others are refused it; what was stored is deleted meanwhile, and smaller messages pass."""
+    broker = DurableBroker()
+    client = uplinks(broker)
+    client.lose()
+    other = broker.connect("other", **keep())
+    other.subscribe("o/#", 1)
+    publisher = broker.connect("p")
+    broker.journal.measured(10_000)
+    publisher.publish("t/1", b"x" * 8_000, qos=1, packet_id=1)
+    publisher.publish("t/1", b"x" * 10_000, qos=1, packet_id=2)
+    publisher.publish("o/1", b"x" * 10_000, qos=1, packet_id=3)
+    publisher.publish("o/1", b"x", qos=1, packet_id=4)
+    codes = [packet.reason_code for packet in publisher.take_all(PubAck)]
+    assert codes == [0, 0, 0x97, 0]
+    assert client.session.ledger.dropped == {"not_stored": 1}
+    assert broker.journal.is_full
+    other.send(PubAck(other.take(Publish).packet_id))
+    assert [row.payload for row in broker.disk.messages.values()] == [b"x" * 8_000]
+    broker.journal.measured(12_000)
+    assert not broker.journal.is_full
+    publisher.publish("o/1", b"x" * 10_000, qos=1, packet_id=5)
+    assert publisher.take(PubAck).reason_code == 0
+
+
+def test_messages_that_wait_for_their_commit_take_room() -> None:
+    """The disk has not got them yet."""
+    broker = DurableBroker()
+    subscribed(broker).lose()
+    publisher = broker.connect("p")
+    broker.journal.measured(10_000)
+    broker.commits_at_once = False
+    for packet_id in (1, 2):
+        publisher.publish("t/1", b"x" * 5_000, qos=1, packet_id=packet_id)
+        broker.seal()
+    broker.commit()
+    assert [packet.reason_code for packet in publisher.take_all(PubAck)] == [0, 0x97]

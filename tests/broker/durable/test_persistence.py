@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.durable import persistence as persistence_module
 from penstock.broker.durable.database import DatabaseStartError
 from penstock.broker.mqtt.packets import PubAck, Publish
 from tests.broker.serving import make_server, port_of, serving, until
@@ -92,6 +93,30 @@ async def test_a_disk_that_refuses_is_said_and_recovers(
     ):
         assert (await client.take(Publish)).payload == b"waits"
         assert (await client.take(Publish)).payload == b"taken"
+
+
+async def test_a_disk_without_room_is_said_and_looked_at_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has to be committed for that."""
+    monkeypatch.setattr(persistence_module, "RETRY_SECONDS", 0.01)
+    keys = {"persistence": persistence(tmp_path)}
+    async with serving(**keys) as server, await connected(port_of(server)) as publisher:
+        async with await kept_client(port_of(server)) as client:
+            await client.subscribe("t/#", 1)
+        state = server._state
+        assert state is not None
+        journal, database = state.journal, state._database
+        session = server.core.sessions.get("s")
+        assert session is not None
+        await until(lambda: not session.is_connected and journal.is_settled)
+        database.room_bytes = 0
+        journal.measured(0)
+        assert (await publisher.publish("t/1", b"refused")).reason_code == 0x97
+        await until(lambda: not journal.is_full)
+        assert (await publisher.publish("t/1", b"taken")).reason_code == 0
+    assert "s.db has no room for messages" in caplog.text
+    assert "the disk has room for messages again" in caplog.text
 
 
 async def test_rows_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
