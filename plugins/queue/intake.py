@@ -21,8 +21,8 @@ from penstock.plugins.queue.engines.contract import (
     Engine,
     NewMessage,
     QueueSpec,
-    StorageFullError,
     UnknownQueueError,
+    drop_reason,
 )
 from penstock.plugins.queue.fabric.enqueue import SlowdownExclusion
 from penstock.plugins.queue.slow_appends import SlowAppends
@@ -381,7 +381,16 @@ class Intake:
             self._flush_handle = None
         group, self._group = self._group, []
         for number, dealt in self._deal(group).items() if group else ():
-            self._append(number, dealt, self.published, partial(self._settle_receipts, dealt))
+            for some in self._apart(dealt):
+                self._append(number, some, self.published, partial(self._settle_receipts, some))
+
+    def _apart(self, dealt: Sequence[Entry]) -> list[Sequence[Entry]]:
+        """Return entries that wait for a server which is away apart from the others."""
+        held_up = frozenset(self._engine.held_up(self._name, [new for new, _ in dealt]))
+        if not held_up or len(held_up) == len(dealt):
+            return [dealt]
+        others = [entry for at, entry in enumerate(dealt) if at not in held_up]
+        return [others, [dealt[at] for at in sorted(held_up)]]
 
     def _append(
         self, number: int, dealt: Sequence[Entry], counts: SinkCounts, report: Report
@@ -394,13 +403,12 @@ class Intake:
             counts: the ledger that they are in.
             report: gets the outcome.
         """
+        sent = None if self.slow_appends is None else self.slow_appends.sent
         try:
-            future = self._engine.append(self._name, number, [new for new, _ in dealt])
+            future = self._engine.append(self._name, number, [new for new, _ in dealt], sent)
         except PenstockError as error:  # the queue was deleted after its room was reserved
             future = asyncio.get_running_loop().create_future()
             future.set_exception(error)
-        if self.slow_appends is not None:
-            self.slow_appends.sent(number, future)
         self._commits.add(future)
         future.add_done_callback(partial(self._committed, dealt, counts, report))
         return future
@@ -419,7 +427,8 @@ class Intake:
         error = future.exception()
         if error is None:
             result = future.result()
-            self.stored_bytes += n_bytes
+            lost = sum([len(dealt[index][0].message.payload) for index in result.refused])
+            self.stored_bytes += n_bytes - lost
             self.on_stored()
         else:
             reason = _reason_of(error)
@@ -491,7 +500,7 @@ def _reason_of(error: BaseException) -> str:
     """Return why an append stored nothing."""
     if isinstance(error, UnknownQueueError):
         return "closing"
-    return "storage_full" if isinstance(error, StorageFullError) else "storage_error"
+    return drop_reason(error)
 
 
 def _has_forgotten(future: asyncio.Future[None]) -> bool:

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Collection
 from functools import partial
 from logging import Logger
+from typing import Any
 
-from penstock.plugins.queue.engines.contract import AppendResult, StorageError
+from penstock.plugins.queue.engines.contract import StorageError
 from penstock.plugins.queue.fabric.enqueue import Attempt, EnqueueCounts, SlowdownExclusion
 
 
@@ -66,8 +67,8 @@ class SlowAppends:
             self._exclusion.note_unreachable(numbers, asyncio.get_running_loop().time())
             self._tell()
 
-    def sent(self, number: int, future: asyncio.Future[AppendResult]) -> None:
-        """Time an append to a physical queue that has just begun."""
+    def sent(self, number: int, future: asyncio.Future[Any]) -> None:
+        """Time messages that were just sent to a physical queue; see `contract.Sent`."""
         attempt = self._exclusion.send(number, asyncio.get_running_loop().time())
         future.add_done_callback(partial(self._ended, attempt))
         self._set_timer()
@@ -78,7 +79,7 @@ class SlowAppends:
             self._timer.cancel()
             self._timer = None
 
-    def _ended(self, attempt: Attempt[int], future: asyncio.Future[AppendResult]) -> None:
+    def _ended(self, attempt: Attempt[int], future: asyncio.Future[Any]) -> None:
         now = asyncio.get_running_loop().time()
         if future.cancelled() or isinstance(future.exception(), StorageError):
             self._exclusion.failed(attempt, now)

@@ -224,10 +224,6 @@ COVERED_ELSEWHERE: Final = {
         "tests/plugins/queue/engines/redis/test_server.py",
         "what a server is refused for, as real servers show it",
     ),
-    "plugins/queue/engines/redis/claiming.py": (
-        "tests/plugins/queue/engines/contract/test_storing.py",
-        "deduplication in a cluster, as the contract shows it",
-    ),
     "plugins/queue/engines/redis/login.py": (
         "tests/plugins/queue/engines/redis/test_server.py",
         "users, passwords and certificates, as real servers take them",

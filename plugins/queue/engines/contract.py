@@ -257,6 +257,17 @@ class AppendResult(NamedTuple):
     refused: Mapping[int, str]
 
 
+Sent: TypeAlias = Callable[[int, "asyncio.Future[Any]"], None]
+"""Is called with the number of a physical queue when messages are sent there, and with a future
+that ends when it has answered, as that of `Engine.append` does where it refuses. What comes before,
+such as a look for deduplication identifiers, is no affair of the physical queue."""
+
+
+def drop_reason(error: BaseException) -> str:
+    """Return why a message was not stored, one of `DROP_REASONS`."""
+    return "storage_full" if isinstance(error, StorageFullError) else "storage_error"
+
+
 class Usage(NamedTuple):
     """What a physical queue holds.
 
@@ -421,12 +432,30 @@ class Engine(Protocol):
         """Give back room that was reserved and will not be used."""
 
     def append(
-        self, queue: str, physical_queue: int, messages: Sequence[NewMessage]
+        self,
+        queue: str,
+        physical_queue: int,
+        messages: Sequence[NewMessage],
+        sent: Sent | None = None,
     ) -> asyncio.Future[AppendResult]:
         """Store messages at the end of a physical queue; their room was reserved.
 
         The future fails with a `StorageError` where none of the messages is stored. Room is given
         back for each message that is not stored.
+
+        Args:
+            queue: name of the logical queue.
+            physical_queue: number of the physical queue.
+            messages: in their order.
+            sent: is told what each physical queue gets of them; None to tell nobody.
+        """
+
+    def held_up(self, queue: str, messages: Sequence[NewMessage]) -> Collection[int]:
+        """Return indexes of messages that would wait for a server which is away at present.
+
+        Such as the one that knows their deduplication identifiers. The caller appends them by
+        themselves, so that the others do not wait with them. None where the order of messages
+        counts more, or where the queue is gone.
         """
 
     def forget(self, queue: str, deduplication_ids: Sequence[bytes]) -> asyncio.Future[None]:

@@ -36,6 +36,7 @@ from penstock.plugins.queue.engines.contract import (
     QueueOutline,
     QueueSnapshot,
     QueueSpec,
+    Sent,
     Start,
 )
 from penstock.plugins.queue.engines.leases import Group
@@ -156,11 +157,17 @@ class LocalEngine:
             found.release(n_messages, n_bytes)
 
     def append(
-        self, queue: str, physical_queue: int, messages: Sequence[NewMessage]
+        self,
+        queue: str,
+        physical_queue: int,
+        messages: Sequence[NewMessage],
+        sent: Sent | None = None,
     ) -> asyncio.Future[AppendResult]:
         """Store messages at the end of a physical queue."""
         future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
         self._state.submit(Append(self._state.find(queue), physical_queue, messages, future))
+        if sent is not None:
+            sent(physical_queue, future)
         return future
 
     def forget(self, queue: str, deduplication_ids: Sequence[bytes]) -> asyncio.Future[None]:
@@ -272,6 +279,14 @@ class LocalEngine:
         places = receivers.places
         numbers = sorted(receivers.waiting_in)
         return {number: n for number in numbers if (n := places[number].n_visible(now)) > 0}
+
+    def held_up(
+        self,
+        queue: str,  # noqa: ARG002 (the contract's form)
+        messages: Sequence[NewMessage],  # noqa: ARG002
+    ) -> Collection[int]:
+        """Return none: there is nothing but the storage to wait for."""
+        return ()
 
     def away(self, queue: str) -> Collection[int]:  # noqa: ARG002 (the contract's form)
         """Return none: all physical queues are in this process."""

@@ -16,6 +16,7 @@ from penstock.plugins.queue.engines.contract import (
     Engine,
     NewMessage,
     QueueSpec,
+    Sent,
     StorageError,
     StorageFullError,
     UnknownQueueError,
@@ -45,6 +46,8 @@ class HeldEngine:
         room: messages that may be reserved.
         forgotten: deduplication identifiers, and the future of each call.
         unreachable: physical queues whose server is away.
+        unclaimed: deduplication identifiers whose server is away: messages with them are sent to no
+            physical queue.
     """
 
     def __init__(self, room: int = 10**9) -> None:
@@ -52,11 +55,17 @@ class HeldEngine:
         self.room = room
         self.forgotten: list[tuple[Sequence[bytes], asyncio.Future[None]]] = []
         self.unreachable: Sequence[int] = ()
+        self.unclaimed: Sequence[bytes] = ()
 
     def away(self, queue: str) -> Sequence[int]:
         """Return what cannot be reached."""
         del queue
         return self.unreachable
+
+    def held_up(self, queue: str, messages: Sequence[NewMessage]) -> list[int]:
+        """Return which messages wait for their identifiers."""
+        del queue
+        return [at for at, new in enumerate(messages) if new.deduplication_id in self.unclaimed]
 
     def reserve(self, queue: str, n_messages: int, n_bytes: int) -> bool:
         """Hold room."""
@@ -72,12 +81,18 @@ class HeldEngine:
         self.room += n_messages
 
     def append(
-        self, queue: str, physical_queue: int, messages: Sequence[NewMessage]
+        self,
+        queue: str,
+        physical_queue: int,
+        messages: Sequence[NewMessage],
+        sent: Sent | None = None,
     ) -> asyncio.Future[AppendResult]:
         """Note the messages."""
-        del queue
+        held_up = self.held_up(queue, messages)
         future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
         self.appended.append((physical_queue, list(messages), future))
+        if sent is not None and not held_up:
+            sent(physical_queue, future)
         return future
 
     def forget(self, queue: str, deduplication_ids: Sequence[bytes]) -> asyncio.Future[None]:
@@ -206,6 +221,40 @@ async def test_messages_go_where_they_are_stored_in_time() -> None:
     assert (await held)[0].physical_queue == 0
     intake.set_up(QueueSpec(physical_queues=3))
     assert intake.slow_appends.counts.exclusions == 1  # it only grows
+    await intake.close()
+
+
+async def test_a_physical_queue_is_timed_once_it_gets_something() -> None:
+    """What comes before, and fails there, is not its affair: here, an identifier is not claimed."""
+    intake, engine = make_intake(slow=0.01, physical_queues=2)
+    assert intake.slow_appends is not None
+    engine.unclaimed = [b"id"]
+    held = asyncio.create_task(intake.store([NewMessage(message(b"0"), b"id")]))
+    slow = asyncio.create_task(intake.store([NewMessage(message(b"1"))]))
+    await until(lambda: intake.slow_appends is not None and 1 in intake.slow_appends.excluded)
+    await engine.commit_all(StorageError("no claim"))
+    assert [(await one)[0].reason for one in (held, slow)] == ["storage_error"] * 2
+    assert intake.slow_appends.excluded == [1]
+    assert intake.slow_appends.counts.failed == 1
+    await intake.close()
+
+
+async def test_a_message_that_is_held_up_holds_up_no_other_publisher() -> None:
+    """It goes by itself, and the others of its group have their answers before."""
+    intake, engine = make_intake()
+    engine.unclaimed = [b"1"]
+    receipts = [Receipts(b"%d" % at) for at in range(3)]
+    for each in receipts:
+        offer(intake, message(each.deduplication_id), each)
+    await until(lambda: bool(engine.appended))
+    others, held = engine.appended
+    assert [payloads(messages) for _, messages, _ in (others, held)] == [[b"0", b"2"], [b"1"]]
+    engine.appended = [others]
+    await engine.commit_all()
+    assert [each.codes for each in receipts] == [[SUCCESS], [], [SUCCESS]]
+    engine.appended = [held]
+    await engine.commit_all(StorageError("no claim"))
+    assert receipts[1].codes == [ReasonCode.UNSPECIFIED_ERROR]
     await intake.close()
 
 
@@ -469,6 +518,7 @@ async def test_lost_payload_refuses_its_own_message() -> None:
     await engine.commit_all(lost=[1])
     assert [receipt.codes for receipt in receipts] == [[SUCCESS], [0x80], [SUCCESS]]
     assert intake.published.dropped == {"unreadable": 1}
+    assert intake.stored_bytes == 2 * len(message().payload)
 
 
 async def test_request_is_told_the_outcome_of_each_message() -> None:

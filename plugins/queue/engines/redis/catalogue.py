@@ -28,7 +28,11 @@ from penstock.plugins.queue.engines.receipts import Receipts
 from penstock.plugins.queue.engines.redis.functions import Functions
 from penstock.plugins.queue.engines.redis.mirror import Group, Part, Queue
 
-FORMAT: Final = "1"
+FORMAT: Final = "2"
+"""Of the keys. In format 1, all deduplication identifiers of a queue are in one slot."""
+_REPLACED_FORMAT: Final = "1"
+_MOST_ID_SHARDS: Final = 16
+"""More than most clusters have masters. Each is one call more for messages with identifiers."""
 
 
 class Catalogue:
@@ -57,7 +61,7 @@ class Catalogue:
 
     async def open(self) -> None:
         """Read all queues."""
-        self._secret = await self._functions.begin(FORMAT)
+        self._secret = await self._functions.begin(FORMAT, _REPLACED_FORMAT)
         await self.refresh()
 
     async def refresh(self) -> None:
@@ -85,6 +89,7 @@ class Catalogue:
                 self._forget(held)
             held = self.queues[name] = Queue(name, entry["incarnation"], spec)
         held.raw = raw
+        held.id_shards = entry.get("id_shards", 0)
         held.change(spec)
         for number in sorted(entry["parts"]):
             if number not in held.physical:
@@ -130,6 +135,8 @@ class Catalogue:
                     "parts": list(range(spec.physical_queues)),
                     "groups": {one: _new_group(each) for one, each in spec.groups.items()},
                 }
+                if self._functions.is_cluster:
+                    entry["id_shards"] = min(spec.physical_queues, _MOST_ID_SHARDS)
                 await self._place(entry, entry["parts"], entry["groups"], {})
                 if await self._put(name, b"", entry):
                     return self.queues[name]
@@ -137,7 +144,9 @@ class Catalogue:
                 found = self.find(name)
                 # A repeated call may have been carried out, and another program have changed it.
                 if found.incarnation != entry["incarnation"]:
-                    await self._functions.delete_parts(entry["incarnation"], entry["parts"])
+                    await self._functions.delete_parts(
+                        entry["incarnation"], entry["parts"], entry.get("id_shards", 0)
+                    )
             if found.spec != spec:
                 raise ExistsError(f"queue {name}: it exists with other settings")
             return found
@@ -184,7 +193,9 @@ class Catalogue:
                 self._take_or_forget(name, raw)
             del self.queues[name]
             self._forget(queue)
-            await self._functions.delete_parts(queue.incarnation, list(queue.physical))
+            await self._functions.delete_parts(
+                queue.incarnation, list(queue.physical), queue.id_shards
+            )
 
     def _take_or_forget(self, name: str, raw: bytes) -> None:
         if raw:

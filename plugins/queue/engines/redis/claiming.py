@@ -1,15 +1,16 @@
 """Deduplication in a cluster, where identifiers and messages are on different servers.
 
-Theory of operation. All identifiers of a queue are in one slot, which is not that of a physical
-queue. So a message with an identifier is stored in two steps. First it claims its identifier: the
-answer names the physical queue that the identifier's message belongs to, and a word for this claim.
-A repeat within the window gets the same answer, whichever physical queue it was meant for. Then the
-message is stored there with the claim as its identifier, at most once. What dies between the steps
-has stored nothing; its repeat does.
+Theory of operation. The identifiers of a queue are spread over the slots of its first physical
+queues, each by its CRC-32: no node has them all, and that of an identifier need not be the one of
+its message. So a message with an identifier is stored in two steps. First it claims its identifier:
+the answer names the physical queue that the identifier's message belongs to, and a word for this
+claim. A repeat within the window gets the same answer, whichever physical queue it was meant for.
+Then the message is stored there with the claim as its identifier, at most once. What dies between
+the steps has stored nothing; its repeat does.
 
-Messages wait for the claims of those before them where that keeps an order: in a queue with keys or
-with one physical queue. Elsewhere there is none, and who has no identifier does not wait for the
-server of the identifiers.
+The messages of one call wait for all their claims, and keep their order. Where some claims fail,
+the others are stored. Other calls are waited for where that keeps an order: those before to the
+same physical queue, in a queue with keys or with one physical queue.
 """
 
 from __future__ import annotations
@@ -18,14 +19,33 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from penstock.plugins.queue.engines.redis.functions import Functions
-from penstock.plugins.queue.engines.redis.messages import is_repeat
+from redis.exceptions import ResponseError
+
+from penstock.plugins.queue.engines.contract import Sent, UnknownQueueError
+from penstock.plugins.queue.engines.redis.functions import Functions, refusal
+from penstock.plugins.queue.engines.redis.messages import as_repeat, is_repeat
 from penstock.plugins.queue.engines.redis.mirror import Part, Queue
 
 ARGUMENTS: Final = 5
-"""That each message has; the fourth is its identifier."""
+"""That each message has; the second is its key, the fourth its identifier."""
+
+Send: TypeAlias = Callable[[Queue, Part, Sequence[bytes], Sent | None], asyncio.Future[Any]]
+
+
+class Claimed(NamedTuple):
+    """What became of the messages of one call.
+
+    Attributes:
+        offsets: of each message; -1 where it is not stored, or not known.
+        duplicates: places of messages that were stored before.
+        errors: why a message is not stored, by its place.
+    """
+
+    offsets: Sequence[Any]
+    duplicates: Sequence[int]
+    errors: dict[int, BaseException]
 
 
 class _Pending(NamedTuple):
@@ -34,16 +54,16 @@ class _Pending(NamedTuple):
     Attributes:
         part: that they are meant for.
         args: of the messages.
-        places: of those with an identifier.
-        claim: the call; None where there are no identifiers.
-        stored: gets what the function `append` answers.
+        claims: calls, each with the places of its messages; none where no message needs one.
+        sent: is told what physical queues get.
+        stored: gets the outcome.
     """
 
     part: Part
     args: list[bytes]
-    places: list[int]
-    claim: asyncio.Future[Any] | None
-    stored: asyncio.Future[Any]
+    claims: list[tuple[list[int], asyncio.Future[Any]]]
+    sent: Sent | None
+    stored: asyncio.Future[Claimed]
 
 
 class Claiming:
@@ -51,108 +71,149 @@ class Claiming:
 
     Args:
         functions: of the servers.
-        submit: stores messages of one physical queue.
+        send: stores messages of one physical queue, and tells that they were sent there.
     """
 
-    def __init__(
-        self,
-        functions: Functions,
-        submit: Callable[[Queue, Part, Sequence[bytes]], asyncio.Future[Any]],
-    ) -> None:
+    def __init__(self, functions: Functions, send: Send) -> None:
         self._functions = functions
-        self._submit = submit
-        self._pending: dict[str, deque[_Pending]] = {}
+        self._send = send
+        self._lines: dict[str, deque[_Pending]] = {}
         self._n_claims = 0
 
-    def append(self, queue: Queue, part: Part, args: list[bytes]) -> asyncio.Future[Any]:
-        """Store messages by their arguments; the future has what `append` answers."""
-        places = [at for at, one in enumerate(args[3::ARGUMENTS]) if one]
-        pending = self._pending.get(queue.incarnation)
-        has_order = queue.spec.key is not None or len(queue.physical) == 1
-        if not places and not (pending and has_order):
-            return self._submit(queue, part, args)
-        if pending is None:
-            pending = self._pending[queue.incarnation] = deque()
-        stored: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        claim = self._claim(queue, part, args, places) if places else None
-        pending.append(_Pending(part, args, places, claim, stored))
-        if claim is not None:
-            claim.add_done_callback(lambda _: self._go_on(queue))
-        return stored
+    def append(
+        self, queue: Queue, part: Part, args: list[bytes], sent: Sent | None
+    ) -> asyncio.Future[Any]:
+        """Store messages by their arguments.
+
+        The future has what became of them, or what the function `append` answers. It fails where
+        none is stored.
+        """
+        claims = self._claim(queue, part, args)
+        line = self._lines.get(part.base) if has_order(queue) else None
+        if not claims and not line:
+            return self._send(queue, part, args, sent)
+        if line is None:
+            line = deque()
+            if has_order(queue):
+                self._lines[part.base] = line
+        one = _Pending(part, args, claims, sent, asyncio.get_running_loop().create_future())
+        line.append(one)
+        for _, claim in claims:
+            claim.add_done_callback(lambda _: self._go_on(queue, part, line))
+        return one.stored
 
     def _claim(
-        self, queue: Queue, part: Part, args: Sequence[bytes], places: Sequence[int]
-    ) -> asyncio.Future[Any]:
-        self._n_claims += 1
-        words: list[Any] = []
-        for at in places:
-            head, _, _, identifier, _ = args[at * ARGUMENTS : (at + 1) * ARGUMENTS]
-            words += [identifier, "1" if is_repeat(head) else "0"]
-        return self._functions.call(
-            "claim_ids",
-            [self._functions.ids_key(queue.incarnation)],
-            self._functions.given(),
-            repr(queue.spec.deduplication_seconds),
-            part.number,
-            f"{self._functions.program}.{self._n_claims}",
-            *words,
-        )
+        self, queue: Queue, part: Part, args: Sequence[bytes]
+    ) -> list[tuple[list[int], asyncio.Future[Any]]]:
+        """Claim the identifiers of messages, those of each slot by one call."""
+        places: dict[str, list[int]] = {}
+        for at, identifier in enumerate(args[3::ARGUMENTS]):
+            if identifier:
+                places.setdefault(self._functions.ids_key(queue, identifier), []).append(at)
+        claims = []
+        for key, some in places.items():
+            self._n_claims += 1
+            words: list[Any] = []
+            for at in some:
+                head, _, _, identifier, _ = args[at * ARGUMENTS : (at + 1) * ARGUMENTS]
+                words += [identifier, "1" if is_repeat(head) else "0"]
+            call = self._functions.call(
+                "claim_ids",
+                [key],
+                self._functions.given(),
+                repr(queue.spec.deduplication_seconds),
+                part.number,
+                f"{self._functions.program}.{self._n_claims}",
+                *words,
+            )
+            claims.append((some, call))
+        return claims
 
-    def _go_on(self, queue: Queue) -> None:
+    def _go_on(self, queue: Queue, part: Part, line: deque[_Pending]) -> None:
         """Store what has its claims, as far as nothing before it waits."""
-        pending = self._pending.get(queue.incarnation)
-        while pending and (pending[0].claim is None or pending[0].claim.done()):
-            one = pending.popleft()
-            error = None if one.claim is None else one.claim.exception()
-            if error is not None:
-                one.stored.set_exception(error)
-                continue
+        while line and all(claim.done() for _, claim in line[0].claims):
+            one = line.popleft()
             try:
                 self._store(queue, one)
             except Exception as problem:  # noqa: BLE001 (its caller is told)
                 one.stored.set_exception(problem)
-        if not pending:
-            self._pending.pop(queue.incarnation, None)
+        if not line and self._lines.get(part.base) is line:
+            del self._lines[part.base]
 
     def _store(self, queue: Queue, one: _Pending) -> None:
         """Store messages where their identifiers belong."""
         n_messages = len(one.args) // ARGUMENTS
         numbers = [one.part.number] * n_messages
         args = list(one.args)
-        claims = one.claim.result() if one.claim is not None else ()
-        for at, claim in zip(one.places, claims, strict=True):
-            number, word = claim.split(b" ", 1)
-            if int(number) in queue.physical:
-                numbers[at] = int(number)
-            args[at * ARGUMENTS + 3] = word
+        errors: dict[int, BaseException] = {}
+        for some, claim in one.claims:
+            error = _error_of(claim, queue)
+            if error is not None:
+                errors.update(dict.fromkeys(some, error))
+                continue
+            for at, answer in zip(some, claim.result(), strict=True):
+                number, word = answer.split(b" ", 1)
+                if int(number) in queue.physical:
+                    numbers[at] = int(number)
+                args[at * ARGUMENTS + 3] = word
+                # A claim is one message's: also of one that is new, its repeat may have come first.
+                args[at * ARGUMENTS] = as_repeat(args[at * ARGUMENTS])
+        if errors and has_order(queue):
+            _refuse_later(args[1::ARGUMENTS], errors)
         places: dict[int, list[int]] = {}
         for at, number in enumerate(numbers):
-            places.setdefault(number, []).append(at)
+            if at not in errors:
+                places.setdefault(number, []).append(at)
         calls: dict[int, asyncio.Future[Any]] = {}
         for number, some in places.items():
             own = [word for at in some for word in args[at * ARGUMENTS : (at + 1) * ARGUMENTS]]
-            calls[number] = self._submit(queue, queue.physical[number], own)
-        done = partial(_complete, one, places, calls)
+            calls[number] = self._send(queue, queue.physical[number], own, one.sent)
+        done = partial(_complete, queue, one, errors, places, calls)
         for call in calls.values():
             call.add_done_callback(done)
+        if not calls:
+            done(None)
+
+
+def has_order(queue: Queue) -> bool:
+    """Say whether messages of a queue have an order that waiting for claims must keep."""
+    return queue.spec.key is not None or len(queue.physical) == 1
+
+
+def _refuse_later(keys: Sequence[bytes], errors: dict[int, BaseException]) -> None:
+    """Refuse with a message those behind it that have its key: their repeats keep the order."""
+    refused: dict[bytes, BaseException] = {}
+    for at, key in enumerate(keys):
+        if at in errors:
+            refused.setdefault(key, errors[at])
+        elif key in refused:
+            errors[at] = refused[key]
+
+
+def _error_of(call: asyncio.Future[Any], queue: Queue) -> BaseException | None:
+    """Return what a call that has ended has failed with."""
+    error = call.exception()
+    return refusal(error, queue) if isinstance(error, ResponseError) else error
 
 
 def _complete(
+    queue: Queue,
     one: _Pending,
+    errors: dict[int, BaseException],
     places: dict[int, list[int]],
     calls: dict[int, asyncio.Future[Any]],
-    _call: asyncio.Future[Any],
+    _call: asyncio.Future[Any] | None,
 ) -> None:
-    """Answer when all parts are stored. What belongs to another physical queue is a duplicate."""
+    """Answer when all parts have ended. What belongs to another physical queue is a duplicate."""
     if one.stored.done() or not all(call.done() for call in calls.values()):
         return
     offsets: list[Any] = [-1] * (len(one.args) // ARGUMENTS)
     duplicates: list[int] = []
     for number, call in calls.items():
-        error = call.exception()
+        error = _error_of(call, queue)
         if error is not None:
-            one.stored.set_exception(error)
-            return
+            errors.update(dict.fromkeys(places[number], error))
+            continue
         _, some, doubles, _, _ = call.result()
         if number != one.part.number:
             duplicates += places[number]
@@ -160,4 +221,10 @@ def _complete(
         for at, offset in zip(places[number], some, strict=True):
             offsets[at] = offset
         duplicates += [places[number][at] for at in doubles]
-    one.stored.set_result([b"", offsets, sorted(duplicates), 0, 0])
+    gone = next((error for error in errors.values() if isinstance(error, UnknownQueueError)), None)
+    if gone is not None:
+        one.stored.set_exception(gone)
+    elif len(errors) == len(offsets):
+        one.stored.set_exception(errors[min(errors)])
+    else:
+        one.stored.set_result(Claimed(offsets, sorted(duplicates), errors))

@@ -34,6 +34,7 @@ from penstock.plugins.queue.engines.contract import (
     QueueOutline,
     QueueSnapshot,
     QueueSpec,
+    Sent,
     Start,
     StorageError,
     UnknownQueueError,
@@ -200,17 +201,28 @@ class RedisEngine:
             found.release(n_messages, n_bytes)
 
     def append(
-        self, queue: str, physical_queue: int, messages: Sequence[NewMessage]
+        self,
+        queue: str,
+        physical_queue: int,
+        messages: Sequence[NewMessage],
+        sent: Sent | None = None,
     ) -> asyncio.Future[AppendResult]:
         """Store messages at the end of a physical queue."""
-        return self._storing.append(self._catalogue.find(queue), physical_queue, messages)
+        return self._storing.append(self._catalogue.find(queue), physical_queue, messages, sent)
+
+    def held_up(self, queue: str, messages: Sequence[NewMessage]) -> Collection[int]:
+        """Return which messages would wait for the node of their deduplication identifiers."""
+        found = self._catalogue.queues.get(queue)
+        return () if found is None else self._storing.held_up(found, messages)
 
     def forget(self, queue: str, deduplication_ids: Sequence[bytes]) -> asyncio.Future[None]:
         """End the windows of deduplication identifiers."""
         found = self._catalogue.find(queue)
-        keys = [self._functions.ids_key(found.incarnation)]
-        call = self._functions.call("forget_ids", keys, *deduplication_ids)
-        return asyncio.ensure_future(_nothing(call))
+        places: dict[str, list[bytes]] = {}
+        for one in deduplication_ids:
+            places.setdefault(self._functions.ids_key(found, one), []).append(one)
+        calls = [self._functions.call("forget_ids", [key], *some) for key, some in places.items()]
+        return asyncio.ensure_future(_all(calls))
 
     # -- receiving ---------------------------------------------------------------------------------
 
@@ -489,5 +501,5 @@ class RedisEngine:
         return {"engine": "redis", "server": str(self._server), "heard": heard}
 
 
-async def _nothing(call: asyncio.Future[Any]) -> None:
-    await plain(call)
+async def _all(calls: Sequence[asyncio.Future[Any]]) -> None:
+    await asyncio.gather(*map(plain, calls))

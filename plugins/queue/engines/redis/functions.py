@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Final
+from zlib import crc32
 
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import MovedError, OutOfMemoryError, ResponseError
@@ -90,18 +91,29 @@ class Functions:
         """Return the common beginning of a physical queue's keys, which has a hash tag."""
         return part_key(self._prefix, incarnation, number)
 
-    def ids_key(self, incarnation: str) -> str:
-        """Return the same of a queue's deduplication identifiers."""
-        return f"{self._prefix}:{{{incarnation}}}"
+    def ids_key(self, queue: Queue, identifier: bytes) -> str:
+        """Return the same of where a deduplication identifier of a queue is kept."""
+        if not queue.id_shards:
+            return f"{self._prefix}:{{{queue.incarnation}}}"
+        return self._shard_key(queue.incarnation, crc32(identifier) % queue.id_shards)
+
+    def _shard_key(self, incarnation: str, shard: int) -> str:
+        return f"{self.part_key(incarnation, shard)}:claims"
 
     def stored_ids_key(self, queue: Queue, part: Part) -> str:
         """Return the same of those that `append` looks at: in a cluster, a physical queue's own."""
-        return f"{part.base}:ids" if self.is_cluster else self.ids_key(queue.incarnation)
+        return f"{part.base}:ids" if self.is_cluster else self.ids_key(queue, b"")
 
     def all_ids_keys(self, queue: Queue) -> list[str]:
         """Return the same of all that a queue has."""
         parts = queue.physical.values() if self.is_cluster else ()
-        return [self.ids_key(queue.incarnation), *(f"{part.base}:ids" for part in parts)]
+        kept = self._kept_ids_keys(queue.incarnation, queue.id_shards)
+        return [*kept, *(f"{part.base}:ids" for part in parts)]
+
+    def _kept_ids_keys(self, incarnation: str, id_shards: int) -> list[str]:
+        if not id_shards:
+            return [f"{self._prefix}:{{{incarnation}}}"]
+        return [self._shard_key(incarnation, shard) for shard in range(id_shards)]
 
     def call(self, function: str, keys: list[str], *args: Any) -> asyncio.Future[Any]:
         """Call a function; its keys are all in one slot."""
@@ -129,6 +141,16 @@ class Functions:
     def keep(self, call: asyncio.Future[Any]) -> None:
         """Have a call be carried out however late: what it has done must be known."""
         self._routes.keep(call)
+
+    def held_up(self, queue: Queue, identifiers: Iterable[bytes]) -> Collection[int]:
+        """Return places of deduplication identifiers whose node is away; b"" is none."""
+        if not self.is_cluster or not self._routes.has_away:
+            return ()
+        return [
+            at
+            for at, one in enumerate(identifiers)
+            if one and self._routes.is_away(self.ids_key(queue, one))
+        ]
 
     def away(self, queue: Queue) -> Collection[int]:
         """Return physical queues whose node is away; none where no other one is there.
@@ -204,15 +226,19 @@ class Functions:
     def _catalogue(self) -> str:
         return f"{self._prefix}:{{catalogue}}"
 
-    async def begin(self, wanted: str) -> bytes:
+    async def begin(self, wanted: str, replaced: str) -> bytes:
         """Return the secret of the storage.
+
+        Args:
+            wanted: format of the keys.
+            replaced: older format, which this program can read: from now on it is `wanted`.
 
         Raises:
             EngineStartError: the keys are another program's, or of another format.
         """
         try:
             secret, found = await self.call(
-                "begin", [self._catalogue], secrets.token_hex(32), wanted
+                "begin", [self._catalogue], secrets.token_hex(32), wanted, replaced
             )
         except ResponseError as error:
             raise EngineStartError(f"keys {self._prefix}:*: {error}") from error
@@ -260,10 +286,12 @@ class Functions:
         """Create the keys of a physical queue."""
         await plain(self.call("create", [part.base]))
 
-    async def delete_parts(self, incarnation: str, numbers: Iterable[int]) -> None:
+    async def delete_parts(self, incarnation: str, numbers: Iterable[int], id_shards: int) -> None:
         """Delete the keys of a queue."""
         calls = [self.call("delete", [self.part_key(incarnation, number)]) for number in numbers]
-        calls.append(self.call("delete_ids", [self.ids_key(incarnation)]))
+        calls += [
+            self.call("delete_ids", [key]) for key in self._kept_ids_keys(incarnation, id_shards)
+        ]
         for call in calls:
             await plain(call)
 

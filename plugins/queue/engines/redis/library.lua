@@ -11,6 +11,7 @@
 --   :k          hash: newest offset of each key, in a queue that keeps the last
 --   :g          hash: record of each group by its identifier
 --   :ids:m, :ids:t  in a cluster, claims of what was stored, as identifiers are kept elsewhere
+--   :claims:m, :claims:t  a part of the queue's identifiers, which need not be those of its messages
 --   :c:PROGRAM  hash: answers of a program's newest calls, by the call's number modulo RING
 --
 -- and for each group of kind `lease`, behind its identifier:
@@ -934,10 +935,12 @@ local function put(keys, argv)
   return {1, argv[3]}
 end
 
--- argv: a secret and a format, which are taken where there are none.
+-- argv: a secret and a format, which are taken where there are none, and an older format, which is
+-- replaced.
 local function begin(keys, argv)
   call('HSETNX', keys[1] .. ':m', 'secret', argv[1])
-  call('HSETNX', keys[1] .. ':m', 'format', argv[2])
+  local format = call('HGET', keys[1] .. ':m', 'format')
+  if not format or format == argv[3] then call('HSET', keys[1] .. ':m', 'format', argv[2]) end
   return call('HMGET', keys[1] .. ':m', 'secret', 'format')
 end
 

@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 from penstock.plugins.queue.engines.contract import EngineStartError
 from penstock.plugins.queue.engines.redis.login import ask_directly
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Another one whenever the functions or the keys change."""
 FAMILY: Final = "penstock_queue_"
 LIBRARY: Final = f"{FAMILY}{VERSION}"
@@ -43,7 +43,8 @@ async def load(connection: AbstractConnection, server: str) -> None:
     if others:
         raise EngineStartError(
             f"function library of server {server}: read {', '.join(others)}; allowed: {LIBRARY}. "
-            "Another version of Penstock uses this server"
+            "Another version of Penstock uses this server. FUNCTION DELETE removes its library "
+            "where no program of that version runs any more"
         )
     if LIBRARY not in there:
         try:

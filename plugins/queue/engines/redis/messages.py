@@ -132,6 +132,11 @@ def is_repeat(head: bytes) -> bool:
     return bool(head[-1] & _IS_REPEAT)
 
 
+def as_repeat(head: bytes) -> bytes:
+    """Return a message's first argument for one that may be stored already."""
+    return head[:-1] + bytes((head[-1] | _IS_REPEAT,))
+
+
 def arrived_at(info: bytes) -> float:
     """Return the wall time at which a message came."""
     wall: float = INFO.unpack_from(info)[3]

@@ -192,11 +192,14 @@ class Queue(Logical[Part, Group]):
 
     Attributes:
         raw: its entry in the catalogue.
+        id_shards: over so many slots its deduplication identifiers are spread, which are those of
+            its first physical queues; 0 where all are in a slot of their own.
     """
 
     def __init__(self, name: str, incarnation: str, spec: QueueSpec) -> None:
         super().__init__(name, incarnation, spec)
         self.raw = b""
+        self.id_shards = 0
 
     def count_removed(self, reason: str, n_messages: int) -> None:
         """Count messages that left unread."""

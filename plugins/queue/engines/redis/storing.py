@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from logging import Logger
 from typing import Any
 
@@ -15,8 +16,10 @@ from penstock.plugins.queue.engines.clock import Clocks
 from penstock.plugins.queue.engines.contract import (
     AppendResult,
     NewMessage,
+    Sent,
+    drop_reason,
 )
-from penstock.plugins.queue.engines.redis.claiming import Claiming
+from penstock.plugins.queue.engines.redis.claiming import Claimed, Claiming, has_order
 from penstock.plugins.queue.engines.redis.functions import (
     Functions,
     refusal,
@@ -41,7 +44,7 @@ class Storing:
         self._functions = functions
         self._clocks = clocks
         self._logger = logger
-        self._claiming = Claiming(functions, self.submit)
+        self._claiming = Claiming(functions, self._send)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -49,8 +52,18 @@ class Storing:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
+    def held_up(self, queue: Queue, messages: Sequence[NewMessage]) -> Collection[int]:
+        """Return which messages would wait for the node of their deduplication identifiers."""
+        if has_order(queue):
+            return ()
+        return self._functions.held_up(queue, [new.deduplication_id for new in messages])
+
     def append(
-        self, found: Queue, physical_queue: int, messages: Sequence[NewMessage]
+        self,
+        found: Queue,
+        physical_queue: int,
+        messages: Sequence[NewMessage],
+        sent: Sent | None = None,
     ) -> asyncio.Future[AppendResult]:
         """Store messages at the end of a physical queue, and give their room back."""
         future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
@@ -83,14 +96,25 @@ class Storing:
         try:
             part = found.part(physical_queue)
             if self._functions.is_cluster:
-                call = self._claiming.append(found, part, args)
+                call = self._claiming.append(found, part, args, sent)
             else:
-                call = self.submit(found, part, args)
+                call = self._send(found, part, args, sent)
         except BaseException:
             found.release(len(messages), n_bytes)
             raise
         call.add_done_callback(done)
         return future
+
+    def _send(
+        self, queue: Queue, part: Part, args: Sequence[bytes], sent: Sent | None
+    ) -> asyncio.Future[Any]:
+        """The same as `submit`, of which somebody may be told."""
+        call = self.submit(queue, part, args)
+        if sent is not None:
+            answered = asyncio.get_running_loop().create_future()
+            call.add_done_callback(partial(_tell, answered, queue))
+            sent(part.number, answered)
+        return call
 
     def submit(self, queue: Queue, part: Part, args: Sequence[bytes]) -> asyncio.Future[Any]:
         """Store messages by their arguments; the future has the function's answer."""
@@ -188,13 +212,28 @@ class Storing:
         return answer[1], bool(answer[2])
 
 
-def _result(answer: Sequence[Any], n_messages: int, refused: Mapping[int, str]) -> AppendResult:
+def _tell(answered: asyncio.Future[None], queue: Queue, call: asyncio.Future[Any]) -> None:
+    """End what an `append` has told of a call that has ended."""
+    error = call.exception()
+    if answered.done():
+        return
+    if error is None:
+        answered.set_result(None)
+    else:
+        answered.set_exception(refusal(error, queue) if isinstance(error, ResponseError) else error)
+
+
+def _result(answer: Any, n_messages: int, refused: Mapping[int, str]) -> AppendResult:
     """Return the outcome of an append, in which refused messages have their places again."""
-    _, offsets, duplicates, _, _ = answer
+    claimed = answer if isinstance(answer, Claimed) else Claimed(answer[1], answer[2], {})
+    offsets = [int(float(one)) for one in claimed.offsets]
+    lost = {at: drop_reason(error) for at, error in claimed.errors.items()}
     if not refused:
-        return AppendResult([int(float(one)) for one in offsets], list(duplicates), {})
+        return AppendResult(offsets, list(claimed.duplicates), lost)
     sent = [index for index in range(n_messages) if index not in refused]
     all_offsets = [-1] * n_messages
     for index, offset in zip(sent, offsets, strict=True):
-        all_offsets[index] = int(float(offset))
-    return AppendResult(all_offsets, [sent[one] for one in duplicates], dict(refused))
+        all_offsets[index] = offset
+    duplicates = [sent[one] for one in claimed.duplicates]
+    lost = {sent[at]: reason for at, reason in lost.items()}
+    return AppendResult(all_offsets, duplicates, {**refused, **lost})

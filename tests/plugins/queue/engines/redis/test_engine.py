@@ -151,7 +151,7 @@ async def test_keys_of_another_program_are_left_alone(server: RedisServer) -> No
     assert await ask_directly(connection, "GET", f"{server.prefix}:{{catalogue}}:m") == b"mine"
     await ask_directly(connection, "DEL", f"{server.prefix}:{{catalogue}}:m")
     await ask_directly(connection, "HSET", f"{server.prefix}:{{catalogue}}:m", "format", "9")
-    with pytest.raises(EngineStartError, match="read 9; allowed: 1"):
+    with pytest.raises(EngineStartError, match="read 9; allowed: 2"):
         await RedisEngine(server, logger=LOGGER).open()
     await connection.disconnect()
 

@@ -1,0 +1,225 @@
+"""Deduplication identifiers on the nodes of a cluster, some of which are full or do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+from redis.crc import key_slot
+
+from penstock.broker.message import Message
+from penstock.plugins.queue.engines.contract import (
+    AppendResult,
+    GroupSpec,
+    NewMessage,
+    QueueSpec,
+    StorageError,
+    StorageFullError,
+)
+from penstock.plugins.queue.engines.redis.engine import RedisEngine
+from penstock.plugins.queue.engines.redis.login import Login
+from penstock.plugins.queue.engines.redis.pipeline import Patience
+from penstock.plugins.queue.engines.redis.server import RedisServer
+from tests.helpers.redis_server import RedisProcess, running_cluster, shared_cluster
+from tests.plugins.queue.engines.contract.harness import until
+
+LOGGER = logging.getLogger("penstock.queue")
+N_QUEUES = 12
+SPEC = QueueSpec(physical_queues=N_QUEUES, groups={"g": GroupSpec()})
+
+
+def new(identifier: bytes = b"", topic: str = "t", *, is_repeat: bool = True) -> NewMessage:
+    """Return a message of one byte."""
+    return NewMessage(Message(topic, b"x"), identifier, is_repeat=is_repeat)
+
+
+class Used:
+    """A queue, the nodes of its keys, and what its engine has sent to its physical queues."""
+
+    def __init__(self, engine: RedisEngine, nodes: Sequence[RedisProcess], name: str) -> None:
+        self.engine, self.nodes, self.name = engine, nodes, name
+        self.incarnation = engine.snapshot(name).incarnation
+        self.sent: list[tuple[int, asyncio.Future[Any]]] = []
+
+    def node(self, number: int) -> RedisProcess:
+        """Return where a physical queue is."""
+        slot: int = key_slot(f"penstock:{{{self.incarnation}.{number}}}".encode())
+        return self.nodes[slot * len(self.nodes) // 16_384]
+
+    def identifiers(self, node: RedisProcess, *, are_there: bool) -> list[bytes]:
+        """Return identifiers that are on a node, or that are not."""
+        found: list[bytes] = []
+        for n in count():
+            identifier = b"%d" % n
+            if (self.node(crc32(identifier) % N_QUEUES) is node) == are_there:
+                found.append(identifier)
+            if len(found) == 9:
+                break
+        return found
+
+    def append(self, number: int, *messages: NewMessage) -> asyncio.Future[AppendResult]:
+        """Store messages."""
+        assert self.engine.reserve(self.name, len(messages), len(messages))
+        return self.engine.append(self.name, number, messages, lambda *one: self.sent.append(one))
+
+
+async def test_a_node_that_fails_has_a_part_of_the_identifiers_alone(tmp_path: Path) -> None:
+    """Others are stored, messages of one call, too; what the node did not claim is refused."""
+    settings = ("cluster-require-full-coverage no", "cluster-node-timeout 600000")
+    with running_cluster(tmp_path, *settings) as nodes:
+        patience = Patience(0.5, 1.0, slowdown_detection_time=0.1)
+        addresses = tuple(("127.0.0.1", one.port) for one in nodes)
+        server = RedisServer(cluster=addresses, patience=patience)
+        engine = RedisEngine(server, logger=LOGGER)
+        await engine.open()
+        await engine.create_queue("q", SPEC)
+        await engine.create_queue("keyed", replace(SPEC, key="topic"))
+        used, keyed = Used(engine, nodes, "q"), Used(engine, nodes, "keyed")
+        failing = used.node(0)
+        there = used.identifiers(failing, are_there=True)
+        elsewhere = used.identifiers(failing, are_there=False)
+        healthy = next(at for at in range(N_QUEUES) if used.node(at) is not failing)
+
+        await Login().ask(("127.0.0.1", failing.port), "CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(StorageFullError):
+            await used.append(healthy, new(there[0]))
+        both = await used.append(healthy, new(there[0]), new(elsewhere[0]))
+        assert (both.offsets, both.refused) == ([-1, 0], {0: "storage_full"})
+        await Login().ask(("127.0.0.1", failing.port), "CONFIG", "SET", "maxmemory", "0")
+        # What was stored beside it is known.
+        both = await used.append(healthy, new(there[0]), new(elsewhere[0]))
+        assert (both.offsets, both.duplicates, both.refused) == ([1, 0], [1], {})
+
+        kept = keyed.identifiers(failing, are_there=True)
+        quick = [at for at in range(N_QUEUES) if keyed.node(at) is not failing]
+        failing.process.send_signal(signal.SIGSTOP)
+        try:
+            mixed = used.append(healthy, new(there[1]), new(), new(elsewhere[1]))
+            lanes = keyed.append(quick[0], new(kept[0], "a"), new(topic="a"), new(topic="b"))
+            behind = keyed.append(quick[0], new(topic="a"))
+            held_up = [mixed, lanes, behind]
+            assert (await used.append(healthy, new(elsewhere[2]))).refused == {}
+            assert (await keyed.append(quick[1], new(topic="a"))).refused == {}
+            assert not any(call.done() for call in held_up)
+            few = [new(elsewhere[3]), new(there[3]), new()]
+            await until(lambda: list(engine.held_up("q", few)) == [1])
+            assert list(engine.held_up("keyed", [new(kept[0])])) == []
+            assert await mixed == ([-1, 3, 4], [], {0: "storage_error"})
+            # What comes behind a refused message of its key is refused with it.
+            error = "storage_error"
+            assert await lanes == ([-1, -1, 0], [], {0: error, 1: error})
+            assert await behind == ([1], [], {})
+            with pytest.raises(StorageError, match=f"127.0.0.1:{failing.port}"):
+                await used.append(healthy, new(there[2]))
+        finally:
+            failing.process.send_signal(signal.SIGCONT)
+        await until(lambda: engine.failure() is None)
+        again = await used.append(healthy, new(there[1]), new(elsewhere[1]))
+        assert list(again.duplicates) == [1]
+        assert list((await used.append(0, new(there[1]))).duplicates) == [0]
+        # No physical queue was to blame for an identifier that could not be claimed.
+        assert {number for number, _ in used.sent} == {healthy}
+        assert all(stored.exception() is None for _, stored in used.sent)
+        await engine.close()
+
+
+async def opened(server: RedisServer) -> RedisEngine:
+    """Return an engine that has read everything there is."""
+    engine = RedisEngine(server, logger=LOGGER)
+    await engine.open()
+    return engine
+
+
+async def test_a_queue_of_before_keeps_its_identifiers_where_they_are() -> None:
+    """Those that it has stay known, and a new one is where programs of before look for it."""
+    prefix = f"test-{uuid.uuid4().hex}"
+    server = RedisServer(cluster=shared_cluster(), prefix=prefix)
+    engine = await opened(server)
+    snapshot = await engine.create_queue("q", replace(SPEC, physical_queues=2))
+    catalogue = f"{prefix}:{{catalogue}}"
+    entries = await engine._functions.entries()
+    record = json.loads(entries["q"])
+    assert record.pop("id_shards") == 2
+    await engine._functions.put("q", entries["q"], json.dumps(record).encode())
+    await engine._routes.call(catalogue, "HSET", f"{catalogue}:m", "format", "1")
+    await engine.close()
+
+    engine = await opened(server)
+    used = Used(engine, (), "q")
+    for identifier in (b"a", b"b", b"c"):
+        assert list((await used.append(0, new(identifier))).duplicates) == []
+        assert list((await used.append(1, new(identifier))).duplicates) == [0]
+    base = f"{prefix}:{{{snapshot.incarnation}}}"
+    assert set(await engine._routes.call(base, "HGETALL", f"{base}:m")) >= {b"a", b"b", b"c"}
+    # An older program refuses the keys from now on.
+    assert await engine._routes.call(catalogue, "HGET", f"{catalogue}:m", "format") == b"2"
+    await engine.delete_queue("q")
+    assert await engine._routes.call(base, "EXISTS", f"{base}:m") == 0
+    await engine.close()
+
+
+async def test_identifiers_are_forgotten_expire_and_are_deleted_in_all_their_slots() -> None:
+    """Whichever of them a slot has."""
+    prefix = f"test-{uuid.uuid4().hex}"
+    server = RedisServer(cluster=shared_cluster(), prefix=prefix)
+    now = 1_000.0
+    engine = RedisEngine(server, server_clock=lambda: now, logger=LOGGER)
+    await engine.open()
+    snapshot = await engine.create_queue("q", SPEC)
+    used = Used(engine, (), "q")
+    identifiers = [b"%d" % n for n in range(60)]
+    keys = [f"{prefix}:{{{snapshot.incarnation}.{n}}}:claims" for n in range(N_QUEUES)]
+
+    async def n_known() -> list[int]:
+        calls = [engine._routes.call(key, "ZCARD", f"{key}:t") for key in keys]
+        return list(await asyncio.gather(*calls))
+
+    result = await used.append(3, *map(new, identifiers))
+    assert list(result.offsets) == list(range(60))  # one call's order
+    assert all(await n_known())
+    result = await used.append(4, *map(new, identifiers))
+    assert list(result.duplicates) == list(range(60))
+    await engine.forget("q", identifiers[:30])
+    assert sum(await n_known()) == 30
+    result = await used.append(4, *map(new, identifiers))
+    assert list(result.duplicates) == list(range(30, 60))
+    now += SPEC.deduplication_seconds
+    await engine.maintain()
+    assert not any(await n_known())
+    await used.append(5, *map(new, identifiers))
+    await engine.delete_queue("q")
+    assert not any(await n_known())
+    await engine.close()
+
+
+async def test_a_repeat_that_overtakes_its_message_is_stored_instead_of_it() -> None:
+    """The first is known to be no repeat: it must not be stored beside its own repeat."""
+    server = RedisServer(cluster=shared_cluster(), prefix=f"test-{uuid.uuid4().hex}")
+    engine = await opened(server)
+    await engine.create_queue("q", SPEC)
+    storing = engine._storing
+    held: list[tuple[Any, ...]] = []
+
+    def hold(*call: Any) -> asyncio.Future[Any]:
+        held.append(call)
+        return asyncio.get_running_loop().create_future()
+
+    storing._claiming._send = hold
+    used = Used(engine, (), "q")
+    calls = [used.append(at, new(b"id", is_repeat=at == 1)) for at in range(2)]
+    await until(lambda: len(held) == 2)
+    assert not any(call.done() for call in calls)
+    for call in reversed(held):
+        await storing._send(*call)
+    assert engine.snapshot("q").messages == 1
+    await engine.close()
