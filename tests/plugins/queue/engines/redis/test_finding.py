@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import time
 import uuid
 from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.crc import key_slot
@@ -18,6 +20,7 @@ from redis.exceptions import RedisError
 from penstock.broker.message import Message
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.engines.contract import (
+    Action,
     AppendResult,
     EngineStartError,
     GroupSpec,
@@ -28,6 +31,7 @@ from penstock.plugins.queue.engines.contract import (
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
 from penstock.plugins.queue.engines.redis.finding import RedisSentinels, SentinelFinder
 from penstock.plugins.queue.engines.redis.login import Address, Login
+from penstock.plugins.queue.engines.redis.mirror import Part, Queue
 from penstock.plugins.queue.engines.redis.pipeline import Patience
 from penstock.plugins.queue.engines.redis.server import RedisServer
 from penstock.plugins.queue.wire.frames import ReceivedMessage
@@ -281,6 +285,50 @@ async def test_a_repeat_is_found_in_whichever_physical_queue_it_comes() -> None:
     assert {at: each.messages for at, each in one.snapshot("q").usage.items()} == {0: 2, 1: 1}
     await one.close()
     await other.close()
+
+
+async def test_clocks_of_nodes_may_be_minutes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No message is lost, none comes twice, and nothing ends early."""
+    nodes = shared_cluster()
+    server = RedisServer(cluster=nodes, prefix=f"test-{uuid.uuid4().hex}")
+    engine = RedisEngine(server, logger=LOGGER)
+    functions, submit = engine._functions, engine._functions.submit
+    ahead = dict(zip(nodes, (0.0, 600.0, -600.0), strict=True))
+
+    def submit_by_its_clock(queue: Queue, part: Part, *args: Any, **more: Any) -> Any:
+        shift = ahead[engine._routes.address_of(part.base)]
+        monkeypatch.setattr(functions, "given", lambda: repr(time.time() + shift))
+        return submit(queue, part, *args, **more)
+
+    monkeypatch.setattr(functions, "submit", submit_by_its_clock)
+    await engine.open()
+    group = GroupSpec(visibility_timeout=300.0, group_expiry_seconds=300.0)
+    spec = QueueSpec(physical_queues=12, groups={"g": group}, retention_seconds=300.0)
+    await engine.create_queue("q", spec)
+    parts = engine._catalogue.find("q").physical.values()
+    assert len({engine._routes.address_of(part.base) for part in parts}) == 3
+    new = NewMessage(Message("t", b"m", arrived_at=time.monotonic()))
+    for number in range(12):
+        assert engine.reserve("q", 1, 1)
+        await engine.append("q", number, [new])
+    for receive_count in (1, 2):
+        await engine.maintain()
+        assert dict(engine.visible("q", "g")) == dict.fromkeys(range(12), 1)
+        found = [one for at in range(12) for one in await engine.lease("q", "g", at, 9, MANY_BYTES)]
+        assert [one.receive_count for one in found] == [receive_count] * 12
+        assert dict(engine.visible("q", "g")) == {}
+        assert [one for at in range(12) for one in await engine.lease("q", "g", at, 9, 1)] == []
+        handles = [one.receipt_handle for one in found]
+        assert await engine.settle("q", "g", "extend", handles, 300.0) == {}
+        action: Action = "nack" if receive_count == 1 else "ack"
+        assert await engine.settle("q", "g", action, handles) == {}
+    for number, duplicates in ((0, []), (11, [0])):
+        new = NewMessage(Message("t", b"i", arrived_at=time.monotonic()), b"i")
+        assert engine.reserve("q", 1, 1)
+        assert list((await engine.append("q", number, [new])).duplicates) == duplicates
+    await engine.maintain()
+    assert engine.snapshot("q").messages == 1
+    await engine.close()
 
 
 async def test_a_cluster_half_up_is_refused(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ PATIENT = Patience(300.0, 300.0, slowdown_detection_time=0.02)
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Address]]:
     """Start two nodes; the first one has the lower half of the slots."""
-    with running_cluster(tmp_path_factory.mktemp("nodes"), n=2) as started:
+    is_partial = "cluster-require-full-coverage no"
+    with running_cluster(tmp_path_factory.mktemp("nodes"), is_partial, n=2) as started:
         yield [("127.0.0.1", node.port) for node in started]
 
 
@@ -116,5 +117,22 @@ async def test_a_silent_server_that_has_lost_a_slot_keeps_its_connection(
         await Login().ask(nodes[0], "RPUSH", slow, "a")
         assert await waiting == [slow.encode(), b"a"]
         assert await calls.call(slow, "CLIENT", "ID") == connection
+    assert calls.failure is None
+    await calls.close()
+
+
+async def test_a_cluster_that_becomes_half_up_is_survived(nodes: list[Address]) -> None:
+    """Calls of a slot that no node has wait until one has it; all others go on."""
+    calls = await opened(nodes, ClusterFinder(nodes, Login()))
+    lost, stays = keys_of_the_first(7)[5:]
+    slot = str(key_slot(lost.encode()))
+    await Login().ask(nodes[0], "CLUSTER", "DELSLOTS", slot)
+    async with asyncio.timeout(UNTIL_SECONDS):
+        waiting = [calls.call(lost, "RPUSH", lost, f"{n}") for n in range(3)]
+        for n in range(100):
+            assert await calls.call(stays, "RPUSH", stays, "a") == n + 1
+        assert not any(call.done() for call in waiting)
+        await Login().ask(nodes[0], "CLUSTER", "ADDSLOTS", slot)
+        assert await asyncio.gather(*waiting) == [1, 2, 3]
     assert calls.failure is None
     await calls.close()
