@@ -279,9 +279,9 @@ async def test_commit_bounds_reach_the_sinks(monkeypatch: pytest.MonkeyPatch) ->
         appended: list[int] = []
         append = plugin.engine.append
 
-        def note(queue: str, number: int, messages: Any) -> asyncio.Future[Any]:
+        def note(queue: str, number: int, messages: Any, *more: Any) -> asyncio.Future[Any]:
             appended.append(len(messages))
-            return append(queue, number, messages)
+            return append(queue, number, messages, *more)
 
         monkeypatch.setattr(plugin.engine, "append", note)
         for _ in range(2):
