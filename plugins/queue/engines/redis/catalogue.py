@@ -91,11 +91,8 @@ class Catalogue:
         held.raw = raw
         held.id_shards = entry.get("id_shards", 0)
         held.change(spec)
-        for number in sorted(entry["parts"]):
-            if number not in held.physical:
-                base = self._functions.part_key(held.incarnation, number)
-                held.physical[number] = Part(base, number)
-        held.physical = dict(sorted(held.physical.items()))
+        for number in entry["parts"]:
+            self._functions.part_of(held, number)
         for group_name in [one for one in held.groups if one not in entry["groups"]]:
             self._forget_group(held, group_name)
         for group_name, values in entry["groups"].items():

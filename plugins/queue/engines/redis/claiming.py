@@ -9,15 +9,15 @@ Then the message is stored there with the claim as its identifier, at most once.
 the steps has stored nothing; its repeat does.
 
 The messages of one call wait for all their claims, and keep their order. Where some claims fail,
-the others are stored. Other calls are waited for where that keeps an order: those before to the
-same physical queue, in a queue with keys or with one physical queue.
+the others are stored. A call waits for those before it that have one of its identifiers, so that
+the first message of an identifier is the one that is stored. In a queue with keys or with one
+physical queue it waits for all before it to the same physical queue, as these have an order.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -55,6 +55,7 @@ class _Pending(NamedTuple):
         part: that they are meant for.
         args: of the messages.
         claims: calls, each with the places of its messages; none where no message needs one.
+        moved: ends when what has its claims was sent on.
         sent: is told what physical queues get.
         stored: gets the outcome.
     """
@@ -62,6 +63,7 @@ class _Pending(NamedTuple):
     part: Part
     args: list[bytes]
     claims: list[tuple[list[int], asyncio.Future[Any]]]
+    moved: asyncio.Future[None]
     sent: Sent | None
     stored: asyncio.Future[Claimed]
 
@@ -77,7 +79,8 @@ class Claiming:
     def __init__(self, functions: Functions, send: Send) -> None:
         self._functions = functions
         self._send = send
-        self._lines: dict[str, deque[_Pending]] = {}
+        self._last: dict[Hashable, asyncio.Future[None]] = {}
+        """The `moved` of the newest messages that others must wait for, by what they share."""
         self._n_claims = 0
 
     def append(
@@ -89,18 +92,27 @@ class Claiming:
         none is stored.
         """
         claims = self._claim(queue, part, args)
-        line = self._lines.get(part.base) if has_order(queue) else None
-        if not claims and not line:
+        shared: list[Hashable] = [
+            (queue, args[at * ARGUMENTS + 3]) for some, _ in claims for at in some
+        ]
+        if has_order(queue):
+            shared.append(part)
+        before = {self._last[one] for one in shared if one in self._last}
+        if not claims and not before:
             return self._send(queue, part, args, sent)
-        if line is None:
-            line = deque()
-            if has_order(queue):
-                self._lines[part.base] = line
-        one = _Pending(part, args, claims, sent, asyncio.get_running_loop().create_future())
-        line.append(one)
-        for _, claim in claims:
-            claim.add_done_callback(lambda _: self._go_on(queue, part, line))
-        return one.stored
+        loop = asyncio.get_running_loop()
+        pending = _Pending(part, args, claims, loop.create_future(), sent, loop.create_future())
+        self._last.update(dict.fromkeys(shared, pending.moved))
+        waits = {*before, *(claim for _, claim in claims)}
+
+        def ended(wait: asyncio.Future[Any]) -> None:
+            waits.discard(wait)
+            if not waits:
+                self._go_on(queue, pending, shared)
+
+        for wait in waits:
+            wait.add_done_callback(ended)
+        return pending.stored
 
     def _claim(
         self, queue: Queue, part: Part, args: Sequence[bytes]
@@ -129,16 +141,16 @@ class Claiming:
             claims.append((some, call))
         return claims
 
-    def _go_on(self, queue: Queue, part: Part, line: deque[_Pending]) -> None:
-        """Store what has its claims, as far as nothing before it waits."""
-        while line and all(claim.done() for _, claim in line[0].claims):
-            one = line.popleft()
-            try:
-                self._store(queue, one)
-            except Exception as problem:  # noqa: BLE001 (its caller is told)
-                one.stored.set_exception(problem)
-        if not line and self._lines.get(part.base) is line:
-            del self._lines[part.base]
+    def _go_on(self, queue: Queue, pending: _Pending, shared: Sequence[Hashable]) -> None:
+        """Store what has its claims, and let go on who waits for that."""
+        try:
+            self._store(queue, pending)
+        except Exception as problem:  # noqa: BLE001 (its caller is told)
+            pending.stored.set_exception(problem)
+        for one in shared:
+            if self._last.get(one) is pending.moved:
+                del self._last[one]
+        pending.moved.set_result(None)
 
     def _store(self, queue: Queue, one: _Pending) -> None:
         """Store messages where their identifiers belong."""
@@ -153,8 +165,7 @@ class Claiming:
                 continue
             for at, answer in zip(some, claim.result(), strict=True):
                 number, word = answer.split(b" ", 1)
-                if int(number) in queue.physical:
-                    numbers[at] = int(number)
+                numbers[at] = self._functions.part_of(queue, int(number)).number
                 args[at * ARGUMENTS + 3] = word
                 # A claim is one message's: also of one that is new, its repeat may have come first.
                 args[at * ARGUMENTS] = as_repeat(args[at * ARGUMENTS])

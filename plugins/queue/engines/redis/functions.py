@@ -115,6 +115,16 @@ class Functions:
             return [f"{self._prefix}:{{{incarnation}}}"]
         return [self._shard_key(incarnation, shard) for shard in range(id_shards)]
 
+    def part_of(self, queue: Queue, number: int) -> Part:
+        """Return a physical queue that the server has, which may be new to this program."""
+        found = queue.physical.get(number)
+        if found is None:
+            found = Part(self.part_key(queue.incarnation, number), number)
+            queue.physical = dict(sorted({**queue.physical, number: found}.items()))
+            for group in queue.groups.values():
+                group.place(number)
+        return found
+
     def call(self, function: str, keys: list[str], *args: Any) -> asyncio.Future[Any]:
         """Call a function; its keys are all in one slot."""
         return self._routes.call(

@@ -445,6 +445,9 @@ end
 -- message: identifier, whether it may be a repeat. Answers of each to which physical queue its
 -- identifier belongs, and by which word; a repeat of the call gets the same.
 local function claim_ids(keys, argv)
+  -- Nothing ends the windows of a queue that is gone. Its physical queue of this slot tells.
+  local base = string.match(keys[1], '^(.*):claims$')
+  if base and call('EXISTS', base .. ':s') == 0 then return GONE end
   local now = tonumber(argv[1])
   if argv[1] == '' then now = tonumber(call('TIME')[1]) end
   local answer = {}

@@ -25,6 +25,7 @@ from penstock.plugins.queue.engines.contract import (
     QueueSpec,
     StorageError,
     StorageFullError,
+    UnknownQueueError,
 )
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
 from penstock.plugins.queue.engines.redis.login import Login
@@ -88,7 +89,7 @@ async def test_a_node_that_fails_has_a_part_of_the_identifiers_alone(tmp_path: P
         failing = used.node(0)
         there = used.identifiers(failing, are_there=True)
         elsewhere = used.identifiers(failing, are_there=False)
-        healthy = next(at for at in range(N_QUEUES) if used.node(at) is not failing)
+        healthy, other = [at for at in range(N_QUEUES) if used.node(at) is not failing][:2]
 
         await Login().ask(("127.0.0.1", failing.port), "CONFIG", "SET", "maxmemory", "1")
         with pytest.raises(StorageFullError):
@@ -107,7 +108,9 @@ async def test_a_node_that_fails_has_a_part_of_the_identifiers_alone(tmp_path: P
             mixed = used.append(healthy, new(there[1]), new(), new(elsewhere[1]))
             lanes = keyed.append(quick[0], new(kept[0], "a"), new(topic="a"), new(topic="b"))
             behind = keyed.append(quick[0], new(topic="a"))
-            held_up = [mixed, lanes, behind]
+            first = used.append(healthy, new(elsewhere[4]), new(there[4]))
+            second = used.append(other, new(elsewhere[4]))
+            held_up = [mixed, lanes, behind, first, second]
             assert (await used.append(healthy, new(elsewhere[2]))).refused == {}
             assert (await keyed.append(quick[1], new(topic="a"))).refused == {}
             assert not any(call.done() for call in held_up)
@@ -119,6 +122,9 @@ async def test_a_node_that_fails_has_a_part_of_the_identifiers_alone(tmp_path: P
             error = "storage_error"
             assert await lanes == ([-1, -1, 0], [], {0: error, 1: error})
             assert await behind == ([1], [], {})
+            # Of two with one identifier, the first is stored.
+            assert await first == ([5, -1], [], {1: error})
+            assert (await second).duplicates == [0]
             with pytest.raises(StorageError, match=f"127.0.0.1:{failing.port}"):
                 await used.append(healthy, new(there[2]))
         finally:
@@ -223,3 +229,38 @@ async def test_a_repeat_that_overtakes_its_message_is_stored_instead_of_it() -> 
         await storing._send(*call)
     assert engine.snapshot("q").messages == 1
     await engine.close()
+
+
+async def test_a_claim_is_followed_into_a_physical_queue_that_another_program_has_just_added() -> (
+    None
+):
+    """The message is there already; it must not be stored elsewhere, too."""
+    server = RedisServer(cluster=shared_cluster(), prefix=f"test-{uuid.uuid4().hex}")
+    one = await opened(server)
+    await one.create_queue("q", replace(SPEC, physical_queues=1))
+    other = await opened(server)
+    await one.change_queue("q", replace(SPEC, physical_queues=2))
+    assert list((await Used(one, (), "q").append(1, new(b"id"))).duplicates) == []
+    assert list((await Used(other, (), "q").append(0, new(b"id"))).duplicates) == [0]
+    await other.maintain()
+    assert other.snapshot("q").messages == 1
+    assert other.visible("q", "g") == {1: 1}
+    for each in (one, other):
+        await each.close()
+
+
+async def test_no_identifier_is_claimed_of_a_queue_that_is_gone() -> None:
+    """By a program that does not know of its end yet: nothing would ever forget it."""
+    server = RedisServer(cluster=shared_cluster(), prefix=f"test-{uuid.uuid4().hex}")
+    one = await opened(server)
+    await one.create_queue("q", replace(SPEC, physical_queues=2))
+    other = await opened(server)
+    used = Used(other, (), "q")
+    await one.delete_queue("q")
+    with pytest.raises(UnknownQueueError, match="queue q: it was deleted"):
+        await used.append(0, new(b"a"), new(b"b"), new(b"c"))
+    for shard in range(2):
+        key = f"{server.prefix}:{{{used.incarnation}.{shard}}}:claims:m"
+        assert await other._routes.call(key, "EXISTS", key) == 0
+    for each in (one, other):
+        await each.close()
