@@ -351,15 +351,15 @@ async def test_a_cloud_that_speaks_no_mqtt_and_hangs_up_is_tried_again(
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, site(port, adopts_session=adopts_session) as edge:
-        await until(lambda: sum(uplink_of(edge).counts.failures.values()) > 2)
-        assert f"uplink cloud: 127.0.0.1:{port}: " in caplog.text
-        assert "the next attempt in" in caplog.text
-        server.close()
-        await until(lambda: "connection refused" in caplog.text)
-        assert f"uplink cloud: 127.0.0.1:{port}: connection refused; the next" in caplog.text
+    with reserved_port() as port:
+        server = await asyncio.start_server(answer, "127.0.0.1", port)
+        async with server, site(port, adopts_session=adopts_session) as edge:
+            await until(lambda: sum(uplink_of(edge).counts.failures.values()) > 2)
+            assert f"uplink cloud: 127.0.0.1:{port}: " in caplog.text
+            assert "the next attempt in" in caplog.text
+            server.close()
+            await until(lambda: "connection refused" in caplog.text)
+            assert f"uplink cloud: 127.0.0.1:{port}: connection refused; the next" in caplog.text
 
 
 async def test_the_password_is_in_its_file(tmp_path: Path) -> None:
