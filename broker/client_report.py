@@ -182,6 +182,7 @@ class ClientReport(NamedTuple):
         gone_seconds: since its session ended, or its connection to a proxy; None while it has one.
         username: of its newest connection, or None.
         listener: of its newest connection; "" before its first.
+        why_away: why it is not connected, of a client of a plugin such as an uplink; else "".
         subscriptions: how many, and of which size class; None where that is not known, as in a
             proxy and of a client that has gone.
         link: its path.
@@ -194,6 +195,7 @@ class ClientReport(NamedTuple):
     gone_seconds: float | None
     username: str | None
     listener: str
+    why_away: str
     subscriptions: SubscriptionFigures | None
     link: LinkFigures
     withholding: WithholdingFigures

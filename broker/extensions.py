@@ -620,6 +620,14 @@ class LocalClients(Protocol):
             drops_oldest: what has waited longest is dropped, and not what comes.
         """
 
+    def explain_absence(self, client_id: str, why: Callable[[], str]) -> None:
+        """Have reports say why a client is not connected.
+
+        Args:
+            client_id: of the client.
+            why: returns it in words; called at each report while the client is not connected.
+        """
+
     def keep_order(self, one: str, other: str) -> None:
         """Have two clients get the messages of each topic in one order, until the broker ends.
 

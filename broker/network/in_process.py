@@ -313,6 +313,10 @@ class InProcessClients:
             if core.journal is not None:
                 core.journal.limited(session)
 
+    def explain_absence(self, client_id: str, why: Callable[[], str]) -> None:
+        """Have reports say why a client is not connected."""
+        self._driver.core.why_away[client_id] = why
+
     def keep_order(self, one: str, other: str) -> None:
         """Keep the order of topics across two clients; see `LocalClients.keep_order`."""
         core = self._driver.core

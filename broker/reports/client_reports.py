@@ -92,6 +92,7 @@ class Subject(NamedTuple):
         left_at: monotonic seconds at which it went; None while it is there.
         n_apart: messages that wait for its connection outside of its outbox, as in a proxy.
         apart_bytes: of their payloads.
+        why_away: see `ClientReport`.
     """
 
     client_id: str
@@ -108,12 +109,14 @@ class Subject(NamedTuple):
     left_at: float | None = None
     n_apart: int = 0
     apart_bytes: int = 0
+    why_away: str = ""
 
 
 def subject_of(session: Session) -> Subject:
     """Return what the report of a session's client is made of."""
     core = session.core
     breaking = core.breaking
+    why_away = None if session.is_connected else core.why_away.get(session.client_id)
     return Subject(
         session.client_id,
         session.is_connected,
@@ -126,6 +129,7 @@ def subject_of(session: Session) -> Subject:
         0 if breaking is None else breaking.n_broken_off(session),
         _threshold_l_in(core),
         {name: subscription.sizes for name, subscription in session.subscriptions.items()},
+        why_away="" if why_away is None else why_away(),
     )
 
 
@@ -159,6 +163,7 @@ def report(subject: Subject, now: float) -> ClientReport:
         gone_seconds=_age(subject.left_at, now),
         username=subject.username,
         listener=subject.listener,
+        why_away=subject.why_away,
         subscriptions=subscription_figures(subject, now),
         link=link_figures(subject, now),
         withholding=withholding_figures(subject, now),

@@ -171,6 +171,7 @@ class Core(Shared):
         self.logins = LoginBackoff(limits)
         self.ended = Ledger()
         self.last_clients = LastClients()
+        self.why_away: dict[str, Callable[[], str]] = {}
         self.retained = RetainedMessages(
             limits.retained_messages,
             sys.maxsize if limits.retained_bytes is None else limits.retained_bytes,

@@ -11,7 +11,7 @@ minute. All else counts on the monotonic clock.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Final, Literal, NamedTuple
@@ -24,6 +24,8 @@ from penstock.broker.config.key_types import STRICT, Positive, Rate, Seconds
 
 LOOK_SECONDS: Final = 60.0
 """A schedule is looked at so often: a clock that was set counts from then on."""
+
+OUTSIDE: Final = "it is outside of its times"
 
 BURST_SECONDS: Final = 1.0
 """What a budget saves up: the bytes of one second."""
@@ -161,15 +163,42 @@ class StartKeys:
     """What makes an uplink connect; the keys under `start`.
 
     Attributes:
-        when: ``always``, or ``on_demand``: only while messages wait to go up. What is to come
-            down waits in the cloud until then.
+        when: ``always``; ``on_demand``: only while messages wait to go up; or ``never``. What is
+            to come down waits in the cloud until then.
         threshold_messages: with ``on_demand``: so many that wait make it connect.
         idle_seconds: with ``on_demand``: it disconnects after so long without a message.
     """
 
-    when: Literal["always", "on_demand"] = "always"
+    when: Literal["always", "on_demand", "never"] = "always"
     threshold_messages: Positive = 10
     idle_seconds: Seconds = 60.0
+
+
+class Absence:
+    """For how long an uplink has not been connected, and why."""
+
+    def __init__(self, clock: Callable[[], float], told: str) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._told = told
+        self._next_at = self._since
+
+    def begins(self) -> None:
+        """It is connected, or has just ceased to be."""
+        self._since = self._clock()
+
+    def lasts(self, told: str, next_in_seconds: float = 0.0) -> None:
+        """It goes on, for a reason, until the next attempt."""
+        self._told = told
+        self._next_at = self._clock() + next_in_seconds
+
+    def in_words(self) -> str:
+        """Return duration and reason, and when the next attempt is made."""
+        now = self._clock()
+        told = f"for {now - self._since:.0f} s: {self._told}"
+        if self._next_at > now:
+            told += f"; the next attempt in {self._next_at - now:.1f} s"
+        return told
 
 
 class Demand:
@@ -184,10 +213,19 @@ class Demand:
         self._passed_at = 0.0
         self._n_passed = -1
 
+    @property
+    def lacks(self) -> str:
+        """What makes it connect, in words, where `wants_start` says that it does not."""
+        if self.keys.when == "never":
+            return "it is held: start.when is never"
+        return f"it connects when {self.keys.threshold_messages} messages wait to go up"
+
     def wants_start(self, n_waiting: int) -> bool:
         """Say whether the uplink is to connect, with so many messages that wait to go up."""
         keys = self.keys
-        return keys.when == "always" or n_waiting >= keys.threshold_messages
+        if keys.when == "on_demand":
+            return n_waiting >= keys.threshold_messages
+        return keys.when == "always"
 
     def stop_in_seconds(self, n_passed: int, n_waiting: int, now: float) -> float | None:
         """Say when the uplink is to disconnect, if nothing happens until then.

@@ -25,7 +25,7 @@ from penstock.broker.errors import PeerError, PenstockError
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, LocalClients
 from penstock.broker.mqtt.enums import MQTT_5, ProtocolVersion
 from penstock.edge_proxy.aggregator.asking import Asking
-from penstock.edge_proxy.aggregator.conditions import Budget, Demand
+from penstock.edge_proxy.aggregator.conditions import OUTSIDE, Absence, Budget, Demand
 from penstock.edge_proxy.aggregator.config import MARKER_TOPIC, STATE_TOPIC, UplinkKeys
 from penstock.edge_proxy.aggregator.connecting import (
     JointSettings,
@@ -179,6 +179,7 @@ class Uplink:
         self._down_sizes = ""
         self._n_passed = 0
         self._quiet_since = 0.0
+        self._absence = Absence(clock, f"connecting to {self.address}")
         self._has_left = False  # it leaves, and has no sessions: the cloud may have some
 
     @property
@@ -238,6 +239,8 @@ class Uplink:
             n_bytes=backlog.bytes,
             drops_oldest=backlog.when_full == "drop_oldest",
         )
+        for client_id in self.local_ids:
+            self.local_clients.explain_absence(client_id, self._absence.in_words)
         self._restore_subscriptions()
 
     def _restore_subscriptions(self) -> None:
@@ -413,6 +416,7 @@ class Uplink:
             count(self.counts.failures, reason)
             wait = self._wait_seconds(reason, self.clock() - began_at)
             self.logger.warning("uplink %s: %s; the next attempt in %.1f s", self.name, told, wait)
+            self._absence.lasts(told, next_in_seconds=wait)
             await self._wait_for_retry(wait)
 
     def _is_quiet(self, now: float) -> bool:
@@ -470,6 +474,7 @@ class Uplink:
             if opening.is_open and is_wanted:
                 self.budget.set_rate(opening.max_bytes_per_second, self.clock())
                 return
+            self._absence.lasts(OUTSIDE if is_wanted else self._demand.lacks)
             wait = opening.look_again_seconds
             await asyncio.sleep(min(wait, LOOK_SECONDS) if opening.is_open else wait)
 
@@ -495,7 +500,7 @@ class Uplink:
         now = self.clock()
         opening = self._schedule.at(self._wall())
         if not opening.is_open:
-            return "it is outside of its times", 0.0
+            return OUTSIDE, 0.0
         self.budget.set_rate(opening.max_bytes_per_second, now)
         if self.lane.leaves:
             why = NOTHING_LEFT if self._is_quiet(now) else ""
@@ -690,6 +695,8 @@ class Uplink:
 
     def _connected_is(self, connected: int) -> None:
         """Note whether this lane stands, and see which lane may take over which."""
+        if connected or self.counts.connected:
+            self._absence.begins()
         self.counts.connected = connected
         for lane in self.lanes:
             lane.look_at_takeover()

@@ -56,6 +56,8 @@ def describe_proxy(state: Report) -> list[str]:
 
 def _who(client: Report) -> str:
     words = "connected" if client["is_connected"] else "not connected"
+    if client["why_away"]:
+        words += f" ({printable(client['why_away'])})"
     if client["gone_seconds"] is not None:
         words = f"gone for {_seconds(client['gone_seconds'])}"
     if client["username"] is not None:

@@ -162,6 +162,11 @@ def test_an_uplink_on_demand_starts_with_enough_messages_and_stops_when_idle() -
     assert demand.stop_in_seconds(4, 0, 260.0) == 0.0
 
 
+def test_an_uplink_that_is_held_does_not_start() -> None:
+    """However much waits."""
+    assert not Demand(StartKeys("never")).wants_start(1_000_000)
+
+
 def test_without_a_limit_nothing_waits() -> None:
     """And nothing is counted."""
     budget = Budget()

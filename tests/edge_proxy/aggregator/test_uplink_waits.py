@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 from penstock.broker.mqtt.packets import Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.reports.client_reports import report, subject_of
+from penstock.broker.server import Server
 from penstock.broker.sessions.sink_routes import CoreSinks
 from penstock.netem.runs.broker_process import reserved_port
 from tests.broker.durable.test_persistence import REFUSE
@@ -186,3 +189,43 @@ async def test_what_a_queue_of_the_site_fails_to_store_comes_again(qos: int) -> 
         await deliver(far, Publish("down/b", b"y", qos=0))
         assert (await take_message(near)).payload == b"y"
         assert uplink_of(edge).counts.down_dropped == {}
+
+
+def why_away(server: Server) -> str:
+    """Return why an uplink is not connected, as the report of its client says."""
+    session = server.core.sessions.get(uplink_of(server).up_id)
+    assert session is not None
+    return report(subject_of(session), 0.0).why_away
+
+
+async def test_the_report_says_why_an_uplink_is_not_connected() -> None:
+    """For how long, the cause, and when it tries again; or what it waits for."""
+    reconnect = {"min_seconds": 3600, "max_seconds": 3600}
+    with reserved_port() as port:
+        async with site(port, reconnect=reconnect) as edge:
+            await until(lambda: uplink_of(edge).counts.failures)
+            found = re.fullmatch(
+                rf"for \d+ s: 127\.0\.0\.1:{port}: connection refused; "
+                r"the next attempt in (\d+)\.\d s",
+                why_away(edge),
+            )
+            assert found
+            assert 1_790 < int(found[1]) <= 3_600
+    async with serving() as cloud:
+        async with site(port_of(cloud)) as edge:
+            await stands(edge)
+            assert not why_away(edge)
+        start = {"when": "on_demand", "threshold_messages": 2}
+        async with site(port_of(cloud), start=start) as edge:
+            waits = "s: it connects when 2 messages wait to go up"
+            await until(lambda: why_away(edge).endswith(waits))
+
+
+async def test_an_uplink_that_is_held_connects_never() -> None:
+    """What is to go up waits."""
+    start = {"when": "never"}
+    async with serving() as cloud, site(port_of(cloud), start=start) as edge:
+        async with await connected(port_of(edge), "near") as near:
+            await deliver(near, Publish("up/a", b"x", qos=1, packet_id=1))
+        await until(lambda: why_away(edge).endswith("s: it is held: start.when is never"))
+        assert not uplink_of(edge).counts.connections

@@ -104,6 +104,7 @@ def client(**parts: dict[str, Any]) -> dict[str, Any]:
     return {
         "client_id": "dev7",
         "is_connected": True,
+        "why_away": "",
         "gone_seconds": None,
         "username": "joe",
         "listener": "default",
@@ -135,6 +136,14 @@ def test_a_client_with_a_bad_link_and_a_held_message() -> None:
         LEDGER_LINE,
         "  1,000,300 bytes wait: withheld",
     ]
+
+
+def test_why_a_client_is_not_connected_is_told() -> None:
+    """Where what connects it says so, as an uplink does."""
+    found = client() | {"is_connected": False, "why_away": "for 4 s: refused"}
+    assert describe(found)[0] == (
+        "dev7: not connected (for 4 s: refused), user joe, listener default"
+    )
 
 
 def test_a_client_that_has_gone_is_told_as_it_was() -> None:
