@@ -40,6 +40,8 @@ class Part:
         payload_bytes: of these.
         stored_bytes: that they take, without what the server needs for itself.
         oldest: the engine's time at which the oldest message arrived; None for an empty queue.
+        coming_messages: that were sent there and of which no answer has come.
+        coming_bytes: of these.
     """
 
     def __init__(self, base: str, number: int) -> None:
@@ -51,6 +53,8 @@ class Part:
         self.payload_bytes = 0
         self.stored_bytes = 0
         self.oldest: float | None = None
+        self.coming_messages = 0
+        self.coming_bytes = 0
 
 
 class Place:

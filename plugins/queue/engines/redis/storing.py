@@ -119,16 +119,20 @@ class Storing:
     def submit(self, queue: Queue, part: Part, args: Sequence[bytes]) -> asyncio.Future[Any]:
         """Store messages by their arguments; the future has the function's answer."""
         spec = queue.spec
-        n_new = len(args) // 5
+        n_new, new_bytes = len(args) // 5, sum(map(len, args[4::5]))
+        part.coming_messages += n_new
+        part.coming_bytes += new_bytes
         max_messages, max_bytes = "", ""
         if spec.when_full == "drop_oldest":
+            # Messages under way must not drop each other: other physical queues have older ones.
             if spec.max_messages is not None:
                 others = queue.messages - part.messages
-                max_messages = str(max(spec.max_messages - others, min(n_new, spec.max_messages)))
+                least = min(part.coming_messages, spec.max_messages)
+                max_messages = str(max(spec.max_messages - others, least))
             if spec.max_bytes is not None:
-                new_bytes = sum(map(len, args[4::5]))
                 other_bytes = queue.payload_bytes - part.payload_bytes
-                max_bytes = str(max(spec.max_bytes - other_bytes, min(new_bytes, spec.max_bytes)))
+                least = min(part.coming_bytes, spec.max_bytes)
+                max_bytes = str(max(spec.max_bytes - other_bytes, least))
         call = self._functions.submit(
             queue,
             part,
@@ -144,6 +148,8 @@ class Storing:
         )
 
         def done(call: asyncio.Future[Any]) -> None:
+            part.coming_messages -= n_new
+            part.coming_bytes -= new_bytes
             if not call.cancelled() and call.exception() is None:
                 self._appended(queue, part, call.result())
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +18,7 @@ from penstock.plugins.queue.engines.contract import (
     UnknownQueueError,
 )
 from penstock.plugins.queue.intake import Intake, PendingBudget
-from tests.plugins.queue.engines.contract.harness import LEASE, OFFSETS, Running
+from tests.plugins.queue.engines.contract.harness import LEASE, OFFSETS, Running, until
 from tests.plugins.queue.running import LOGGER
 
 
@@ -285,6 +286,18 @@ async def test_drop_oldest_keeps_what_the_limit_allows(running: Running) -> None
         await running.store(b"%d" % n)
     assert await running.drain() == [b"%d" % n for n in range(2, 12)]
     assert running.snapshot().removed["drop_oldest"] == 2
+
+
+async def test_drop_oldest_drops_none_of_those_that_come_at_once(running: Running) -> None:
+    """The oldest of another physical queue leave for them."""
+    await running.create(max_messages=10, when_full="drop_oldest", physical_queues=2)
+    for n in range(10):
+        await running.store(b"%d" % n, number=1)
+    running.clock.sleep(1.0)
+    await asyncio.gather(*(running.store(b"new") for _ in range(5)))
+    await until(lambda: running.snapshot().messages == 10)
+    usage = running.snapshot().usage
+    assert {number: one.messages for number, one in usage.items()} == {0: 5, 1: 5}
 
 
 @pytest.mark.parametrize("n_at_once", [1, 4, 24])
