@@ -191,7 +191,8 @@ class PublishReceipt:
             first = receipts.popleft()
             if first._stays_with_client():  # noqa: SLF001 (another of its class)
                 receipts.appendleft(first)
-                return client.close(ReasonCode(first.reason_code), None)
+                why = f"not stored by {', '.join(sink.name for sink in first.sinks)}"
+                return client.close(ReasonCode(first.reason_code), None, reason_string=why)
             if not first.reason_code:
                 client.sender.send_receipt(0x40 if first.qos == 1 else 0x50, first.packet_id)
             else:

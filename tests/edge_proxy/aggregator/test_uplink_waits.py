@@ -162,7 +162,9 @@ async def test_a_backlog_that_fills_the_whole_broker_refuses_no_publisher(
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_what_a_queue_of_the_site_fails_to_store_comes_again(qos: int) -> None:
+async def test_what_a_queue_of_the_site_fails_to_store_comes_again(
+    qos: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its disk was full after it had said that there is room."""
     async with (
         serving() as cloud,
@@ -189,6 +191,7 @@ async def test_what_a_queue_of_the_site_fails_to_store_comes_again(qos: int) -> 
         await deliver(far, Publish("down/b", b"y", qos=0))
         assert (await take_message(near)).payload == b"y"
         assert uplink_of(edge).counts.down_dropped == {}
+        assert "the site's own broker: quota exceeded (0x97) (not stored by sink)" in caplog.text
 
 
 def why_away(server: Server) -> str:
