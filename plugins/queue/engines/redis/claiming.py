@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from redis.exceptions import ResponseError
 
-from penstock.plugins.queue.engines.contract import Sent, UnknownQueueError
+from penstock.plugins.queue.engines.contract import Sent
 from penstock.plugins.queue.engines.redis.functions import Functions, refusal
 from penstock.plugins.queue.engines.redis.messages import as_repeat, is_repeat
 from penstock.plugins.queue.engines.redis.mirror import Part, Queue
@@ -232,10 +232,7 @@ def _complete(
         for at, offset in zip(places[number], some, strict=True):
             offsets[at] = offset
         duplicates += [places[number][at] for at in doubles]
-    gone = next((error for error in errors.values() if isinstance(error, UnknownQueueError)), None)
-    if gone is not None:
-        one.stored.set_exception(gone)
-    elif len(errors) == len(offsets):
+    if errors and len(errors) == len(offsets):
         one.stored.set_exception(errors[min(errors)])
     else:
         one.stored.set_result(Claimed(offsets, sorted(duplicates), errors))

@@ -33,6 +33,7 @@ from penstock.plugins.queue.engines.redis.pipeline import Patience
 from penstock.plugins.queue.engines.redis.server import RedisServer
 from tests.helpers.redis_server import RedisProcess, running_cluster, shared_cluster
 from tests.plugins.queue.engines.contract.harness import until
+from tests.plugins.queue.running import LostPayload
 
 LOGGER = logging.getLogger("penstock.queue")
 N_QUEUES = 12
@@ -108,6 +109,8 @@ async def test_a_node_that_fails_has_a_part_of_the_identifiers_alone(tmp_path: P
             mixed = used.append(healthy, new(there[1]), new(), new(elsewhere[1]))
             lanes = keyed.append(quick[0], new(kept[0], "a"), new(topic="a"), new(topic="b"))
             behind = keyed.append(quick[0], new(topic="a"))
+            lost: Any = LostPayload()
+            unreadable = keyed.append(quick[0], NewMessage(Message("a", lost)))
             first = used.append(healthy, new(elsewhere[4]), new(there[4]))
             second = used.append(other, new(elsewhere[4]))
             held_up = [mixed, lanes, behind, first, second]
@@ -122,6 +125,7 @@ async def test_a_node_that_fails_has_a_part_of_the_identifiers_alone(tmp_path: P
             error = "storage_error"
             assert await lanes == ([-1, -1, 0], [], {0: error, 1: error})
             assert await behind == ([1], [], {})
+            assert await unreadable == ([-1], [], {0: "unreadable"})
             # Of two with one identifier, the first is stored.
             assert await first == ([5, -1], [], {1: error})
             assert (await second).duplicates == [0]
