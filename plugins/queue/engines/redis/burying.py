@@ -7,7 +7,7 @@ deduplication identifier of its own, so it is stored once, however often a progr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from penstock.plugins.queue.engines.contract import (
     StorageError,
@@ -68,7 +68,7 @@ class Burying:
         group: Group,
         part: Part,
         target: Queue,
-        told: bytes,
+        told: Sequence[Any],
         flat: Sequence[bytes],
         reason: str,
     ) -> None:
@@ -107,7 +107,7 @@ class Burying:
                 answer = await self._functions.ask(
                     source, part, "range", start, end, min(left, _LETTERS), RANGE_BYTES, "1"
                 )
-                start = int(float(answer[1]))
+                start = answer[1]
                 rows = list(rows_of(answer[2]))
                 n_moved += await self._move_letters(source, part, told_now(answer[0]), rows, to)
         return n_moved

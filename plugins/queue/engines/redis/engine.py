@@ -277,7 +277,7 @@ class RedisEngine:
                 found, part, "range", at, end, max_messages, RANGE_BYTES, "1"
             )
             check_range(part, start, end)
-            at = int(float(answer[1]))
+            at = answer[1]
             rows += rows_of(answer[2])
         return frames_of(rows)
 

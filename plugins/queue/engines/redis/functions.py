@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 from zlib import crc32
@@ -25,7 +24,7 @@ from penstock.plugins.queue.engines.contract import (
 from penstock.plugins.queue.engines.redis.library import PREFIX
 from penstock.plugins.queue.engines.redis.login import ask_directly
 from penstock.plugins.queue.engines.redis.messages import arrived_at, part_key
-from penstock.plugins.queue.engines.redis.mirror import Group, Part, Queue
+from penstock.plugins.queue.engines.redis.mirror import Group, Part, Queue, Told
 from penstock.plugins.queue.engines.redis.routes import Routes
 from penstock.plugins.queue.engines.waiting import Arrivals
 
@@ -206,19 +205,20 @@ class Functions:
     async def swept(self, queue: Queue, part: Part, function: str, *args: Any) -> None:
         """Call a function that says where the removal of settled messages must go on."""
         answer = await self.ask(queue, part, function, *args)
-        while (more := int(float(answer[1]))) >= 0:
+        while (more := answer[1]) >= 0:
             answer = await self.ask(queue, part, "sweep", more, _MANY)
 
     def _heard(self, queue: Queue, part: Part, future: asyncio.Future[Any]) -> None:
         if future.cancelled() or future.exception() is not None:
             return
-        told = json.loads(future.result()[0])
+        told = Told._make(future.result()[0])
         behind = 0.0
         if self._server_clock is None:
+            now, monotonic = float(told.now), self._monotonic()
             if self._shift is None or not self.is_cluster:
-                self._shift = float(told["now"]) - self._monotonic()
+                self._shift = now - monotonic
             # Servers' clocks may differ; what is kept here is of one clock.
-            behind = self.now() - float(told["now"])
+            behind = monotonic + self._shift - now
         unknown = queue.update(part, told, behind)
         for group_id in unknown:
             place = (queue.name, part.number, group_id)
@@ -363,7 +363,7 @@ class Functions:
             for place in range(0, len(flat), 3):
                 if arrived_at(flat[place + 1]) >= at:
                     return int(flat[place])
-            start = int(float(answer[1]))
+            start = answer[1]
             if start >= part.next:
                 return part.next
 
@@ -374,9 +374,9 @@ def _receivable(group: Group, part: Part) -> tuple[int, int]:
     return place.n_visible(), -place.leased if group.spec.order == "key" else 0
 
 
-def told_now(told: bytes) -> float:
+def told_now(told: Sequence[Any]) -> float:
     """Return the server's time of an answer."""
-    return float(json.loads(told)["now"])
+    return float(Told._make(told).now)
 
 
 async def plain(call: asyncio.Future[Any], queue: Queue | None = None) -> Any:

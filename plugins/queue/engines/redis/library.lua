@@ -4,7 +4,7 @@
 -- which have one hash tag. Behind it stand:
 --
 --   :s          hash: next, earliest, messages, bytes, stored, clock, nonce
---   :i          hash: what is known of a message without its payload, by offset; see `info_of`
+--   :i          hash: what is known of a message without its payload, by offset; see `INFO`
 --   :d          hash: the message as Python has encoded it, by offset
 --   :o          sorted set: offsets from `earliest` on whose messages have left
 --   :w, :wo     sorted sets: messages whose delay is not over, by its end and by offset
@@ -30,22 +30,67 @@ local function call(...) return redis.call(...) end
 local STEP = 2000      -- messages that one call removes at most
 local LOOK = 5000      -- messages that one receive looks at
 local LANES = 100000   -- messages of a group that may wait for earlier ones of their key
-local MANY = 500       -- messages that one command removes at most
+local MANY = 500       -- messages that one command concerns at most
+local AHEAD = 64       -- messages of which a receive asks at a time
 local INFO = '<ddddI4BHc0'
 local RING = 256       -- calls of a program whose answers are kept
 local KEPT = 3600      -- seconds for which they are kept
 
 local function text(number) return string.format('%.17g', number) end
 
+-- Returns an offset or a number of messages as a command has it. The server does the same to each
+-- number of a command, each time, and takes twice as long.
+local function whole(number) return string.format('%d', number) end
+
+local function list_of(from, past)
+  local offsets = {}
+  for offset = from, past - 1 do offsets[#offsets + 1] = whole(offset) end
+  return offsets
+end
+
+-- A command for many messages takes a fraction of the time of one for each. Lua passes some thousands
+-- of words at most, so these give the words behind a key some at a time.
+
+-- Returns the sum of the answers.
+local function change(name, key, words)
+  local sum = 0
+  for i = 1, #words, 2 * MANY do
+    sum = sum + call(name, key, unpack(words, i, math.min(i + 2 * MANY - 1, #words)))
+  end
+  return sum
+end
+
+-- Returns the answers behind each other.
+local function ask(name, key, words)
+  if #words == 0 then return words end
+  if #words <= 2 * MANY then return call(name, key, unpack(words)) end
+  local found = {}
+  for i = 1, #words, 2 * MANY do
+    for _, one in ipairs(call(name, key, unpack(words, i, math.min(i + 2 * MANY - 1, #words)))) do
+      found[#found + 1] = one
+    end
+  end
+  return found
+end
+
+-- Groups are read when they are asked for first: not every call needs them.
+local PART = {__index = function(p, name)
+  if name ~= 'groups' then return nil end
+  local groups = {}
+  local all = call('HGETALL', p.base .. ':g')
+  for i = 1, #all, 2 do groups[all[i]] = cmsgpack.unpack(all[i + 1]) end
+  rawset(p, name, groups)
+  return groups
+end}
+
 local function open(base, given)
   local s = call('HMGET', base .. ':s', 'next', 'earliest', 'messages', 'bytes', 'stored', 'clock',
     'nonce', 'keeps')
   if not s[1] then return nil end
-  local p = {
+  local p = setmetatable({
     base = base, next = tonumber(s[1]), earliest = tonumber(s[2]), messages = tonumber(s[3]),
     bytes = tonumber(s[4]), stored = tonumber(s[5]), nonce = tonumber(s[7]), keeps = s[8],
-    groups = {},
-  }
+  }, PART)
   if given == '' then
     local t = call('TIME')
     p.now = tonumber(t[1]) + tonumber(t[2]) / 1000000
@@ -53,10 +98,8 @@ local function open(base, given)
     p.now = tonumber(given)
   end
   p.now = math.max(p.now, tonumber(s[6]))
-  p.holes = call('ZCARD', base .. ':o')
+  p.holes = p.next - p.earliest - p.messages
   p.delayed = call('ZCARD', base .. ':w')
-  local all = call('HGETALL', base .. ':g')
-  for i = 1, #all, 2 do p.groups[all[i]] = cmsgpack.unpack(all[i + 1]) end
   while p.delayed > 0 do
     local due = call('ZRANGEBYSCORE', base .. ':w', '-inf', text(p.now), 'LIMIT', 0, 1000)
     if #due == 0 then break end
@@ -68,9 +111,9 @@ local function open(base, given)
 end
 
 local function close(p)
-  call('HSET', p.base .. ':s', 'next', text(p.next), 'earliest', text(p.earliest),
-    'messages', text(p.messages), 'bytes', text(p.bytes), 'stored', text(p.stored),
-    'clock', text(p.now), 'nonce', text(p.nonce))
+  call('HSET', p.base .. ':s', 'next', whole(p.next), 'earliest', whole(p.earliest),
+    'messages', whole(p.messages), 'bytes', whole(p.bytes), 'stored', whole(p.stored),
+    'clock', text(p.now), 'nonce', whole(p.nonce))
 end
 
 local function save(p, gid)
@@ -80,11 +123,13 @@ end
 local function info_of(p, offset)
   local raw = call('HGET', p.base .. ':i', offset)
   if not raw then return nil end
-  local clock, due, expires, wall, size, has_key, key, rest = struct.unpack(INFO, raw)
-  return {
-    raw = raw, clock = clock, due = due, expires = expires, size = size,
-    key = has_key == 1 and key or nil, topic = string.sub(raw, rest),
-  }
+  local clock, due, expires, wall, size, has_key, key = struct.unpack(INFO, raw)
+  return {clock = clock, key = has_key == 1 and key or nil}
+end
+
+local function key_of(raw)
+  local _, _, _, _, _, has_key, key = struct.unpack(INFO, raw)
+  return has_key == 1 and key or nil
 end
 
 -- Calls that are repeated. A program that has lost its connection does not know whether a call was
@@ -103,6 +148,8 @@ end
 
 local function keep(key, number, is_first, ...)
   call('HSET', key, number % RING, cmsgpack.pack(tonumber(number), ...))
+  -- A long value makes the server keep a table: of short ones alone it looks through all of them.
+  if is_first then call('HSET', key, 'long', string.rep(' ', 1000)) end
   if is_first or number % 16 == 0 then call('EXPIRE', key, KEPT) end
 end
 
@@ -122,24 +169,32 @@ local function before_in_lane(k, key, offset)
   return found and tonumber(string.sub(found, -16))
 end
 
--- Takes a message out of a group; the next of its key may then be received.
-local function forget(p, gid, offset, key)
+-- Takes messages out of a group; the next ones of their keys may then be received.
+-- offsets: as text; infos: of each, false where the message is gone. Both may have messages that the
+-- group has not got. Returns how many it had.
+local function forget(p, gid, offsets, infos)
   local k = p.base .. ':' .. gid
-  if call('ZREM', k .. ':u', offset) == 0 then return false end
-  call('ZREM', k .. ':l', offset)
-  call('ZREM', k .. ':d', offset)
-  call('ZREM', k .. ':v', offset)
-  call('HDEL', k .. ':h', offset)
-  if p.groups[gid].ordered and key then
-    local was_head = head_of(k, key) == offset
-    call('ZREM', k .. ':q', member(key, offset))
-    local following = was_head and head_of(k, key)
-    if following and not call('ZSCORE', k .. ':l', following)
+  local n = change('ZREM', k .. ':u', offsets)
+  if n == 0 then return 0 end
+  for _, set in ipairs({':l', ':d', ':v'}) do change('ZREM', k .. set, offsets) end
+  change('HDEL', k .. ':h', offsets)
+  if not p.groups[gid].ordered then return n end
+  local heads = {}
+  for i, offset in ipairs(offsets) do
+    local key = infos[i] and key_of(infos[i])
+    if key then
+      heads[key] = heads[key] or head_of(k, key)
+      call('ZREM', k .. ':q', member(key, tonumber(offset)))
+    end
+  end
+  for key, head in pairs(heads) do
+    local following = head_of(k, key)
+    if following and following ~= head and not call('ZSCORE', k .. ':l', following)
         and not call('ZSCORE', k .. ':d', following) then
       call('ZADD', k .. ':v', following, following)
     end
   end
-  return true
+  return n
 end
 
 -- Notes that a message has left: no message is the newest of its key, if it was.
@@ -148,91 +203,93 @@ local function forget_newest(p, offset, key)
   if newest and tonumber(newest) == offset then call('HDEL', p.base .. ':k', key) end
 end
 
--- Removes a message from the queue, whoever waits for it.
-local function leave(p, offset)
-  local info = info_of(p, offset)
-  if not info then return false end
-  p.messages = p.messages - 1
-  p.bytes = p.bytes - info.size
-  p.stored = p.stored - #info.raw - call('HSTRLEN', p.base .. ':d', offset)
-  call('HDEL', p.base .. ':i', offset)
-  call('HDEL', p.base .. ':d', offset)
-  if info.key then forget_newest(p, offset, info.key) end
-  if p.delayed > 0 and call('ZREM', p.base .. ':w', offset) == 1 then
-    call('ZREM', p.base .. ':wo', offset)
-    p.delayed = p.delayed - 1
+-- Goes on from offsets whose messages have left.
+local function advance(p)
+  local key = p.base .. ':o'
+  while p.holes > 0 do
+    local some = call('ZRANGEBYSCORE', key, p.earliest, '+inf', 'LIMIT', 0, MANY)
+    local n = 0
+    while some[n + 1] and tonumber(some[n + 1]) == p.earliest + n do n = n + 1 end
+    if n == 0 then return end
+    call('ZREM', key, unpack(some, 1, n))
+    p.holes = p.holes - n
+    p.earliest = p.earliest + n
   end
-  for gid, g in pairs(p.groups) do
-    if g.kind == 'l' and offset < g.at then forget(p, gid, offset, info.key) end
+end
+
+-- Removes messages from the queue. offsets: as text, each once; infos: of each, where that is known;
+-- is_done: whether all groups are done with them, or whoever waits. Returns how many there were.
+local function leave_all(p, offsets, infos, is_done)
+  local there, raws, gone = {}, {}, {}
+  for i, raw in ipairs(infos or ask('HMGET', p.base .. ':i', offsets)) do
+    local offset = offsets[i]
+    if raw then
+      there[#there + 1], raws[#raws + 1] = offset, raw
+      local _, _, _, _, size, has_key, key = struct.unpack(INFO, raw)
+      p.bytes = p.bytes - size
+      p.stored = p.stored - #raw - call('HSTRLEN', p.base .. ':d', offset)
+      if has_key == 1 then forget_newest(p, tonumber(offset), key) end
+    end
   end
-  if offset == p.earliest then
-    p.earliest = offset + 1
-    while p.holes > 0 and call('ZREM', p.base .. ':o', p.earliest) == 1 do
-      p.holes = p.holes - 1
+  if #there == 0 then return 0 end
+  p.messages = p.messages - #there
+  change('HDEL', p.base .. ':i', there)
+  change('HDEL', p.base .. ':d', there)
+  if p.delayed > 0 then
+    p.delayed = p.delayed - change('ZREM', p.base .. ':w', there)
+    change('ZREM', p.base .. ':wo', there)
+  end
+  if not is_done then
+    for gid, g in pairs(p.groups) do
+      if g.kind == 'l' then forget(p, gid, there, raws) end
+    end
+  end
+  for _, offset in ipairs(there) do
+    if tonumber(offset) == p.earliest then
       p.earliest = p.earliest + 1
+    else
+      gone[#gone + 1], gone[#gone + 2] = offset, offset
+      p.holes = p.holes + 1
     end
-  else
-    call('ZADD', p.base .. ':o', offset, offset)
-    p.holes = p.holes + 1
   end
-  return true
+  change('ZADD', p.base .. ':o', gone)
+  advance(p)
+  return #there
 end
 
-local function all_done(p, offset)
-  local has_group = false
+-- Removes a message from the queue, whoever waits for it.
+local function leave(p, offset) return leave_all(p, {whole(offset)}) == 1 end
+
+-- Returns those of some messages that all groups are done with, and what is known of these.
+-- but: a group that is.
+local function done_by_all(p, offsets, infos, but)
+  if next(p.groups) == nil then return {}, {} end
   for gid, g in pairs(p.groups) do
-    has_group = true
-    if offset >= g.at then return false end
-    if g.kind == 'l' and call('ZSCORE', p.base .. ':' .. gid .. ':u', offset) then return false end
-  end
-  return has_group
-end
-
--- Removes the earliest messages, which no group of kind `lease` and no delay knows of: some commands
--- for many of them, where `leave` takes six for each.
-local function leave_first(p, last)
-  local infos, bodies = p.base .. ':i', p.base .. ':d'
-  for from = p.earliest, last - 1, MANY do
-    local offsets = {}
-    for offset = from, math.min(from + MANY, last) - 1 do offsets[#offsets + 1] = offset end
-    for i, raw in ipairs(call('HMGET', infos, unpack(offsets))) do
-      if raw then
-        p.messages = p.messages - 1
-        local _, _, _, _, size, has_key, key = struct.unpack(INFO, raw)
-        p.bytes = p.bytes - size
-        if has_key == 1 then forget_newest(p, offsets[i], key) end
-        p.stored = p.stored - #raw - call('HSTRLEN', bodies, offsets[i])
+    if gid ~= but and #offsets > 0 then
+      local waits = g.kind == 'l' and ask('ZMSCORE', p.base .. ':' .. gid .. ':u', offsets) or {}
+      local some, raws = {}, infos and {}
+      for i, offset in ipairs(offsets) do
+        if tonumber(offset) < g.at and not waits[i] then
+          some[#some + 1] = offset
+          if infos then raws[#some] = infos[i] end
+        end
       end
+      offsets, infos = some, raws
     end
-    call('HDEL', infos, unpack(offsets))
-    call('HDEL', bodies, unpack(offsets))
   end
-  if p.holes > 0 then
-    p.holes = p.holes - call('ZREMRANGEBYSCORE', p.base .. ':o', '-inf', last - 1)
-  end
-  p.earliest = last
-  while p.holes > 0 and call('ZREM', p.base .. ':o', p.earliest) == 1 do
-    p.holes = p.holes - 1
-    p.earliest = p.earliest + 1
-  end
+  return offsets, infos
 end
 
 -- Removes from a range what all groups are done with; returns where it must go on, or -1.
 local function sweep(p, from, to)
   from = math.max(from, p.earliest)
-  local lowest, leases = nil, p.delayed > 0
-  for _, g in pairs(p.groups) do
-    lowest = math.min(lowest or g.at, g.at)
-    leases = leases or g.kind == 'l'
-  end
+  local lowest = nil
+  for _, g in pairs(p.groups) do lowest = math.min(lowest or g.at, g.at) end
   to = math.min(to, p.next, lowest or 0)
   local last = math.min(to, from + STEP)
-  if not leases and from == p.earliest and from < last then
-    leave_first(p, last)
-    return last < to and last or -1
-  end
-  for offset = from, last - 1 do
-    if all_done(p, offset) then leave(p, offset) end
+  for first = from, last - 1, MANY do
+    local done = done_by_all(p, list_of(first, math.min(first + MANY, last)))
+    leave_all(p, done, nil, true)
   end
   return last < to and last or -1
 end
@@ -256,14 +313,14 @@ local function existing(p, from)
   return p.next - from - holes
 end
 
--- Returns the first ends in a sorted set of deadlines, each with how many it has.
+-- Returns the first ends in a sorted set of deadlines, each followed by how many it has.
 local function ends_of(key)
   local found = {}
   local at = '-inf'
   for _ = 1, 8 do
     local one = call('ZRANGEBYSCORE', key, at, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     if #one == 0 then break end
-    found[#found + 1] = {one[2], call('ZCOUNT', key, one[2], one[2])}
+    found[#found + 1], found[#found + 2] = one[2], call('ZCOUNT', key, one[2], one[2])
     at = '(' .. one[2]
   end
   return found
@@ -272,36 +329,38 @@ end
 local function group_told(p, gid)
   local g = p.groups[gid]
   local at = math.max(g.at, p.earliest)
-  local told = {f = at, w = existing(p, at), l = 0, d = 0, u = text(g.used), e = g.epoch}
+  local floor, waiting, leased, delayed, unseen, lease_ends, delay_ends =
+    at, existing(p, at), 0, 0, 0, {}, {}
   if g.kind == 'l' then
     local k = p.base .. ':' .. gid
     local first = call('ZRANGE', k .. ':u', 0, 0)[1]
-    told.w = told.w + call('ZCARD', k .. ':u')
-    if first then told.f = math.max(tonumber(first), p.earliest) end
-    told.l = call('ZCARD', k .. ':l')
-    if told.l > 0 then told.x = ends_of(k .. ':l') end
-    told.d = call('ZCARD', k .. ':d')
-    if told.d > 0 then told.y = ends_of(k .. ':d') end
-    told.n = p.delayed > 0 and call('ZCOUNT', p.base .. ':wo', at, '+inf') or 0
+    if first then
+      floor = math.max(tonumber(first), p.earliest)
+      waiting = waiting + call('ZCARD', k .. ':u')
+      leased = call('ZCARD', k .. ':l')
+      if leased > 0 then lease_ends = ends_of(k .. ':l') end
+      delayed = call('ZCARD', k .. ':d')
+      if delayed > 0 then delay_ends = ends_of(k .. ':d') end
+    end
+    if p.delayed > 0 then unseen = call('ZCOUNT', p.base .. ':wo', at, '+inf') end
   end
-  return told
+  return {gid, floor, waiting, leased, delayed, unseen, text(g.used), lease_ends, delay_ends}
 end
 
 -- Returns what Python keeps of a physical queue. gid: of one group; nil for all; '' for none.
 local function told(p, gid)
-  local oldest = nil
-  if p.messages > 0 then oldest = info_of(p, p.earliest) end
-  local answer = {
-    now = text(p.now), next = p.next, earliest = p.earliest, messages = p.messages,
-    bytes = p.bytes, stored = p.stored, oldest = oldest and text(oldest.clock) or nil,
-    groups = {},
-  }
-  if p.delayed > 0 then answer.w = ends_of(p.base .. ':w') end
-  for each, _ in pairs(p.groups) do
-    if not gid or gid == each then answer.groups[each] = group_told(p, each) end
+  local oldest = p.messages > 0 and info_of(p, p.earliest)
+  local groups = {}
+  if not gid then
+    for each, _ in pairs(p.groups) do groups[#groups + 1] = group_told(p, each) end
+  elseif gid ~= '' then
+    groups[1] = group_told(p, gid)
   end
-  if not gid then answer.all = 1 end
-  return cjson.encode(answer)
+  return {
+    text(p.now), p.next, p.earliest, p.messages, p.bytes, p.stored,
+    oldest and text(oldest.clock) or '', p.delayed > 0 and ends_of(p.base .. ':w') or {},
+    gid and 0 or 1, groups,
+  }
 end
 
 -- Tells other programs that messages may have become visible. A user who may not use the channel can
@@ -362,7 +421,7 @@ local function append(keys, argv)
     local offsets = before[2]
     if type(offsets) == 'number' then
       offsets = {}
-      for i = 1, before[3] do offsets[i] = text(before[2] + i - 1) end
+      for i = 1, before[3] do offsets[i] = before[2] + i - 1 end
     end
     return {told(p), offsets, before[4], before[5], before[6]}
   end
@@ -372,6 +431,13 @@ local function append(keys, argv)
   local first = p.next
   local offsets, duplicates = {}, {}
   local n_kept, n_dropped = 0, 0
+  local infos, bodies = {}, {}
+  -- Stores what is in hand, before anything else looks for it.
+  local function write()
+    change('HSET', base .. ':i', infos)
+    change('HSET', base .. ':d', bodies)
+    infos, bodies = {}, {}
+  end
   if keeps_last and not p.keeps then
     for offset = p.earliest, p.next - 1 do
       local info = info_of(p, offset)
@@ -396,7 +462,7 @@ local function append(keys, argv)
     if before then
       duplicates[#duplicates + 1] = #offsets
       local where, offset = string.match(before, '^(%d+) (%d+)$')
-      offsets[#offsets + 1] = where == number and offset or '-1'
+      offsets[#offsets + 1] = where == number and tonumber(offset) or -1
     else
       local offset = p.next
       p.next = offset + 1
@@ -405,28 +471,31 @@ local function append(keys, argv)
       local has_key = flags >= 2 and 1 or 0
       local info = struct.pack(INFO, clock, due, interval >= 0 and clock + interval or 0, wall,
         size, has_key, #key, key) .. topic
-      call('HSET', base .. ':i', offset, info)
-      call('HSET', base .. ':d', offset, encoded)
+      local name = whole(offset)
+      infos[#infos + 1], infos[#infos + 2] = name, info
+      bodies[#bodies + 1], bodies[#bodies + 2] = name, encoded
       p.messages = p.messages + 1
       p.bytes = p.bytes + size
       p.stored = p.stored + #info + #encoded
       if due > p.now then
-        call('ZADD', base .. ':w', text(due), offset)
-        call('ZADD', base .. ':wo', offset, offset)
+        call('ZADD', base .. ':w', text(due), name)
+        call('ZADD', base .. ':wo', name, name)
         p.delayed = p.delayed + 1
       end
       if id ~= '' then
-        call('HSET', ids .. ':m', id, number .. ' ' .. text(offset))
+        call('HSET', ids .. ':m', id, number .. ' ' .. name)
         call('ZADD', ids .. ':t', text(p.now), id)
       end
       if keeps_last and has_key == 1 then
+        write()
         local older = call('HGET', base .. ':k', key)
         if older and leave(p, tonumber(older)) then n_kept = n_kept + 1 end
         call('HSET', base .. ':k', key, offset)
       end
-      offsets[#offsets + 1] = text(offset)
+      offsets[#offsets + 1] = offset
     end
   end
+  write()
   local max_messages = tonumber(argv[8]) or math.huge
   local max_bytes = tonumber(argv[9]) or math.huge
   while p.messages > 1 and (p.messages > max_messages or p.bytes > max_bytes) do
@@ -500,19 +569,32 @@ local function range(keys, argv)
   local rows = {}
   local looked = 0
   while offset < stop and left > 0 and bytes > 0 and looked < LOOK do
-    looked = looked + 1
-    local info = call('HGET', p.base .. ':i', offset)
-    if info then
-      local encoded = argv[6] == '1' and call('HGET', p.base .. ':d', offset) or ''
-      rows[#rows + 1] = text(offset)
-      rows[#rows + 1] = info
-      rows[#rows + 1] = encoded
+    local past = math.min(stop, offset + math.min(MANY, LOOK - looked))
+    local names, there, infos, n_bytes = list_of(offset, past), {}, {}, 0
+    for i, info in ipairs(ask('HMGET', p.base .. ':i', names)) do
+      looked = looked + 1
+      offset = offset + 1
+      if info then
+        there[#there + 1], infos[#infos + 1] = names[i], info
+        local _, _, _, _, size = struct.unpack(INFO, info)
+        n_bytes = n_bytes + size
+      end
+      -- A message takes its payload's bytes at least.
+      if #there == left or argv[6] == '1' and n_bytes >= bytes then break end
+    end
+    local bodies = argv[6] == '1' and ask('HMGET', p.base .. ':d', there) or {}
+    for i, name in ipairs(there) do
+      if bytes <= 0 then
+        offset = tonumber(there[i - 1]) + 1
+        break
+      end
+      local encoded = bodies[i] or ''
+      rows[#rows + 1], rows[#rows + 2], rows[#rows + 3] = tonumber(name), infos[i], encoded
       left = left - 1
       bytes = bytes - #encoded
     end
-    offset = offset + 1
   end
-  return {told(p, ''), text(offset), rows}
+  return {told(p, ''), offset, rows}
 end
 
 -- argv: now, offset below which all leaves, or '' and the age in seconds at which it does.
@@ -550,7 +632,7 @@ local function sweep_range(keys, argv)
   if not p then return GONE end
   local more = sweep(p, tonumber(argv[2]), tonumber(argv[3]))
   close(p)
-  return {told(p), text(more)}
+  return {told(p), more}
 end
 
 -- Groups.
@@ -578,7 +660,7 @@ local function add_groups(keys, argv)
   local more = -1
   if not had_groups then more = sweep(p, p.earliest, p.next) end
   close(p)
-  return {told(p), text(more)}
+  return {told(p), more}
 end
 
 local function drop_group(keys, argv)
@@ -592,7 +674,7 @@ local function drop_group(keys, argv)
     more = sweep(p, p.earliest, p.next)
   end
   close(p)
-  return {told(p), text(more)}
+  return {told(p), more}
 end
 
 -- argv: now, identifier, ordered. Leases end where the order is another one.
@@ -643,7 +725,7 @@ local function commit(keys, argv)
   save(p, argv[2])
   local more = sweep(p, from, g.at)
   close(p)
-  return {told(p, argv[2]), text(more)}
+  return {told(p, argv[2]), more}
 end
 
 -- argv: now, identifier, offset, epoch.
@@ -660,7 +742,7 @@ local function seek(keys, argv)
   local more = sweep(p, p.earliest, g.at)
   close(p)
   publish(p, '')
-  return {told(p, argv[2]), text(more)}
+  return {told(p, argv[2]), more}
 end
 
 -- Receiving.
@@ -705,8 +787,8 @@ local function takes(filters, topic)
   return false
 end
 
-local function received_of(k, offset)
-  local found = call('HGET', k .. ':h', offset)
+-- Returns the count and the nonce of the newest receive.
+local function received_in(found)
   if not found then return 0, -1 end
   local count, nonce = string.match(found, '^(%d+) (-?%d+)$')
   return tonumber(count), tonumber(nonce)
@@ -719,14 +801,14 @@ local function leased_before(p, gid, before)
   local function add(rows, offset, count)
     local info = call('HGET', p.base .. ':i', offset)
     if not info then return end
-    for _, one in ipairs({offset, text(count), info, call('HGET', p.base .. ':d', offset)}) do
+    for _, one in ipairs({tonumber(offset), count, info, call('HGET', p.base .. ':d', offset)}) do
       rows[#rows + 1] = one
     end
   end
   local rows, dead_rows, offsets = {}, {}, {}
   for _, offset in ipairs(dead) do is_dead[offset] = true end
   for _, offset in ipairs(call('ZRANGE', k .. ':l', 0, -1)) do
-    local count, at = received_of(k, offset)
+    local count, at = received_in(call('HGET', k .. ':h', offset))
     if at == nonce then
       if is_dead[offset] then add(dead_rows, offset, count)
       else offsets[#offsets + 1] = {tonumber(offset), offset, count} end
@@ -734,7 +816,7 @@ local function leased_before(p, gid, before)
   end
   table.sort(offsets, function(a, b) return a[1] < b[1] end)
   for _, one in ipairs(offsets) do add(rows, one[2], one[3]) end
-  return {told(p, gid), text(nonce), before[3], before[4], before[5], rows, dead_rows}
+  return {told(p, gid), nonce, before[3], before[4], before[5], rows, dead_rows}
 end
 
 -- argv: now, program, number of the call, identifier, most messages, most bytes, visibility
@@ -759,112 +841,132 @@ local function lease(keys, argv)
   p.nonce = (p.nonce + 1) % 65536
   g.used = p.now
   expire(p, gid)
-  local rows, dead, last_of_key = {}, {}, {}
+  local dead, last_of_key = {}, {}
+  local got, counts, got_infos = {}, {}, {}
   local n, n_bytes, n_looked, filtered, expired = 0, 0, 0, 0, 0
   local is_full = false
+  local mark = ' ' .. whole(p.nonce)
+  local below, leased, marks, seen, done, done_infos = {}, {}, {}, {}, {}, {}
 
-  local function done(offset, info)
-    if not forget(p, gid, offset, info.key) then
-      -- Settled where the cursor meets it: it was never among those below.
-      g.at = math.max(g.at, offset + 1)
-    end
-    if all_done(p, offset) then leave(p, offset) end
+  -- Stores what was decided, before anything else looks for it.
+  local function write()
+    change('ZADD', k .. ':u', below)
+    change('ZADD', k .. ':l', leased)
+    change('HSET', k .. ':h', marks)
+    change('ZREM', k .. ':v', seen)
+    forget(p, gid, done, done_infos)
+    local offsets, infos = done_by_all(p, done, done_infos, gid)
+    leave_all(p, offsets, infos, true)
+    below, leased, marks, seen, done, done_infos = {}, {}, {}, {}, {}, {}
   end
 
   -- Looks at one message; false where it must be looked at again.
-  local function consider(offset, is_new)
+  -- name: its offset as text; raw: its info; received: count and nonce of its newest receive.
+  local function consider(offset, name, raw, received, is_new)
     n_looked = n_looked + 1
-    local info = info_of(p, offset)
-    if not info then
-      call('ZREM', k .. ':v', offset)
+    if not raw then
+      seen[#seen + 1] = name
       return true
     end
-    if filters and not takes(filters, info.topic) then
-      filtered = filtered + 1
-      done(offset, info)
+    local _, due, expires, _, size, has_key, key, rest = struct.unpack(INFO, raw)
+    local is_over = expires > 0 and p.now >= expires
+    local is_other = filters and not takes(filters, string.sub(raw, rest))
+    if is_other or is_over then
+      if is_other then filtered = filtered + 1 else expired = expired + 1 end
+      -- One that the cursor meets was never among those below.
+      if is_new then g.at = math.max(g.at, offset + 1) end
+      done[#done + 1], done_infos[#done_infos + 1] = name, raw
+      if g.ordered then write() end
       return true
     end
-    if info.expires > 0 and p.now >= info.expires then
-      expired = expired + 1
-      done(offset, info)
-      return true
-    end
-    local is_due = not is_new or info.due <= p.now
-    local count = 0
-    if is_due then count = received_of(k, offset) end
+    local is_due = not is_new or due <= p.now
+    local count = is_new and 0 or received_in(received)
     if is_due and max_receives > 0 and count >= max_receives then
-      call('ZREM', k .. ':v', offset)
-      call('ZADD', k .. ':l', text(p.now + tonumber(argv[10])), offset)
-      call('HSET', k .. ':h', offset, text(count) .. ' ' .. text(p.nonce))
-      for _, one in ipairs({text(offset), text(count), info.raw,
-          call('HGET', p.base .. ':d', offset)}) do
+      seen[#seen + 1] = name
+      leased[#leased + 1], leased[#leased + 2] = text(p.now + tonumber(argv[10])), name
+      marks[#marks + 1], marks[#marks + 2] = name, whole(count) .. mark
+      for _, one in ipairs({offset, count, raw, call('HGET', p.base .. ':d', name)}) do
         dead[#dead + 1] = one
       end
       return true
     end
-    if is_due and n > 0 and n_bytes + info.size > max_bytes then
+    if is_due and n > 0 and n_bytes + size > max_bytes then
       is_full = true
       return false
     end
+    local is_in_lane = g.ordered and has_key == 1
     if is_new then
-      call('ZADD', k .. ':u', offset, offset)
-      if g.ordered and info.key then call('ZADD', k .. ':q', 0, member(info.key, offset)) end
+      below[#below + 1], below[#below + 2] = name, name
+      if is_in_lane then call('ZADD', k .. ':q', 0, member(key, offset)) end
       if not is_due then
-        call('ZADD', k .. ':d', text(info.due), offset)
+        call('ZADD', k .. ':d', text(due), name)
         return true
       end
     end
-    if g.ordered and info.key then
-      local before = before_in_lane(k, info.key, offset)
-      if before and before ~= last_of_key[info.key] then
-        call('ZREM', k .. ':v', offset)
+    if is_in_lane then
+      local before = before_in_lane(k, key, offset)
+      if before and before ~= last_of_key[key] then
+        seen[#seen + 1] = name
         return true
       end
-      last_of_key[info.key] = offset
+      last_of_key[key] = offset
     end
     n = n + 1
-    n_bytes = n_bytes + info.size
-    if not is_new then call('ZREM', k .. ':v', offset) end
-    call('ZADD', k .. ':l', deadline, offset)
-    call('HSET', k .. ':h', offset, text(math.min(count + 1, 65535)) .. ' ' .. text(p.nonce))
-    rows[#rows + 1] = text(offset)
-    rows[#rows + 1] = text(math.min(count + 1, 65535))
-    rows[#rows + 1] = info.raw
-    rows[#rows + 1] = call('HGET', p.base .. ':d', offset)
+    n_bytes = n_bytes + size
+    count = math.min(count + 1, 65535)
+    if not is_new then seen[#seen + 1] = name end
+    leased[#leased + 1], leased[#leased + 2] = deadline, name
+    marks[#marks + 1], marks[#marks + 2] = name, whole(count) .. mark
+    got[n], counts[n], got_infos[n] = name, count, raw
     return true
   end
 
   local function wants() return n < most and n_looked < LOOK and not is_full end
 
   while wants() do
-    local again = call('ZRANGE', k .. ':v', 0, 99)
+    local again = call('ZRANGE', k .. ':v', 0, AHEAD - 1)
     if #again == 0 then break end
-    for _, offset in ipairs(again) do
-      if not wants() or not consider(tonumber(offset), false) then break end
+    local infos = call('HMGET', p.base .. ':i', unpack(again))
+    local received = call('HMGET', k .. ':h', unpack(again))
+    for i, name in ipairs(again) do
+      if not wants() then break end
+      if not consider(tonumber(name), name, infos[i], received[i], false) then break end
     end
+    write()
   end
   g.at = math.max(g.at, p.earliest)
   while wants() and g.at < p.next do
-    if g.ordered and g.at % 64 == 0 and call('ZCARD', k .. ':q') >= LANES then break end
-    local offset = g.at
-    if not consider(offset, true) then break end
-    g.at = math.max(g.at, offset + 1)
+    local from = g.at
+    local names = list_of(from, math.min(from + AHEAD, from + most - n, p.next))
+    local infos = call('HMGET', p.base .. ':i', unpack(names))
+    for i, name in ipairs(names) do
+      if g.ordered and g.at % 64 == 0 and call('ZCARD', k .. ':q') >= LANES then is_full = true end
+      if not wants() or not consider(g.at, name, infos[i], false, true) then break end
+      g.at = math.max(g.at, from + i)
+    end
   end
+  write()
   save(p, gid)
   close(p)
   local more = n_looked >= LOOK and 1 or 0
+  local rows = {}
+  for i, body in ipairs(ask('HMGET', p.base .. ':d', got)) do
+    local at = 4 * i
+    rows[at - 3], rows[at - 2], rows[at - 1], rows[at] = tonumber(got[i]), counts[i], got_infos[i], body
+  end
   if #rows > 0 or #dead > 0 then
     local offsets = {}
-    for i = 1, #dead, 4 do offsets[#offsets + 1] = dead[i] end
+    for i = 1, #dead, 4 do offsets[#offsets + 1] = whole(dead[i]) end
     keep(answers, argv[3], is_first, p.nonce, more, filtered, expired, offsets)
   end
-  return {told(p, gid), text(p.nonce), more, filtered, expired, rows, dead}
+  return {told(p, gid), p.nonce, more, filtered, expired, rows, dead}
 end
 
 -- argv: now, program, number of the call, identifier, epoch, action (`ack`, `nack`, `extend`,
--- `dead`, `undo`, `show`), seconds, then offset, count and nonce of each. Answers the indexes of
--- those that are stale; `show` does nothing but to hold the messages, and answers offset, count,
--- info and encoded message of each.
+-- `dead`, `undo`, `show`), seconds, then count and nonce of a receive, how many of its messages are
+-- meant, and their offsets, for each receive. Answers the indexes of those messages that are stale;
+-- `show` does nothing but to hold the messages, and answers offset, count, info and encoded message
+-- of each.
 local function settle(keys, argv)
   local p = open(keys[1], argv[1])
   if not p then return GONE end
@@ -877,20 +979,29 @@ local function settle(keys, argv)
   local k = p.base .. ':' .. gid
   g.used = p.now
   expire(p, gid)
-  local stale, rows = {}, {}
+  local stale, rows, done = {}, {}, {}
   local is_other = tonumber(argv[5]) ~= g.epoch
-  for i = 8, #argv, 3 do
-    local offset = argv[i]
-    local count, nonce = received_of(k, offset)
-    local is_leased = call('ZSCORE', k .. ':l', offset)
-    local is_current = not is_other and count == tonumber(argv[i + 1])
-      and nonce == tonumber(argv[i + 2]) and call('ZSCORE', k .. ':u', offset)
-    if not is_current or ((action == 'extend' or action == 'undo') and not is_leased) then
-      stale[#stale + 1] = (i - 8) / 3
-    elseif action == 'ack' or action == 'dead' then
-      local info = info_of(p, offset)
-      forget(p, gid, tonumber(offset), info and info.key)
-      if all_done(p, tonumber(offset)) then leave(p, tonumber(offset)) end
+  local leaves, is_held = action == 'ack' or action == 'dead', action == 'extend' or action == 'undo'
+  local offsets, counts, wanted, received = {}, {}, {}, {}
+  local i = 8
+  while argv[i] do
+    local count, mark, past = argv[i], argv[i] .. ' ' .. argv[i + 1], i + 3 + tonumber(argv[i + 2])
+    for at = i + 3, past - 1 do
+      offsets[#offsets + 1], counts[#counts + 1], wanted[#wanted + 1] = argv[at], count, mark
+    end
+    i = past
+  end
+  for i, one in ipairs(ask('HMGET', k .. ':h', offsets)) do received[offsets[i]] = one end
+  local waits = ask('ZMSCORE', k .. ':u', offsets)
+  local leased = is_held and ask('ZMSCORE', k .. ':l', offsets)
+  for at, offset in ipairs(offsets) do
+    local count = counts[at]
+    local is_current = not is_other and received[offset] == wanted[at] and waits[at]
+    if not is_current or (is_held and not leased[at]) then
+      stale[#stale + 1] = at - 1
+    elseif leaves then
+      done[#done + 1] = offset
+      received[offset] = nil  -- it may be named twice
     elseif action == 'extend' then
       call('ZADD', k .. ':l', text(p.now + seconds), offset)
     elseif action == 'show' then
@@ -898,20 +1009,29 @@ local function settle(keys, argv)
       call('ZREM', k .. ':v', offset)
       call('ZADD', k .. ':l', text(p.now + seconds), offset)
       rows[#rows + 1] = offset
-      rows[#rows + 1] = text(count)
+      rows[#rows + 1] = count
       rows[#rows + 1] = call('HGET', p.base .. ':i', offset)
       rows[#rows + 1] = call('HGET', p.base .. ':d', offset)
     else
       call('ZREM', k .. ':l', offset)
       call('ZREM', k .. ':d', offset)
       call('ZREM', k .. ':v', offset)
-      if action == 'undo' then call('HSET', k .. ':h', offset, text(count - 1) .. ' -1') end
+      if action == 'undo' then
+        received[offset] = whole(tonumber(count) - 1) .. ' -1'
+        call('HSET', k .. ':h', offset, received[offset])
+      end
       if seconds > 0 then
         call('ZADD', k .. ':d', text(p.now + seconds), offset)
       else
         call('ZADD', k .. ':v', offset, offset)
       end
     end
+  end
+  if #done > 0 then
+    local infos = g.ordered and ask('HMGET', p.base .. ':i', done)
+    forget(p, gid, done, infos)
+    done, infos = done_by_all(p, done, infos, gid)
+    leave_all(p, done, infos, true)
   end
   expire(p, gid)
   save(p, gid)

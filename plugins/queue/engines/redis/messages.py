@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock.broker.mqtt.expiry import EXPIRY
 from penstock.plugins.queue.batch_format import split_for_segments, write_batch
@@ -75,23 +75,21 @@ def written(new: NewMessage, stamp: Stamp, key_of: KeyReader) -> list[bytes]:
         TypeError: its properties are no JSON.
         ValueError: the same, or a text is no Unicode.
     """
-    message = new.message
+    message, identifier, _, is_repeat = new
     payload = message.payload
     if type(payload) is not bytes:
         payload = message.read_payload()
-    row = Row(
-        -1,
+    return _arguments(
         message.topic,
         payload,
         message.qos,
         message.publisher,
         stamp.wall,
         stored_properties(new),
-        0.0,
-        0.0,
-    )
-    return written_row(
-        row, stamp.age, key_of, identifier=new.deduplication_id, is_repeat=new.is_repeat
+        stamp.age,
+        key_of,
+        identifier,
+        _IS_REPEAT if is_repeat else 0,
     )
 
 
@@ -110,21 +108,41 @@ def written_row(
     Raises:
         ValueError: a text is no Unicode.
     """
-    properties = row.properties
-    own_delay = delay_of(properties) if DELAY_PROPERTY in properties else None
-    interval = number_of(properties, EXPIRY) if EXPIRY in properties else None
-    key = key_of(row.topic, row.publisher, properties)
+    _, topic, payload, qos, publisher, wall, properties, _, _ = row
+    flags = _IS_REPEAT if is_repeat else 0
+    return _arguments(
+        topic, payload, qos, publisher, wall, properties, age, key_of, identifier, flags
+    )
+
+
+def _arguments(
+    topic: str,
+    payload: bytes,
+    qos: int,
+    publisher: str,
+    wall: float,
+    properties: str,
+    age: float,
+    key_of: KeyReader,
+    identifier: bytes,
+    flags: int,
+) -> list[bytes]:
+    own_delay = interval = None
+    if properties:
+        own_delay = delay_of(properties) if DELAY_PROPERTY in properties else None
+        interval = number_of(properties, EXPIRY) if EXPIRY in properties else None
+    key = key_of(topic, publisher, properties)
     head = _HEAD.pack(
         max(0.0, age),
         -1.0 if own_delay is None else own_delay,
         -1.0 if interval is None else interval,
-        row.enqueued_at,
-        len(row.payload),
-        (_IS_REPEAT if is_repeat else 0) | (0 if key is None else _HAS_KEY),
+        wall,
+        len(payload),
+        flags if key is None else flags | _HAS_KEY,
     )
-    publisher, text = row.publisher.encode(), properties.encode()
-    body = b"".join((BODY.pack(row.qos, len(publisher), len(text)), publisher, text, row.payload))
-    return [head, (key or "").encode(), row.topic.encode(), identifier, body]
+    by, text = publisher.encode(), properties.encode()
+    body = b"".join((BODY.pack(qos, len(by), len(text)), by, text, payload))
+    return [head, b"" if key is None else key.encode(), topic.encode(), identifier, body]
 
 
 def is_repeat(head: bytes) -> bool:
@@ -156,10 +174,10 @@ def read_row(offset: int, info: bytes, body: bytes) -> Row:
     )
 
 
-def rows_of(flat: Sequence[bytes]) -> Iterator[Row]:
+def rows_of(flat: Sequence[Any]) -> Iterator[Row]:
     """Yield messages out of a row of offset, info and body of each."""
     for at in range(0, len(flat), 3):
-        yield read_row(int(flat[at]), flat[at + 1], flat[at + 2])
+        yield read_row(flat[at], flat[at + 1], flat[at + 2])
 
 
 def frames_of(rows: Sequence[Row]) -> list[bytes]:

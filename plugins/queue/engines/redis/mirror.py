@@ -9,8 +9,8 @@ delays are known beforehand, eight different ones of each kind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 from penstock.plugins.queue.engines.contract import (
     GroupOutline,
@@ -26,6 +26,60 @@ from penstock.plugins.queue.engines.receipts import Receipts
 from penstock.plugins.queue.engines.waited import Waited
 
 _SPARE_HELD: Final = 1024
+
+
+class Told(NamedTuple):
+    """What each answer tells of a physical queue, in the order of the library's `told`.
+
+    Attributes:
+        now: the server's time, as text.
+        next: offset of the next message.
+        earliest: first offset that may still exist.
+        messages: that exist.
+        payload_bytes: of these.
+        stored_bytes: that they take.
+        oldest: the server's time at which the oldest message arrived, as text; b"" for none.
+        delay_ends: the first ends of delays, each followed by its number of messages.
+        is_all: 1 where all groups are told of.
+        places: of groups, each as `ToldPlace`.
+    """
+
+    now: bytes
+    next: int
+    earliest: int
+    messages: int
+    payload_bytes: int
+    stored_bytes: int
+    oldest: bytes
+    delay_ends: Sequence[Any]
+    is_all: int
+    places: Sequence[Sequence[Any]]
+
+
+class ToldPlace(NamedTuple):
+    """The same of a group in a physical queue, in the order of the library's `group_told`.
+
+    Attributes:
+        group: its identifier.
+        floor: everything below is settled or committed.
+        waiting: messages that are not.
+        leased: of these, how many are with receivers.
+        delayed: of these, how many wait for their delay.
+        unseen: further ones with a delay, which no receive has looked at.
+        used: the server's time of the group's newest request, as text.
+        lease_ends: the first ends of leases, each followed by its number of messages.
+        delay_ends: the same of delays.
+    """
+
+    group: bytes
+    floor: int
+    waiting: int
+    leased: int
+    delayed: int
+    unseen: int
+    used: bytes
+    lease_ends: Sequence[Any]
+    delay_ends: Sequence[Any]
 
 
 class Part:
@@ -79,18 +133,13 @@ class Place:
         self.delay_ends: list[tuple[float, int]] = []
         self.held: dict[int, int] = {}
 
-    def update(
-        self, told: Mapping[str, Any], unseen_ends: list[tuple[float, int]], behind: float
-    ) -> None:
+    def update(self, told: ToldPlace, unseen_ends: list[tuple[float, int]], behind: float) -> None:
         """Take what the server tells, whose clock is behind the engine's by so many seconds."""
-        self.floor = int(told["f"])
-        self.waiting = int(told["w"])
-        self.leased = int(told["l"])
-        self.lease_ends = _ends(told.get("x"), behind)
-        unseen = int(told.get("n", 0))
-        self.delayed = int(told["d"]) + unseen
-        self.delay_ends = _ends(told.get("y"), behind)
-        if unseen:
+        self.floor, self.waiting, self.leased = told.floor, told.waiting, told.leased
+        self.lease_ends = _ends(told.lease_ends, behind)
+        self.delayed = told.delayed + told.unseen
+        self.delay_ends = _ends(told.delay_ends, behind)
+        if told.unseen:
             self.delay_ends = sorted(self.delay_ends + unseen_ends)
         if len(self.held) > 2 * self.leased + _SPARE_HELD:  # others were settled elsewhere
             self.held = {at: nonce for at, nonce in self.held.items() if at >= self.floor}
@@ -210,7 +259,7 @@ class Queue(Logical[Part, Group]):
         if n_messages:
             self.removed[reason] = self.removed.get(reason, 0) + n_messages
 
-    def update(self, part: Part, told: Mapping[str, Any], behind: float) -> set[str]:
+    def update(self, part: Part, told: Told, behind: float) -> set[str]:
         """Take what the server tells of a physical queue.
 
         Args:
@@ -221,22 +270,24 @@ class Queue(Logical[Part, Group]):
         Returns:
             Identifiers of groups that the server has and this queue has not.
         """
-        self.messages += int(told["messages"]) - part.messages
-        self.payload_bytes += int(told["bytes"]) - part.payload_bytes
-        self.stored_bytes += int(told["stored"]) - part.stored_bytes
-        part.next, part.earliest = int(told["next"]), int(told["earliest"])
-        part.messages, part.payload_bytes = int(told["messages"]), int(told["bytes"])
-        part.stored_bytes = int(told["stored"])
-        part.oldest = float(told["oldest"]) + behind if "oldest" in told else None
-        unseen_ends = _ends(told.get("w"), behind)
-        groups = dict(told["groups"] or {})
+        self.messages += told.messages - part.messages
+        self.payload_bytes += told.payload_bytes - part.payload_bytes
+        self.stored_bytes += told.stored_bytes - part.stored_bytes
+        part.next, part.earliest = told.next, told.earliest
+        part.messages, part.payload_bytes = told.messages, told.payload_bytes
+        part.stored_bytes = told.stored_bytes
+        part.oldest = float(told.oldest) + behind if told.oldest else None
+        if not told.places:
+            return set()
+        unseen_ends = _ends(told.delay_ends, behind)
+        places = {one.group.decode(): one for one in map(ToldPlace._make, told.places)}
         for group in self.groups.values():
-            one = groups.pop(group.id, None)
+            one = places.pop(group.id, None)
             if one is not None:
                 group.place(part.number).update(one, unseen_ends, behind)
-                group.touched_at = max(group.touched_at, float(one["u"]) + behind)
+                group.touched_at = max(group.touched_at, float(one.used) + behind)
                 group.used_at = max(group.used_at, group.touched_at)
-        return set(groups)
+        return set(places)
 
     def outline(self) -> QueueOutline:
         """Return what requests need to know."""
@@ -271,5 +322,5 @@ class Queue(Logical[Part, Group]):
         )
 
 
-def _ends(told: Any, behind: float) -> list[tuple[float, int]]:
-    return [(float(end) + behind, int(n)) for end, n in told or ()]
+def _ends(told: Sequence[Any], behind: float) -> list[tuple[float, int]]:
+    return [(float(told[at]) + behind, told[at + 1]) for at in range(0, len(told), 2)]

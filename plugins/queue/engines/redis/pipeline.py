@@ -24,6 +24,7 @@ from contextlib import suppress
 from logging import Logger
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from hiredis import pack_command
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     AskError,
@@ -50,6 +51,7 @@ NOT_CARRIED_OUT: Final = (
 )
 """Answers of a server that has not the slot, or is no master: nothing was changed. A slot that is
 on its way to another server (`ASK`) is waited for: half of its keys are of no use to a function."""
+_LONG_BYTES: Final = 16 * 1024
 _FIRST_RETRY_SECONDS: Final = 0.02
 _LAST_RETRY_SECONDS: Final = 1.0
 _FOLLOW_SECONDS: Final = 0.25
@@ -201,6 +203,14 @@ class Silence:
         """Take note of a new connection, on which the server has answered."""
         self.is_silent = False
         self._first = None
+
+
+def _packed(connection: AbstractConnection, command: tuple[Any, ...]) -> list[bytes]:
+    """Return a command as the protocol has it. What is long is not copied; the rest is quicker."""
+    if any(type(word) is bytes and len(word) > _LONG_BYTES for word in command):
+        packed: list[bytes] = connection.pack_command(*command)
+        return packed
+    return [pack_command(command)]
 
 
 class Pipeline:
@@ -462,7 +472,7 @@ class Pipeline:
             packed: list[bytes] = []
             is_stored = False
             for call in calls:
-                packed += connection.pack_command(*call.command)
+                packed += _packed(connection, call.command)
                 call.is_sent = True
                 is_stored = is_stored or call.is_stored
                 self._sent.append(call)

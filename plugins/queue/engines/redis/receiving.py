@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from logging import Logger
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.plugins.queue.engines.contract import (
     Action,
@@ -36,6 +37,22 @@ from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 _HOLD_SECONDS: Final = 60.0
 """For which a message stays with its receiver while it is moved to a dead letter queue."""
+
+
+class _Run(NamedTuple):
+    """Messages of one physical queue that were received together, as often each.
+
+    Attributes:
+        receive_count: of the messages with this receive.
+        nonce: of the receive; -2, which no receive has, where it was of another epoch.
+        indexes: of their handles.
+        offsets: of the messages.
+    """
+
+    receive_count: int
+    nonce: int
+    indexes: Sequence[int]
+    offsets: Sequence[int]
 
 
 class Receiving:
@@ -159,7 +176,7 @@ class Receiving:
         if dead:
             try:
                 # The next messages of their keys are visible then.
-                buried = await self._bury_unseen(queue, group, part, told, int(nonce), dead)
+                buried = await self._bury_unseen(queue, group, part, told, nonce, dead)
                 has_more = buried or has_more
             except StorageError as error:
                 self._logger.error(  # noqa: TRY400 (the trace tells nothing more)
@@ -207,31 +224,51 @@ class Receiving:
         now = told_now(told) if flat else 0.0
         place = group.place(part.number)
         received: list[ReceivedMessage] = []
-        assert group.receipts is not None  # noqa: S101 (the catalogue gives each group its own)
-        for at in range(0, len(flat), 4):
-            row = read_row(int(flat[at]), flat[at + 2], flat[at + 3])
-            count = int(flat[at + 1])
-            receive = Receive(part.number, count, int(nonce), group.epoch)
-            (handle,) = group.receipts.handles(receive, range(row.offset, row.offset + 1))
-            properties = row.properties
-            if row.expires_at:
-                properties = count_down(properties, row.expires_at, now)
-            place.held[row.offset] = int(nonce)
+        offsets, counts = flat[::4], flat[1::4]
+        handles = self._handles(group, part.number, nonce, offsets, counts)
+        place.held.update(zip(offsets, repeat(nonce)))
+        columns = zip(handles, counts, offsets, flat[2::4], flat[3::4], strict=True)
+        for handle, count, offset, info, body in columns:
+            _, topic, payload, qos, publisher, wall, properties, _, expires_at = read_row(
+                offset, info, body
+            )
+            if expires_at:
+                properties = count_down(properties, expires_at, now)
             received.append(
                 ReceivedMessage(
                     handle,
                     count,
                     part.number,
-                    row.offset,
-                    row.topic,
-                    row.payload,
-                    row.qos,
-                    row.publisher,
-                    row.enqueued_at,
+                    offset,
+                    topic,
+                    payload,
+                    qos,
+                    publisher,
+                    wall,
                     properties,
                 )
             )
         return received
+
+    @staticmethod
+    def _handles(
+        group: Group, number: int, nonce: int, offsets: Sequence[int], counts: Sequence[int]
+    ) -> list[str]:
+        """Return the handles of messages that were received together.
+
+        Those of consecutive messages that were received as often are made at once.
+        """
+        assert group.receipts is not None  # noqa: S101 (the catalogue gives each group its own)
+        handles: list[str] = []
+        first, n = 0, len(offsets)
+        while first < n:
+            start, count, past = offsets[first], counts[first], first + 1
+            while past < n and offsets[past] == start + past - first and counts[past] == count:
+                past += 1
+            receive = Receive(number, count, nonce, group.epoch)
+            handles += group.receipts.handles(receive, range(start, start + past - first))
+            first = past
+        return handles
 
     def give_back(self, queue: str, group: str, deliveries: Sequence[ReceivedMessage]) -> None:
         """Make messages visible whose receiver has left."""
@@ -249,17 +286,18 @@ class Receiving:
         if found is None or receivers is None or receivers.spec.kind != "lease":
             return calls
         receives, _ = self._read_handles(receivers, [one.receipt_handle for one in deliveries])
-        for number, triples in receives.items():
+        for number, runs in receives.items():
             part = found.physical.get(number)
             if part is None:
                 continue
             place = receivers.place(number)
-            for _, offset, _, nonce in triples:
-                if place.held.get(offset) == nonce:
-                    del place.held[offset]
-                    place.leased = max(0, place.leased - 1)
+            for run in runs:
+                for offset in run.offsets:
+                    if place.held.get(offset) == run.nonce:
+                        del place.held[offset]
+                        place.leased = max(0, place.leased - 1)
             try:
-                calls.append(self._settle_part(found, receivers, part, "undo", 0.0, triples))
+                calls.append(self._settle_part(found, receivers, part, "undo", 0.0, runs))
             except StorageError:  # it is closed; the leases end by time
                 return calls
         receivers.arrived()
@@ -268,20 +306,16 @@ class Receiving:
     @staticmethod
     def _read_handles(
         group: Group, handles: Sequence[str]
-    ) -> tuple[dict[int, list[tuple[int, int, int, int]]], list[int]]:
-        """Return index, offset, receive count and nonce of handles by number of physical queue.
-
-        Those of another epoch have a nonce that no receive has.
-        """
+    ) -> tuple[dict[int, list[_Run]], list[int]]:
+        """Return what handles name, by physical queue, and the indexes of those not made here."""
         assert group.receipts is not None  # noqa: S101 (the catalogue gives each group its own)
         receives, unknown = group.receipts.read(handles)
-        found: dict[int, list[tuple[int, int, int, int]]] = {}
+        found: dict[int, list[_Run]] = {}
         for one in receives:
             receive = one.receive
             nonce = receive.nonce if receive.epoch == group.epoch else -2
-            triples = found.setdefault(receive.number, [])
-            for index, offset in zip(one.indexes, one.offsets, strict=True):
-                triples.append((index, offset, receive.receive_count, nonce))
+            run = _Run(receive.receive_count, nonce, one.indexes, one.offsets)
+            found.setdefault(receive.number, []).append(run)
         return found, unknown
 
     def _settle_part(
@@ -291,11 +325,13 @@ class Receiving:
         part: Part,
         action: str,
         seconds: float,
-        triples: Iterable[tuple[int, int, int, int]],
+        runs: Iterable[_Run],
     ) -> asyncio.Future[Any]:
-        flat = [number for triple in triples for number in triple[1:]]
+        words: list[int] = []
+        for run in runs:
+            words += (run.receive_count, run.nonce, len(run.offsets), *run.offsets)
         return self._functions.submit(
-            queue, part, "settle", group.id, group.epoch, action, repr(seconds), *flat
+            queue, part, "settle", group.id, group.epoch, action, repr(seconds), *words
         )
 
     async def settle(
@@ -314,16 +350,17 @@ class Receiving:
         receives, unknown = self._read_handles(receivers, receipt_handles)
         failed = dict.fromkeys(unknown, "unknown")
         for number in [number for number in receives if number not in found.physical]:
-            failed.update((one[0], "unknown") for one in receives.pop(number))
+            for run in receives.pop(number):
+                failed.update(dict.fromkeys(run.indexes, "unknown"))
         if action == "dead":
             await self._declare_dead(found, receivers, receives, failed)
             return failed
         was_full = receivers.n_leased >= receivers.spec.max_leased_messages
         calls = {
             number: self._settle_part(
-                found, receivers, found.physical[number], action, seconds, triples
+                found, receivers, found.physical[number], action, seconds, runs
             )
-            for number, triples in receives.items()
+            for number, runs in receives.items()
         }
         n_settled = 0
         for number, call in calls.items():
@@ -339,38 +376,41 @@ class Receiving:
     def _note_settled(
         group: Group,
         number: int,
-        triples: Sequence[tuple[int, int, int, int]],
+        runs: Iterable[_Run],
         answer: Sequence[Any],
         failed: dict[int, str],
     ) -> int:
         """Note which handles are stale; return how many are not."""
         stale = set(answer[1])
         held = group.place(number).held
-        for at, (index, offset, _, _) in enumerate(triples):
-            if at in stale:
-                failed[index] = "stale"
-            else:
-                held.pop(offset, None)
-        return len(triples) - len(stale)
+        at = 0
+        for run in runs:
+            for index, offset in zip(run.indexes, run.offsets, strict=True):
+                if at in stale:
+                    failed[index] = "stale"
+                else:
+                    held.pop(offset, None)
+                at += 1
+        return at - len(stale)
 
     async def _declare_dead(
         self,
         queue: Queue,
         group: Group,
-        receives: Mapping[int, list[tuple[int, int, int, int]]],
+        receives: Mapping[int, list[_Run]],
         failed: dict[int, str],
     ) -> None:
         target = self._burying.target(group)
         n_settled = 0
-        for number, triples in receives.items():
+        for number, runs in receives.items():
             part = queue.physical[number]
             if target is not None:
-                call = self._settle_part(queue, group, part, "show", _HOLD_SECONDS, triples)
+                call = self._settle_part(queue, group, part, "show", _HOLD_SECONDS, runs)
                 answer = await plain(call, queue)
                 await self._burying.store(queue, group, part, target, answer[0], answer[2], "dead")
-            call = self._settle_part(queue, group, part, "dead", 0.0, triples)
+            call = self._settle_part(queue, group, part, "dead", 0.0, runs)
             answer = await plain(call, queue)
-            n_settled += self._note_settled(group, number, triples, answer, failed)
+            n_settled += self._note_settled(group, number, runs, answer, failed)
         group.count("dead", n_settled)
         if n_settled:
             group.arrived()
@@ -380,9 +420,9 @@ class Receiving:
         queue: Queue,
         group: Group,
         part: Part,
-        told: bytes,
+        told: Sequence[Any],
         nonce: int,
-        flat: Sequence[bytes],
+        flat: Sequence[Any],
     ) -> bool:
         """Move messages that were received too often; the group holds them meanwhile.
 
@@ -392,12 +432,10 @@ class Receiving:
         target = self._burying.target(group)
         if target is not None:
             await self._burying.store(queue, group, part, target, told, flat, "max_receives")
-        triples = [
-            (at // 4, int(flat[at]), int(flat[at + 1]), nonce) for at in range(0, len(flat), 4)
-        ]
-        call = self._settle_part(queue, group, part, "dead", 0.0, triples)
+        runs = [_Run(flat[at + 1], nonce, (), [flat[at]]) for at in range(0, len(flat), 4)]
+        call = self._settle_part(queue, group, part, "dead", 0.0, runs)
         answer = await plain(call, queue)
-        n_settled = len(triples) - len(answer[1])
+        n_settled = len(runs) - len(answer[1])
         group.count("dead", n_settled)
         return n_settled > 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -28,7 +27,7 @@ from penstock.plugins.queue.engines.redis.messages import (
     Stamp,
     written,
 )
-from penstock.plugins.queue.engines.redis.mirror import Part, Queue
+from penstock.plugins.queue.engines.redis.mirror import Part, Queue, Told
 
 
 class Storing:
@@ -162,7 +161,7 @@ class Storing:
         n_stored = len(offsets) - len(duplicates)
         queue.count_removed("keeps_last", n_kept)
         queue.count_removed("drop_oldest", n_dropped)
-        if "all" not in json.loads(told):
+        if not Told._make(told).is_all:
             for group in queue.groups.values():
                 group.place(part.number).waiting += n_stored
         if n_stored:
@@ -232,7 +231,7 @@ def _tell(answered: asyncio.Future[None], queue: Queue, call: asyncio.Future[Any
 def _result(answer: Any, n_messages: int, refused: Mapping[int, str]) -> AppendResult:
     """Return the outcome of an append, in which refused messages have their places again."""
     claimed = answer if isinstance(answer, Claimed) else Claimed(answer[1], answer[2], {})
-    offsets = [int(float(one)) for one in claimed.offsets]
+    offsets = claimed.offsets
     lost = {at: drop_reason(error) for at, error in claimed.errors.items()}
     if not refused:
         return AppendResult(offsets, list(claimed.duplicates), lost)

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from redis import Redis
+
+from penstock.plugins.queue.engines.redis.library import LIBRARY, PREFIX, source
+from tests.helpers.effort import examples
+from tests.helpers.redis_server import shared_redis
+
+RECEIVERS: Final = ("1", "2")
+READERS: Final = "3"
+ANY: Final = 1 << 40
+
+
+class New(NamedTuple):
+    """A message on its way into a queue."""
+
+    size: int = 1
+    key: str | None = None
+    topic: str = "t"
+    identifier: str = ""
+    age: float = 0.0
+    delay: float = -1.0
+    interval: float = -1.0
+
+    def words(self) -> list[Any]:
+        """Return the arguments of the function."""
+        flags = 1 | (0 if self.key is None else 2)
+        head = struct.pack("<ddddIB", self.age, self.delay, self.interval, 9.0, self.size, flags)
+        return [head, self.key or "", self.topic, self.identifier, bytes(self.size)]
+
+
+class Store:
+    """A physical queue whose functions are called for many messages at once, or for each.
+
+    Args:
+        client: of the server.
+        is_each: whether a call concerns one message.
+    """
+
+    def __init__(self, client: Redis, *, is_each: bool) -> None:
+        self._client = client
+        self._is_each = is_each
+        self._base = f"test-{uuid.uuid4().hex}"
+        self._n_calls = 0
+        self.now = 100.0
+        self.receives: dict[str, list[tuple[int, int, int]]] = {gid: [] for gid in RECEIVERS}
+        self.call("create")
+        groups = [word for gid in RECEIVERS for word in (gid, "l", "0", "earliest", 0)]
+        self.call("add_groups", *groups, READERS, "o", "0", "earliest", 0)
+
+    def call(self, function: str, *words: Any) -> Any:
+        """Call a function; return its answer."""
+        name = PREFIX + function
+        return self._client.fcall(name, 2, self._base, f"{self._base}:ids", repr(self.now), *words)
+
+    def _numbered(self, function: str, *words: Any) -> Any:
+        self._n_calls += 1
+        return self.call(function, "program", self._n_calls, *words)
+
+    def append(self, news: list[New], limit: int | None = None, *, keeps_last: bool) -> list[int]:
+        """Store messages; return their offsets."""
+        offsets: list[int] = []
+        for some in [[new] for new in news] if self._is_each else [news]:
+            words = [word for new in some for word in new.words()]
+            most = "" if limit is None else limit
+            keeps = int(keeps_last)
+            offsets += self._numbered("append", 1, "9.0", "0.0", keeps, most, "", *words)[1]
+        return offsets
+
+    def lease(self, gid: str, most: int, filters: str, max_receives: int) -> list[Any]:
+        """Receive messages; return all that is known of them but their nonces."""
+        found: list[Any] = []
+        for _ in range(most if self._is_each else 1):
+            n = 1 if self._is_each else most
+            words = (n, ANY, "5.0", max_receives, filters, "7.0")
+            _, nonce, _, _, _, rows, dead = self._numbered("lease", gid, *words)
+            for row in [
+                flat[at : at + 4] for flat in (rows, dead) for at in range(0, len(flat), 4)
+            ]:
+                self.receives[gid].append((row[0], row[1], nonce))
+                found.append(row)
+            if not rows:
+                break
+        return sorted(found)
+
+    def settle(self, gid: str, action: str, seconds: float, which: list[int]) -> list[int]:
+        """Settle receives by their numbers; return the indexes of stale ones."""
+        known = self.receives[gid]
+        wanted = [known[at % len(known)] for at in which if known]
+        if action not in ("ack", "dead"):  # an extension by no time ends with its call
+            wanted = list(dict.fromkeys(wanted))
+        stale: list[int] = []
+        calls = [[one] for one in wanted] if self._is_each else [wanted] if wanted else []
+        for first, some in enumerate(calls):
+            words = [word for offset, count, nonce in some for word in (count, nonce, 1, offset)]
+            answer = self._numbered("settle", gid, 0, action, repr(seconds), *words)
+            stale += [first + at for at in answer[1]]
+        return stale
+
+    def commit(self, offset: int) -> None:
+        """Move the reading group, all at once or a message at a time."""
+        end = min(offset, self.call("look")[0][1])
+        for at in range(0 if self._is_each else end, end + 1):
+            self.call("commit", READERS, at)
+
+    def state(self) -> dict[str, Any]:
+        """Return all keys but the answers that are kept, without nonces."""
+        found: dict[str, Any] = {}
+        for key in self._client.scan_iter(f"{self._base}*", count=10_000):
+            name = key.decode().removeprefix(self._base)
+            if name.startswith(":c:"):
+                continue
+            if self._client.type(key) == b"hash":
+                found[name] = self._client.hgetall(key)
+            else:
+                found[name] = self._client.zrange(key, 0, -1, withscores=True)
+        del found[":s"][b"nonce"]
+        found[":g"] = sorted(self.call("look")[0][9])  # the fields of a record have no order
+        for gid in RECEIVERS:
+            counts = found.get(f":{gid}:h", {})
+            found[f":{gid}:h"] = {at: one.split()[0] for at, one in counts.items()}
+        return found
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Redis]:
+    """Yield a client of a server with the library."""
+    with Redis(port=shared_redis()) as found:
+        if not found.function_list(library=LIBRARY):
+            found.function_load(source())
+        yield found
+
+
+SECONDS: Final = st.sampled_from([0.0, 1.0, 6.0])
+NEWS: Final = st.lists(
+    st.builds(
+        New,
+        size=st.integers(0, 3),
+        key=st.sampled_from([None, "a", "b"]),
+        topic=st.sampled_from(["t", "t/x"]),
+        identifier=st.sampled_from(["", "i", "j"]),
+        age=SECONDS,
+        delay=st.sampled_from([-1.0, 3.0]),
+        interval=st.sampled_from([-1.0, 4.0]),
+    ),
+    min_size=3,
+    max_size=8,
+)
+GROUP: Final = st.sampled_from(RECEIVERS)
+STEPS: Final = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), NEWS),
+        st.tuples(st.just("append"), st.just([New()] * 70)),
+        st.tuples(
+            st.just("lease"),
+            GROUP,
+            st.sampled_from([1, 5, 100]),
+            st.sampled_from(["", '["t"]']),
+            st.integers(0, 2),
+        ),
+        st.tuples(
+            st.just("settle"),
+            GROUP,
+            st.sampled_from(["ack", "ack", "ack", "dead", "nack", "extend", "undo"]),
+            SECONDS,
+            st.one_of(st.lists(st.integers(0, 99), max_size=12), st.just(list(range(20)))),
+        ),
+        st.tuples(st.just("commit"), st.integers(0, 150)),
+        st.tuples(st.just("wait"), SECONDS),
+    ),
+    min_size=3,
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize(("limit", "keeps_last"), [(None, False), (6, False), (None, True)])
+@settings(max_examples=examples(15))
+@given(news=NEWS, steps=STEPS)
+def test_a_call_for_many_messages_is_as_many_calls(
+    client: Redis,
+    limit: int | None,
+    keeps_last: bool,  # noqa: FBT001 (a parameter)
+    news: list[New],
+    steps: list[Any],
+) -> None:
+    """Its answers and what the keys hold afterwards are those of a call for each message."""
+    stores = [Store(client, is_each=is_each) for is_each in (False, True)]
+    begin = [("append", news), *(("lease", gid, 5, "", 0) for gid in RECEIVERS)]
+    for name, *words in [*begin, *steps]:
+        answers: list[Any] = []
+        for store in stores:
+            if name == "wait":
+                store.now += words[0]
+            elif name == "append":
+                answers.append(store.append(words[0], limit, keeps_last=keeps_last))
+            else:
+                answers.append(getattr(store, name)(*words))
+        assert answers[:1] == answers[1:]
+        assert stores[0].state() == stores[1].state()
+
+
+def test_a_call_may_concern_thousands_of_messages(client: Redis) -> None:
+    """More than one command takes: all are stored, received, settled, and gone."""
+    store = Store(client, is_each=False)
+    n = 9_000
+    assert store.append([New()] * n, keeps_last=False) == list(range(n))
+    for gid in RECEIVERS:
+        assert len(store.lease(gid, n, "", 0)) == 5_000  # that one call looks at
+        assert len(store.lease(gid, n, "", 0)) == 4_000
+        assert store.settle(gid, "ack", 0.0, list(range(n))) == []
+    more = store.call("commit", READERS, n)[1]
+    while more >= 0:
+        more = store.call("sweep", more, n)[1]
+    state = store.state()[":s"]
+    assert (state[b"earliest"], state[b"messages"], state[b"stored"]) == (b"9000", b"0", b"0")
