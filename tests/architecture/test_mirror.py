@@ -216,10 +216,6 @@ COVERED_ELSEWHERE: Final = {
         "tests/plugins/queue/engines/contract/test_reading.py",
         "calls of the library, as the contract shows them",
     ),
-    "plugins/queue/engines/redis/library.py": (
-        "tests/plugins/queue/engines/redis/test_server.py",
-        "the server takes the library, and refuses another one",
-    ),
     "plugins/queue/engines/redis/checks.py": (
         "tests/plugins/queue/engines/redis/test_server.py",
         "what a server is refused for, as real servers show it",
