@@ -18,8 +18,12 @@ from dataclasses import dataclass, field
 from hashlib import blake2b, shake_128
 from typing import Final, NamedTuple
 
-_BLOCK: Final = struct.Struct("<HHHHq")
+_BLOCK: Final = struct.Struct("<HHHHQ")
 _BLOCK_MESSAGES: Final = 16
+_BLOCK_BITS: Final = 48
+"""Of the place of a block, above which stand the higher 16 bits of the nonce. A physical queue has
+2 ** 48 messages after nine years of a million a second."""
+N_NONCES: Final = 1 << 32
 _TAG_BYTES: Final = 9
 """As many as one step of the hash gives for a block, in whole groups of base64."""
 _KEPT_BLOCKS: Final = 1_024
@@ -38,7 +42,7 @@ class Receive(NamedTuple):
     Attributes:
         number: physical queue.
         receive_count: of the messages with this receive.
-        nonce: another one in each receive, modulo 65,536.
+        nonce: another one in each receive, modulo `N_NONCES`.
         epoch: of the group, another one after each seek, modulo 65,536.
     """
 
@@ -83,11 +87,14 @@ class Receipts:
     def handles(self, receive: Receive, offsets: range) -> list[str]:
         """Return the handles of messages at consecutive offsets, in their order."""
         handles: list[str] = []
+        number, receive_count, nonce, epoch = receive
+        high, low = nonce >> 16 << _BLOCK_BITS, nonce & 0xFFFF
         start = offsets.start
         while start < offsets.stop:
             index = start % _BLOCK_MESSAGES
             block = start - index
-            data = binascii.b2a_base64(_BLOCK.pack(*receive, block))
+            packed = _BLOCK.pack(number, receive_count, low, epoch, high | block)
+            data = binascii.b2a_base64(packed)
             text = data[:_TEXT_CHARACTERS].translate(_TO_URL).decode()
             made = self._of_block(text)
             if len(self._made) >= _KEPT_BLOCKS:
@@ -135,10 +142,12 @@ class Receipts:
         made = self._made.pop(text, None)  # a handle is usually read once
         try:
             data = binascii.a2b_base64(text.encode("ascii").translate(_FROM_URL) + b"==")
-            *fields, block = _BLOCK.unpack(data)
+            number, receive_count, low, epoch, place = _BLOCK.unpack(data)
         except (ValueError, struct.error):
             return _NO_RECEIVE, 0, []
-        return Receive._make(fields), block, made or self._of_block(text)
+        nonce = place >> _BLOCK_BITS << 16 | low
+        block = place & ((1 << _BLOCK_BITS) - 1)
+        return Receive(number, receive_count, nonce, epoch), block, made or self._of_block(text)
 
     def _of_block(self, text: str) -> list[str]:
         """Return the handles of the messages of a block."""

@@ -19,7 +19,7 @@ from penstock.plugins.queue.engines.queues import (
     LogicalQueue,
 )
 from penstock.plugins.queue.engines.reading import SegmentReader
-from penstock.plugins.queue.engines.receipts import Received
+from penstock.plugins.queue.engines.receipts import N_NONCES, Received
 from penstock.plugins.queue.engines.requests import (
     Bury,
     Change,
@@ -54,7 +54,7 @@ class Receiving:
         self._locks: WeakKeyDictionary[Place, asyncio.Lock] = WeakKeyDictionary()
         self._uncounted: dict[Place, LogicalQueue] = {}
         self._counts_timer: asyncio.TimerHandle | None = None
-        self._nonce = secrets.randbelow(65_536)
+        self._nonce = secrets.randbelow(N_NONCES)
 
     def close(self) -> None:
         """Have the receive counts stored."""
@@ -88,7 +88,7 @@ class Receiving:
             seconds = receivers.spec.visibility_timeout
             if visibility_timeout is not None:
                 seconds = visibility_timeout
-            self._nonce = (self._nonce + 1) % 65_536
+            self._nonce = (self._nonce + 1) % N_NONCES
             take = Take(now, now + seconds, max_messages, max_bytes, self._nonce)
             await self._fill(found, receivers, place, take)
         receivers.received += len(take.received)

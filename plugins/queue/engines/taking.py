@@ -22,7 +22,7 @@ class Take:
         deadline: of its leases.
         max_messages: at most.
         max_bytes: of payload, after the first message.
-        nonce: another one in each call, modulo 65,536.
+        nonce: another one in each call, as receipts have it.
         received: what it has got so far.
         n_bytes: payload bytes of these.
         is_full: whether no more messages or bytes fit.

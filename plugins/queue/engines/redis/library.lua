@@ -838,7 +838,7 @@ local function lease(keys, argv)
   local deadline = text(p.now + tonumber(argv[7]))
   local max_receives = tonumber(argv[8])
   local filters = argv[9] ~= '' and cjson.decode(argv[9]) or nil
-  p.nonce = (p.nonce + 1) % 65536
+  p.nonce = (p.nonce + 1) % 4294967296
   g.used = p.now
   expire(p, gid)
   local dead, last_of_key = {}, {}

@@ -34,6 +34,19 @@ from tests.plugins.queue.engines.local_engine import payloads, put, running_engi
 from tests.plugins.queue.running import LOGGER, message, until
 
 
+async def test_a_handle_is_stale_though_65_536_receives_have_come_between() -> None:
+    """Its message was given back, so that its next receive has the same count."""
+    async with running_engine(MemoryStore()) as engine:
+        await put(engine, b"a")
+        (old,) = await engine.lease("q", "g", 0, 1, 10**9)
+        engine.give_back("q", "g", [old])
+        engine._receiving._nonce += 65_535
+        (new,) = await engine.lease("q", "g", 0, 1, 10**9)
+        assert (old.receive_count, new.receive_count) == (1, 1)
+        assert await engine.settle("q", "g", "ack", [old.receipt_handle]) == {0: "stale"}
+        assert await engine.settle("q", "g", "ack", [new.receipt_handle]) == {}
+
+
 class HeldStore(MemoryStore):
     """A store whose reads can be held up, and which can be made to fail.
 

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plugins.queue.engines.receipts import Receipts, Receive, Received
+from penstock.plugins.queue.engines.receipts import N_NONCES, Receipts, Receive, Received
 
 RECEIPTS = Receipts(b"secret", "incarnation", 1)
 SHORT = st.integers(0, 65_535)
+NONCE = st.integers(0, N_NONCES - 1)
 
 
-@given(st.builds(Receive, SHORT, SHORT, SHORT, SHORT), st.integers(0, 2**62), st.integers(1, 300))
+@given(st.builds(Receive, SHORT, SHORT, NONCE, SHORT), st.integers(0, 2**47), st.integers(1, 300))
 def test_handles_name_their_receive(receive: Receive, first: int, n: int) -> None:
     """And have only characters that need no quoting in a URL."""
     offsets = range(first, first + n)
@@ -21,6 +22,14 @@ def test_handles_name_their_receive(receive: Receive, first: int, n: int) -> Non
     assert all(len(one) == 35 for one in handles)
     assert "".join(handles).replace("-", "").replace("_", "").isalnum()
     assert RECEIPTS.read(handles) == ([Received(receive, list(range(n)), list(offsets))], [])
+
+
+def test_a_handle_of_a_program_of_before_is_read() -> None:
+    """Its nonce had 16 bits."""
+    handle = "AwABAP__BwBgAAAAAAAAAA3hoVGVznYOO6-"
+    receive = Receive(3, 1, 65_535, 7)
+    assert RECEIPTS.read([handle]) == ([Received(receive, [0], [99])], [])
+    assert RECEIPTS.handles(receive, range(99, 100)) == [handle]
 
 
 def test_handles_can_be_read_again_and_by_another_program() -> None:

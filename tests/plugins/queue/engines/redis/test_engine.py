@@ -104,6 +104,25 @@ async def test_a_handle_counts_in_every_program(two: tuple[RedisEngine, RedisEng
     assert other.snapshot("q").messages == 0
 
 
+async def test_a_handle_is_stale_though_65_536_receives_have_come_between(
+    server: RedisServer, two: tuple[RedisEngine, RedisEngine]
+) -> None:
+    """Its message was given back, so that its next receive has the same count."""
+    one, _ = two
+    await store(one, b"a")
+    (old,) = await one.lease("q", "g", 0, 1, MANY_BYTES)
+    one.give_back("q", "g", [old])
+    connection = server.connection()
+    await connection.connect()
+    key = f"{server.prefix}:{{{one.snapshot('q').incarnation}.0}}:s"
+    await ask_directly(connection, "HINCRBY", key, "nonce", "65535")
+    await connection.disconnect()
+    (new,) = await one.lease("q", "g", 0, 1, MANY_BYTES)
+    assert (old.receive_count, new.receive_count) == (1, 1)
+    assert await one.settle("q", "g", "ack", [old.receipt_handle]) == {0: "stale"}
+    assert await one.settle("q", "g", "ack", [new.receipt_handle]) == {}
+
+
 async def test_maintenance_learns_what_another_program_has_done(
     two: tuple[RedisEngine, RedisEngine],
 ) -> None:
