@@ -631,7 +631,8 @@ class Engine(Protocol):
     def away(self, queue: str) -> Collection[int]:
         """Return numbers of physical queues whose server cannot be reached at present.
 
-        None of them where no other one can be reached either, or where the queue is gone.
+        None of them where no other one can be reached either, or where the queue is gone. It is
+        asked for with each message: the same object says that nothing has changed.
         """
 
     def locality(self, queue: str) -> Callable[[int], bool] | None:
