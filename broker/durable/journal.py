@@ -65,6 +65,10 @@ if TYPE_CHECKING:
 ROW_BYTES: Final = 1024
 """What a stored message takes at most besides its payload, with the rows that refer to it."""
 
+MADE_BYTES: Final = 2 * 1024**2
+"""What is dropped at a time where a message found no room: more than the pages that messages leave
+to changes of stored rows."""
+
 MOST_EXPIRED: Final = 10_000
 """Expired sessions and stored messages of them: from this number on they are deleted even in a
 commit that a client waits for. To delete so many takes some 20 ms."""
@@ -116,7 +120,7 @@ class Journal:
         self.n_changes = 0
         self.sealed: Batch | None = None
         self.is_failing = False
-        self.is_full = False
+        self.is_full = self._has_made_room = False
         self._room_bytes = self._lacking_bytes = sys.maxsize
         self._core = core
         self._wake = wake
@@ -343,6 +347,17 @@ class Journal:
         self._be_awake()
         return True
 
+    def make_room(self, session: Subscriber, delivery: Delivery) -> None:
+        """Have a session that loses a message lose older ones, too: the next ones find room.
+
+        Their place in the file is free after the next commit. Until there is room it is done once:
+        where others have filled the disk, it does not help.
+        """
+        if not self.is_failing and not self._has_made_room:
+            self._has_made_room = True
+            n_bytes = max(MADE_BYTES, 2 * len(delivery.message.payload))
+            session.outbox.make_room_on_disk(delivery, n_bytes)
+
     def drops_for(self, session: Subscriber) -> bool:
         """Say whether a session loses what the disk does not take, if it comes by no share."""
         outbox = session.outbox
@@ -447,7 +462,7 @@ class Journal:
         """The disk has room for so many bytes of messages."""
         self._room_bytes = room_bytes
         if room_bytes >= self._lacking_bytes:
-            self.is_full = False
+            self.is_full = self._has_made_room = False
             self._lacking_bytes = sys.maxsize
 
     def failed(self) -> None:

@@ -197,14 +197,8 @@ class PersistentState:
     def _look_for_room(self) -> None:
         """Take over how much room there is; where a message found none, look again later."""
         journal = self.journal
-        journal.measured(self._database.room_bytes)
-        if not journal.is_full:
-            if self._is_full_logged:
-                self._is_full_logged = False
-                self._logger.warning("persistence: the disk has room for messages again")
-            return
         now = self._clock()
-        if now - self._full_logged_at >= LOG_PERIOD_SECONDS:
+        if journal.is_full and now - self._full_logged_at >= LOG_PERIOD_SECONDS:
             self._full_logged_at = now
             self._is_full_logged = True
             self._logger.error(
@@ -213,7 +207,12 @@ class PersistentState:
                 self._config.path,
                 RESERVE_BYTES,
             )
-        if self._room_timer is None and not self._is_closed:
+        journal.measured(self._database.room_bytes)
+        if not journal.is_full:
+            if self._is_full_logged:
+                self._is_full_logged = False
+                self._logger.warning("persistence: the disk has room for messages again")
+        elif self._room_timer is None and not self._is_closed:
             self._room_timer = self._loop.call_later(RETRY_SECONDS, self._measure)
 
     def _measure(self) -> None:

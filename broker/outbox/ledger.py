@@ -68,7 +68,7 @@ DROP_REASONS = {
     "broker_full": "all outboxes together were at their limit of messages or bytes",
     "connection_lost": "QoS 0, waiting when the subscriber's connection ended",
     "not_authorized": "waiting when a user who may not receive it took the session up",
-    "not_stored": "the disk took nothing, and the subscriber is an uplink's, which was away",
+    "not_stored": "the disk had no room, and the subscriber is an uplink's, which was away",
     "offline": "QoS 0, for a subscriber that is not connected",
     "packet_too_large": "longer than the subscriber's Maximum Packet Size [MQTT-3.1.2-24]",
     "payload_lost": "its payload store could not read it back",

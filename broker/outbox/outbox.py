@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.broker.extensions import Decision, Verdict
 from penstock.broker.link import Link
-from penstock.broker.message import Message, SizeClass
+from penstock.broker.message import MESSAGE_BYTES, Message, SizeClass
 from penstock.broker.outbox.delivery import (
     NO_QUEUE,
     NOTHING_BEFORE,
@@ -326,14 +326,18 @@ class Outbox:
             oldest, source = self._oldest_for(delivery)
             if oldest is None or (backlog and backlog.frees_nothing(oldest.message, message)):
                 return reason
-            if source is None:
-                self._leave_large(oldest)
-            else:
-                self._remove(source.popleft())
+            self._evict(oldest, source)
             n_bytes += oldest.message.memory_bytes
             rules.drop(self._link, self._ledger, "pushed_out", message)
             reason = self.why_full(message)
         return ""
+
+    def _evict(self, oldest: Delivery, source: deque[Delivery] | None) -> None:
+        """Take out what `_oldest_for` has returned."""
+        if source is None:
+            self._leave_large(oldest)
+        else:
+            self._remove(source.popleft())
 
     def _oldest_for(self, delivery: Delivery) -> tuple[Delivery | None, deque[Delivery] | None]:
         """Return the message to evict for a delivery, with its ready place; None without one."""
@@ -738,6 +742,22 @@ class Outbox:
         """Drop those of some deliveries that wait here: the disk has not taken them."""
         for delivery in self.take_where(lambda d: d in unstored):
             self.refuse(delivery.message, "not_stored")
+
+    def make_room_on_disk(self, delivery: Delivery, n_bytes: int) -> None:
+        """Drop what has waited longest, if the rules say so: half of what waits at most.
+
+        Args:
+            delivery: of QoS 1 or 2, for which the disk has no room.
+            n_bytes: what is to be dropped.
+        """
+        n_left = (self.n_messages + 1) // 2
+        while self._rules.drops_oldest and n_bytes > 0 and self.n_messages > n_left:
+            oldest, source = self._oldest_for(delivery)
+            if oldest is None:
+                return
+            self._evict(oldest, source)
+            self.refuse(oldest.message, "not_stored")
+            n_bytes -= oldest.message.size_bytes + MESSAGE_BYTES
 
     def refuse(self, message: Message, reason: str) -> None:
         """Count a message that does not wait here any more, or never did."""

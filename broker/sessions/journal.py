@@ -73,6 +73,9 @@ class Journal(Commits, Protocol):
     def lacks_room(self, message: Message) -> bool:
         """Say whether the disk does not take a message: it refuses, or has no room for it."""
 
+    def make_room(self, session: Any, delivery: Delivery) -> None:
+        """Have a session that loses a message lose older ones, too: the next ones find room."""
+
     def drops_for(self, session: Any) -> bool:
         """Say whether a session loses what the disk does not take, if it comes by no share."""
 

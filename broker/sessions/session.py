@@ -222,12 +222,13 @@ class Session:
             if qos or is_sent_soon:
                 journal = self.core.journal
                 is_new = qos and not share  # what a share moves here may be stored
-                if is_new and journal and journal.drops_for(self) and journal.lacks_room(message):
-                    self.outbox.refuse(message, "not_stored")
-                    return
                 delivery = Delivery(
                     message, qos, retain=retain, subscription_ids=subscription_ids, share=share
                 )
+                if is_new and journal and journal.drops_for(self) and journal.lacks_room(message):
+                    self.outbox.refuse(message, "not_stored")
+                    journal.make_room(self, delivery)
+                    return
                 if not self.outbox.add(delivery):
                     self._overflowed(now)
             else:

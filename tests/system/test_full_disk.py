@@ -52,12 +52,13 @@ def fill(path: Path) -> None:
             file.write(bytes(4096))
 
 
-async def publish_until_full(broker: BrokerProcess, number: int) -> int:
-    """Publish numbered messages that are to go up, until one finds no room; all are acknowledged.
+async def publish_until(broker: BrokerProcess, number: int, told: str = "") -> int:
+    """Publish numbered messages that are to go up; all are acknowledged.
 
     Args:
         broker: of the site.
         number: of the first one.
+        told: end when this stands in the broker's log.
 
     Returns:
         The number behind the last one that was published.
@@ -68,9 +69,9 @@ async def publish_until_full(broker: BrokerProcess, number: int) -> int:
             qos = 1 + number % 2
             await deliver(near, Publish("up/a", payload, qos=qos, packet_id=packet_id))
             number += 1
-            if "has no room for messages" in broker.log:
+            if told in broker.log:
                 return number
-    raise AssertionError(f"the disk is not full:\n{broker.log}")
+    raise AssertionError(f"{told!r} is not in the log:\n{broker.log}")
 
 
 async def take_until(far: WireClient, last: int) -> list[int]:
@@ -93,18 +94,23 @@ async def test_what_waits_for_an_uplink_leaves_a_full_disk(tmp_path: Path) -> No
     persistence = {"path": f"{tmp_path}/disk/site.db", "durability": "normal"}
     first = 0
     with reserved_port() as port, small_disk(tmp_path) as (disk, wrapper):
-        policy = edge_policy(port, policy={"persistence": persistence})
         cloud_keys = {
             "listeners": {"default": {"bind": f"127.0.0.1:{port}"}},
             "persistence": {"path": str(tmp_path / "cloud.db"), "durability": "normal"},
         }
-        for outage in (1, 2):
+        for when_full in ("drop_newest", "drop_oldest"):
+            policy = edge_policy(
+                port, policy={"persistence": persistence}, backlog={"when_full": when_full}
+            )
             with running_broker(policy, tmp_path, wrapper) as broker:
-                behind = await publish_until_full(broker, first)
+                behind = await publish_until(broker, first, "has no room for messages")
+                assert behind - first > MOST_DROPPED + 20
+                if when_full == "drop_oldest":
+                    behind = await publish_until(broker, behind, "room for messages again")
+                    behind = await publish_until(broker, behind)
                 broker.kill()
             assert "for it dropped: not_stored" in broker.log
-            assert behind - first > MOST_DROPPED + 20
-            if outage == 1:
+            if when_full == "drop_newest":
                 fill(disk / "others")
             async with serving(**cloud_keys), await connected(port, "far") as far:
                 await far.subscribe("up/#")
@@ -119,7 +125,11 @@ async def test_what_waits_for_an_uplink_leaves_a_full_disk(tmp_path: Path) -> No
             assert got.pop() == behind
             once = [number for number in got if number % 2]
             at_least_once = dict.fromkeys(n for n in got if not n % 2 and n >= first)
-            assert sorted((*once, *at_least_once)) == list(range(first, max(got) + 1))
+            if when_full == "drop_newest":
+                assert sorted((*once, *at_least_once)) == list(range(first, max(got) + 1))
+            else:
+                assert min(*once, *at_least_once) > first
+                assert max(got) == behind - 1
             assert once == sorted(once)
             assert list(at_least_once) == sorted(at_least_once)
             first = behind + 1

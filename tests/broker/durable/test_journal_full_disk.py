@@ -27,11 +27,11 @@ def uplinks(
     return client
 
 
-def limit(broker: DurableBroker, client: VirtualClient) -> None:
+def limit(broker: DurableBroker, client: VirtualClient, *, drops_oldest: bool = True) -> None:
     """Give a client limits of its own."""
     rules = broker.core.outbox_rules
     client.session.outbox.rules = rules.of_one(
-        max_messages=100, max_bytes=1_000_000, drops_oldest=True
+        max_messages=100, max_bytes=1_000_000, drops_oldest=drops_oldest
     )
     broker.journal.limited(client.session)
 
@@ -486,3 +486,26 @@ def test_messages_that_wait_for_their_commit_take_room() -> None:
         broker.seal()
     broker.commit()
     assert [packet.reason_code for packet in publisher.take_all(PubAck)] == [0, 0x97]
+
+
+@pytest.mark.parametrize("drops_oldest", [True, False])
+def test_what_has_waited_longest_makes_room_on_the_disk(*, drops_oldest: bool) -> None:
+    """Once, until there is room: where the disk is full of other files, it would not help."""
+    broker = DurableBroker()
+    client = uplinks(broker)
+    limit(broker, client, drops_oldest=drops_oldest)
+    client.lose()
+    publisher = broker.connect("p")
+    for number in range(20):
+        publisher.publish("t/1", b"%02d" % number * 1_000, qos=1, packet_id=1)
+    steps = (20, 0, 1, 10), (21, 0, 2, 10), (22, 5_000, 2, 10), (23, 0, 3, 15)
+    for number, room, n_new, n_old in steps:
+        broker.journal.measured(room)
+        publisher.publish("t/1", b"%02d" % number * 1_000, qos=1, packet_id=1)
+        dropped = n_new + (n_old if drops_oldest else 0)
+        assert client.session.ledger.dropped == {"not_stored": dropped}
+    codes = {packet.reason_code for packet in publisher.take_all(PubAck)}
+    assert codes == {0}
+    left = [*range(15, 20), 22] if drops_oldest else [*range(20), 22]
+    stored = [row.payload for row in broker.disk.messages.values()]
+    assert stored == [b"%02d" % number * 1_000 for number in left]
