@@ -472,8 +472,9 @@ local function append(keys, argv)
       local info = struct.pack(INFO, clock, due, interval >= 0 and clock + interval or 0, wall,
         size, has_key, #key, key) .. topic
       local name = whole(offset)
-      infos[#infos + 1], infos[#infos + 2] = name, info
-      bodies[#bodies + 1], bodies[#bodies + 2] = name, encoded
+      local at = #infos
+      infos[at + 1], infos[at + 2] = name, info
+      bodies[at + 1], bodies[at + 2] = name, encoded
       p.messages = p.messages + 1
       p.bytes = p.bytes + size
       p.stored = p.stored + #info + #encoded
@@ -846,6 +847,7 @@ local function lease(keys, argv)
   local n, n_bytes, n_looked, filtered, expired = 0, 0, 0, 0, 0
   local is_full = false
   local mark = ' ' .. whole(p.nonce)
+  local first_mark = '1' .. mark
   local below, leased, marks, seen, done, done_infos = {}, {}, {}, {}, {}, {}
 
   -- Stores what was decided, before anything else looks for it.
@@ -883,8 +885,9 @@ local function lease(keys, argv)
     local count = is_new and 0 or received_in(received)
     if is_due and max_receives > 0 and count >= max_receives then
       seen[#seen + 1] = name
-      leased[#leased + 1], leased[#leased + 2] = text(p.now + tonumber(argv[10])), name
-      marks[#marks + 1], marks[#marks + 2] = name, whole(count) .. mark
+      local at = #leased
+      leased[at + 1], leased[at + 2] = text(p.now + tonumber(argv[10])), name
+      marks[at + 1], marks[at + 2] = name, whole(count) .. mark
       for _, one in ipairs({offset, count, raw, call('HGET', p.base .. ':d', name)}) do
         dead[#dead + 1] = one
       end
@@ -896,7 +899,8 @@ local function lease(keys, argv)
     end
     local is_in_lane = g.ordered and has_key == 1
     if is_new then
-      below[#below + 1], below[#below + 2] = name, name
+      local at = #below
+      below[at + 1], below[at + 2] = name, name
       if is_in_lane then call('ZADD', k .. ':q', 0, member(key, offset)) end
       if not is_due then
         call('ZADD', k .. ':d', text(due), name)
@@ -915,8 +919,9 @@ local function lease(keys, argv)
     n_bytes = n_bytes + size
     count = math.min(count + 1, 65535)
     if not is_new then seen[#seen + 1] = name end
-    leased[#leased + 1], leased[#leased + 2] = deadline, name
-    marks[#marks + 1], marks[#marks + 2] = name, whole(count) .. mark
+    local at = #leased
+    leased[at + 1], leased[at + 2] = deadline, name
+    marks[at + 1], marks[at + 2] = name, count == 1 and first_mark or whole(count) .. mark
     got[n], counts[n], got_infos[n] = name, count, raw
     return true
   end
@@ -982,26 +987,28 @@ local function settle(keys, argv)
   local stale, rows, done = {}, {}, {}
   local is_other = tonumber(argv[5]) ~= g.epoch
   local leaves, is_held = action == 'ack' or action == 'dead', action == 'extend' or action == 'undo'
-  local offsets, counts, wanted, received = {}, {}, {}, {}
-  local i = 8
+  local offsets, counts, wanted, over = {}, {}, {}, {}
+  local i, n = 8, 0
   while argv[i] do
     local count, mark, past = argv[i], argv[i] .. ' ' .. argv[i + 1], i + 3 + tonumber(argv[i + 2])
     for at = i + 3, past - 1 do
-      offsets[#offsets + 1], counts[#counts + 1], wanted[#wanted + 1] = argv[at], count, mark
+      n = n + 1
+      offsets[n], counts[n], wanted[n] = argv[at], count, mark
     end
     i = past
   end
-  for i, one in ipairs(ask('HMGET', k .. ':h', offsets)) do received[offsets[i]] = one end
+  local received = ask('HMGET', k .. ':h', offsets)
   local waits = ask('ZMSCORE', k .. ':u', offsets)
   local leased = is_held and ask('ZMSCORE', k .. ':l', offsets)
   for at, offset in ipairs(offsets) do
     local count = counts[at]
-    local is_current = not is_other and received[offset] == wanted[at] and waits[at]
+    local is_current = not is_other and received[at] == wanted[at] and waits[at]
+      and not over[offset]
     if not is_current or (is_held and not leased[at]) then
       stale[#stale + 1] = at - 1
     elseif leaves then
       done[#done + 1] = offset
-      received[offset] = nil  -- it may be named twice
+      over[offset] = true  -- it may be named twice
     elseif action == 'extend' then
       call('ZADD', k .. ':l', text(p.now + seconds), offset)
     elseif action == 'show' then
@@ -1017,8 +1024,8 @@ local function settle(keys, argv)
       call('ZREM', k .. ':d', offset)
       call('ZREM', k .. ':v', offset)
       if action == 'undo' then
-        received[offset] = whole(tonumber(count) - 1) .. ' -1'
-        call('HSET', k .. ':h', offset, received[offset])
+        over[offset] = true
+        call('HSET', k .. ':h', offset, whole(tonumber(count) - 1) .. ' -1')
       end
       if seconds > 0 then
         call('ZADD', k .. ':d', text(p.now + seconds), offset)

@@ -1,11 +1,12 @@
 """One connection to one server on which calls do not wait for each other.
 
 Theory of operation. Calls of one step of the loop leave in one write, in their order; answers come
-in the same order. Where the connection is lost, the calls without an answer wait here until there
-are routes again (see `routes`), and go out once more in the order in which they were made. That is
-safe because the library does nothing twice: a call with an effect that cannot be repeated carries a
-number, and the server keeps its answer. Where the server answers that a call is not for it, the
-calls of that slot wait in the same way, and those of its other slots go on.
+in the same order. A call for many messages leaves at once: the server works on it while this
+program prepares the next one. Where the connection is lost, the calls without an answer wait here
+until there are routes again (see `routes`), and go out once more in the order in which they were
+made. That is safe because the library does nothing twice: a call with an effect that cannot be
+repeated carries a number, and the server keeps its answer. Where the server answers that a call is
+not for it, the calls of that slot wait in the same way, and those of its other slots go on.
 
 A server that has not answered for a while is *silent*: who can do without it need not wait for it.
 That is not trouble yet; it may be slow. It is trouble once another server has taken its place.
@@ -22,6 +23,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from logging import Logger
+from operator import length_hint
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from hiredis import pack_command
@@ -52,6 +54,8 @@ NOT_CARRIED_OUT: Final = (
 """Answers of a server that has not the slot, or is no master: nothing was changed. A slot that is
 on its way to another server (`ASK`) is waited for: half of its keys are of no use to a function."""
 _LONG_BYTES: Final = 16 * 1024
+_MANY_WORDS: Final = 48
+"""Of a command that leaves at once: it takes longer than a write of its own does."""
 _FIRST_RETRY_SECONDS: Final = 0.02
 _LAST_RETRY_SECONDS: Final = 1.0
 _FOLLOW_SECONDS: Final = 0.25
@@ -207,7 +211,7 @@ class Silence:
 
 def _packed(connection: AbstractConnection, command: tuple[Any, ...]) -> list[bytes]:
     """Return a command as the protocol has it. What is long is not copied; the rest is quicker."""
-    if any(type(word) is bytes and len(word) > _LONG_BYTES for word in command):
+    if max(map(length_hint, command)) > _LONG_BYTES:
         packed: list[bytes] = connection.pack_command(*command)
         return packed
     return [pack_command(command)]
@@ -258,6 +262,7 @@ class Pipeline:
         self._held: set[int] = set()
         self._has_held = asyncio.Event()
         self._has_sent = asyncio.Event()
+        self._is_writing = False
         self._task: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -278,11 +283,31 @@ class Pipeline:
 
     def submit(self, call: Call) -> None:
         """Send a call, when there is a connection."""
+        is_held = self._is_paused or call.slot in self._held
+        if len(call.command) >= _MANY_WORDS and not is_held and self._write_now(call):
+            return
         self._waiting.append(call)
-        if self._is_paused or call.slot in self._held:
+        if is_held:
             self._expect_expiry()
         else:
             self._wake.set()
+
+    def _write_now(self, call: Call) -> bool:
+        """Write a call where nothing waits to be written before it; say whether that was so.
+
+        redis-py has no way to write that never waits: this takes the connection's own writer, and
+        only while the system takes all that is written.
+        """
+        connection = self._connection
+        writer = None if connection is None else connection._writer  # noqa: SLF001
+        if connection is None or writer is None or self._waiting or self._is_writing:
+            return False
+        if self._patience.min_replicas:  # one WAIT is for all that leaves together
+            return False
+        if writer.transport.get_write_buffer_size():
+            return False
+        writer.writelines(self._packed(connection, [call]))
+        return True
 
     @property
     def is_away(self) -> bool:
@@ -455,8 +480,7 @@ class Pipeline:
     # -- sending and receiving ---------------------------------------------------------------------
 
     async def _write(self, connection: AbstractConnection) -> None:
-        patience = self._patience
-        wait = ("WAIT", patience.min_replicas, int(1000 * patience.replication_seconds))
+        self._is_writing = False
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -469,18 +493,27 @@ class Pipeline:
                 calls = [call for call in calls if call.slot not in held]
                 if not calls:
                     continue
-            packed: list[bytes] = []
-            is_stored = False
-            for call in calls:
-                packed += _packed(connection, call.command)
-                call.is_sent = True
-                is_stored = is_stored or call.is_stored
-                self._sent.append(call)
-            if is_stored and patience.min_replicas:
-                packed += connection.pack_command(*wait)
-                self._sent.append(_Wait())
-            self._has_sent.set()
+            packed = self._packed(connection, calls)
+            self._is_writing = True
             await connection.send_packed_command(packed, check_health=False)
+            self._is_writing = False
+
+    def _packed(self, connection: AbstractConnection, calls: Iterable[Call]) -> list[bytes]:
+        """Return calls as the protocol has them; their answers are expected from then on."""
+        patience = self._patience
+        packed: list[bytes] = []
+        is_stored = False
+        for call in calls:
+            packed += _packed(connection, call.command)
+            call.is_sent = True
+            is_stored = is_stored or call.is_stored
+            self._sent.append(call)
+        if is_stored and patience.min_replicas:
+            milliseconds = int(1000 * patience.replication_seconds)
+            packed += connection.pack_command("WAIT", patience.min_replicas, milliseconds)
+            self._sent.append(_Wait())
+        self._has_sent.set()
+        return packed
 
     async def _read(self, connection: AbstractConnection, answered: list[int]) -> None:
         """Complete calls, and hold the slots of those that the server does not carry out.

@@ -3,9 +3,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import time
+import uuid
 from pathlib import Path
 
 import pytest
+from redis import Redis
 from redis.exceptions import ResponseError
 
 from penstock.netem.runs.broker_process import reserved_port
@@ -38,6 +41,29 @@ async def test_calls_are_answered_in_their_order() -> None:
     with pytest.raises(ResponseError, match="unknown command"):
         await refused
     assert await behind == b"behind"
+    await calls.close()
+
+
+async def test_a_call_for_many_messages_leaves_at_once_and_overtakes_none() -> None:
+    """The server has it before this step of the loop ends, unless others wait before it."""
+    calls = routes(shared_redis())
+    await calls.open()
+    key = f"test-pipeline-{uuid.uuid4().hex}"
+    await calls.call(key, "DEL", key)
+    with Redis(port=shared_redis()) as other:
+        first = calls.call(key, "RPUSH", key, *["0"] * 60)
+        give_up_at = time.monotonic() + 10.0
+        while other.llen(key) != 60:
+            assert time.monotonic() < give_up_at
+        behind = []
+        for number in range(1, 60):
+            n_words = 60 if number % 3 else 1
+            behind.append(calls.call(key, "RPUSH", key, *[number] * n_words))
+        assert await first == 60
+        assert await asyncio.gather(*behind) == sorted(one.result() for one in behind)
+        found = [int(one) for one in other.lrange(key, 0, -1)]
+        assert found == sorted(found)
+        other.delete(key)
     await calls.close()
 
 
