@@ -321,7 +321,7 @@ class SessionDatabase:
         """Look how much room there is, and reserve space again where there is enough.
 
         See `room_bytes`. A message needs its bytes in the log first, and then in free pages of the
-        file or at its end. The file may grow only while the reserve is held.
+        file or at its end. The file may grow only while the reserve is held, if there can be one.
         """
         with self._turn:
             self._measure()
@@ -337,10 +337,9 @@ class SessionDatabase:
             return
         in_file = max(0, n_free - SPARE_PAGES) * self._page_bytes
         for_log = on_disk - DELETE_BYTES
-        growth = 0
         if self._reserve.is_held:
             for_log += RESERVE_BYTES
-            growth = on_disk
+        growth = on_disk if self._reserve.is_held or not self._reserve.is_possible else 0
         self.room_bytes = max(0, min(for_log, (for_log + in_file) // 2, in_file + growth))
 
     def _left_on_disk(self) -> int:

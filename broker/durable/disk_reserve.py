@@ -6,6 +6,7 @@ reserve, a queue that has filled its disk could be neither fed nor drained.
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -22,11 +23,14 @@ class DiskReserve:
 
     Attributes:
         is_held: the space is reserved.
+        is_possible: False where it could not be, for another reason than that there is none: files
+            may not be so large, or the file system cannot do it.
     """
 
     def __init__(self, path: str, n_bytes: int) -> None:
         self.n_bytes = n_bytes
         self._path = Path(path)
+        self.is_possible = True
         self.is_held = False
 
     def hold(self) -> bool:
@@ -43,10 +47,11 @@ class DiskReserve:
                 os.posix_fallocate(file, 0, self.n_bytes)
             finally:
                 os.close(file)
-        except OSError:
+        except OSError as error:
+            self.is_possible = error.errno in (errno.ENOSPC, errno.EDQUOT)
             self._remove()
             return False
-        self.is_held = True
+        self.is_held = self.is_possible = True
         return True
 
     def spend(self) -> bool:

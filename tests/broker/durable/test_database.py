@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -339,6 +340,18 @@ def test_space_is_reserved_beside_the_file(tmp_path: Path) -> None:
         opened(tmp_path / "s.db")
     reserve.unlink()
     opened(tmp_path / "s.db").close()
+
+
+def test_where_no_space_can_be_reserved_messages_are_stored_without(tmp_path: Path) -> None:
+    """As where files may not be so large, or the file system cannot do it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (RESERVE_BYTES // 2, hard))
+    try:
+        with closing(opened(tmp_path / "s.db")) as database:
+            assert database.room_bytes > RESERVE_BYTES
+            assert not (tmp_path / "s.db.reserve").exists()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_payload_without_room_elsewhere_stays_in_the_file(tmp_path: Path) -> None:
