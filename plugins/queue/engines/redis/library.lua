@@ -203,17 +203,19 @@ local function forget_newest(p, offset, key)
   if newest and tonumber(newest) == offset then call('HDEL', p.base .. ':k', key) end
 end
 
--- Goes on from offsets whose messages have left.
+-- Goes on from offsets whose messages have left. It asks for few of them, then for more: behind the
+-- earliest message there may be thousands that it does not come to.
 local function advance(p)
-  local key = p.base .. ':o'
+  local key, most = p.base .. ':o', 1
   while p.holes > 0 do
-    local some = call('ZRANGEBYSCORE', key, p.earliest, '+inf', 'LIMIT', 0, MANY)
+    local some = call('ZRANGEBYSCORE', key, p.earliest, '+inf', 'LIMIT', 0, most)
     local n = 0
     while some[n + 1] and tonumber(some[n + 1]) == p.earliest + n do n = n + 1 end
-    if n == 0 then return end
-    call('ZREM', key, unpack(some, 1, n))
+    if n > 0 then call('ZREM', key, unpack(some, 1, n)) end
     p.holes = p.holes - n
     p.earliest = p.earliest + n
+    if n < most then return end
+    most = math.min(2 * most, MANY)
   end
 end
 
@@ -244,6 +246,7 @@ local function leave_all(p, offsets, infos, is_done)
       if g.kind == 'l' then forget(p, gid, there, raws) end
     end
   end
+  local earliest = p.earliest
   for _, offset in ipairs(there) do
     if tonumber(offset) == p.earliest then
       p.earliest = p.earliest + 1
@@ -253,7 +256,7 @@ local function leave_all(p, offsets, infos, is_done)
     end
   end
   change('ZADD', p.base .. ':o', gone)
-  advance(p)
+  if p.earliest > earliest then advance(p) end
   return #there
 end
 

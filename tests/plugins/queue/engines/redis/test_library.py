@@ -221,3 +221,17 @@ def test_a_call_may_concern_thousands_of_messages(client: Redis) -> None:
         more = store.call("sweep", more, n)[1]
     state = store.state()[":s"]
     assert (state[b"earliest"], state[b"messages"], state[b"stored"]) == (b"9000", b"0", b"0")
+
+
+def test_holes_behind_the_earliest_message_cost_nothing(client: Redis) -> None:
+    """They may be thousands: none is looked at while the earliest message stays."""
+
+    def looks() -> int:
+        told = client.info("commandstats").get("cmdstat_zrangebyscore", {"calls": 0})
+        return int(told["calls"])
+
+    store = Store(client, is_each=False)
+    store.append([New(), New(key="a")], keeps_last=True)
+    before = looks()
+    store.append([New(key="a")] * 20, keeps_last=True)
+    assert looks() == before
