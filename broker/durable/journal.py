@@ -63,7 +63,12 @@ if TYPE_CHECKING:
 
 
 ROW_BYTES: Final = 1024
-"""What a stored message takes at most besides its payload, with the rows that refer to it."""
+"""What a stored message takes besides its payload, with a usual topic and usual properties."""
+ROUNDING_BYTES: Final = 4096
+"""What it takes more at most, as two rows of more than half a page do not share a page. It is no
+more than the payload has."""
+DELIVERY_BYTES: Final = 64
+"""What a stored delivery takes."""
 
 MADE_BYTES: Final = 2 * 1024**2
 """What is dropped at a time where a message found no room: more than the pages that messages leave
@@ -139,6 +144,7 @@ class Journal:
         self._expired: dict[str, tuple[SessionJournal, list[Delivery]]] = {}
         self._n_expired = 0
         self._retained: dict[str, None] = {}
+        self._unplaced_retained: dict[str, None] = {}
         self._stored_retained: dict[str, Message] = {}
         self._wills: dict[str, None] = {}
         self._stored_wills: set[str] = set()
@@ -337,15 +343,27 @@ class Journal:
         """
         if self.is_failing:
             return True
-        n_messages = len(self._receipts) + len(self._sealed_receipts) + 1
-        n_bytes = self._n_bytes + self._sealed_bytes + len(message.payload)
-        n_bytes += n_messages * ROW_BYTES
+        n_bytes = self._bytes_with(message)
         if n_bytes <= self._room_bytes:
             return False
-        self._lacking_bytes = min(self._lacking_bytes, n_bytes)
-        self.is_full = True
+        self._has_no_room(n_bytes)
         self._be_awake()
         return True
+
+    def _bytes_with(self, message: Message) -> int:
+        """Return what all that waits for its commit takes of the disk, and a message behind it."""
+        n_messages = len(self._receipts) + len(self._sealed_receipts) + 1
+        n_bytes = self._n_bytes + self._sealed_bytes + len(message.payload)
+        n_deliveries = len(self._deliveries)
+        if self.sealed is not None:
+            n_messages += len(self.sealed.retained)
+            n_deliveries += len(self.sealed.deliveries)
+        n_bytes += min(n_bytes, n_messages * ROUNDING_BYTES)
+        return n_bytes + n_messages * ROW_BYTES + n_deliveries * DELIVERY_BYTES
+
+    def _has_no_room(self, n_bytes: int) -> None:
+        self._lacking_bytes = min(self._lacking_bytes, n_bytes)
+        self.is_full = True
 
     def make_room(self, session: Subscriber, delivery: Delivery) -> None:
         """Have a session that loses a message lose older ones, too: the next ones find room.
@@ -374,7 +392,8 @@ class Journal:
         lacks_room = self.lacks_room(message)
         if not lacks_room and not self._is_pending(1):
             return False
-        if message.retain or (message.qos == 2 and publisher.journal is not None):
+        removes = not message.payload and not self.is_failing and not self._is_pending(1)
+        if (message.retain and not removes) or (message.qos == 2 and publisher.journal is not None):
             return True
         members = chain.from_iterable(share.members for share in plan.shares)
         return any(m.qos and m.session.is_durable for m in members) or any(
@@ -464,6 +483,9 @@ class Journal:
         if room_bytes >= self._lacking_bytes:
             self.is_full = self._has_made_room = False
             self._lacking_bytes = sys.maxsize
+            unplaced, self._unplaced_retained = self._unplaced_retained, {}
+            for topic in unplaced:
+                self.retained_changed(topic)
 
     def failed(self) -> None:
         """The disk has refused the sealed batch, which will be tried again."""
@@ -606,6 +628,9 @@ class Journal:
         for topic in self._retained:
             before = self._stored_retained.get(topic)
             message = by_topic.get(topic)
+            if message is not None and not self._has_place(message, before):
+                self._unplaced_retained[topic] = None
+                message = None
             if message is before:
                 continue
             if message is not None:
@@ -618,6 +643,24 @@ class Journal:
             if before is not None:
                 self._release(before)
         self._retained.clear()
+
+    def _has_place(self, message: Message, before: Message | None) -> bool:
+        """Say whether a retained message may be stored; one of QoS 0 waits until there is room.
+
+        Its publisher could not be refused it. Until it is stored, its topic has none on the disk: a
+        broker may discard a retained message of QoS 0 at any time (MQTT 3.1.1, 3.3.1.3). It takes
+        the place of a message before it that is no shorter.
+        """
+        n_payload = len(message.payload)
+        if message.qos or message.row_start:
+            return True
+        if before is None or n_payload > len(before.payload):
+            n_bytes = self._bytes_with(message)
+            if n_bytes > self._room_bytes:
+                self._has_no_room(n_bytes)
+                return False
+        self._n_bytes += n_payload
+        return True
 
     def _put_wills(self, batch: Batch) -> None:
         for client_id in self._wills:

@@ -162,6 +162,7 @@ class PersistentState:
             self._look_for_room()
             self._has_progressed()
         elif batch.is_empty():
+            self._look_for_room()
             self._committed(batch)
         else:
             self._write(batch)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.broker.durable.database import SessionDatabase
 from penstock.broker.mqtt.packets import PubAck, Publish, PubRec, Will
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.lane_order import join_lanes
@@ -457,7 +460,7 @@ def test_what_the_disk_has_no_room_for_is_dropped_for_an_uplink_that_is_away() -
     other = broker.connect("other", **keep())
     other.subscribe("o/#", 1)
     publisher = broker.connect("p")
-    broker.journal.measured(10_000)
+    broker.journal.measured(15_000)
     publisher.publish("t/1", b"x" * 8_000, qos=1, packet_id=1)
     publisher.publish("t/1", b"x" * 10_000, qos=1, packet_id=2)
     publisher.publish("o/1", b"x" * 10_000, qos=1, packet_id=3)
@@ -468,7 +471,7 @@ def test_what_the_disk_has_no_room_for_is_dropped_for_an_uplink_that_is_away() -
     assert broker.journal.is_full
     other.send(PubAck(other.take(Publish).packet_id))
     assert [row.payload for row in broker.disk.messages.values()] == [b"x" * 8_000]
-    broker.journal.measured(12_000)
+    broker.journal.measured(17_000)
     assert not broker.journal.is_full
     publisher.publish("o/1", b"x" * 10_000, qos=1, packet_id=5)
     assert publisher.take(PubAck).reason_code == 0
@@ -479,7 +482,7 @@ def test_messages_that_wait_for_their_commit_take_room() -> None:
     broker = DurableBroker()
     subscribed(broker).lose()
     publisher = broker.connect("p")
-    broker.journal.measured(10_000)
+    broker.journal.measured(15_000)
     broker.commits_at_once = False
     for packet_id in (1, 2):
         publisher.publish("t/1", b"x" * 5_000, qos=1, packet_id=packet_id)
@@ -498,7 +501,7 @@ def test_what_has_waited_longest_makes_room_on_the_disk(*, drops_oldest: bool) -
     publisher = broker.connect("p")
     for number in range(20):
         publisher.publish("t/1", b"%02d" % number * 1_000, qos=1, packet_id=1)
-    steps = (20, 0, 1, 10), (21, 0, 2, 10), (22, 5_000, 2, 10), (23, 0, 3, 15)
+    steps = (20, 0, 1, 10), (21, 0, 2, 10), (22, 6_000, 2, 10), (23, 0, 3, 15)
     for number, room, n_new, n_old in steps:
         broker.journal.measured(room)
         publisher.publish("t/1", b"%02d" % number * 1_000, qos=1, packet_id=1)
@@ -509,3 +512,55 @@ def test_what_has_waited_longest_makes_room_on_the_disk(*, drops_oldest: bool) -
     left = [*range(15, 20), 22] if drops_oldest else [*range(20), 22]
     stored = [row.payload for row in broker.disk.messages.values()]
     assert stored == [b"%02d" % number * 1_000 for number in left]
+
+
+@pytest.mark.parametrize(("n_bytes", "n_sessions"), [(10, 1), (10, 100), (4_200, 1), (9_000, 1)])
+def test_what_waits_is_counted_as_no_less_than_its_place_in_the_file(
+    tmp_path: Path, n_bytes: int, n_sessions: int
+) -> None:
+    """Else a commit takes the space that deleting needs, and nothing is ever deleted again."""
+    broker = DurableBroker()
+    for number in range(n_sessions):
+        broker.connect(f"s{number}", **keep()).subscribe("t/#", 1)
+    publisher = broker.connect("p")
+    broker.commits_at_once = False
+    for packet_id in range(1, 51):
+        publisher.publish("t/1", b"x" * n_bytes, qos=1, packet_id=packet_id)
+    batch = broker.seal()
+    assert batch is not None
+    path = tmp_path / "s.db"
+    SessionDatabase(str(path), is_flushed=False).close()
+    n_empty = path.stat().st_size
+    with closing(SessionDatabase(str(path), is_flushed=False)) as database:
+        database.write(batch)
+    broker.journal.measured(path.stat().st_size - n_empty)
+    publisher.publish("t/1", b"", qos=1, packet_id=51)
+    broker.commit()
+    codes = [packet.reason_code for packet in publisher.take_all(PubAck)]
+    assert codes == [0] * 50 + [0x97]
+
+
+def test_a_retained_message_of_qos_0_is_stored_when_there_is_room() -> None:
+    """Nobody can be refused it; it may be lost until then, and so is the one before it."""
+    broker = DurableBroker()
+    publisher = broker.connect("p")
+    for topic in ("r/longer", "r/shorter", "r/gone"):
+        publisher.publish(topic, b"x" * 1_000, retain=True)
+    broker.journal.measured(0)
+    publisher.publish("r/new", b"n" * 1_000, retain=True)
+    publisher.publish("r/longer", b"n" * 1_001, retain=True)
+    publisher.publish("r/shorter", b"n" * 999, retain=True)
+    publisher.publish("r/gone", b"", qos=1, retain=True)
+    assert publisher.take(PubAck).reason_code < 0x80
+    assert broker.journal.is_full
+    assert broker.journal.is_settled
+    assert [row.payload for row in broker.disk.messages.values()] == [b"n" * 999]
+    reader = broker.connect("c")
+    reader.subscribe("r/#", 0)
+    assert sorted(map(len, reader.payloads())) == [999, 1_000, 1_001]
+    broker.journal.measured(500)
+    assert broker.journal.is_full
+    broker.journal.measured(20_000)
+    assert not broker.journal.is_full
+    broker.settle()
+    assert set(broker.disk.retained) == {("r/new",), ("r/longer",), ("r/shorter",)}
