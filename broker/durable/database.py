@@ -337,7 +337,7 @@ class SessionDatabase:
             return
         in_file = max(0, n_free - SPARE_PAGES) * self._page_bytes
         for_log = on_disk - DELETE_BYTES
-        if self._reserve.is_held:
+        if self._reserve.is_held and self._reserve.is_possible:
             for_log += RESERVE_BYTES
         growth = on_disk if self._reserve.is_held or not self._reserve.is_possible else 0
         self.room_bytes = max(0, min(for_log, (for_log + in_file) // 2, in_file + growth))

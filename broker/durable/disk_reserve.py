@@ -13,6 +13,9 @@ from pathlib import Path
 
 from penstock.broker.durable.database_file import open_private
 
+_BLOCK_BYTES = 512
+"""Unit of `st_blocks`, whatever the blocks of the file system."""
+
 
 class DiskReserve:
     """A file that holds space until it is needed.
@@ -24,7 +27,7 @@ class DiskReserve:
     Attributes:
         is_held: the space is reserved.
         is_possible: False where it could not be, for another reason than that there is none: files
-            may not be so large, or the file system cannot do it.
+            may not be so large, or the file system cannot do it. ZFS gives a file without blocks.
     """
 
     def __init__(self, path: str, n_bytes: int) -> None:
@@ -45,13 +48,14 @@ class DiskReserve:
             file = open_private(str(self._path))
             try:
                 os.posix_fallocate(file, 0, self.n_bytes)
+                self.is_possible = os.fstat(file).st_blocks * _BLOCK_BYTES >= self.n_bytes
             finally:
                 os.close(file)
         except OSError as error:
             self.is_possible = error.errno in (errno.ENOSPC, errno.EDQUOT)
             self._remove()
             return False
-        self.is_held = self.is_possible = True
+        self.is_held = True
         return True
 
     def spend(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sqlite3
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.durable.database import (
+    DELETE_BYTES,
     RESERVE_BYTES,
     ROWS_AT_A_TIME,
     DatabaseStartError,
@@ -352,6 +354,18 @@ def test_where_no_space_can_be_reserved_messages_are_stored_without(tmp_path: Pa
             assert not (tmp_path / "s.db.reserve").exists()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_reserve_without_blocks_counts_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZFS only sets the size of the file: messages must leave the disk what deleting takes."""
+    monkeypatch.setattr(os, "posix_fallocate", lambda file, _, n_bytes: os.truncate(file, n_bytes))
+    status = os.statvfs(tmp_path)
+    some = os.statvfs_result((*status[:4], 2 * DELETE_BYTES // status.f_frsize, *status[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda _: some)
+    with closing(opened(tmp_path / "s.db")) as database:
+        assert 0 < database.room_bytes <= DELETE_BYTES // 2
 
 
 def test_a_payload_without_room_elsewhere_stays_in_the_file(tmp_path: Path) -> None:
