@@ -123,13 +123,13 @@ end
 local function info_of(p, offset)
   local raw = call('HGET', p.base .. ':i', offset)
   if not raw then return nil end
-  local clock, due, expires, wall, size, has_key, key = struct.unpack(INFO, raw)
-  return {clock = clock, key = has_key == 1 and key or nil}
+  local clock, due, expires, wall, size, flags, key = struct.unpack(INFO, raw)
+  return {clock = clock, key = flags % 2 == 1 and key or nil}
 end
 
 local function key_of(raw)
-  local _, _, _, _, _, has_key, key = struct.unpack(INFO, raw)
-  return has_key == 1 and key or nil
+  local _, _, _, _, _, flags, key = struct.unpack(INFO, raw)
+  return flags % 2 == 1 and key or nil
 end
 
 -- Calls that are repeated. A program that has lost its connection does not know whether a call was
@@ -227,10 +227,12 @@ local function leave_all(p, offsets, infos, is_done)
     local offset = offsets[i]
     if raw then
       there[#there + 1], raws[#raws + 1] = offset, raw
-      local _, _, _, _, size, has_key, key = struct.unpack(INFO, raw)
+      local _, _, _, _, size, flags, key = struct.unpack(INFO, raw)
+      local encoded = flags > 1 and size + math.floor(flags / 2)
+        or call('HSTRLEN', p.base .. ':d', offset)
       p.bytes = p.bytes - size
-      p.stored = p.stored - #raw - call('HSTRLEN', p.base .. ':d', offset)
-      if has_key == 1 then forget_newest(p, tonumber(offset), key) end
+      p.stored = p.stored - #raw - encoded
+      if flags % 2 == 1 then forget_newest(p, tonumber(offset), key) end
     end
   end
   if #there == 0 then return 0 end
@@ -472,8 +474,9 @@ local function append(keys, argv)
       local clock = p.now - age
       local due = clock + (own_delay >= 0 and own_delay or delay)
       local has_key = flags >= 2 and 1 or 0
+      local before = #encoded - size
       local info = struct.pack(INFO, clock, due, interval >= 0 and clock + interval or 0, wall,
-        size, has_key, #key, key) .. topic
+        size, has_key + (before < 128 and 2 * before or 0), #key, key) .. topic
       local name = whole(offset)
       local at = #infos
       infos[at + 1], infos[at + 2] = name, info
@@ -873,7 +876,7 @@ local function lease(keys, argv)
       seen[#seen + 1] = name
       return true
     end
-    local _, due, expires, _, size, has_key, key, rest = struct.unpack(INFO, raw)
+    local _, due, expires, _, size, flags, key, rest = struct.unpack(INFO, raw)
     local is_over = expires > 0 and p.now >= expires
     local is_other = filters and not takes(filters, string.sub(raw, rest))
     if is_other or is_over then
@@ -900,7 +903,7 @@ local function lease(keys, argv)
       is_full = true
       return false
     end
-    local is_in_lane = g.ordered and has_key == 1
+    local is_in_lane = g.ordered and flags % 2 == 1
     if is_new then
       local at = #below
       below[at + 1], below[at + 2] = name, name

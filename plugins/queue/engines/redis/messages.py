@@ -17,7 +17,8 @@ from penstock.plugins.queue.wire.frames import Batch
 _HEAD: Final = struct.Struct("<ddddIB")
 INFO: Final = struct.Struct("<ddddIBH")
 """Begins what the server keeps beside a message: clock, end of its delay, expiry, wall time,
-payload bytes, whether it has a key, and bytes of the key. Key and topic follow."""
+payload bytes, flags, and bytes of the key. Key and topic follow. Of the flags, 1 says that it has a
+key; the others are the bytes before its payload in `BODY`, if these are fewer than 128, else 0."""
 BODY: Final = struct.Struct("<BHI")
 """Begins a message: QoS, bytes of publisher and of properties. These and the payload follow."""
 _IS_REPEAT: Final = 1
