@@ -38,6 +38,7 @@ class Counters:
         revoked: clients disconnected after a reload that withdrew their access.
         peer_errors: connections closed for what the peer sent, by reason code.
         unexpected_acknowledgements: acknowledgements of packet identifiers not inflight.
+        lanes_paced: times that what was sent on a large lane has begun to yield to the other one.
         user_properties_ignored: CONNECT packets with a user property for the gate whose value it
             could not use.
         extension_events_dropped: events that a plugin was too slow to take, by the name of its
@@ -65,6 +66,7 @@ class Counters:
     revoked: int = 0
     peer_errors: dict[int, int] = field(default_factory=dict)
     unexpected_acknowledgements: int = 0
+    lanes_paced: int = 0
     user_properties_ignored: int = 0
     extension_events_dropped: dict[str, int] = field(default_factory=dict)
     extension_errors: dict[str, int] = field(default_factory=dict)

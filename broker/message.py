@@ -22,6 +22,10 @@ SIZE_PROPERTY: Final = "penstock-size"
 LANE_PROPERTY: Final = "penstock-lane-of"
 """User Property of CONNECT that names the client which is the other lane of the same subscriber."""
 
+YIELDS_PROPERTY: Final = "penstock-yields"
+"""User Property of CONNECT with the value ``yes``: what the broker sends on this lane yields to the
+other one. An uplink says so on its lane of large messages."""
+
 WAITS_PROPERTY: Final = "penstock-waits"
 """User Property of CONNECT with the value ``yes``: what the client publishes at QoS 1 and 2 is not
 refused where there is no room for it, but waits, as in MQTT 3.1.1. An uplink says so."""

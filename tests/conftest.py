@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.conformance.plugin import ConformancePlugin
 from tests.helpers.effort import SUITE_PERCENT
+from tests.helpers.loopback import Loopback
 
 TOGETHER = (
     tuple(
@@ -148,3 +150,13 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture
+def loopback() -> Iterator[Loopback]:
+    """Yield a connection; a test may close either end."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        subscriber = socket.create_connection(listener.getsockname())
+        broker, _ = listener.accept()
+    with broker, subscriber:
+        yield Loopback(broker, subscriber)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from penstock.broker.network.accepted import CLOSE_TIMEOUT_SECONDS, AcceptedConnection
 from penstock.broker.network.driver import BUSY_SECONDS, TURNS_SECONDS, WORTH_BYTES
 from penstock.broker.network.hangups import unheard_seconds
+from penstock.broker.network.lane_pacer import LanePacer
 from penstock.broker.network.lingering_close import half_close
 from penstock.broker.receiving.connection import Connection
 from penstock.broker.receiving.serving import look, write
@@ -133,6 +134,10 @@ class MqttProtocol(asyncio.Protocol):
         """
         sock = self.transport.get_extra_info("socket")
         return -1 if sock is None else int(sock.fileno())
+
+    def new_pacer(self, on_yield: Callable[[], None]) -> LanePacer:
+        """Return what paces this connection, as it is a large lane's."""
+        return LanePacer(self.transport, self.driver.loop, self.driver.clock, on_yield)
 
     def begin(self) -> None:
         """Take part: there is a place for this connection."""

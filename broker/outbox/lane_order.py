@@ -57,6 +57,7 @@ class LaneOrder(DeliveryWatcher):
         entered: messages that were given to this lane in this turn.
         is_taken_over: what waits here, or comes, moves to the other lane.
         is_given_up: what is unacknowledged here holds back nothing on the other lane.
+        on_left: called when messages have left, once for all that leave together; or None.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class LaneOrder(DeliveryWatcher):
         self.other: LaneOrder
         self.is_taken_over = False
         self.is_given_up = False
+        self.on_left: Callable[[], None] | None = None
         self._wake = wake
         self._later = later
         self._journal: DeliveryWatcher | None = None
@@ -186,6 +188,8 @@ class LaneOrder(DeliveryWatcher):
         """Look at the topics of what has left the outbox."""
         if self.outbox.order is not self:
             return
+        if self.on_left is not None:
+            self.on_left()
         left, self._left = self._left, {}
         for topic in left:
             self._look(topic)

@@ -6,6 +6,7 @@ The exchange of a client that names an authentication method takes place in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +16,7 @@ from penstock.broker.counters import count
 from penstock.broker.errors import ProtocolError
 from penstock.broker.events import ClientConnected
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, RELAY_CLIENT_PREFIX
-from penstock.broker.message import LANE_PROPERTY, WAITS_PROPERTY
+from penstock.broker.message import LANE_PROPERTY, WAITS_PROPERTY, YIELDS_PROPERTY
 from penstock.broker.mqtt.enums import MQTT_3_1, MQTT_5, PacketType
 from penstock.broker.mqtt.packets import ConnAck, Connect, Will
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
@@ -246,7 +247,8 @@ async def let_in(
         topic_alias_maximum=packet.properties.get("topic_alias_maximum", 0),
     )
     if not client.is_local:
-        core.lanes.connected(session, other_lane, now)
+        yields = _says_yes(core, client_id, told, YIELDS_PROPERTY)
+        core.lanes.connected(session, other_lane, now, yields=yields)
     if core.callbacks.client_connected:
         core.guard.tell(core.callbacks.client_connected, ClientConnected(session))
 
@@ -364,16 +366,8 @@ def _set_up(session: Session, client: Client, packet: Connect, username: str | N
     session.link.username = username
     session.listener = session.link.listener = client.listener
     told = packet.properties.get("user_property", ())
-    for value in [value for name, value in told if name == WAITS_PROPERTY]:
-        client.is_patient = value == "yes"
-        if not client.is_patient:
-            core.counters.user_properties_ignored += 1
-            core.logger.info(
-                "client %s: CONNECT: user property %s: read %r; allowed: yes; ignored",
-                session.client_id,
-                WAITS_PROPERTY,
-                value,
-            )
+    if _says_yes(core, session.client_id, told, WAITS_PROPERTY):
+        client.is_patient = True
     ignored = core.guard.call(core.gate, core.gate.connected, session.link, told, otherwise="")
     if ignored:
         core.counters.user_properties_ignored += 1
@@ -381,6 +375,22 @@ def _set_up(session: Session, client: Client, packet: Connect, username: str | N
     core.sessions.set_will(session, packet.will)
     if core.journal is not None:
         core.journal.opened(session)
+
+
+def _says_yes(core: Core, client_id: str, told: Sequence[tuple[str, str]], name: str) -> bool:
+    """Say whether a CONNECT has a user property with the value ``yes``; the last one counts."""
+    is_yes = False
+    for value in [value for one, value in told if one == name]:
+        is_yes = value == "yes"
+        if not is_yes:
+            core.counters.user_properties_ignored += 1
+            core.logger.info(
+                "client %s: CONNECT: user property %s: read %r; allowed: yes; ignored",
+                client_id,
+                name,
+                value,
+            )
+    return is_yes
 
 
 def _expiry_interval(core: Core, packet: Connect) -> float | None:

@@ -6,6 +6,10 @@ one of them while an earlier one of its topic waits for the other, or is unackno
 (`penstock.broker.outbox.lane_order`). The CONNACK has the property, too: with the name if that
 client has a session, and empty if it has none yet.
 
+A lane that says in CONNECT that it *yields*, by `YIELDS_PROPERTY`, is that of large messages: what
+is sent on it is paced while the other one is connected, so that the queue before the narrowest link
+stays short (`penstock.broker.network.pacing`).
+
 A lane that is away for `lane_takeover_seconds` while the other one is connected is taken over: what
 waits for it goes to the other. After `lane_give_up_seconds`, what it has not acknowledged holds
 back no later message any more.
@@ -33,6 +37,16 @@ if TYPE_CHECKING:
     from penstock.broker.counters import Counters
     from penstock.broker.outbox.ledger import Ledger
     from penstock.broker.timers import Timer, Timers
+
+
+class Pacer(Protocol):
+    """What paces a lane's connection."""
+
+    def sent(self) -> None:
+        """Look at the connection from now on: something is sent on it."""
+
+    def stop(self) -> None:
+        """Let it send at full rate."""
 
 
 class LaneSession(Subscriber, Protocol):
@@ -88,6 +102,8 @@ class Lanes:
         self._others: dict[str, str] = {}
         self._joined: dict[str, str] = {}
         self._timers: dict[str, Timer] = {}
+        self._yielding: set[str] = set()
+        self._pacers: dict[str, Pacer] = {}
 
     def asked(
         self, client_id: str, username: str | None, user_properties: Sequence[tuple[str, str]]
@@ -120,15 +136,20 @@ class Lanes:
             return ""
         return names[0]
 
-    def connected(self, session: LaneSession, other_id: str, now: float) -> None:
+    def connected(
+        self, session: LaneSession, other_id: str, now: float, *, yields: bool = False
+    ) -> None:
         """Take note of a client that has connected.
 
         Args:
             session: its own.
             other_id: what `asked` has said.
             now: monotonic seconds.
+            yields: what is sent to it yields to the other lane.
         """
         client_id = session.client_id
+        self._stop_pacing(session)
+        (self._yielding.add if yields else self._yielding.discard)(client_id)
         if self._joined.get(client_id, "") != other_id:
             self._part(session)
         self._others.pop(client_id, None)
@@ -151,9 +172,12 @@ class Lanes:
 
     def _part(self, session: LaneSession) -> None:
         """End the order of two lanes, if a session is one of them."""
+        other_id = self._joined.pop(session.client_id, "")
+        for one in (session, self._session_of(other_id)):
+            if one is not None:
+                self._stop_pacing(one)
         if session.outbox.order is not None:
             session.outbox.order.leave()
-        other_id = self._joined.pop(session.client_id, "")
         self._joined.pop(other_id, None)
         for client_id in (session.client_id, other_id):
             self._cancel(client_id)
@@ -167,6 +191,7 @@ class Lanes:
         """Take note of a session that ends, with its messages still in their places."""
         self._part(session)
         self._others.pop(session.client_id, None)
+        self._yielding.discard(session.client_id)
 
     def _look(self, session: LaneSession, now: float) -> None:
         """See which of two lanes the other one is to take over."""
@@ -177,6 +202,7 @@ class Lanes:
             order = one.outbox.order
             if order is None:
                 continue
+            self._pace(one, order, is_alone=partner.client is None)
             if one.client is not None or partner.client is None:
                 self._cancel(one.client_id)
                 order.take_over(is_away=False)
@@ -184,6 +210,27 @@ class Lanes:
                 self._timers[one.client_id] = self._broker_timers.at(
                     now + self._takeover_seconds, partial(self._take_over, one)
                 )
+
+    def _pace(self, session: LaneSession, order: LaneOrder, *, is_alone: bool) -> None:
+        """Pace a lane that yields while both are connected; alone, it has all messages."""
+        client_id = session.client_id
+        if client_id not in self._yielding or session.client is None or is_alone:
+            self._stop_pacing(session)
+        elif client_id not in self._pacers:
+            pacer: Pacer = session.outgoing.served.new_pacer(self._count_paced)
+            self._pacers[client_id] = pacer
+            order.on_left = pacer.sent
+            pacer.sent()  # something may be under way
+
+    def _count_paced(self) -> None:
+        self._counters.lanes_paced += 1
+
+    def _stop_pacing(self, session: LaneSession) -> None:
+        pacer = self._pacers.pop(session.client_id, None)
+        if pacer is not None:
+            pacer.stop()
+        if session.outbox.order is not None:
+            session.outbox.order.on_left = None
 
     def _take_over(self, session: LaneSession, now: float) -> None:
         order = session.outbox.order

@@ -8,7 +8,13 @@ from typing import Any, Final
 
 from penstock.broker.errors import PenstockError, ProtocolError
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
-from penstock.broker.message import LANE_PROPERTY, SIZE_PROPERTY, WAITS_PROPERTY, SizeClass
+from penstock.broker.message import (
+    LANE_PROPERTY,
+    SIZE_PROPERTY,
+    WAITS_PROPERTY,
+    YIELDS_PROPERTY,
+    SizeClass,
+)
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.packets import (
     ConnAck,
@@ -65,6 +71,7 @@ class JointSettings:
         receive_maximum: QoS 1 and 2 messages from the cloud that the site's broker takes at a time.
         maximum_packet_size: bytes of the largest packet that the site's broker takes.
         cloud_packet_size: the same of the cloud's broker, as configured; None for what it says.
+        yields: what comes down yields to the other lane.
     """
 
     up_id: str
@@ -85,6 +92,7 @@ class JointSettings:
     receive_maximum: int
     maximum_packet_size: int
     cloud_packet_size: int | None = None
+    yields: bool = False
 
 
 def connect_cloud(settings: JointSettings, *, forgets: bool = False) -> bytes:
@@ -104,6 +112,8 @@ def connect_cloud(settings: JointSettings, *, forgets: bool = False) -> bytes:
         properties["user_property"] = [(WAITS_PROPERTY, "yes")]
         if settings.other_lane:
             properties["user_property"].append((LANE_PROPERTY, settings.other_lane))
+            if settings.yields:
+                properties["user_property"].append((YIELDS_PROPERTY, "yes"))
     connect = Connect(
         settings.client_id,
         protocol_version=settings.version,

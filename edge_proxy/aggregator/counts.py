@@ -33,7 +33,7 @@ class UplinkCounts:
         takeovers: times that this has begun.
         order_given_up: messages that are unacknowledged on this lane, and for which later ones of
             their topics have ceased to wait.
-        paced: times that it has begun to yield to the lane of small messages.
+        paced: times that what goes up on it has begun to yield to the lane of small messages.
         failures: attempts that failed and connections that ended, by reason.
         up_messages: PUBLISH packets sent to the cloud, repeats included.
         up_bytes: of these packets.

@@ -114,8 +114,6 @@ class Joint:
             `watches_retained`.
         watches_retained: they are wanted.
         largest: (bytes, topic at the site) of the largest message that went up; (0, "") for none.
-        timed_id: packet identifier of a message on its way up whose acknowledgement is timed; 0 for
-            none, or once that has come.
         answers: of the cloud's broker, not taken yet: (topic filter, reason code), and None as the
             code of a subscription that has ended.
     """
@@ -157,7 +155,6 @@ class Joint:
         self.retained: list[str] = []
         self.watches_retained = False
         self.largest = (0, "")
-        self.timed_id = 0
         self.version = settings.version
         self.maximum_packet_size = settings.cloud_packet_size or MAX_REMAINING_LENGTH + 5
         self.maximum_qos = 2
@@ -207,20 +204,6 @@ class Joint:
         self._from_down.receive_data(data)
 
     # -- what is asked of it ---------------------------------------------------------------------
-
-    def time_newest(self, last_id: int) -> int:
-        """Time the newest message on its way up, where there is a newer one than the last timed.
-
-        Args:
-            last_id: packet identifier of that.
-
-        Returns:
-            Packet identifier of the one that is timed from now on; 0 for none.
-        """
-        newest = self._up.last_packet_id
-        if newest != last_id and newest in self._up.topics:
-            self.timed_id = newest
-        return self.timed_id
 
     def ping(self) -> None:
         """Send PINGREQ to the cloud."""
@@ -697,8 +680,6 @@ class _Cloud:
             if code >= 0x80:
                 joint.markers.append(None)
             return
-        if packet_id == joint.timed_id:
-            joint.timed_id = 0
         topic = up.topics.get(packet_id, "")
         if first_byte != _PUBREC or code >= 0x80:
             up.topics.pop(packet_id, None)

@@ -49,8 +49,8 @@ class LanesKeys:
             change: what is unacknowledged has to wait for the session anyway.
         give_up_seconds: after a lane was away for so long, its unacknowledged messages hold back
             later ones of their topics no more: it may not come back. Their order is lost then.
-        yields: the lane of large messages sends below the delivery rate of its path while small
-            ones are delayed (`penstock.edge_proxy.aggregator.pacing`).
+        yields: what is sent on the lane of large messages is paced, so that small ones find a short
+            queue (`penstock.broker.network.pacing`); what comes down, by Penstock in the cloud.
     """
 
     by: Literal["size", "topic"] = "size"

@@ -7,13 +7,11 @@ import contextlib
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.broker.errors import PeerError
-from penstock.broker.network.tcp_options import set_pacing_rate
+from penstock.broker.network.lane_pacer import LanePacer
 from penstock.edge_proxy.aggregator.connecting import UplinkRefusedError
 from penstock.edge_proxy.aggregator.joint import Joint
-from penstock.edge_proxy.aggregator.pacing import LOOK_SECONDS
 from penstock.edge_proxy.aggregator.packet_stream import Buffer
 from penstock.edge_proxy.upstream import Upstream
-from penstock.plugins.probing.tcp_info import read_tcp_info
 
 if TYPE_CHECKING:
     from penstock.edge_proxy.aggregator.uplink import Uplink
@@ -138,10 +136,7 @@ class Link:
         self._is_asking_soon = False
         self._looking: asyncio.TimerHandle | None = None
         self._paying: asyncio.TimerHandle | None = None
-        self._pacing: asyncio.TimerHandle | None = None
-        self._pace: float | None = None
-        self._last_timed = 0
-        self._is_timing = False
+        self._pacer: LanePacer | None = None
         self._unsent_bytes = 0
         self._pinged_at: float | None = None
 
@@ -183,9 +178,6 @@ class Link:
             self.uplink.logger.exception("uplink %s: a fault of the uplink", self.uplink.name)
             self.end("fault", "ended after a fault of the uplink")
             return
-        if self._is_timing and not joint.timed_id:
-            self._is_timing = False
-            self.uplink.pacing.acknowledged(self.uplink.clock())
         if joint.is_accepted and not self._is_local:
             self._connect_locally()
         is_safe_now = joint.is_safe and not self._is_safe
@@ -208,6 +200,20 @@ class Link:
         self.uplink.accepted(self.joint, self.upstream)
         self._watch()
         self._look_at_conditions()
+
+    # -- lanes ---------------------------------------------------------------------------------
+
+    def pace(self, *, wanted: bool) -> None:
+        """Have what goes up yield to the other lane, or not."""
+        transport = self.cloud.transport
+        if not wanted or transport is None:
+            if self._pacer is not None:
+                self._pacer.stop()
+            self._pacer = None
+        elif self._pacer is None and self.is_accepted:
+            uplink = self.uplink
+            self._pacer = LanePacer(transport, self._loop, uplink.clock, uplink.has_yielded)
+            self._pacer.sent()  # something may be under way
 
     # -- subscriptions -------------------------------------------------------------------------
 
@@ -234,7 +240,8 @@ class Link:
         if joint.cloud.out:
             if self.uplink.budget.bytes_per_second is not None:
                 self._pay(sum(map(len, joint.cloud.out)))
-            self._look_at_lanes()
+            if self._pacer is not None:
+                self._pacer.sent()
         for side, outlet in (
             (self.cloud, joint.cloud),
             (self._up, joint.up),
@@ -242,42 +249,6 @@ class Link:
         ):
             if outlet.out and side.transport is not None:
                 side.transport.writelines(outlet.take())
-
-    # -- lanes ---------------------------------------------------------------------------------
-
-    def _look_at_lanes(self) -> None:
-        """Time a message of the small lane, or see at which pace the large one sends."""
-        uplink = self.uplink
-        if uplink.keys.lanes is None or not uplink.keys.lanes.yields:
-            return
-        if uplink.lane.name:
-            if self._pacing is None:
-                self._pacing = self._loop.call_later(LOOK_SECONDS, self._look_at_pace)
-        elif not self._is_timing:
-            timed = self.joint.time_newest(self._last_timed)
-            if timed:
-                self._is_timing = True
-                self._last_timed = timed
-                uplink.pacing.sent(uplink.clock())
-
-    def _look_at_pace(self) -> None:
-        """Let the kernel send at the pace that the small lane asks for, while anything is sent."""
-        self._pacing = None
-        transport = self.cloud.transport
-        if transport is None or transport.is_closing():
-            return
-        sock = transport.get_extra_info("socket")
-        info = read_tcp_info(sock.fileno())
-        if info is None:
-            return
-        measured = None if info.is_app_limited else float(info.delivery_rate)
-        pace = self.uplink.pacing.rate(measured, self.uplink.clock())
-        if pace != self._pace:
-            set_pacing_rate(sock.fileno(), pace)
-            self.uplink.counts.paced += self._pace is None
-            self._pace = pace
-        if pace is not None or info.unacked or transport.get_write_buffer_size():
-            self._pacing = self._loop.call_later(LOOK_SECONDS, self._look_at_pace)
 
     # -- conditions ----------------------------------------------------------------------------
 
@@ -399,13 +370,12 @@ class Link:
 
     def close(self) -> None:
         """Close what is open. What the local clients were given is still handled."""
-        for timer in (self._timer, self._asking, self._looking, self._paying, self._pacing):
+        for timer in (self._timer, self._asking, self._looking, self._paying):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._asking = self._looking = self._paying = self._pacing = None
-        if self.uplink.lanes[0] is self.uplink:  # its messages are timed
-            self._is_timing = False
-            self.uplink.pacing.connection_lost()
+        self._timer = self._asking = self._looking = self._paying = None
+        if self._pacer is not None:
+            self._pacer.stop()
         for side in (self._up, self._down):
             if side.transport is not None:
                 side.transport.close()

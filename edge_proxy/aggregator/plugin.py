@@ -24,7 +24,6 @@ from penstock.edge_proxy.aggregator.conditions import Budget
 from penstock.edge_proxy.aggregator.config import UplinkConfig
 from penstock.edge_proxy.aggregator.connecting import recorded_states
 from penstock.edge_proxy.aggregator.lanes import LARGE, Lane, lanes_of
-from penstock.edge_proxy.aggregator.pacing import Pacing
 from penstock.edge_proxy.aggregator.preparation import forget_states
 from penstock.edge_proxy.aggregator.uplink import Uplink, join_uplinks
 
@@ -69,14 +68,12 @@ class UplinkPlugin(Plugin):
         self, name: str, lanes: Sequence[Lane], local_clients: LocalClients
     ) -> Sequence[Uplink]:
         """Return all lanes of an uplink."""
-        budget, pacing = Budget(), Pacing()
-        uplinks = [self._lane(name, lane, local_clients, budget, pacing) for lane in lanes]
+        budget = Budget()
+        uplinks = [self._lane(name, lane, local_clients, budget) for lane in lanes]
         join_uplinks(uplinks)
         return uplinks
 
-    def _lane(
-        self, name: str, lane: Lane, local_clients: LocalClients, budget: Budget, pacing: Pacing
-    ) -> Uplink:
+    def _lane(self, name: str, lane: Lane, local_clients: LocalClients, budget: Budget) -> Uplink:
         return Uplink(
             name,
             self.config.site,
@@ -85,7 +82,6 @@ class UplinkPlugin(Plugin):
             local_clients,
             self.context.logger,
             budget=budget,
-            pacing=pacing,
             rng=random.Random(),  # noqa: S311 (no secret)
             clock=self.context.clock,
             wall=time.time,
@@ -98,7 +94,7 @@ class UplinkPlugin(Plugin):
             if others:
                 continue
             lane = Lane(LARGE, [], [], leaves=True)
-            leaving = self._lane(name, lane, local_clients, one.budget, one.pacing)
+            leaving = self._lane(name, lane, local_clients, one.budget)
             if any(local_clients.subscriptions(each) is not None for each in leaving.local_ids):
                 self.context.logger.warning(
                     "uplink %s: it is configured no more: what is left in its sessions passes, "

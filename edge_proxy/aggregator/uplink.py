@@ -41,7 +41,6 @@ from penstock.edge_proxy.aggregator.link import (
     WRITE_LOW_BYTES,
     Link,
 )
-from penstock.edge_proxy.aggregator.pacing import Pacing
 from penstock.edge_proxy.aggregator.preparation import Forgetting, prepare_session
 from penstock.edge_proxy.aggregator.remapping import Loops, Remapping, in_parts, of_parts
 from penstock.edge_proxy.aggregator.subscriptions import NOTHING, Classes, join_lanes
@@ -85,7 +84,6 @@ class Uplink:
         upstreams: addresses of the cloud's broker.
         subscriptions: what the cloud is asked for.
         budget: of the bytes that go up.
-        pacing: by which the large lane yields to the small one.
     """
 
     def __init__(
@@ -98,7 +96,6 @@ class Uplink:
         logger: Logger,
         *,
         budget: Budget,
-        pacing: Pacing,
         rng: random.Random,
         clock: Callable[[], float],
         wall: Callable[[], float],
@@ -113,7 +110,6 @@ class Uplink:
             local_clients: of the site's broker.
             logger: of the plugin.
             budget: of the bytes that go up, common to its lanes.
-            pacing: of the large lane, common to its lanes.
             rng: for the time between attempts.
             clock: monotonic seconds.
             wall: seconds of the wall clock since 1970.
@@ -162,7 +158,6 @@ class Uplink:
         self.subscriptions = self.asking.subscriptions
         self._lost_at: float | None = None
         self.budget = budget
-        self.pacing = pacing
         self._schedule = keys.times.schedule()
         self._demand = Demand(keys.start)
         self._wall = wall
@@ -193,6 +188,11 @@ class Uplink:
         Each of several addresses may be a broker with sessions of its own.
         """
         return self.down_id if len(self.upstreams.each) == 1 else f"{self.down_id}/{upstream}"
+
+    @property
+    def yields(self) -> bool:
+        """Whether it is the lane that yields to the other one."""
+        return bool(self.lane.name and self.keys.lanes is not None and self.keys.lanes.yields)
 
     @property
     def address(self) -> str:
@@ -648,6 +648,7 @@ class Uplink:
             own_prefix=self._own_prefix,
             sizes=self.lane.sizes,
             other_lane="" if self._other is None else self._other.client_id,
+            yields=self.yields,
             client_id=self.client_id,
             version=MQTT_5 if is_5 else ProtocolVersion.MQTT_3_1_1,
             is_bridge=keys.bridge_bit and not is_5,
@@ -700,8 +701,19 @@ class Uplink:
         self.counts.connected = connected
         for lane in self.lanes:
             lane.look_at_takeover()
+            lane.see_to_pace()
         if self._other is not None:
             self._other.want_subscriptions()
+
+    def has_yielded(self) -> None:
+        """Count that what goes up has begun to yield."""
+        self.counts.paced += 1
+
+    def see_to_pace(self) -> None:
+        """Let what goes up yield while both lanes stand; alone, this one has all messages."""
+        other, link = self._other, self._link
+        if link is not None:
+            link.pace(wanted=self.yields and other is not None and bool(other.counts.connected))
 
     def look_at_takeover(self) -> None:
         """Begin to wait for a takeover of this lane, or end that or the takeover."""

@@ -48,17 +48,17 @@ from penstock.broker.extensions import (
     PluginContext,
 )
 from penstock.broker.link import Link, TcpLook
-from penstock.plugins.probing.config import ProbingConfig
-from penstock.plugins.probing.estimators import RetransmitRatio, SourceEstimates
-from penstock.plugins.probing.probe import ProbeTimer
-from penstock.plugins.probing.puback import EveryPacketTimer, OnePacketTimer, PubackTimer
-from penstock.plugins.probing.stall import StallDetector
-from penstock.plugins.probing.tcp_info import (
+from penstock.broker.network.tcp_info import (
     TcpInfo,
     is_tcp_info_supported,
     read_congestion_control,
     read_tcp_info,
 )
+from penstock.plugins.probing.config import ProbingConfig
+from penstock.plugins.probing.estimators import RetransmitRatio, SourceEstimates
+from penstock.plugins.probing.probe import ProbeTimer
+from penstock.plugins.probing.puback import EveryPacketTimer, OnePacketTimer, PubackTimer
+from penstock.plugins.probing.stall import StallDetector
 
 KERNEL = "tcp_info"
 """Name of the source whose RTTs come smoothed."""

@@ -248,7 +248,6 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.access.fair_queue",
     "plugins.console.why",
     "plugins.memory.spill_file",
-    "plugins.probing.tcp_info",
     "plugins.queue.__main__",
     "plugins.queue.access",
     "plugins.queue.batch_client",
@@ -321,7 +320,6 @@ EDGE_PROXY_PURE: Final = frozenset(
         "edge_proxy.aggregator.filters",
         "edge_proxy.aggregator.joint",
         "edge_proxy.aggregator.lanes",
-        "edge_proxy.aggregator.pacing",
         "edge_proxy.aggregator.outlet",
         "edge_proxy.aggregator.packet_stream",
         "edge_proxy.aggregator.remapping",
@@ -364,7 +362,10 @@ ABOVE_THE_CONTRACT: Final = {
     ),
     # TLS and the options of TCP exist once.
     "edge_proxy.upstream": ("broker.network.tcp_options", "broker.network.tls"),
-    "edge_proxy.aggregator.link": ("broker.network.tcp_options",),
+    # What leaves on a lane of large messages is paced in one way.
+    "edge_proxy.aggregator.link": ("broker.network.lane_pacer",),
+    # The kernel is asked about a connection in one way.
+    "plugins.probing.sampler": ("broker.network.tcp_info",),
     "plugins.access.passwd": ("broker.process.program",),
     "plugins.console.why": ("broker.process.program",),
     "plugins.queue.cluster.__main__": ("broker.process.program",),

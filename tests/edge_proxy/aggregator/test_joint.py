@@ -150,22 +150,6 @@ def user_properties(packet: Packet) -> list[tuple[str, str]]:
     return list(packet.properties.get("user_property", ()))
 
 
-@pytest.mark.parametrize(("qos", "answer"), [(1, PubAck), (2, PubRec)])
-def test_one_message_at_a_time_is_timed(qos: int, answer: type) -> None:
-    """Until its first acknowledgement; the newest one is next, and none twice."""
-    uplink = accepted()
-    joint = uplink.joint
-    assert joint.time_newest(0) == 0
-    for packet_id in (5, 6):
-        uplink.from_up(up_message(qos=qos, packet_id=packet_id))
-    assert joint.time_newest(0) == 6
-    uplink.from_cloud(answer(5, 0))
-    assert joint.timed_id == 6
-    uplink.from_cloud(answer(6, 0))
-    assert joint.timed_id == 0
-    assert joint.time_newest(6) == 0
-
-
 # -- sessions --------------------------------------------------------------------------------------
 
 

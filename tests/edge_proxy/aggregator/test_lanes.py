@@ -12,13 +12,14 @@ import pytest
 
 from penstock.broker.config.policy import parse_policy
 from penstock.broker.mqtt.packets import Publish
+from penstock.broker.network.pacing import Pacing
 from penstock.broker.server import Server
 from penstock.edge_proxy.aggregator.lanes import LanesKeys, lanes_of
 from penstock.edge_proxy.aggregator.remapping import DownRule, Rule
 from penstock.edge_proxy.aggregator.uplink import Uplink
 from penstock.edge_proxy.upstream import UpstreamError, Upstreams
 from penstock.netem.runs.broker_process import reserved_port
-from tests.broker.serving import port_of, serving, until
+from tests.broker.serving import port_of, protocol_of, serving, until
 from tests.edge_proxy.aggregator.test_uplink import (
     DOWN,
     UP,
@@ -131,39 +132,54 @@ async def test_by_size_a_small_message_passes_a_large_one_of_another_topic_alone
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel paces")
 @pytest.mark.parametrize("yields", [True, False])
-async def test_the_large_lane_is_sent_at_the_pace_that_the_small_one_asks_for(
+async def test_the_large_lane_yields_in_both_directions_while_both_stand(
     monkeypatch: pytest.MonkeyPatch,
     yields: bool,  # noqa: FBT001 (a parameter)
 ) -> None:
-    """A small message is timed; the kernel paces the connection of the large ones."""
-    lanes = {"by": "size", "yields": yields}
+    """The site's broker paces what goes up, and Penstock in the cloud what comes down."""
+
+    def look(pacing: Pacing, *_: object) -> float:
+        pacing.has_yielded = True
+        return 50_000.0
+
+    monkeypatch.setattr(Pacing, "look", look)
     async with (
         serving() as cloud,
-        site(port_of(cloud), lanes=lanes) as edge,
+        site(port_of(cloud), lanes={"by": "size", "yields": yields}) as edge,
         await connected(port_of(edge), "near") as near,
     ):
         small, large = (uplink_of(edge, name) for name in ("cloud", "cloud/large"))
         await until(lambda: small.counts.connected and large.counts.connected)
-        session = edge.core.sessions.get("$uplink/cloud/up")
-        assert session is not None
-        timed: list[float] = []
-        pace: float | None = 50_000.0
-        monkeypatch.setattr(small.pacing, "acknowledged", timed.append)
-        monkeypatch.setattr(large.pacing, "rate", lambda *_: pace)
-        await deliver(near, Publish("up/a", b"x", qos=1, packet_id=1))
-        await until(lambda: session.ledger.delivered == 1)
-        assert bool(timed) == yields
+        await until(lambda: cloud.core.sessions.get("berlin-cloud-large") is not None)
+        assert _paces(cloud, small, large) == (False, False, yields, yields)
         await deliver(near, Publish("up/a", b"x" * 20_000, qos=1, packet_id=1))
-        if not yields:
-            return
-        link = large._link
+        if yields:
+            await until(lambda: large.counts.paced == 1)
+            await until(lambda: _pace_up(large) == 50_000)
+        link = small._link
         assert link is not None
-        assert link.cloud.transport is not None
-        sock = link.cloud.transport.get_extra_info("socket")
-        await until(lambda: large.counts.paced == 1)
-        assert sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == 50_000
-        pace = None
-        await until(lambda: sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == -1)
+        monkeypatch.setattr(Uplink, "_wait_seconds", lambda *_: 3600.0)
+        link.end("closed", "as the test has it")
+        await until(lambda: not small.counts.connected)
+        assert _pace_up(large) == -1  # alone, it has all messages
+
+
+def _pace_up(lane: Uplink) -> int:
+    """Return the kernel's pace of what goes up on a lane; -1 for full rate."""
+    assert lane._link is not None
+    assert lane._link.cloud.transport is not None
+    sock = lane._link.cloud.transport.get_extra_info("socket")
+    return int(sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE))
+
+
+def _paces(cloud: Server, small: Uplink, large: Uplink) -> tuple[bool, bool, bool, bool]:
+    """Say what is paced: small up and down, large up and down."""
+    down = [
+        protocol_of(cloud, lane.client_id).transport.get_extra_info("socket")
+        for lane in (small, large)
+    ]
+    paces = [sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) for sock in down]
+    return _pace_up(small) != -1, paces[0] != -1, _pace_up(large) != -1, paces[1] != -1
 
 
 async def test_by_size_the_order_of_a_topic_outlives_a_restart_of_the_site(tmp_path: Path) -> None:
@@ -233,17 +249,13 @@ async def test_a_lane_is_tried_again_when_the_other_one_has_connected(
     async with serving() as cloud, site(port_of(cloud), lanes={"by": "size"}) as edge:
         small, large = (uplink_of(edge, name) for name in ("cloud", "cloud/large"))
         await until(lambda: small.counts.connected and large.counts.connected)
-        forgotten: list[str] = []
-        monkeypatch.setattr(small.pacing, "connection_lost", lambda: forgotten.append("all"))
         links = (large._link, small._link)
         assert links[0] is not None
         links[0].end("closed", "as the test has it")
         await until(lambda: large.counts.failures)
-        assert not forgotten
         assert links[1] is not None
         links[1].end("closed", "as the test has it")
         await until(lambda: large.counts.connections == 2)
-        assert forgotten  # what was timed, by the path of the lost connection
 
 
 def _sizes_asked(cloud: Server, name: str = "down/#") -> list[str | None]:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from penstock.broker.errors import ConfigError
 from penstock.broker.extensions import LinkSampler, PluginContext
 from penstock.broker.link import Link
-from penstock.plugins.probing import tcp_info
+from penstock.broker.network import tcp_info
+from penstock.broker.network.tcp_info import TcpInfo
 from penstock.plugins.probing.config import ProbingConfig
 from penstock.plugins.probing.sampler import KERNEL, ProbingPlugin, RttSampler, SubscriberPath
-from penstock.plugins.probing.tcp_info import TcpInfo
-from tests.plugins.probing.loopback import Loopback
+from tests.helpers.loopback import Loopback
 
 NO_SOCKET = -1
 
@@ -140,7 +140,7 @@ def test_rtts_of_times_with_losses_are_none_of_calm(monkeypatch: pytest.MonkeyPa
     rtt, segments, retransmissions, acked = 0.48, 0, 0, 0
     monkeypatch.setattr(
         "penstock.plugins.probing.sampler.read_tcp_info",
-        lambda _fileno: TcpInfo(rtt, 0.01, 0, retransmissions, acked, 0, segments, 0, False),
+        lambda _fileno: TcpInfo(rtt, 0.01, 0, 0, retransmissions, acked, 0, 0, segments, 0, False),
     )
     sampler, link = make_sampler(), Link("a")
     for second in range(600):
@@ -574,7 +574,7 @@ def counting(*events: tuple[str, float, float]) -> float:
     path = SubscriberPath(ProbingConfig())
     for source, rtt, now in events:
         if source == KERNEL:
-            path.take_kernel(TcpInfo(rtt, 0.01, 0, 0, 0, 0, 0, 0, False), now)
+            path.take_kernel(TcpInfo(rtt, 0.01, 0, 0, 0, 0, 0, 0, 0, 0, False), now)
         else:
             path.source(source).add(rtt, 100, now)
     newest = path.newest(60.0, 10.0)

@@ -14,12 +14,14 @@ from typing import NamedTuple
 # delivery_rate, the last field used, exists since Linux 4.9.
 _LAYOUT = struct.Struct(
     "="
-    "7xB16x"  # 7 delivery_rate_app_limited, a bit
-    "I"  # 24 unacked
+    "7xB"  # 7 delivery_rate_app_limited, a bit
+    "8xI"  # 16 snd_mss
+    "4xI"  # 24 unacked
     "40xII"  # 68 rtt; 72 rttvar
     "24xI"  # 100 total_retrans
     "16xQ"  # 120 bytes_acked
-    "16xI"  # 144 notsent_bytes
+    "12xI"  # 140 segs_in
+    "I"  # 144 notsent_bytes
     "8xIQ"  # 156 data_segs_out; 160 delivery_rate
 )
 _READ_BYTES = 256
@@ -40,9 +42,11 @@ class TcpInfo(NamedTuple):
     Attributes:
         rtt: smoothed RTT, seconds; 0 before the first sample.
         rttvar: its mean deviation, seconds.
+        mss: bytes of payload in a full segment.
         unacked: segments sent and not acknowledged.
         total_retrans: retransmissions since the connection began.
         bytes_acked: bytes acknowledged since the connection began.
+        segs_in: segments received since the connection began, acknowledgements included.
         notsent_bytes: bytes that the kernel has taken and never sent.
         data_segs_out: segments with data sent since the connection began, retransmissions included.
         delivery_rate: recent rate of acknowledged bytes, bytes per second; 0 before the first.
@@ -51,9 +55,11 @@ class TcpInfo(NamedTuple):
 
     rtt: float
     rttvar: float
+    mss: int
     unacked: int
     total_retrans: int
     bytes_acked: int
+    segs_in: int
     notsent_bytes: int
     data_segs_out: int
     delivery_rate: int
@@ -68,15 +74,17 @@ def parse_tcp_info(data: bytes) -> TcpInfo | None:
     """
     if len(data) < _LAYOUT.size:
         return None
-    flags, unacked, rtt, rttvar, total_retrans, acked, notsent, segs, rate = _LAYOUT.unpack_from(
-        data
+    flags, mss, unacked, rtt, rttvar, retrans, acked, segs_in, notsent, segs, rate = (
+        _LAYOUT.unpack_from(data)
     )
     return TcpInfo(
         rtt / 1e6,
         rttvar / 1e6,
+        mss,
         unacked,
-        total_retrans,
+        retrans,
         acked,
+        segs_in,
         notsent,
         segs,
         rate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from penstock.plugins.probing.tcp_info import TcpInfo, read_tcp_info
+from penstock.broker.network.tcp_info import TcpInfo, read_tcp_info
 
 
 class Loopback:

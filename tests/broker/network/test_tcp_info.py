@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.plugins.probing import tcp_info
-from penstock.plugins.probing.tcp_info import (
+from penstock.broker.network import tcp_info
+from penstock.broker.network.tcp_info import (
     TcpInfo,
     is_tcp_info_supported,
     parse_tcp_info,
     read_congestion_control,
     read_tcp_info,
 )
-from tests.plugins.probing.loopback import Loopback
+from tests.helpers.loopback import Loopback
 
 
 def structure(**fields: tuple[int, str, int]) -> bytes:
@@ -30,11 +30,13 @@ def structure(**fields: tuple[int, str, int]) -> bytes:
 def test_fields_are_found_at_the_offsets_of_linux() -> None:
     """Offsets as `offsetof` gives them for struct tcp_info of linux/tcp.h; times in seconds."""
     data = structure(
+        snd_mss=(16, "I", 1448),
         unacked=(24, "I", 3),
         rtt=(68, "I", 250_000),
         rttvar=(72, "I", 40_000),
         total_retrans=(100, "I", 9),
         bytes_acked=(120, "Q", 2**40),
+        segs_in=(140, "I", 55),
         notsent_bytes=(144, "I", 77),
         data_segs_out=(156, "I", 90),
         delivery_rate=(160, "Q", 2**33),
@@ -42,9 +44,11 @@ def test_fields_are_found_at_the_offsets_of_linux() -> None:
     assert parse_tcp_info(data) == TcpInfo(
         rtt=0.25,
         rttvar=0.04,
+        mss=1448,
         unacked=3,
         total_retrans=9,
         bytes_acked=2**40,
+        segs_in=55,
         notsent_bytes=77,
         data_segs_out=90,
         delivery_rate=2**33,

@@ -1,0 +1,229 @@
+"""How fast the lane of large messages may send: as fast as the path carries, with a short queue.
+
+Theory of operation. Both lanes of a subscriber share a path. What the large lane sends beyond the
+rate of the narrowest link fills the queue before it, and each small message waits in that queue.
+The large lane is there while it sends, so its own round trips show the queue long before a small
+message has waited in it. The kernel times them; the least is the path without a queue.
+
+* *Begin*: the kernel sends the first ten segments of a message at once, which fills the queue of a
+  narrow link. They are spread over two round trips. If no queue has grown then, the rate at which
+  the path was last found full is the next pace; none, where it never was.
+* *Yield*: a round trip above the least by more than `QUEUE_SECONDS` is a queue. The pace is below
+  the rate at which the path delivers, the more so the longer the queue is, so that it shrinks.
+* *Hold*: with a short queue, the pace is just above that rate: the link is never idle.
+* *Rise*: without any queue, the path may carry more. The pace grows with each round trip, by small
+  steps first and then by long ones.
+
+What the pace has not shortened, though it should have drained it, is no queue of the large lane's:
+the path has become longer, or others fill it. That round trip is the least from then on.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from penstock.broker.network.tcp_info import TcpInfo
+
+LOOK_SECONDS: Final = 0.05
+"""Between two looks at the large lane while it sends: about a round trip of many paths. A look
+takes two system calls."""
+
+QUEUE_SECONDS: Final = 0.025
+"""Longer queues make the large lane yield. It is more than the jitter of most paths, and little
+beside the 0.2 s that a narrow link often holds."""
+
+CALM_SECONDS: Final = 0.008
+"""A shorter queue is none: what a busy machine adds to a round trip."""
+
+BURST_SEGMENTS: Final = 2
+"""Linux sends, and most receivers acknowledge, two segments at a time: on a narrow link, the time
+that these take looks like a queue."""
+
+INITIAL_SEGMENTS: Final = 10
+"""What Linux sends at once after a pause (RFC 6928)."""
+
+SPREAD_ROUND_TRIPS: Final = 2
+SPREAD_SECONDS: Final = 0.08
+"""Over so many round trips these are spread, and for so long at most, as a path of a longer one
+would lose more than the small lane gains. At 1 Mbit/s and 40 ms, half as long a queue grows as in
+one round trip; a large message takes half a round trip longer."""
+
+DRAIN_SECONDS: Final = 0.2
+"""In about so long a queue is to shrink to `QUEUE_SECONDS`."""
+
+YIELD_RATIO: Final = 0.95
+LEAST_RATIO: Final = 0.5
+"""Of the delivery rate: the most and the least pace while the large lane yields. Half of it drains
+the 0.2 s of a full queue in 0.4 s."""
+
+SHRUNK_RATIO: Final = 0.75
+DRAINED_TIMES: Final = 2.0
+"""A queue that has not shrunk to so much of itself, though the pace should have drained it so many
+times, is not there. Twice, as it shrinks a round trip later than the pace."""
+
+HOLD_RATIO: Final = 0.1
+"""Above the delivery rate by so much at most, with the shortest queue."""
+
+RISES: Final = (1.05, 1.1, 1.25, 1.5, 2.0)
+"""Factors of the pace without a queue, one after the other and the last one repeated: a link that
+is as narrow as before is hardly overrun, and twenty times the rate is reached in eight steps, half
+a second with a round trip of 40 ms."""
+
+BINDING_RATIO: Final = 0.8
+"""Of the pace: where less is delivered, something else limits the rate, and the pace stays."""
+
+SMOOTHING: Final = 0.25
+"""Weight of one delivery rate among those before it: it is measured over a few segments."""
+
+_SRTT_KEEPS: Final = 7 / 8
+"""What the kernel keeps of its smoothed round trip at each acknowledgement (RFC 6298)."""
+
+
+class Pacing:
+    """The pace of one connection, by what the kernel tells of it.
+
+    Attributes:
+        pace: bytes per second at which it may send; None for full rate.
+        has_yielded: since the last `rest`.
+    """
+
+    def __init__(self) -> None:
+        self.pace: float | None = None
+        self.has_yielded = False
+        self._least = math.inf
+        self._srtt = 0.0
+        self._segs_in = 0
+        self._rate: float | None = None
+        self._is_beginning = False
+        self._is_sending = False
+        self._acked = 0
+        self._n_rises = 0
+        self._next_at = -math.inf
+        self._looked_at = 0.0
+        self._queue_before = 0.0
+        self._drained = 0.0
+
+    def rest(self, info: TcpInfo) -> float:
+        """Choose the pace at which the next message begins: nothing is on its way.
+
+        Args:
+            info: of the connection.
+        """
+        self._round_trip(info)
+        least = min(self._least, info.rtt or SPREAD_SECONDS)
+        seconds = min(SPREAD_ROUND_TRIPS * least, SPREAD_SECONDS)
+        begin = INITIAL_SEGMENTS * info.mss / seconds
+        self.pace = begin if self._rate is None else min(begin, self._rate)
+        self._is_beginning = True
+        self.has_yielded = False
+        self._is_sending = False
+        self._acked = info.bytes_acked
+        self._queue_before = 0.0
+        self._n_rises = 0
+        return self.pace
+
+    def look(self, info: TcpInfo, now: float) -> float | None:
+        """Choose the pace from here on.
+
+        Args:
+            info: of the connection, which sends.
+            now: monotonic seconds.
+
+        Returns:
+            Bytes per second; None for full rate.
+        """
+        seconds, self._looked_at = now - self._looked_at, now
+        rate = self._delivered(info, seconds)
+        rtt = self._round_trip(info)
+        if rtt is None:
+            return self.pace
+        self._least = min(self._least, rtt)
+        queue = rtt - self._least
+        segment = info.mss / self._rate if self._rate else 0.0
+        most = QUEUE_SECONDS + BURST_SEGMENTS * segment
+        if queue > most:
+            self._yield(queue, queue - most, rate, seconds)
+        else:
+            self._queue_before = 0.0
+            is_calm = queue <= CALM_SECONDS + segment
+            self._go_on(1 - queue / most, rate, now, is_calm=is_calm)
+            if now >= self._next_at:
+                self._next_at = now + rtt
+        return self.pace
+
+    def _round_trip(self, info: TcpInfo) -> float | None:
+        """Return the mean round trip since the last look; None where nothing was acknowledged.
+
+        The kernel's mean moves by an eighth with each acknowledgement. On a narrow link, where few
+        come, it would show a queue only when that is full.
+        """
+        before, self._srtt = self._srtt, info.rtt
+        n_acks = info.segs_in - self._segs_in
+        self._segs_in = info.segs_in
+        if n_acks <= 0 or not info.rtt:
+            return None
+        if not before:
+            return info.rtt
+        return max(before + (info.rtt - before) / (1 - _SRTT_KEEPS**n_acks), 0.0)
+
+    def _delivered(self, info: TcpInfo, seconds: float) -> float | None:
+        """Return the rate at which the path delivers; None where there is too little to tell.
+
+        The kernel's rate spans a round trip: the first one of a message still has the rate of the
+        message before it, on another path perhaps.
+        """
+        n_bytes, self._acked = info.bytes_acked - self._acked, info.bytes_acked
+        lately = n_bytes / seconds if self._is_sending and seconds else 0.0
+        self._is_sending = True
+        rate = None if info.is_app_limited else float(info.delivery_rate)
+        if lately and (info.notsent_bytes and (rate is None or rate > 2 * lately)):
+            return lately
+        return rate or None
+
+    def _yield(self, queue: float, excess: float, rate: float | None, seconds: float) -> None:
+        """Send less than the path delivers, unless that has not helped."""
+        if rate is not None:
+            known = self._rate
+            is_near = known is not None and known / 2 < rate < 2 * known
+            self._rate = known + SMOOTHING * (rate - known) if known and is_near else rate
+        if self._rate is None:
+            return
+        if not SHRUNK_RATIO * self._queue_before < queue <= self._queue_before:
+            self._queue_before = queue
+            self._drained = 0.0
+        elif self.pace is not None:
+            self._drained += seconds * (1 - self.pace / self._rate)
+        if self._drained > DRAINED_TIMES * queue:
+            self._least += queue
+            self._queue_before = 0.0
+            self.pace = None
+            return
+        ratio = max(LEAST_RATIO, YIELD_RATIO - excess / DRAIN_SECONDS)
+        self.pace = ratio * self._rate
+        self.has_yielded = True
+        self._is_beginning = False
+        self._n_rises = 0
+
+    def _go_on(self, room: float, rate: float | None, now: float, *, is_calm: bool) -> None:
+        """Send at what the path delivers, or try whether it carries more.
+
+        Args:
+            room: for more in the queue, 0 to 1.
+            rate: delivered bytes per second; None where there was too little to send to tell.
+            now: monotonic seconds.
+            is_calm: there is no queue.
+        """
+        if self._is_beginning:
+            self._is_beginning = False
+            self.pace = self._rate
+        elif self.pace is not None and self._rate is not None and now >= self._next_at:
+            if rate is not None:
+                self._rate = max(self._rate, rate)
+            if not is_calm:
+                self._n_rises = 0
+                self.pace = self._rate * (1 + HOLD_RATIO * room)
+            elif rate is not None and rate > BINDING_RATIO * self.pace:
+                self.pace *= RISES[min(self._n_rises, len(RISES) - 1)]
+                self._n_rises += 1

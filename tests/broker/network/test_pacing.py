@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+
+from penstock.broker.network.pacing import (
+    INITIAL_SEGMENTS,
+    LOOK_SECONDS,
+    SPREAD_SECONDS,
+    Pacing,
+)
+from penstock.broker.network.tcp_info import TcpInfo
+
+MSS: Final = 1448
+STEP: Final = 0.001
+"""Seconds of the model's clock."""
+
+BROAD, NARROW = 2_500_000.0, 125_000.0
+"""Bytes per second: 20 Mbit/s and 1 Mbit/s."""
+
+QUEUE_SECONDS: Final = 0.2
+"""What the narrowest link's queue holds."""
+
+
+class Model:
+    """A sender with TCP's window on a path with one queue; the kernel's figures of it.
+
+    Attributes:
+        now: virtual seconds.
+        pace: bytes per second; None for no limit but the window.
+        unsent: segments that the sender still has.
+        queue: seconds of each step that the queue would take to run empty.
+        delivered: segments.
+    """
+
+    def __init__(
+        self,
+        rate: Callable[[float], float],
+        one_way: Callable[[float], float] = lambda _now: 0.02,
+        others: Callable[[float], float] = lambda _now: 0.0,
+    ) -> None:
+        """Begin idle.
+
+        Args:
+            rate: bytes per second of the link at a time.
+            one_way: seconds from end to end without a queue.
+            others: share of the link that others take, who have filled the queue by half.
+        """
+        self.now = 0.0
+        self.pace: float | None = None
+        self.unsent = 0
+        self.queue: list[float] = []
+        self.delivered = 0
+        self._rate, self._one_way, self._others = rate, one_way, others
+        self._waiting: deque[float] = deque()
+        self._acks: deque[tuple[float, float]] = deque()
+        self._window, self._most = float(INITIAL_SEGMENTS), 1e9
+        self._unacked = self._acked = self._segs_in = 0
+        self._credit = self._tokens = 0.0
+        self._srtt = 2 * one_way(0.0)
+        self._lately: deque[float] = deque()
+
+    def step(self) -> None:
+        """Let a millisecond pass."""
+        now = self.now = self.now + STEP
+        while self._acks and self._acks[0][0] <= now:
+            sent_at = self._acks.popleft()[1]
+            self._unacked -= 1
+            self._acked += 1
+            self._segs_in += self._acked % 2
+            self._window += 1 if self._window < self._most else 1 / self._window
+            if self._acked % 2:
+                self._srtt += (now - sent_at - self._srtt) / 8
+            self._lately.append(now)
+        rate = self._rate(now) * (1 - self._others(now))
+        self._send(now, QUEUE_SECONDS * rate)
+        self._tokens = min(self._tokens + rate * STEP, rate * STEP if not self._waiting else 1e9)
+        behind = QUEUE_SECONDS / 2 if self._others(now) else 0.0
+        while self._waiting and self._tokens >= MSS:
+            self._tokens -= MSS
+            self.delivered += 1
+            self._acks.append((now + behind + 2 * self._one_way(now), self._waiting.popleft()))
+        self.queue.append(len(self._waiting) * MSS / rate)
+
+    def _send(self, now: float, room_bytes: float) -> None:
+        pace = self.pace or 1e9
+        self._credit = min(self._credit + pace * STEP, 2 * MSS + pace * STEP)
+        while self.unsent >= 2 and self._unacked + 2 <= self._window and self._credit >= 2 * MSS:
+            self._credit -= 2 * MSS
+            if (len(self._waiting) + 2) * MSS > room_bytes:  # lost, and noticed at once
+                self._most = self._window = max(self._window / 2, 4.0)
+                break
+            self.unsent -= 2
+            self._unacked += 2
+            self._waiting.extend((now, now))
+
+    def info(self) -> TcpInfo:
+        """Return what the kernel would tell."""
+        while self._lately and self._lately[0] < self.now - self._srtt:
+            self._lately.popleft()
+        rate = int(len(self._lately) * MSS / self._srtt)
+        limited = self.unsent < 2
+        acked, unsent = self._acked * MSS, self.unsent * MSS
+        return TcpInfo(
+            self._srtt, 0.0, MSS, self._unacked, 0, acked, self._segs_in, unsent, 0, rate, limited
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all was delivered and acknowledged."""
+        return self.unsent < 2 and not self._unacked
+
+
+def run(model: Model, seconds: float, *, is_paced: bool = True) -> Pacing:
+    """Let a model send all the time, and pace it as it would be."""
+    pacing = Pacing()
+    if is_paced:
+        model.pace = pacing.rest(model.info())
+    for step in range(round(seconds / STEP)):
+        model.unsent = 1_000
+        model.step()
+        if is_paced and step % round(LOOK_SECONDS / STEP) == 0:
+            model.pace = pacing.look(model.info(), model.now)
+    return pacing
+
+
+def late_share(model: Model, seconds: float) -> float:
+    """Return the share of time in which the queue was longer."""
+    return sum(queue > seconds for queue in model.queue) / len(model.queue)
+
+
+def cliffs(now: float) -> float:
+    """Return a rate of 20 Mbit/s, and of 1 Mbit/s in every other ten seconds."""
+    return NARROW if now % 20 >= 10 else BROAD
+
+
+def test_the_queue_stays_short_over_cliffs_and_the_link_stays_full() -> None:
+    """Without a pace, the queue is full almost all the time."""
+    free, paced = Model(cliffs), Model(cliffs)
+    run(free, 60, is_paced=False)
+    run(paced, 60)
+    assert late_share(free, 0.08) > 0.5
+    assert late_share(paced, 0.08) < 0.05
+    assert paced.delivered > 0.9 * free.delivered
+
+
+def test_a_path_that_has_become_longer_is_no_queue() -> None:
+    """A pace has not shortened its round trips; the next ones are at full rate."""
+    model = Model(lambda _now: BROAD, one_way=lambda now: 0.02 if now < 10 else 0.1)
+    pacing = run(model, 20)
+    assert pacing.pace is None or pacing.pace > BROAD / 2
+    assert sum(model.queue[-5_000:]) / 5_000 < 0.1
+    delivered = model.delivered
+    for _ in range(2_000):
+        model.unsent = 1_000
+        model.step()
+    assert (model.delivered - delivered) * MSS > 0.9 * 2 * BROAD
+
+
+def test_a_queue_that_others_fill_is_not_yielded_to() -> None:
+    """The large lane has its share of the link as any connection has."""
+    model = Model(lambda _now: BROAD, others=lambda now: 0.5 if now >= 10 else 0.0)
+    pacing = run(model, 20)
+    assert pacing.pace is None or pacing.pace > 0.9 * BROAD / 2
+
+
+def test_a_message_begins_with_its_first_segments_spread_over_round_trips() -> None:
+    """Over two, `SPREAD_SECONDS` at most, and at the pace that was found last, if that is less."""
+    for one_way in (0.01, 0.3):
+        pacing = Pacing()
+        way = functools.partial(lambda seconds, _now: seconds, one_way)
+        model = Model(lambda _now: BROAD, way)
+        seconds = min(4 * one_way, SPREAD_SECONDS)
+        assert pacing.rest(model.info()) == pytest.approx(INITIAL_SEGMENTS * MSS / seconds)
+    model = Model(lambda _now: NARROW)
+    pacing = run(model, 10)
+    assert pacing.has_yielded
+    assert pacing.rest(model.info()) == pytest.approx(NARROW, rel=0.1)
+    assert not pacing.has_yielded
+
+
+def test_a_wider_path_is_found_within_a_second() -> None:
+    """By small steps first, and then by long ones."""
+    model = Model(lambda now: NARROW if now < 10 else BROAD)
+    pacing = run(model, 11)
+    assert pacing.pace is not None
+    assert pacing.pace > BROAD / 2
+
+
+def test_without_a_sign_of_a_queue_the_rate_is_full() -> None:
+    """As long as the path has never been full."""
+    model = Model(lambda _now: 1e9)
+    pacing = run(model, 0.2)
+    assert pacing.pace is None
+    assert not pacing.has_yielded
+    assert pacing.look(model.info(), model.now) is None  # nothing was acknowledged since
