@@ -6,7 +6,7 @@ The large lane is there while it sends, so its own round trips show the queue lo
 message has waited in it. The kernel times them; the least is the path without a queue.
 
 * *Begin*: the kernel sends the first ten segments of a message at once, which fills the queue of a
-  narrow link. They are spread over two round trips. If no queue has grown then, the rate at which
+  narrow link. They are spread over one round trip. If no queue has grown then, the rate at which
   the path was last found full is the next pace; none, where it never was.
 * *Yield*: a round trip above the least by more than `QUEUE_SECONDS` is a queue. The pace is below
   the rate at which the path delivers, the more so the longer the queue is, so that it shrinks.
@@ -21,6 +21,7 @@ the path has become longer, or others fill it. That round trip is the least from
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ QUEUE_SECONDS: Final = 0.025
 """Longer queues make the large lane yield. It is more than the jitter of most paths, and little
 beside the 0.2 s that a narrow link often holds."""
 
+QUEUE_RATIO: Final = 0.25
+"""Of the least round trip, if that is longer: long paths have more jitter."""
+
 CALM_SECONDS: Final = 0.008
 """A shorter queue is none: what a busy machine adds to a round trip."""
 
@@ -41,14 +45,15 @@ BURST_SEGMENTS: Final = 2
 """Linux sends, and most receivers acknowledge, two segments at a time: on a narrow link, the time
 that these take looks like a queue."""
 
+MOST_SEGMENT_SECONDS: Final = 0.03
+"""For which a segment counts at most: at a rate that losses limit, one would take long."""
+
 INITIAL_SEGMENTS: Final = 10
 """What Linux sends at once after a pause (RFC 6928)."""
 
-SPREAD_ROUND_TRIPS: Final = 2
-SPREAD_SECONDS: Final = 0.08
-"""Over so many round trips these are spread, and for so long at most, as a path of a longer one
-would lose more than the small lane gains. At 1 Mbit/s and 40 ms, half as long a queue grows as in
-one round trip; a large message takes half a round trip longer."""
+SPREAD_SECONDS: Final = 0.06
+"""They are spread over a round trip, and for so long at most, as a path of a longer one would lose
+more than the small lane gains."""
 
 DRAIN_SECONDS: Final = 0.2
 """In about so long a queue is to shrink to `QUEUE_SECONDS`."""
@@ -61,7 +66,14 @@ the 0.2 s of a full queue in 0.4 s."""
 SHRUNK_RATIO: Final = 0.75
 DRAINED_TIMES: Final = 2.0
 """A queue that has not shrunk to so much of itself, though the pace should have drained it so many
-times, is not there. Twice, as it shrinks a round trip later than the pace."""
+times, is not there. Twice, as it shrinks a round trip later than the pace. The rates meanwhile tell
+nothing of the path: losses may have limited them."""
+
+FEW_SEGMENTS: Final = 4
+LOSSY_SECONDS: Final = 5.0
+"""A connection that has lost segments within this time, and has had no more than so few on their
+way for two round trips, is limited by its losses, not by a link: its window is small, and what it
+has delivered tells nothing of the path. No pace is below so few in a round trip."""
 
 HOLD_RATIO: Final = 0.1
 """Above the delivery rate by so much at most, with the shortest queue."""
@@ -74,8 +86,9 @@ a second with a round trip of 40 ms."""
 BINDING_RATIO: Final = 0.8
 """Of the pace: where less is delivered, something else limits the rate, and the pace stays."""
 
-SMOOTHING: Final = 0.25
-"""Weight of one delivery rate among those before it: it is measured over a few segments."""
+RATES: Final = 5
+"""Delivery rates of so many looks, of which the largest counts: where the network or a machine
+stalls for a moment, a few are low, and those after a low pace are low by that."""
 
 _SRTT_KEEPS: Final = 7 / 8
 """What the kernel keeps of its smoothed round trip at each acknowledgement (RFC 6298)."""
@@ -97,13 +110,18 @@ class Pacing:
         self._segs_in = 0
         self._rate: float | None = None
         self._is_beginning = False
-        self._is_sending = False
         self._acked = 0
+        self._acked_at = 0.0
+        self._old_rate = -1
         self._n_rises = 0
         self._next_at = -math.inf
         self._looked_at = 0.0
+        self._rates: deque[float] = deque(maxlen=RATES)
         self._queue_before = 0.0
         self._drained = 0.0
+        self._many_at = 0.0
+        self._retrans = 0
+        self._lost_at = -math.inf
 
     def rest(self, info: TcpInfo) -> float:
         """Choose the pace at which the next message begins: nothing is on its way.
@@ -113,13 +131,14 @@ class Pacing:
         """
         self._round_trip(info)
         least = min(self._least, info.rtt or SPREAD_SECONDS)
-        seconds = min(SPREAD_ROUND_TRIPS * least, SPREAD_SECONDS)
+        seconds = min(least, SPREAD_SECONDS)
         begin = INITIAL_SEGMENTS * info.mss / seconds
         self.pace = begin if self._rate is None else min(begin, self._rate)
         self._is_beginning = True
         self.has_yielded = False
-        self._is_sending = False
         self._acked = info.bytes_acked
+        self._old_rate = info.delivery_rate
+        self._rates.clear()
         self._queue_before = 0.0
         self._n_rises = 0
         return self.pace
@@ -136,15 +155,28 @@ class Pacing:
         """
         seconds, self._looked_at = now - self._looked_at, now
         rate = self._delivered(info, seconds)
+        if info.unacked > FEW_SEGMENTS:
+            self._many_at = now
+        if info.total_retrans != self._retrans:
+            self._retrans, self._lost_at = info.total_retrans, now
         rtt = self._round_trip(info)
         if rtt is None:
             return self.pace
+        if rate is not None:
+            self._rates.append(rate)
         self._least = min(self._least, rtt)
         queue = rtt - self._least
         segment = info.mss / self._rate if self._rate else 0.0
-        most = QUEUE_SECONDS + BURST_SEGMENTS * segment
+        segment = min(segment, MOST_SEGMENT_SECONDS)
+        most = max(QUEUE_SECONDS, QUEUE_RATIO * self._least) + BURST_SEGMENTS * segment
+        since, self._acked_at = min(now - self._acked_at, rtt), now
         if queue > most:
-            self._yield(queue, queue - most, rate, seconds)
+            few = FEW_SEGMENTS * info.mss / rtt
+            is_lossy = now - self._lost_at < LOSSY_SECONDS
+            if is_lossy and now - self._many_at > 2 * rtt + LOOK_SECONDS:
+                self._forget(queue)
+            else:
+                self._yield(queue, queue - most, since, few)
         else:
             self._queue_before = 0.0
             is_calm = queue <= CALM_SECONDS + segment
@@ -166,42 +198,49 @@ class Pacing:
             return None
         if not before:
             return info.rtt
-        return max(before + (info.rtt - before) / (1 - _SRTT_KEEPS**n_acks), 0.0)
+        return max(before + (info.rtt - before) / (1 - _SRTT_KEEPS**n_acks), info.rtt / 2)
 
     def _delivered(self, info: TcpInfo, seconds: float) -> float | None:
         """Return the rate at which the path delivers; None where there is too little to tell.
 
-        The kernel's rate spans a round trip: the first one of a message still has the rate of the
-        message before it, on another path perhaps.
+        Until a round trip of a message is over, the kernel tells the rate of the one before it: the
+        path may have carried more then.
         """
         n_bytes, self._acked = info.bytes_acked - self._acked, info.bytes_acked
-        lately = n_bytes / seconds if self._is_sending and seconds else 0.0
-        self._is_sending = True
-        rate = None if info.is_app_limited else float(info.delivery_rate)
-        if lately and (info.notsent_bytes and (rate is None or rate > 2 * lately)):
-            return lately
-        return rate or None
+        if info.delivery_rate == self._old_rate:
+            return n_bytes / seconds if n_bytes and info.notsent_bytes else None
+        self._old_rate = -1
+        return None if info.is_app_limited else float(info.delivery_rate) or None
 
-    def _yield(self, queue: float, excess: float, rate: float | None, seconds: float) -> None:
-        """Send less than the path delivers, unless that has not helped."""
-        if rate is not None:
-            known = self._rate
-            is_near = known is not None and known / 2 < rate < 2 * known
-            self._rate = known + SMOOTHING * (rate - known) if known and is_near else rate
+    def _forget(self, queue: float) -> None:
+        """Send at full rate, as the round trip is no longer by a queue of this connection's."""
+        self._least += queue
+        self._queue_before = 0.0
+        self._rates.clear()
+        self.pace = self._rate = None
+
+    def _yield(self, queue: float, excess: float, seconds: float, few: float) -> None:
+        """Send less than the path delivers, unless that has not helped.
+
+        Args:
+            queue: seconds.
+            excess: of them, those above what is wanted.
+            seconds: since the last acknowledgement before this one.
+            few: bytes per second of so few segments that they are no queue.
+        """
+        self._rate = max(self._rates, default=self._rate)
         if self._rate is None:
             return
-        if not SHRUNK_RATIO * self._queue_before < queue <= self._queue_before:
+        if not SHRUNK_RATIO < queue / (self._queue_before or math.inf) < 1 / SHRUNK_RATIO:
             self._queue_before = queue
             self._drained = 0.0
         elif self.pace is not None:
-            self._drained += seconds * (1 - self.pace / self._rate)
+            self._drained += seconds * max(1 - self.pace / self._rate, 0.0)
         if self._drained > DRAINED_TIMES * queue:
-            self._least += queue
-            self._queue_before = 0.0
-            self.pace = None
+            self._forget(queue)
             return
-        ratio = max(LEAST_RATIO, YIELD_RATIO - excess / DRAIN_SECONDS)
-        self.pace = ratio * self._rate
+        ratio = max(LEAST_RATIO, YIELD_RATIO - (excess + self._drained) / DRAIN_SECONDS)
+        self.pace = max(ratio * self._rate, few)
         self.has_yielded = True
         self._is_beginning = False
         self._n_rises = 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -42,12 +43,16 @@ class Model:
         rate: Callable[[float], float],
         one_way: Callable[[float], float] = lambda _now: 0.02,
         others: Callable[[float], float] = lambda _now: 0.0,
+        loss: Callable[[float], float] = lambda _now: 0.0,
+        is_stalled: Callable[[float], bool] = lambda _now: False,
     ) -> None:
         """Begin idle.
 
         Args:
             rate: bytes per second of the link at a time.
             one_way: seconds from end to end without a queue.
+            loss: share of segments that are lost.
+            is_stalled: whether acknowledgements are held up, and come later, all at once.
             others: share of the link that others take, who have filled the queue by half.
         """
         self.now = 0.0
@@ -55,7 +60,10 @@ class Model:
         self.unsent = 0
         self.queue: list[float] = []
         self.delivered = 0
-        self._rate, self._one_way, self._others = rate, one_way, others
+        self._rate, self._one_way, self._others, self._loss = rate, one_way, others, loss
+        self._is_stalled = is_stalled
+        self._n_lost = 0
+        self._rng = random.Random(17)  # noqa: S311 (no secret)
         self._waiting: deque[float] = deque()
         self._acks: deque[tuple[float, float]] = deque()
         self._window, self._most = float(INITIAL_SEGMENTS), 1e9
@@ -67,7 +75,7 @@ class Model:
     def step(self) -> None:
         """Let a millisecond pass."""
         now = self.now = self.now + STEP
-        while self._acks and self._acks[0][0] <= now:
+        while self._acks and self._acks[0][0] <= now and not self._is_stalled(now):
             sent_at = self._acks.popleft()[1]
             self._unacked -= 1
             self._acked += 1
@@ -91,7 +99,9 @@ class Model:
         self._credit = min(self._credit + pace * STEP, 2 * MSS + pace * STEP)
         while self.unsent >= 2 and self._unacked + 2 <= self._window and self._credit >= 2 * MSS:
             self._credit -= 2 * MSS
-            if (len(self._waiting) + 2) * MSS > room_bytes:  # lost, and noticed at once
+            is_lost = self._rng.random() < self._loss(now)
+            if is_lost or (len(self._waiting) + 2) * MSS > room_bytes:  # noticed at once
+                self._n_lost += 1
                 self._most = self._window = max(self._window / 2, 4.0)
                 break
             self.unsent -= 2
@@ -106,7 +116,17 @@ class Model:
         limited = self.unsent < 2
         acked, unsent = self._acked * MSS, self.unsent * MSS
         return TcpInfo(
-            self._srtt, 0.0, MSS, self._unacked, 0, acked, self._segs_in, unsent, 0, rate, limited
+            self._srtt,
+            0.0,
+            MSS,
+            self._unacked,
+            self._n_lost,
+            acked,
+            self._segs_in,
+            unsent,
+            0,
+            rate,
+            limited,
         )
 
     @property
@@ -115,10 +135,12 @@ class Model:
         return self.unsent < 2 and not self._unacked
 
 
-def run(model: Model, seconds: float, *, is_paced: bool = True) -> Pacing:
-    """Let a model send all the time, and pace it as it would be."""
-    pacing = Pacing()
-    if is_paced:
+def run(
+    model: Model, seconds: float, *, is_paced: bool = True, pacing: Pacing | None = None
+) -> Pacing:
+    """Let a model send all the time, and pace it as it would be, from the beginning or on."""
+    begins, pacing = pacing is None, pacing or Pacing()
+    if is_paced and begins:
         model.pace = pacing.rest(model.info())
     for step in range(round(seconds / STEP)):
         model.unsent = 1_000
@@ -161,6 +183,26 @@ def test_a_path_that_has_become_longer_is_no_queue() -> None:
     assert (model.delivered - delivered) * MSS > 0.9 * 2 * BROAD
 
 
+def test_losses_on_a_longer_path_are_no_queue() -> None:
+    """The pace is off after two seconds, whatever rates were seen meanwhile, and stays so."""
+    model = Model(
+        lambda _now: BROAD,
+        one_way=lambda now: 0.02 if now < 5 else 0.1,
+        loss=lambda now: 0.0 if now < 5 else 0.2,
+    )
+    pacing = run(model, 7)
+    for _ in range(10):
+        run(model, 2, pacing=pacing)
+        assert pacing.pace is None
+
+
+def test_stalls_cost_little() -> None:
+    """Such as of a radio link: every 0.7 s, nothing comes for 0.15 s."""
+    model = Model(lambda _now: NARROW, is_stalled=lambda now: now % 0.7 < 0.15)
+    run(model, 60)
+    assert model.delivered * MSS > 0.9 * 60 * NARROW
+
+
 def test_a_queue_that_others_fill_is_not_yielded_to() -> None:
     """The large lane has its share of the link as any connection has."""
     model = Model(lambda _now: BROAD, others=lambda now: 0.5 if now >= 10 else 0.0)
@@ -168,13 +210,13 @@ def test_a_queue_that_others_fill_is_not_yielded_to() -> None:
     assert pacing.pace is None or pacing.pace > 0.9 * BROAD / 2
 
 
-def test_a_message_begins_with_its_first_segments_spread_over_round_trips() -> None:
-    """Over two, `SPREAD_SECONDS` at most, and at the pace that was found last, if that is less."""
+def test_a_message_begins_with_its_first_segments_spread_over_a_round_trip() -> None:
+    """`SPREAD_SECONDS` at most, and at the pace that was found last, if that is less."""
     for one_way in (0.01, 0.3):
         pacing = Pacing()
         way = functools.partial(lambda seconds, _now: seconds, one_way)
         model = Model(lambda _now: BROAD, way)
-        seconds = min(4 * one_way, SPREAD_SECONDS)
+        seconds = min(2 * one_way, SPREAD_SECONDS)
         assert pacing.rest(model.info()) == pytest.approx(INITIAL_SEGMENTS * MSS / seconds)
     model = Model(lambda _now: NARROW)
     pacing = run(model, 10)
