@@ -171,8 +171,8 @@ class Pacing:
         most = max(QUEUE_SECONDS, QUEUE_RATIO * self._least) + BURST_SEGMENTS * segment
         since, self._acked_at = min(now - self._acked_at, rtt), now
         if queue > most:
-            few = FEW_SEGMENTS * info.mss / rtt
             is_lossy = now - self._lost_at < LOSSY_SECONDS
+            few = FEW_SEGMENTS * info.mss / rtt
             if is_lossy and now - self._many_at > 2 * rtt + LOOK_SECONDS:
                 self._forget(queue)
             else:

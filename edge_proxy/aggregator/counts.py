@@ -62,3 +62,7 @@ class UplinkCounts:
     changed: dict[str, int] = field(default_factory=dict)
     subscribe_refused: int = 0
     retained_cleared: int = 0
+
+    def has_yielded(self) -> None:
+        """Count that what goes up has begun to yield."""
+        self.paced += 1

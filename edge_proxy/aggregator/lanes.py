@@ -124,6 +124,7 @@ class Lane:
         sizes: size class of its messages; None for both.
         leaves: it is to end, or is configured no more. It carries what is left in its sessions, and
             ends them.
+        yields: it is that of large messages, and is paced while the other one stands.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Lane:
     down: Sequence[DownRule]
     sizes: SizeClass | None = None
     leaves: bool = False
+    yields: bool = False
 
     def of(self, text: str, separator: str) -> str:
         """Return a name for this lane alone; that of the uplink where it has none of its own."""
@@ -153,12 +155,13 @@ def lanes_of(
     if keys is None:
         return [Lane("", up, down)]
     if keys.by == "size":
-        return [Lane("", up, down, "small"), Lane(LARGE, up, down, "large")]
+        return [Lane("", up, down, "small"), Lane(LARGE, up, down, "large", yields=keys.yields)]
     return [
         Lane(
             LARGE if is_large else "",
             keys.of_lane(up, is_large=is_large),
             keys.of_lane(down, is_large=is_large),
+            yields=is_large and keys.yields,
         )
         for is_large in (False, True)
     ]

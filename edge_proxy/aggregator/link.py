@@ -203,16 +203,17 @@ class Link:
 
     # -- lanes ---------------------------------------------------------------------------------
 
-    def pace(self, *, wanted: bool) -> None:
-        """Have what goes up yield to the other lane, or not."""
-        transport = self.cloud.transport
-        if not wanted or transport is None:
+    def see_to_pace(self) -> None:
+        """Let what goes up yield while both lanes stand; alone, this one has all messages."""
+        uplink, transport = self.uplink, self.cloud.transport
+        stand = all(lane.counts.connected for lane in uplink.lanes)
+        if not (uplink.lane.yields and stand) or transport is None:
             if self._pacer is not None:
                 self._pacer.stop()
             self._pacer = None
-        elif self._pacer is None and self.is_accepted:
-            uplink = self.uplink
-            self._pacer = LanePacer(transport, self._loop, uplink.clock, uplink.has_yielded)
+        elif self._pacer is None:
+            counts = uplink.counts
+            self._pacer = LanePacer(transport, self._loop, uplink.clock, counts.has_yielded)
             self._pacer.sent()  # something may be under way
 
     # -- subscriptions -------------------------------------------------------------------------

@@ -27,10 +27,7 @@ from penstock.broker.mqtt.enums import MQTT_5, ProtocolVersion
 from penstock.edge_proxy.aggregator.asking import Asking
 from penstock.edge_proxy.aggregator.conditions import OUTSIDE, Absence, Budget, Demand
 from penstock.edge_proxy.aggregator.config import MARKER_TOPIC, STATE_TOPIC, UplinkKeys
-from penstock.edge_proxy.aggregator.connecting import (
-    JointSettings,
-    UplinkRefusedError,
-)
+from penstock.edge_proxy.aggregator.connecting import JointSettings, UplinkRefusedError
 from penstock.edge_proxy.aggregator.counts import UplinkCounts
 from penstock.edge_proxy.aggregator.joint import Joint
 from penstock.edge_proxy.aggregator.lanes import Lane
@@ -188,11 +185,6 @@ class Uplink:
         Each of several addresses may be a broker with sessions of its own.
         """
         return self.down_id if len(self.upstreams.each) == 1 else f"{self.down_id}/{upstream}"
-
-    @property
-    def yields(self) -> bool:
-        """Whether it is the lane that yields to the other one."""
-        return bool(self.lane.name and self.keys.lanes is not None and self.keys.lanes.yields)
 
     @property
     def address(self) -> str:
@@ -648,7 +640,7 @@ class Uplink:
             own_prefix=self._own_prefix,
             sizes=self.lane.sizes,
             other_lane="" if self._other is None else self._other.client_id,
-            yields=self.yields,
+            yields=self.lane.yields,
             client_id=self.client_id,
             version=MQTT_5 if is_5 else ProtocolVersion.MQTT_3_1_1,
             is_bridge=keys.bridge_bit and not is_5,
@@ -705,15 +697,10 @@ class Uplink:
         if self._other is not None:
             self._other.want_subscriptions()
 
-    def has_yielded(self) -> None:
-        """Count that what goes up has begun to yield."""
-        self.counts.paced += 1
-
     def see_to_pace(self) -> None:
-        """Let what goes up yield while both lanes stand; alone, this one has all messages."""
-        other, link = self._other, self._link
-        if link is not None:
-            link.pace(wanted=self.yields and other is not None and bool(other.counts.connected))
+        """Have the link, if there is one, see whether it is to be paced."""
+        if self._link is not None:
+            self._link.see_to_pace()
 
     def look_at_takeover(self) -> None:
         """Begin to wait for a takeover of this lane, or end that or the takeover."""
