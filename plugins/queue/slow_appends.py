@@ -38,7 +38,7 @@ class SlowAppends:
         self._logger = logger
         self._timer: asyncio.TimerHandle | None = None
         self._known: set[int] = set()
-        self._away: Collection[int] = ()
+        self._away: Collection[int] | None = ()
 
     @property
     def excluded(self) -> list[int]:
@@ -54,6 +54,7 @@ class SlowAppends:
         """Go by so many from now on."""
         self._exclusion.change_targets(range(n))
         self._known &= set(range(n))  # what is gone is not quick again
+        self._away = None  # what is new may be away
         self._tell()
 
     def note_away(self, numbers: Collection[int]) -> None:

@@ -67,6 +67,17 @@ async def test_a_physical_queue_that_fails_is_left_out_and_told(
     slow.close()
 
 
+async def test_what_is_new_is_left_out_where_it_is_known_to_be_away() -> None:
+    """The engine knew of the physical queue before: it tells nothing new."""
+    slow, _ = make()
+    away = frozenset({1, 2})
+    slow.note_away(away)
+    slow.change_physical_queues(3)
+    slow.note_away(away)
+    assert slow.excluded == [1, 2]
+    slow.close()
+
+
 async def test_what_takes_too_long_is_left_out_while_it_is_under_way() -> None:
     """Nothing has to end for it: a timer looks."""
     slow, _ = make(0.01)
