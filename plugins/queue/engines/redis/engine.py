@@ -37,6 +37,7 @@ from penstock.plugins.queue.engines.contract import (
     Sent,
     Start,
     StorageError,
+    UnknownGroupError,
     UnknownQueueError,
 )
 from penstock.plugins.queue.engines.logical import check_range
@@ -424,7 +425,7 @@ class RedisEngine:
         for queue in list(self._catalogue.queues.values()):
             try:
                 await self._maintain_queue(queue)
-            except UnknownQueueError:  # it was deleted
+            except (UnknownQueueError, UnknownGroupError):  # another program has deleted it
                 continue
             except StorageError as error:  # other queues, and other nodes, need not wait for it
                 failed = error

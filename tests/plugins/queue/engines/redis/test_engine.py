@@ -26,6 +26,7 @@ from penstock.plugins.queue.engines.contract import (
 )
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
 from penstock.plugins.queue.engines.redis.login import ask_directly
+from penstock.plugins.queue.engines.redis.mirror import Queue
 from penstock.plugins.queue.engines.redis.pipeline import Patience
 from penstock.plugins.queue.engines.redis.server import RedisServer
 from tests.helpers.redis_server import running_redis, shared_redis
@@ -144,6 +145,32 @@ async def test_maintenance_learns_what_another_program_has_done(
         await store(other, b"b")
     await other.maintain()
     assert list(other.queues()) == ["new"]
+
+
+async def test_a_group_that_another_program_deletes_during_upkeep_stops_no_other_queue(
+    two: tuple[RedisEngine, RedisEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its newest request cannot be noted any more."""
+    one, other = two
+    await one.create_queue("r", SPEC)
+    await other.maintain()
+    await one.delete_group("q", "g")
+    for queue in ("q", "r"):
+        other.visible(queue, "g")
+    looked_at: list[str] = []
+    maintain = other._maintain_queue
+
+    async def note(queue: Queue) -> None:
+        await maintain(queue)
+        looked_at.append(queue.name)
+
+    async def refresh() -> None:
+        """Learn nothing: the group has just been deleted."""
+
+    monkeypatch.setattr(other._catalogue, "refresh", refresh)
+    monkeypatch.setattr(other, "_maintain_queue", note)
+    await other.maintain()
+    assert looked_at == ["r"]
 
 
 async def test_two_programs_that_change_one_queue_at_once_both_succeed(
