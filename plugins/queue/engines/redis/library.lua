@@ -83,6 +83,13 @@ local PART = {__index = function(p, name)
   return groups
 end}
 
+-- Returns the time that a function is to take: what it is given, or the server's where that is ''.
+local function time_of(given)
+  if given ~= '' then return tonumber(given) end
+  local t = call('TIME')
+  return tonumber(t[1]) + tonumber(t[2]) / 1000000
+end
+
 local function open(base, given)
   local s = call('HMGET', base .. ':s', 'next', 'earliest', 'messages', 'bytes', 'stored', 'clock',
     'nonce', 'keeps')
@@ -91,13 +98,7 @@ local function open(base, given)
     base = base, next = tonumber(s[1]), earliest = tonumber(s[2]), messages = tonumber(s[3]),
     bytes = tonumber(s[4]), stored = tonumber(s[5]), nonce = tonumber(s[7]), keeps = s[8],
   }, PART)
-  if given == '' then
-    local t = call('TIME')
-    p.now = tonumber(t[1]) + tonumber(t[2]) / 1000000
-  else
-    p.now = tonumber(given)
-  end
-  p.now = math.max(p.now, tonumber(s[6]))
+  p.now = math.max(time_of(given), tonumber(s[6]))
   p.holes = p.next - p.earliest - p.messages
   p.delayed = call('ZCARD', base .. ':w')
   while p.delayed > 0 do
@@ -415,8 +416,8 @@ local function stored_before(key, id, now, window)
 end
 
 -- argv: now, program, number of the call, number of the physical queue, window, delay, keeps_last,
--- max_messages, max_bytes ('' for none), then for each message: head, key, topic, identifier,
--- encoded.
+-- max_messages, max_bytes ('' for none), age of messages that may leave for new ones ('' for any),
+-- then for each message: head, key, topic, identifier, encoded.
 local function append(keys, argv)
   local p = open(keys[1], argv[1])
   if not p then return GONE end
@@ -459,7 +460,7 @@ local function append(keys, argv)
     call('UNLINK', base .. ':k')
     p.keeps = false
   end
-  for i = 10, #argv, 5 do
+  for i = 11, #argv, 5 do
     local age, own_delay, interval, wall, size, flags = struct.unpack('<ddddI4B', argv[i])
     local key, topic, id, encoded = argv[i + 1], argv[i + 2], argv[i + 3], argv[i + 4]
     local before = nil
@@ -505,7 +506,10 @@ local function append(keys, argv)
   write()
   local max_messages = tonumber(argv[8]) or math.huge
   local max_bytes = tonumber(argv[9]) or math.huge
+  local before = argv[10] ~= '' and p.now - tonumber(argv[10])
   while p.messages > 1 and (p.messages > max_messages or p.bytes > max_bytes) do
+    local oldest = before and info_of(p, p.earliest)
+    if oldest and oldest.clock > before then break end
     if leave(p, p.earliest) then n_dropped = n_dropped + 1 else p.earliest = p.earliest + 1 end
   end
   close(p)
@@ -524,8 +528,7 @@ local function claim_ids(keys, argv)
   -- Nothing ends the windows of a queue that is gone. Its physical queue of this slot tells.
   local base = string.match(keys[1], '^(.*):claims$')
   if base and call('EXISTS', base .. ':s') == 0 then return GONE end
-  local now = tonumber(argv[1])
-  if argv[1] == '' then now = tonumber(call('TIME')[1]) end
+  local now = time_of(argv[1])
   local answer = {}
   for i = 5, #argv, 2 do
     local claim = argv[3] .. ' ' .. argv[4] .. '.' .. i
@@ -549,8 +552,7 @@ end
 
 -- argv: now, window. Ends windows that are over; returns how many, 1,000 at most.
 local function expire_ids(keys, argv)
-  local now = tonumber(argv[1])
-  if argv[1] == '' then now = tonumber(call('TIME')[1]) end
+  local now = time_of(argv[1])
   local old = call('ZRANGEBYSCORE', keys[1] .. ':t', '-inf', text(now - tonumber(argv[2])),
     'LIMIT', 0, 1000)
   if #old > 0 then

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.resources import files
 from typing import Final
 
@@ -19,8 +20,12 @@ PREFIX: Final = f"{LIBRARY}_"
 """Begins the name of each function: names are the server's, not the library's."""
 
 
+@cache
 def source() -> str:
-    """Return the library as the server loads it."""
+    """Return the library as the server loads it.
+
+    It is read once: an upgrade on the disk must not keep a running program from its servers.
+    """
     code = files(__package__).joinpath("library.lua").read_text(encoding="utf-8")
     return f"#!lua name={LIBRARY}\nlocal PREFIX = '{PREFIX}'\n{code}"
 

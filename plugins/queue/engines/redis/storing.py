@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from logging import Logger
-from typing import Any
+from typing import Any, Final
 
 from redis.exceptions import ResponseError
 
@@ -29,6 +28,10 @@ from penstock.plugins.queue.engines.redis.messages import (
 )
 from penstock.plugins.queue.engines.redis.mirror import Part, Queue, Told
 
+_SAME_AGE_SECONDS: Final = 1.0
+"""Messages of different physical queues are as old as each other if their ages differ by less. What
+is known of others' ages is as of their last answers, and many answers are under way."""
+
 
 class Storing:
     """Stores messages, and removes what they leave no room for.
@@ -45,6 +48,8 @@ class Storing:
         self._logger = logger
         self._claiming = Claiming(functions, self._send)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._cutting: set[Part] = set()
+        """Physical queues whose oldest messages are being dropped."""
 
     async def close(self) -> None:
         """Wait for what is done behind answers."""
@@ -121,8 +126,9 @@ class Storing:
         n_new, new_bytes = len(args) // 5, sum(map(len, args[4::5]))
         part.coming_messages += n_new
         part.coming_bytes += new_bytes
-        max_messages, max_bytes = "", ""
+        max_messages, max_bytes, least_age = "", "", ""
         if spec.when_full == "drop_oldest":
+            least_age = self._least_age(queue, part)
             # Messages under way must not drop each other: other physical queues have older ones.
             if spec.max_messages is not None:
                 others = queue.messages - part.messages
@@ -142,6 +148,7 @@ class Storing:
             "1" if spec.keeps_last else "0",
             max_messages,
             max_bytes,
+            least_age,
             *args,
             keys=[self._functions.stored_ids_key(queue, part)],
         )
@@ -154,6 +161,18 @@ class Storing:
 
         call.add_done_callback(done)
         return call
+
+    def _least_age(self, queue: Queue, part: Part) -> str:
+        """Return of what age a message must be to leave a full physical queue for new ones.
+
+        Where another one has older messages, these leave; see `_drop_oldest`. "" is any age.
+        """
+        others = [
+            other.oldest
+            for other in self._functions.reached(queue)
+            if other is not part and other.oldest is not None
+        ]
+        return repr(self._functions.now() - min(others) - _SAME_AGE_SECONDS) if others else ""
 
     def _appended(self, queue: Queue, part: Part, answer: Sequence[Any]) -> None:
         """Take note of what was stored."""
@@ -169,22 +188,29 @@ class Storing:
             self._functions.arrivals.arrived(queue)
             for group in queue.groups.values():
                 group.arrived()
-        if n_stored and queue.spec.when_full == "drop_oldest":
+        if n_stored and _n_surplus(queue):
             self._run(self._drop_oldest(queue))
 
     async def _drop_oldest(self, queue: Queue) -> None:
-        """Remove the oldest messages of other physical queues where they are too many."""
-        spec = queue.spec
-        while True:
-            excess = queue.messages - (spec.max_messages or math.inf)
-            parts = [part for part in queue.physical.values() if part.oldest is not None]
-            is_over = excess > 0 or queue.payload_bytes > (spec.max_bytes or math.inf)
-            if not is_over or not parts or len(queue.physical) == 1:
+        """Remove the oldest messages of a queue that has too many, in whichever physical queue.
+
+        A node that is away has no part in this. More leave at a time as long as one physical queue
+        has the oldest, so that many messages which come together cost few calls.
+        """
+        n_most, last = 1, None
+        while n_surplus := _n_surplus(queue):
+            parts = [part for part in self._functions.reached(queue) if part.oldest is not None]
+            part = min(parts, key=lambda one: one.oldest or 0.0, default=None)
+            if part is None or part in self._cutting:  # who cuts there looks again afterwards
                 return
-            part = min(parts, key=lambda one: one.oldest or 0.0)
-            n_removed, _ = await self.cut(queue, part, "drop_oldest", part.earliest + 1)
-            if not n_removed:
-                return
+            n_most = 4 * n_most if part is last else 1
+            last = part
+            self._cutting.add(part)
+            try:
+                below = part.earliest + min(n_surplus, n_most)
+                await self.cut(queue, part, "drop_oldest", below)
+            finally:
+                self._cutting.discard(part)
 
     def _run(self, work: Any) -> None:
         """Do something behind the answer."""
@@ -215,6 +241,20 @@ class Storing:
         answer = await self._functions.ask(queue, part, "cut_below", below, repr(age))
         queue.count_removed(reason, answer[1])
         return answer[1], bool(answer[2])
+
+
+def _n_surplus(queue: Queue) -> int:
+    """Return how many messages a queue with `drop_oldest` has too many, by their mean size."""
+    spec = queue.spec
+    if spec.when_full != "drop_oldest" or len(queue.physical) == 1:  # the server sees to that
+        return 0
+    n_surplus = 0
+    if spec.max_messages is not None:
+        n_surplus = max(0, queue.messages - spec.max_messages)
+    if spec.max_bytes is not None and queue.payload_bytes > spec.max_bytes:
+        n_bytes = queue.payload_bytes - spec.max_bytes
+        n_surplus = max(n_surplus, 1, n_bytes * queue.messages // queue.payload_bytes)
+    return n_surplus
 
 
 def _tell(answered: asyncio.Future[None], queue: Queue, call: asyncio.Future[Any]) -> None:

@@ -300,6 +300,22 @@ async def test_drop_oldest_drops_none_of_those_that_come_at_once(running: Runnin
     assert {number: one.messages for number, one in usage.items()} == {0: 5, 1: 5}
 
 
+@pytest.mark.parametrize("limits", [{"max_messages": 10}, {"max_bytes": 10}], ids=str)
+async def test_drop_oldest_drops_none_of_those_that_came_last(
+    running: Running, limits: dict[str, Any]
+) -> None:
+    """Though one physical queue gets all new messages, while another one has all the oldest."""
+    await running.create(when_full="drop_oldest", physical_queues=2, **limits)
+    for n in range(10):
+        await running.store(b"%d" % n, number=1)
+    running.clock.sleep(10.0)
+    for _ in range(5):
+        await running.store(b"n")
+        await until(lambda: running.snapshot().messages == 10)
+    assert await running.drain() == [b"n"] * 5
+    assert await running.drain(number=1) == [b"5", b"6", b"7", b"8", b"9"]
+
+
 @pytest.mark.parametrize("n_at_once", [1, 4, 24])
 @pytest.mark.parametrize("groups", [{"r": OFFSETS}, {"g": LEASE}, {}], ids=["r", "g", "none"])
 async def test_a_range_that_drop_oldest_has_cut_is_gone(

@@ -268,3 +268,16 @@ async def test_no_identifier_is_claimed_of_a_queue_that_is_gone() -> None:
         assert await other._routes.call(key, "EXISTS", key) == 0
     for each in (one, other):
         await each.close()
+
+
+async def test_a_window_begins_with_its_claim() -> None:
+    """Not with the second before: a window of one second could be over at once."""
+    server = RedisServer(cluster=shared_cluster(), prefix=f"test-{uuid.uuid4().hex}")
+    engine = await opened(server)
+    snapshot = await engine.create_queue("q", replace(SPEC, physical_queues=1))
+    key = f"{server.prefix}:{{{snapshot.incarnation}.0}}:claims"
+    before = await engine._routes.call(key, "TIME")
+    await Used(engine, (), "q").append(0, new(b"id"))
+    claimed_at = await engine._routes.call(key, "ZSCORE", f"{key}:t", "id")
+    assert float(claimed_at) >= int(before[0]) + int(before[1]) / 1_000_000
+    await engine.close()

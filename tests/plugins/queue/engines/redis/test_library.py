@@ -74,7 +74,7 @@ class Store:
             words = [word for new in some for word in new.words()]
             most = "" if limit is None else limit
             keeps = int(keeps_last)
-            offsets += self._numbered("append", 1, "9.0", "0.0", keeps, most, "", *words)[1]
+            offsets += self._numbered("append", 1, "9.0", "0.0", keeps, most, "", "", *words)[1]
         return offsets
 
     def lease(self, gid: str, most: int, filters: str, max_receives: int) -> list[Any]:
@@ -181,6 +181,11 @@ STEPS: Final = st.lists(
     min_size=3,
     max_size=8,
 )
+
+
+def test_it_is_read_once() -> None:
+    """A program that runs while another version is installed still reaches its servers."""
+    assert source() is source()
 
 
 @pytest.mark.parametrize(("limit", "keeps_last"), [(None, False), (6, False), (None, True)])
