@@ -218,7 +218,9 @@ class Demand:
         """What makes it connect, in words, where `wants_start` says that it does not."""
         if self.keys.when == "never":
             return "it is held: start.when is never"
-        return f"it connects when {self.keys.threshold_messages} messages wait to go up"
+        n_messages = self.keys.threshold_messages
+        waits = "message waits" if n_messages == 1 else "messages wait"
+        return f"it connects when {n_messages} {waits} to go up"
 
     def wants_start(self, n_waiting: int) -> bool:
         """Say whether the uplink is to connect, with so many messages that wait to go up."""

@@ -437,6 +437,8 @@ class Uplink:
                     error,
                     wait,
                 )
+                told = f"it leaves, and its session in the cloud cannot be ended: {error}"
+                self._absence.lasts(told, next_in_seconds=wait)
                 await self._wait_for_retry(wait)
             else:
                 break
@@ -460,12 +462,16 @@ class Uplink:
 
     async def _until_wanted(self) -> None:
         """Wait until the uplink may stand, and something makes it connect."""
+        has_waited = False
         while True:
             opening = self._schedule.at(self._wall())
             is_wanted = self.lane.leaves or self._demand.wants_start(self.n_waiting)
             if opening.is_open and is_wanted:
                 self.budget.set_rate(opening.max_bytes_per_second, self.clock())
+                if has_waited:
+                    self._absence.lasts(f"connecting to {self.address}")
                 return
+            has_waited = True
             self._absence.lasts(OUTSIDE if is_wanted else self._demand.lacks)
             wait = opening.look_again_seconds
             await asyncio.sleep(min(wait, LOOK_SECONDS) if opening.is_open else wait)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,15 @@ async def test_the_report_says_why_an_uplink_is_not_connected() -> None:
         async with site(port_of(cloud), start=start) as edge:
             waits = "s: it connects when 2 messages wait to go up"
             await until(lambda: why_away(edge).endswith(waits))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        start["threshold_messages"] = 1
+        async with site(port, start=start) as edge, await connected(port_of(edge), "near") as near:
+            await until(
+                lambda: why_away(edge).endswith("s: it connects when 1 message waits to go up")
+            )
+            await deliver(near, Publish("up/a", b"x", qos=1, packet_id=1))
+            await until(lambda: why_away(edge).endswith(f"s: connecting to 127.0.0.1:{port}"))
 
 
 async def test_an_uplink_that_is_held_connects_never() -> None:
