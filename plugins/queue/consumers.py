@@ -58,6 +58,9 @@ RETRY_SECONDS: Final = 1.0
 LEASE_PART: Final = 3
 """A lease is extended each time when this part of the visibility timeout is over."""
 
+EXTEND_SECONDS: Final = 0.05
+"""Between two extensions at least: the visibility timeout may be 0."""
+
 LOST_SECONDS: Final = 10.0
 """How often it is looked for messages that were dropped on their way, at least."""
 
@@ -336,7 +339,8 @@ class QueueFeed:
         Args:
             visibility: seconds for which they last.
         """
-        at = asyncio.get_running_loop().time() + visibility / LEASE_PART
+        wait = max(visibility / LEASE_PART, EXTEND_SECONDS)
+        at = asyncio.get_running_loop().time() + wait
         if at < self._extend_at:
             self._extend_at = at
             self._is_sooner.set()

@@ -293,6 +293,25 @@ def test_a_visibility_timeout_that_is_made_shorter_loses_no_lease(
         runner.run(check_shortened(before, after))
 
 
+def test_a_visibility_timeout_of_0_extends_nothing_all_the_time() -> None:
+    """SQS may set it: each round of the loop had another extension."""
+
+    async def check() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SkippingLoop)
+        service = ScriptedService(received(1))
+        service.visibility_timeout = 0.0
+        service.goes_on.clear()
+        source, _ = opened(service, ScriptedConsumer())
+        await loop.skip(1.0)
+        assert 1 <= len(service.extended_at) <= 20
+        service.goes_on.set()
+        await source.close()
+
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        runner.run(check())
+
+
 async def test_an_extension_that_waits_holds_up_no_later_one() -> None:
     """One node may be away: what is leased from the others has to be extended meanwhile."""
     service = ScriptedService(received(1))
