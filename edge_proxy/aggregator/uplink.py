@@ -430,14 +430,10 @@ class Uplink:
                 await self._forget(settings, dialled.transport, clears_state=True)
             except PenstockError as error:
                 wait = self._wait_seconds("", 0.0)
+                told = f"its session in the cloud cannot be ended: {error}"
                 self.logger.warning(
-                    "uplink %s: its session in the cloud cannot be ended: %s; the next attempt in "
-                    "%.1f s",
-                    self.name,
-                    error,
-                    wait,
+                    "uplink %s: %s; the next attempt in %.1f s", self.name, told, wait
                 )
-                told = f"it leaves, and its session in the cloud cannot be ended: {error}"
                 self._absence.lasts(told, next_in_seconds=wait)
                 await self._wait_for_retry(wait)
             else:
