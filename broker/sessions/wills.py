@@ -89,4 +89,13 @@ def send_will(core: Core, session: Session, now: float) -> None:
         core.router.refuse(session.client_id, will.topic, ReasonCode.QUOTA_EXCEEDED)
         return
     message.payload = payload
+    journal = core.journal
+    if (
+        journal is not None
+        and message.qos
+        and not journal.is_failing
+        and journal.lacks_room(message)
+        and journal.must_refuse(session, plan, message)
+    ):
+        message.qos = 0  # it cannot be refused: nothing of it is stored, and who is there gets it
     core.router.publish(message, now, session)

@@ -564,3 +564,16 @@ def test_a_retained_message_of_qos_0_is_stored_when_there_is_room() -> None:
     assert not broker.journal.is_full
     broker.settle()
     assert set(broker.disk.retained) == {("r/new",), ("r/longer",), ("r/shorter",)}
+
+
+def test_a_will_for_which_there_is_no_room_is_sent_at_qos_0() -> None:
+    """It cannot be refused, and each client whose publish is refused may come again with a will."""
+    broker = DurableBroker()
+    subscribed(broker).lose()
+    near = broker.connect("near")
+    near.subscribe("t/#", 1)
+    for room, n_stored in (0, 0), (10_000, 1):
+        broker.journal.measured(room)
+        broker.connect("c", will=Will("t/will", b"gone", qos=1, retain=True)).lose()
+        assert near.take(Publish).qos == n_stored
+        assert len(broker.disk.deliveries) == len(broker.disk.retained) == n_stored
