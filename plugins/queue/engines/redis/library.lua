@@ -937,7 +937,7 @@ local function lease(keys, argv)
   local function wants() return n < most and n_looked < LOOK and not is_full end
 
   while wants() do
-    local again = call('ZRANGE', k .. ':v', 0, AHEAD - 1)
+    local again = call('ZRANGE', k .. ':v', 0, math.min(AHEAD, most - n) - 1)
     if #again == 0 then break end
     local infos = call('HMGET', p.base .. ':i', unpack(again))
     local received = call('HMGET', k .. ':h', unpack(again))
