@@ -69,6 +69,8 @@ ROUNDING_BYTES: Final = 4096
 more than the payload has."""
 DELIVERY_BYTES: Final = 64
 """What a stored delivery takes."""
+AMPLE_BYTES: Final = 4 * 1024**3
+"""More than may wait for a commit: with so much room, what waits need not be counted."""
 
 MADE_BYTES: Final = 2 * 1024**2
 """What is dropped at a time where a message found no room: more than the pages that messages leave
@@ -343,6 +345,8 @@ class Journal:
         """
         if self.is_failing:
             return True
+        if self._room_bytes >= AMPLE_BYTES:
+            return False
         n_bytes = self._bytes_with(message)
         if n_bytes <= self._room_bytes:
             return False
