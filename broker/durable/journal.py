@@ -158,6 +158,7 @@ class Journal:
         self._sealed_receipts: list[Waiting] = []
         self._sealed_connections: dict[Holding, None] = {}
         self._sealed_bytes = 0
+        self._sealed_retained_bytes = 0  # of QoS 0: nobody waits for these
         # New in the sealed batch; None where they are not noted, as no session was limited.
         self._unstored: dict[Delivery, DeliveryJournal] | None = {}
         core.journal = self
@@ -361,6 +362,7 @@ class Journal:
         n_deliveries = len(self._deliveries)
         if self.sealed is not None:
             n_messages += len(self.sealed.retained)
+            n_bytes += self._sealed_retained_bytes
             n_deliveries += len(self.sealed.deliveries)
         n_bytes += min(n_bytes, n_messages * ROUNDING_BYTES)
         return n_bytes + n_messages * ROW_BYTES + n_deliveries * DELIVERY_BYTES
@@ -474,7 +476,7 @@ class Journal:
         self.is_failing = False
         receipts, self._sealed_receipts = self._sealed_receipts, []
         connections, self._sealed_connections = self._sealed_connections, {}
-        self._sealed_bytes = 0
+        self._sealed_bytes = self._sealed_retained_bytes = 0
         for receipt in receipts:
             receipt.settle(0)
         for connection in connections:
@@ -663,7 +665,7 @@ class Journal:
             if n_bytes > self._room_bytes:
                 self._has_no_room(n_bytes)
                 return False
-        self._n_bytes += n_payload
+        self._sealed_retained_bytes += n_payload
         return True
 
     def _put_wills(self, batch: Batch) -> None:

@@ -577,3 +577,18 @@ def test_a_will_for_which_there_is_no_room_is_sent_at_qos_0() -> None:
         broker.connect("c", will=Will("t/will", b"gone", qos=1, retain=True)).lose()
         assert near.take(Publish).qos == n_stored
         assert len(broker.disk.deliveries) == len(broker.disk.retained) == n_stored
+
+
+def test_retained_messages_of_qos_0_refuse_nobody_while_they_wait_for_their_commit() -> None:
+    """They take room on the disk, and are none of the messages that may wait for a commit."""
+    broker = DurableBroker(max_pending_bytes=1_000)
+    subscribed(broker)
+    broker.commits_at_once = False
+    publisher = broker.connect("p")
+    publisher.publish("r/1", b"x" * 10_000, retain=True)
+    broker.seal()
+    for packet_id, room in (1, 100_000), (2, 12_000):
+        broker.journal.measured(room)
+        publisher.publish("t/1", b"x", qos=1, packet_id=packet_id)
+    broker.commit()
+    assert [packet.reason_code for packet in publisher.take_all(PubAck)] == [0, 0x97]
