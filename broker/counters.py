@@ -39,8 +39,8 @@ class Counters:
         peer_errors: connections closed for what the peer sent, by reason code.
         unexpected_acknowledgements: acknowledgements of packet identifiers not inflight.
         lanes_paced: times that what was sent on a large lane has begun to yield to the other one.
-        user_properties_ignored: CONNECT packets with a user property for the gate whose value it
-            could not use.
+        user_properties_ignored: user properties of CONNECT whose value, or that beside it, does not
+            allow to use them.
         extension_events_dropped: events that a plugin was too slow to take, by the name of its
             callback.
         extension_errors: exceptions raised by plugins, by the name of the plugin.

@@ -248,6 +248,15 @@ async def let_in(
     )
     if not client.is_local:
         yields = _says_yes(core, client_id, told, YIELDS_PROPERTY)
+        if yields and not other_lane:
+            core.counters.user_properties_ignored += 1
+            core.logger.info(
+                "client %s: CONNECT: user property %s: read without a lane to yield to; allowed: "
+                "beside %s; ignored",
+                client_id,
+                YIELDS_PROPERTY,
+                LANE_PROPERTY,
+            )
         core.lanes.connected(session, other_lane, now, yields=yields)
     if core.callbacks.client_connected:
         core.guard.tell(core.callbacks.client_connected, ClientConnected(session))

@@ -389,6 +389,25 @@ def test_a_client_may_ask_that_its_messages_wait_for_room(
     assert (told in caplog.messages) == (value != "yes")
 
 
+def test_a_client_that_is_no_lane_has_nothing_to_yield_to(caplog: pytest.LogCaptureFixture) -> None:
+    """That is told and counted, also where the other lane that it names cannot be one."""
+    caplog.set_level("INFO")
+    broker = VirtualBroker()
+    yields = ("penstock-yields", "yes")
+    broker.connect("a", properties={"user_property": [yields]})
+    told = (
+        "client a: CONNECT: user property penstock-yields: read without a lane to yield to; "
+        "allowed: beside penstock-lane-of; ignored"
+    )
+    assert caplog.messages.count(told) == 1
+    assert broker.core.counters.user_properties_ignored == 1
+    broker.connect("a", properties={"user_property": [yields, ("penstock-lane-of", "a")]})
+    assert caplog.messages.count(told) == 2
+    assert broker.core.counters.user_properties_ignored == 3
+    broker.connect("a", properties={"user_property": [yields, ("penstock-lane-of", "b")]})
+    assert broker.core.counters.user_properties_ignored == 3
+
+
 def test_what_the_gate_can_make_nothing_of_is_logged_and_counted_once_a_connection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
