@@ -15,6 +15,10 @@ from penstock.broker.network.pacing import LOOK_SECONDS, Pacing
 from penstock.broker.network.tcp_info import TcpInfo, read_tcp_info
 from penstock.broker.network.tcp_options import set_pacing_rate
 
+MOST_LOOK_SECONDS: Final = 0.8
+"""Between two looks while nothing is acknowledged, each of which waits twice as long as the one
+before: a client that does not read costs little."""
+
 IDLE_LOOKS: Final = 4
 """So many looks in a row find nothing on its way before the connection rests: between two messages
 there may be a gap, and Linux begins anew after one retransmission timeout, 0.2 s at least."""
@@ -45,13 +49,15 @@ class LanePacer:
         self._pacing = Pacing()
         self._pace: float | None = None
         self._n_idle = 0
+        self._segs_in = 0
+        self._wait = LOOK_SECONDS
         self._timer: asyncio.TimerHandle | None = None
         self._is_at_work = True
         info = self._read()
         if info is None:
             self._is_at_work = False
         else:
-            self._set(self._pacing.rest(info))
+            self._set(self._pacing.rest(info, clock()))
 
     @property
     def _fileno(self) -> int:
@@ -73,7 +79,11 @@ class LanePacer:
         """Look at the connection from now on: something is sent on it."""
         self._n_idle = 0
         if self._timer is None and self._is_at_work:
-            self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
+            info = self._read()
+            if info is not None:
+                self._set(self._pacing.rest(info, self._clock()))
+                self._wait = LOOK_SECONDS
+                self._timer = self._loop.call_later(self._wait, self._look)
 
     def _look(self) -> None:
         self._timer = None
@@ -82,14 +92,18 @@ class LanePacer:
             return
         is_idle = not (info.unacked or self._transport.get_write_buffer_size())
         self._n_idle = self._n_idle + 1 if is_idle else 0
+        now = self._clock()
         if self._n_idle == IDLE_LOOKS:
-            self._set(self._pacing.rest(info))
+            self._set(self._pacing.rest(info, now))
             return
         had_yielded = self._pacing.has_yielded
-        self._set(self._pacing.look(info, self._clock()))
+        self._set(self._pacing.look(info, now))
         if self._pacing.has_yielded and not had_yielded:
             self._on_yield()
-        self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
+        is_silent = not is_idle and info.segs_in == self._segs_in
+        self._wait = min(2 * self._wait, MOST_LOOK_SECONDS) if is_silent else LOOK_SECONDS
+        self._segs_in = info.segs_in
+        self._timer = self._loop.call_later(self._wait, self._look)
 
     def stop(self) -> None:
         """Look at it no more, and let it send at full rate."""

@@ -73,7 +73,9 @@ FEW_SEGMENTS: Final = 4
 LOSSY_SECONDS: Final = 5.0
 """A connection that has lost segments within this time, and has had no more than so few on their
 way for two round trips, is limited by its losses, not by a link: its window is small, and what it
-has delivered tells nothing of the path. No pace is below so few in a round trip."""
+has delivered tells nothing of the path. No pace at which it begins or yields is below so few in a
+round trip, and no other one is below `BURST_SEGMENTS`: what the kernel waits for after a segment is
+not shortened by a higher pace that it is given meanwhile."""
 
 HOLD_RATIO: Final = 0.1
 """Above the delivery rate by so much at most, with the shortest queue."""
@@ -123,17 +125,23 @@ class Pacing:
         self._retrans = 0
         self._lost_at = -math.inf
 
-    def rest(self, info: TcpInfo) -> float:
+    def rest(self, info: TcpInfo, now: float) -> float:
         """Choose the pace at which the next message begins: nothing is on its way.
+
+        To be called again when it has begun, as the path may have changed meanwhile, and as what
+        was acknowledged before tells nothing of the rate.
 
         Args:
             info: of the connection.
+            now: monotonic seconds.
         """
         self._round_trip(info)
+        self._looked_at = now
         least = min(self._least, info.rtt or SPREAD_SECONDS)
         seconds = min(least, SPREAD_SECONDS)
         begin = INITIAL_SEGMENTS * info.mss / seconds
-        self.pace = begin if self._rate is None else min(begin, self._rate)
+        few = FEW_SEGMENTS * info.mss / (info.rtt or SPREAD_SECONDS)
+        self.pace = begin if self._rate is None else min(begin, max(self._rate, few))
         self._is_beginning = True
         self.has_yielded = False
         self._acked = info.bytes_acked
@@ -181,6 +189,8 @@ class Pacing:
             self._queue_before = 0.0
             is_calm = queue <= CALM_SECONDS + segment
             self._go_on(1 - queue / most, rate, now, is_calm=is_calm)
+            if self.pace is not None:
+                self.pace = max(self.pace, BURST_SEGMENTS * info.mss / rtt)
             if now >= self._next_at:
                 self._next_at = now + rtt
         return self.pace

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.broker.mqtt.packets import Publish
 from penstock.broker.network.lane_pacer import LanePacer
-from penstock.broker.network.pacing import Pacing
+from penstock.broker.network.pacing import LOOK_SECONDS, Pacing
 from penstock.broker.network.tcp_info import TcpInfo
 from penstock.broker.server import Server
 from tests.broker.serving import port_of, protocol_of, serving, until
@@ -68,7 +68,15 @@ async def test_a_lane_is_looked_at_while_something_is_on_its_way(
         self.has_yielded = True
         return 50_000.0
 
+    rests: list[float] = []
+    rest = Pacing.rest
+
+    def note_rest(self: Pacing, info: TcpInfo, now: float) -> float:
+        rests.append(now)
+        return rest(self, info, now)
+
     monkeypatch.setattr(Pacing, "look", look)
+    monkeypatch.setattr(Pacing, "rest", note_rest)
     async with (
         serving() as server,
         await lane(server, "large", "small", "yes") as large,
@@ -77,6 +85,7 @@ async def test_a_lane_is_looked_at_while_something_is_on_its_way(
         await large.subscribe("cam")
         await until(lambda: not is_looking(server, "large"))
         n_before = server.core.counters.lanes_paced
+        n_rests = len(rests)
         for n_messages in (1, 2):
             await large.send(Publish("cam", LARGE))
             await large.take(Publish)
@@ -85,6 +94,25 @@ async def test_a_lane_is_looked_at_while_something_is_on_its_way(
             await until(lambda: not is_looking(server, "large"))
             assert pace(server, "large") != 50_000
             assert server.core.counters.lanes_paced == n_before + n_messages
+            assert len(rests) == n_rests + 2 * n_messages  # as it begins, and behind it
+
+
+async def test_a_client_that_does_not_read_is_seldom_looked_at() -> None:
+    """What it costs does not go on at the same rate for as long as it holds out."""
+    async with (
+        serving() as server,
+        await lane(server, "large", "small", "yes") as large,
+        await lane(server, "small", "large") as small,
+    ):
+        await large.subscribe("cam")
+        pacer = server.core.lanes._pacers["large"]
+        assert isinstance(pacer, LanePacer)
+        await until(lambda: pacer._timer is None)
+        await small.send(Publish("cam", bytes(8_000_000)))
+        await until(lambda: pacer._wait > 2 * LOOK_SECONDS)
+        await large.take(Publish)
+        await until(lambda: pacer._timer is None)
+        assert pacer._wait == LOOK_SECONDS
 
 
 @pytest.mark.parametrize(("value", "n_ignored"), [("no", 1), ("", 0)])

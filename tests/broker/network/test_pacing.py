@@ -10,6 +10,7 @@ import pytest
 
 from penstock.broker.network.pacing import (
     INITIAL_SEGMENTS,
+    LEAST_RATIO,
     LOOK_SECONDS,
     SPREAD_SECONDS,
     Pacing,
@@ -141,7 +142,7 @@ def run(
     """Let a model send all the time, and pace it as it would be, from the beginning or on."""
     begins, pacing = pacing is None, pacing or Pacing()
     if is_paced and begins:
-        model.pace = pacing.rest(model.info())
+        model.pace = pacing.rest(model.info(), model.now)
     for step in range(round(seconds / STEP)):
         model.unsent = 1_000
         model.step()
@@ -217,12 +218,48 @@ def test_a_message_begins_with_its_first_segments_spread_over_a_round_trip() -> 
         way = functools.partial(lambda seconds, _now: seconds, one_way)
         model = Model(lambda _now: BROAD, way)
         seconds = min(2 * one_way, SPREAD_SECONDS)
-        assert pacing.rest(model.info()) == pytest.approx(INITIAL_SEGMENTS * MSS / seconds)
+        assert pacing.rest(model.info(), model.now) == pytest.approx(
+            INITIAL_SEGMENTS * MSS / seconds
+        )
     model = Model(lambda _now: NARROW)
     pacing = run(model, 10)
     assert pacing.has_yielded
-    assert pacing.rest(model.info()) == pytest.approx(NARROW, rel=0.1)
+    assert pacing.rest(model.info(), model.now) == pytest.approx(NARROW, rel=0.1)
     assert not pacing.has_yielded
+
+
+def test_what_a_message_begins_with_tells_its_rate_also_after_a_long_rest() -> None:
+    """What is acknowledged before the kernel tells a new rate was sent since it has begun."""
+    model = Model(lambda now: NARROW if now < 10 or now >= 20 else BROAD)
+    pacing = run(model, 12)
+    now, info = 3_600.0, model.info()
+    pacing.rest(info, model.now)
+    begun = pacing.rest(info, now)
+    queue = info._replace(
+        rtt=0.3,
+        segs_in=info.segs_in + 8,
+        bytes_acked=info.bytes_acked + INITIAL_SEGMENTS * MSS,
+        notsent_bytes=400_000,
+    )
+    pace = pacing.look(queue, now + LOOK_SECONDS)
+    assert pace is not None
+    assert pace > 0.9 * LEAST_RATIO * INITIAL_SEGMENTS * MSS / LOOK_SECONDS
+    assert pacing.rest(queue, now + 1) > begun / 10
+
+
+def test_a_pace_is_never_so_low_that_a_segment_takes_a_few_round_trips() -> None:
+    """Whatever rate was found: at 10 bytes per second, the kernel would wait for minutes."""
+    pacing = Pacing()
+    model = Model(lambda _now: NARROW)
+    info = model.info()._replace(rtt=0.04, is_app_limited=False, unacked=20, notsent_bytes=400_000)
+    pacing.rest(info, 0.0)
+    for n, (rtt, rate) in enumerate([(0.04, 10), (0.3, 11), (0.3, 12), (0.04, 13), (0.04, 14)], 1):
+        info = info._replace(rtt=rtt, delivery_rate=rate, segs_in=40 * n, bytes_acked=MSS * n)
+        pace = pacing.look(info, LOOK_SECONDS * n)
+        assert pace is None or pace >= MSS / rtt
+    assert pacing.has_yielded
+    assert pacing.rest(info, 10.0) >= MSS / 0.04
+    assert (pacing.look(info._replace(segs_in=1_000), 10.1) or 0.0) >= MSS / 0.04
 
 
 def test_a_wider_path_is_found_within_a_second() -> None:
