@@ -134,6 +134,16 @@ class Store:
         for at in range(0 if self._is_each else end, end + 1):
             self.call("commit", READERS, at)
 
+    def drain(self) -> None:
+        """Receive and settle all that there is; what is first of its key has others wait for it."""
+        self.now += 100
+        for gid, known in self.receives.items():
+            known.clear()
+            while self.lease(gid, 1, "", 0) + self.lease(gid, 50, "", 0):
+                self.settle(gid, "ack", 0.0, list(range(len(known))))
+                known.clear()
+        self.commit(ANY)
+
     def state(self) -> dict[str, Any]:
         """Return all keys but the answers that are kept, without nonces."""
         found: dict[str, Any] = {}
@@ -272,7 +282,7 @@ def test_it_is_read_once() -> None:
 
 @pytest.mark.parametrize(("limit", "keeps_last"), [(None, False), (6, False), (None, True)])
 @settings(max_examples=examples(15))
-@given(news=NEWS, steps=steps_of([*RECEIVERS, ORDERED, ORDERED], *OTHERS))
+@given(news=NEWS, steps=steps_of([ORDERED, *RECEIVERS], *OTHERS))
 def test_keys_agree_whatever_is_called(
     client: Redis,
     limit: int | None,
@@ -293,6 +303,8 @@ def test_keys_agree_whatever_is_called(
         else:
             store.call(name, *words)
         store.check_invariants()
+    store.drain()
+    assert store.state()[":s"][b"messages"] == b"0"
 
 
 @pytest.mark.parametrize(("limit", "keeps_last"), [(None, False), (6, False), (None, True)])
