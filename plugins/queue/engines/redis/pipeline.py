@@ -6,7 +6,9 @@ program prepares the next one. Where the connection is lost, the calls without a
 until there are routes again (see `routes`), and go out once more in the order in which they were
 made. That is safe because the library does nothing twice: a call with an effect that cannot be
 repeated carries a number, and the server keeps its answer. Where the server answers that a call is
-not for it, the calls of that slot wait in the same way, and those of its other slots go on.
+not for it, the calls of that slot wait in the same way, and those of its other slots go on. One
+call of a slot that waits is tried from time to time, and the others once that is carried out: there
+may be thousands.
 
 A server that has not answered for a while is *silent*: who can do without it need not wait for it.
 That is not trouble yet; it may be slow. It is trouble once another server has taken its place.
@@ -217,6 +219,11 @@ def _packed(connection: AbstractConnection, command: tuple[Any, ...]) -> list[by
     return [pack_command(command)]
 
 
+def _in_order(calls: Iterable[Call]) -> list[Call]:
+    """Return calls that somebody waits for, in the order in which they were made."""
+    return sorted((call for call in calls if not call.future.done()), key=lambda call: call.number)
+
+
 class Pipeline:
     """Sends calls to one server and completes their futures.
 
@@ -259,7 +266,9 @@ class Pipeline:
         self._is_paused = True
         self._wake = asyncio.Event()
         self._silence = Silence(patience)
-        self._held: set[int] = set()
+        self._held: dict[int, Call | None] = {}
+        """Slots whose calls wait, and the one of each that is tried."""
+        self._held_calls: list[Call] = []
         self._has_held = asyncio.Event()
         self._has_sent = asyncio.Event()
         self._is_writing = False
@@ -283,14 +292,15 @@ class Pipeline:
 
     def submit(self, call: Call) -> None:
         """Send a call, when there is a connection."""
-        is_held = self._is_paused or call.slot in self._held
-        if len(call.command) >= _MANY_WORDS and not is_held and self._write_now(call):
-            return
-        self._waiting.append(call)
-        if is_held:
-            self._expect_expiry()
-        else:
+        is_held = call.slot in self._held
+        if not is_held and not self._is_paused:
+            if len(call.command) >= _MANY_WORDS and self._write_now(call):
+                return
+            self._waiting.append(call)
             self._wake.set()
+        else:
+            (self._held_calls if is_held else self._waiting).append(call)
+            self._expect_expiry()
 
     def _write_now(self, call: Call) -> bool:
         """Write a call where nothing waits to be written before it; say whether that was so.
@@ -322,7 +332,7 @@ class Pipeline:
     def hold(self, slots: Collection[int]) -> None:
         """Send no more calls of slots until there are routes again, which are then asked for."""
         if slots:
-            self._held.update(slots)
+            self._held.update(dict.fromkeys(slots))
             self._has_held.set()
             self._expect_expiry()
 
@@ -331,28 +341,35 @@ class Pipeline:
 
         Those under way are among them: who gives up their answers repeats them elsewhere.
         """
-        taken = [call for call in self._waiting if call.slot in slots]
+        waiting = [*self._waiting, *self._held_calls]
+        taken = [call for call in waiting if call.slot in slots]
         taken += [call for call, _ in self._unsafe if call.slot in slots]
         self._waiting = [call for call in self._waiting if call.slot not in slots]
+        self._held_calls = [call for call in self._held_calls if call.slot not in slots]
         self._unsafe = [one for one in self._unsafe if one[0].slot not in slots]
         for at, call in enumerate(self._sent):
             if isinstance(call, Call) and call.slot in slots:
                 taken.append(call)
                 self._sent[at] = _Moved()
-        self._held.difference_update(slots)
+        for slot in slots:
+            self._held.pop(slot, None)
         return [call for call in taken if not call.future.done()]
 
     def keep(self, future: asyncio.Future[Any]) -> None:
         """Have a call, if it is one of this pipeline, wait for a server as long as that takes."""
-        for call in (*self._waiting, *self._sent, *(call for call, _ in self._unsafe)):
-            if isinstance(call, Call) and call.future is future:
+        for call in self._calls():
+            if call.future is future:
                 call.is_kept = True
+
+    def _calls(self) -> list[Call]:
+        """Return all that have no answer."""
+        calls = [*(call for call, _ in self._unsafe), *self._waiting, *self._held_calls]
+        return calls + [call for call in self._sent if isinstance(call, Call)]
 
     async def finish(self) -> None:
         """Wait for the answers of what was called, where there is a connection."""
         if self.failure is None and self._task is not None:
-            calls = [*self._waiting, *self._sent, *(call for call, _ in self._unsafe)]
-            futures = [call.future for call in calls if isinstance(call, Call)]
+            futures = [call.future for call in self._calls()]
             if futures:
                 await asyncio.wait(futures, timeout=self._patience.timeout_seconds)
 
@@ -380,30 +397,54 @@ class Pipeline:
 
     def _take_back(self) -> None:
         """Put what has no answer where it waits, in the order in which it was made."""
-        calls = [*(call for call, _ in self._unsafe), *self._waiting]
-        calls += [call for call in self._sent if isinstance(call, Call)]
+        self._waiting = _in_order(self._calls())
         self._unsafe.clear()
         self._sent.clear()
         self._held.clear()
-        self._wait_in_order(calls)
+        self._held_calls.clear()
 
-    def _wait_in_order(self, calls: Iterable[Call]) -> None:
-        self._waiting = sorted(
-            (call for call in calls if not call.future.done()), key=lambda call: call.number
-        )
+    def _try_held(self) -> None:
+        """Send the first call of each slot that waits, but of those that have answers to come."""
+        self._waiting = self._not_held(self._waiting)
+        self._held_calls = _in_order(self._held_calls)
+        first: dict[int, Call] = {}
+        for call in self._held_calls:
+            first.setdefault(call.slot, call)
+        under_way = self.under_way()
+        tried: list[Call] = []
+        for slot, one in list(self._held.items()):
+            if slot in under_way or (one is not None and not one.future.done()):
+                continue
+            if slot in first:
+                self._held[slot] = first[slot]
+                tried.append(first[slot])
+            else:
+                del self._held[slot]
+        if tried:
+            self._held_calls = [call for call in self._held_calls if call not in tried]
+            self._waiting += tried
+            self._wake.set()
 
-    def _release(self) -> None:
-        """Send what was held, but for slots of which answers are still to come."""
-        self._held &= self.under_way()
-        self._wait_in_order(self._waiting)
+    def _not_held(self, calls: Iterable[Call]) -> list[Call]:
+        """Return calls that may be sent; the others wait with their slots."""
+        free: list[Call] = []
+        for call in calls:
+            is_held = self._held.get(call.slot, call) is not call
+            (self._held_calls if is_held else free).append(call)
+        return free
+
+    def _let_go(self, slot: int) -> None:
+        """Send all calls of a slot that has waited."""
+        del self._held[slot]
+        own = [call for call in self._held_calls if call.slot == slot]
+        self._waiting = _in_order([*self._waiting, *own])
+        self._held_calls = [call for call in self._held_calls if call.slot != slot]
         self._wake.set()
 
     def _expect_expiry(self) -> None:
         """Have the first call that waits fail when its time is over."""
         if self._expiry is None:
-            held = self._waiting
-            if not self._is_paused:
-                held = [call for call in held if call.slot in self._held]
+            held = [*self._waiting, *self._held_calls] if self._is_paused else self._held_calls
             first = next((call for call in held if not call.is_kept), None)
             if first is not None:
                 at = first.made_at + self._patience.retry_seconds
@@ -412,14 +453,20 @@ class Pipeline:
     def _expire(self) -> None:
         self._expiry = None
         latest = asyncio.get_running_loop().time() - self._patience.retry_seconds
-        calls, self._waiting = self._waiting, []
+        if self._is_paused:
+            self._waiting = self._unexpired(self._waiting, latest)
+        self._held_calls = self._unexpired(self._held_calls, latest)
+        self._expect_expiry()
+
+    def _unexpired(self, calls: Iterable[Call], latest: float) -> list[Call]:
+        """Return calls that were made later, or are kept; have the others fail."""
+        left: list[Call] = []
         for call in calls:
-            is_held = self._is_paused or call.slot in self._held
-            if not is_held or call.is_kept or call.made_at > latest:
-                self._waiting.append(call)
+            if call.is_kept or call.made_at > latest:
+                left.append(call)
             else:
                 call.fail(self.failure or f"the Redis server {self} takes no calls")
-        self._expect_expiry()
+        return left
 
     async def _run(self) -> None:
         seconds = _FIRST_RETRY_SECONDS
@@ -488,9 +535,8 @@ class Pipeline:
                 continue
             calls, self._waiting = self._waiting, []
             if self._held:
-                held = self._held
-                self._waiting = [call for call in calls if call.slot in held]
-                calls = [call for call in calls if call.slot not in held]
+                calls = self._not_held(calls)
+                self._expect_expiry()
                 if not calls:
                     continue
             packed = self._packed(connection, calls)
@@ -540,7 +586,7 @@ class Pipeline:
             elif isinstance(answer, ResponseError):
                 if isinstance(answer, NOT_CARRIED_OUT):
                     call.is_sent = False
-                    self._waiting.append(call)
+                    self._held_calls.append(call)
                     self.hold((call.slot,))
                 elif not call.future.done():
                     call.future.set_exception(answer)
@@ -551,6 +597,8 @@ class Pipeline:
                 call.future.set_result(answer)
             else:
                 self._unsafe.append((call, answer))
+            if self._held and isinstance(call, Call) and self._held.get(call.slot) is call:
+                self._let_go(call.slot)
             if not self._silence.is_over:  # behind the answer: who is woken knows of it
                 self._note_answer(call)
 
@@ -615,4 +663,4 @@ class Pipeline:
                 if not self._silence.is_silent:
                     continue
             await self._on_trouble()
-            self._release()
+            self._try_held()

@@ -99,6 +99,36 @@ async def test_a_slot_on_its_way_holds_up_no_other_slot_of_its_server(nodes: lis
     await calls.close()
 
 
+async def n_refused(node: Address) -> int:
+    """Return how many calls a node has refused as their slot was on its way."""
+    lines = (await Login().ask(node, "INFO", "errorstats")).decode().split()
+    found = [line for line in lines if line.startswith("errorstat_ASK:")]
+    return int(found[0].partition("count=")[2]) if found else 0
+
+
+async def test_one_call_of_a_slot_that_waits_is_tried_from_time_to_time(
+    nodes: list[Address],
+) -> None:
+    """There may be thousands: all of them would keep the server and this program from others'."""
+    finder = HeldFinder(nodes)
+    calls = await opened(nodes, finder)
+    moved = keys_of_the_first(8)[7]
+    await set_slot(nodes, moved, "begin")
+    before = await n_refused(nodes[0])
+    async with asyncio.timeout(UNTIL_SECONDS):
+        waiting = [calls.call(moved, "RPUSH", moved, f"{n}") for n in range(100)]
+        for _ in range(4):
+            finder.is_asked.clear()
+            await finder.is_asked.wait()
+        assert await n_refused(nodes[0]) - before < 200
+        await set_slot(nodes, moved, "end")
+        assert await asyncio.gather(*waiting) == [*range(1, 101)]
+        assert await calls.call(moved, "LRANGE", moved, "0", "-1") == [
+            b"%d" % n for n in range(100)
+        ]
+    await calls.close()
+
+
 async def test_a_silent_server_that_has_lost_a_slot_keeps_its_connection(
     nodes: list[Address],
 ) -> None:
