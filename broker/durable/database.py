@@ -152,6 +152,9 @@ DELETE_BYTES: Final = LOG_BYTES
 """What messages leave of the disk: the file may grow by all that is in the log."""
 RESERVE_BYTES: Final = DELETE_BYTES + LOG_BYTES
 """That, and a log for the pages that deleting changes."""
+LEAST_BYTES: Final = RESERVE_BYTES - LOG_BYTES // 2
+"""Where less is left of a reserve that was spent, the log has it, and is emptied. A log that is
+emptied sooner has to grow again at each commit."""
 SPARE_PAGES: Final = 64
 """Free pages of the file that messages leave to changes of stored rows."""
 
@@ -308,14 +311,18 @@ class SessionDatabase:
             DatabaseWriteError: it is refused.
         """
         is_spent = is_out_of_space(error) and self._reserve.spend()
-        with suppress(sqlite3.Error):  # frees space: the log may hold pages twice
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._empty_log()
         if is_spent:
             try:
                 return self._write(batch)
             except sqlite3.Error as again:
                 error = again
         raise DatabaseWriteError(f"persistence database {self.path}: {in_words(error)}") from error
+
+    def _empty_log(self) -> None:
+        """Copy the log into the file and free its space: it may hold pages twice."""
+        with suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def measure(self) -> None:
         """Look how much room there is, and reserve space again where there is enough.
@@ -330,8 +337,12 @@ class SessionDatabase:
         try:
             (n_free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
             on_disk = self._left_on_disk()
-            if not self._reserve.is_held and on_disk >= RESERVE_BYTES and self._reserve.hold():
-                on_disk = self._left_on_disk()
+            if not self._reserve.is_held:
+                if on_disk < LEAST_BYTES and on_disk + self._file.log_bytes >= RESERVE_BYTES:
+                    self._empty_log()
+                    on_disk = self._left_on_disk()
+                if on_disk >= RESERVE_BYTES and self._reserve.hold():
+                    on_disk = self._left_on_disk()
         except (OSError, sqlite3.Error, DatabaseFileError):
             self.room_bytes = 0
             return

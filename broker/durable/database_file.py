@@ -196,6 +196,11 @@ class DatabaseFile:
             )
         return ""
 
+    @property
+    def log_bytes(self) -> int:
+        """Length of the write-ahead log, the part that is not in use included."""
+        return _size(f"{self.path}{_LOG}")
+
     def flush(self) -> None:
         """Flush what was written to the database itself to the disk. Any thread may call this.
 

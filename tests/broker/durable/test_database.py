@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import sqlite3
@@ -366,6 +367,31 @@ def test_a_reserve_without_blocks_counts_as_none(
     monkeypatch.setattr(os, "statvfs", lambda _: some)
     with closing(opened(tmp_path / "s.db")) as database:
         assert 0 < database.room_bytes <= DELETE_BYTES // 2
+
+
+def test_a_log_that_has_taken_the_space_of_the_reserve_is_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing fails that would empty it, and messages that fit into free pages were refused."""
+    log = tmp_path / "s.db-wal"
+    status = os.statvfs(tmp_path)
+
+    def left(_: str) -> os.statvfs_result:
+        n_bytes = RESERVE_BYTES + 100_000 - (log.stat().st_size if log.exists() else 0)
+        return os.statvfs_result((*status[:4], n_bytes // status.f_frsize, *status[5:]))
+
+    def reserve(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "")
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    monkeypatch.setattr(os, "statvfs", left)
+    with closing(opened(tmp_path / "s.db")) as database:
+        n_bytes = 5_000_000
+        message = MessageRow(1, "t", bytes(n_bytes), 1, False, 0.0, None, None, "p")
+        database.write(Batch(messages=[message]))
+        database.write(Batch(gone_messages=array("q", [1])))
+        assert log.stat().st_size < n_bytes
+        assert database.room_bytes > 0.8 * n_bytes
 
 
 def test_a_payload_without_room_elsewhere_stays_in_the_file(tmp_path: Path) -> None:
