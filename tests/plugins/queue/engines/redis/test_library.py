@@ -362,3 +362,13 @@ def test_holes_behind_the_earliest_message_cost_nothing(client: Redis) -> None:
     before = looks()
     store.append([New(key="a")] * 20, keeps_last=True)
     assert looks() == before
+
+
+def test_a_repeated_receive_tells_dead_letters_from_messages(client: Redis) -> None:
+    """Those that were received as often as is allowed are not received once more."""
+    store = Store(client, is_each=False)
+    store.append([New(), New()], keeps_last=False)
+    store.lease("1", 2, "", 1)
+    store.now += 6
+    store.append([New()], keeps_last=False)
+    assert [row[:2] for row in store.lease("1", 4, "", 1)] == [[0, 1], [1, 1], [2, 1]]
