@@ -7,7 +7,7 @@ message has waited in it. The kernel times them; the least is the path without a
 
 * *Begin*: the kernel sends the first ten segments of a message at once, which fills the queue of a
   narrow link. They are spread over one round trip. If no queue has grown then, the rate at which
-  the path was last found full is the next pace; none, where it never was.
+  the path was last found full is the next pace; none, where that was over a minute ago, or never.
 * *Yield*: a round trip above the least by more than `QUEUE_SECONDS` is a queue. The pace is below
   the rate at which the path delivers, the more so the longer the queue is, so that it shrinks.
 * *Hold*: with a short queue, the pace is just above that rate: the link is never idle.
@@ -77,6 +77,11 @@ has delivered tells nothing of the path. No pace at which it begins or yields is
 round trip, and no other one is below `BURST_SEGMENTS`: what the kernel waits for after a segment is
 not shortened by a higher pace that it is given meanwhile."""
 
+KNOWN_SECONDS: Final = 60.0
+"""A rate counts for so long after the last queue of the large lane: messages that are too short to
+rise from it would not find that the path carries more since. Longer, each of them is slow; shorter,
+more of them overrun a link that is as narrow as before."""
+
 HOLD_RATIO: Final = 0.1
 """Above the delivery rate by so much at most, with the shortest queue."""
 
@@ -111,6 +116,7 @@ class Pacing:
         self._srtt = 0.0
         self._segs_in = 0
         self._rate: float | None = None
+        self._queued_at = 0.0
         self._is_beginning = False
         self._acked = 0
         self._acked_at = 0.0
@@ -137,6 +143,8 @@ class Pacing:
         """
         self._round_trip(info)
         self._looked_at = now
+        if now - self._queued_at > KNOWN_SECONDS:
+            self._rate = None
         least = min(self._least, info.rtt or SPREAD_SECONDS)
         seconds = min(least, SPREAD_SECONDS)
         begin = INITIAL_SEGMENTS * info.mss / seconds
@@ -178,6 +186,9 @@ class Pacing:
         segment = min(segment, MOST_SEGMENT_SECONDS)
         most = max(QUEUE_SECONDS, QUEUE_RATIO * self._least) + BURST_SEGMENTS * segment
         since, self._acked_at = min(now - self._acked_at, rtt), now
+        is_calm = queue <= CALM_SECONDS + segment
+        if not is_calm:
+            self._queued_at = now
         if queue > most:
             is_lossy = now - self._lost_at < LOSSY_SECONDS
             few = FEW_SEGMENTS * info.mss / rtt
@@ -187,7 +198,6 @@ class Pacing:
                 self._yield(queue, queue - most, since, few)
         else:
             self._queue_before = 0.0
-            is_calm = queue <= CALM_SECONDS + segment
             self._go_on(1 - queue / most, rate, now, is_calm=is_calm)
             if self.pace is not None:
                 self.pace = max(self.pace, BURST_SEGMENTS * info.mss / rtt)

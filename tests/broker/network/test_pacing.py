@@ -10,6 +10,7 @@ import pytest
 
 from penstock.broker.network.pacing import (
     INITIAL_SEGMENTS,
+    KNOWN_SECONDS,
     LEAST_RATIO,
     LOOK_SECONDS,
     SPREAD_SECONDS,
@@ -228,11 +229,11 @@ def test_a_message_begins_with_its_first_segments_spread_over_a_round_trip() -> 
     assert not pacing.has_yielded
 
 
-def test_what_a_message_begins_with_tells_its_rate_also_after_a_long_rest() -> None:
+def test_what_a_message_begins_with_tells_its_rate_also_after_a_rest() -> None:
     """What is acknowledged before the kernel tells a new rate was sent since it has begun."""
     model = Model(lambda now: NARROW if now < 10 or now >= 20 else BROAD)
     pacing = run(model, 12)
-    now, info = 3_600.0, model.info()
+    now, info = model.now + KNOWN_SECONDS / 2, model.info()
     pacing.rest(info, model.now)
     begun = pacing.rest(info, now)
     queue = info._replace(
@@ -260,6 +261,27 @@ def test_a_pace_is_never_so_low_that_a_segment_takes_a_few_round_trips() -> None
     assert pacing.has_yielded
     assert pacing.rest(info, 10.0) >= MSS / 0.04
     assert (pacing.look(info._replace(segs_in=1_000), 10.1) or 0.0) >= MSS / 0.04
+
+
+def test_short_messages_find_a_wider_path_within_a_minute_or_so() -> None:
+    """Each of them ends before its pace has risen, and begins anew at the rate that is known."""
+    model = Model(lambda now: NARROW if now < 10 else BROAD)
+    pacing = run(model, 8)
+    model.unsent = 0
+    while model.now < 12:
+        model.step()
+    seconds: list[float] = []
+    while model.now < 2 * KNOWN_SECONDS:
+        model.unsent = 20
+        model.pace, begun = pacing.rest(model.info(), model.now), model.now
+        while not model.is_idle:
+            model.step()
+            if round((model.now - begun) / STEP) % round(LOOK_SECONDS / STEP) == 0:
+                model.pace = pacing.look(model.info(), model.now)
+        seconds.append(model.now - begun)
+        for _ in range(1_000):
+            model.step()
+    assert min(seconds[:10]) > 2 * max(seconds[-10:])
 
 
 def test_a_wider_path_is_found_within_a_second() -> None:
