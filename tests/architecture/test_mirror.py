@@ -196,10 +196,6 @@ COVERED_ELSEWHERE: Final = {
         "tests/plugins/queue/engines/contract/test_arrivals.py",
         "arrivals, as the contract shows them",
     ),
-    "plugins/queue/engines/redis/catalogue.py": (
-        "tests/plugins/queue/engines/contract/test_groups.py",
-        "the contract of queues and groups shows each of its calls",
-    ),
     "plugins/queue/engines/redis/burying.py": (
         "tests/plugins/queue/engines/contract/test_leases.py",
         "dead letters, as the contract shows them",

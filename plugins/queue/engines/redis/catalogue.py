@@ -4,6 +4,11 @@ Theory of operation. The catalogue is one hash; each queue is an entry of it, JS
 only where it still is what the program has read. A physical queue knows its groups by identifiers
 of their own: a group is put there before its entry names it, and leaves behind it. What a program
 that died in between has left is found by `Engine.maintain`.
+
+The entry of a queue that is deleted becomes a tombstone in one step. From then on there is no such
+queue, and its name is free. The tombstone says which keys are to be deleted. It stays until they
+are: a node may be away, or the program that deletes may die. `Engine.maintain` of any program goes
+on with it.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import json
 import secrets
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -21,6 +27,7 @@ from penstock.plugins.queue.engines.contract import (
     GroupKindError,
     GroupSpec,
     QueueSpec,
+    StorageError,
 )
 from penstock.plugins.queue.engines.logical import find_queue
 from penstock.plugins.queue.engines.queues import group_spec, queue_spec
@@ -180,19 +187,42 @@ class Catalogue:
                 await self._refresh()
 
     async def delete_queue(self, name: str) -> None:
-        """Delete a queue."""
+        """Delete a queue; what nodes that are away have of it is left to `delete_left`."""
         async with self._lock:
             while True:
                 queue = self.find(name)
-                taken, raw = await self._functions.put(name, queue.raw, b"")
+                tombstone = _tombstone(json.loads(queue.raw))
+                taken, raw = await self._functions.delete_entry(
+                    name, queue.raw, queue.incarnation, tombstone
+                )
                 if taken:
                     break
                 self._take_or_forget(name, raw)
             del self.queues[name]
             self._forget(queue)
-            await self._functions.delete_parts(
-                queue.incarnation, list(queue.physical), queue.id_shards
-            )
+        with suppress(StorageError):  # the queue is gone all the same
+            await self._delete_left(queue.incarnation, tombstone)
+
+    async def delete_left(self) -> None:
+        """Delete what is left of deleted queues, but for what is on nodes that are away.
+
+        Raises:
+            StorageError: a node could not be asked, or refused; the others were asked.
+        """
+        failed: StorageError | None = None
+        for incarnation, tombstone in (await self._functions.tombstones()).items():
+            try:
+                await self._delete_left(incarnation, tombstone)
+            except StorageError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+    async def _delete_left(self, incarnation: str, tombstone: bytes) -> None:
+        """Delete the keys that a tombstone tells of; drop it when none is left."""
+        told = json.loads(tombstone)
+        if await self._functions.delete_parts(incarnation, told["parts"], told["id_shards"]):
+            await self._functions.drop_tombstone(incarnation)
 
     def _take_or_forget(self, name: str, raw: bytes) -> None:
         if raw:
@@ -344,6 +374,12 @@ class Catalogue:
 
 def _new_group(spec: GroupSpec) -> dict[str, Any]:
     return {"id": secrets.token_hex(8), "spec": asdict(spec), "epoch": 0}
+
+
+def _tombstone(entry: Mapping[str, Any]) -> bytes:
+    """Return what is kept of a queue that is deleted, by this delete alone."""
+    id_shards = entry.get("id_shards", 0)
+    return _raw({"parts": entry["parts"], "id_shards": id_shards, "by": secrets.token_hex(8)})
 
 
 def _raw(entry: Mapping[str, Any]) -> bytes:

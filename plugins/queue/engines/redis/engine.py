@@ -418,10 +418,11 @@ class RedisEngine:
         await self._listening.maintain()
         self._functions.arrivals.note_uses(self._functions.now())
         failed: StorageError | None = None
-        try:
-            await self._catalogue.refresh()
-        except StorageError as error:
-            failed = error
+        for step in (self._catalogue.refresh, self._catalogue.delete_left):
+            try:
+                await step()
+            except StorageError as error:
+                failed = error
         for queue in list(self._catalogue.queues.values()):
             try:
                 await self._maintain_queue(queue)

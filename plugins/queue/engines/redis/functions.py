@@ -30,10 +30,23 @@ from penstock.plugins.queue.engines.waiting import Arrivals
 
 _MANY: Final = 1 << 53
 _STORED: Final = frozenset(
-    {"append", "forget_ids", "put", "begin", "create", "add_groups", "commit", "seek", "claim_ids"}
+    {
+        "add_groups",
+        "append",
+        "begin",
+        "claim_ids",
+        "commit",
+        "create",
+        "delete_entry",
+        "forget_ids",
+        "put",
+        "seek",
+    }
 )
 """Functions for whose effect replicas are waited for. A lease or a settled message that a failover
 loses is a message that is received once more."""
+_LOOK_SECONDS: Final = 0.1
+"""Between two looks whether the node of a call that is waited for is away."""
 _NUMBERED: Final = frozenset({"append", "lease", "settle"})
 """Functions that must not be carried out twice: the server keeps the answer for a repeat."""
 
@@ -283,8 +296,7 @@ class Functions:
 
     async def entries(self) -> dict[str, bytes]:
         """Return the catalogue."""
-        flat = await plain(self.call("list", [self._catalogue]))
-        return {name.decode(): raw for name, raw in zip(flat[::2], flat[1::2], strict=True)}
+        return _by_name(await plain(self.call("list", [self._catalogue])))
 
     async def put(self, name: str, expected: bytes, raw: bytes) -> tuple[bool, bytes]:
         """Replace an entry where it is as expected; return whether it was, and what is there."""
@@ -292,18 +304,54 @@ class Functions:
         taken, found = await plain(call)
         return bool(taken), found
 
+    async def delete_entry(
+        self, name: str, expected: bytes, incarnation: str, tombstone: bytes
+    ) -> tuple[bool, bytes]:
+        """Make an entry a tombstone where it is as expected; return as `put` does."""
+        call = self.call("delete_entry", [self._catalogue], name, expected, incarnation, tombstone)
+        taken, found = await plain(call)
+        return bool(taken), found
+
+    async def tombstones(self) -> dict[str, bytes]:
+        """Return those of deleted queues by incarnation; none while the catalogue is away."""
+        if not self.is_reached(self._catalogue):
+            return {}
+        return _by_name(await plain(self.call("tombstones", [self._catalogue])))
+
+    async def drop_tombstone(self, incarnation: str) -> None:
+        """Forget a deleted queue, of which there is no key any more."""
+        await plain(self.call("drop_tombstone", [self._catalogue], incarnation))
+
     async def create_part(self, part: Part) -> None:
         """Create the keys of a physical queue."""
         await plain(self.call("create", [part.base]))
 
-    async def delete_parts(self, incarnation: str, numbers: Iterable[int], id_shards: int) -> None:
-        """Delete the keys of a queue."""
-        calls = [self.call("delete", [self.part_key(incarnation, number)]) for number in numbers]
-        calls += [
-            self.call("delete_ids", [key]) for key in self._kept_ids_keys(incarnation, id_shards)
-        ]
-        for call in calls:
+    async def delete_parts(self, incarnation: str, numbers: Iterable[int], id_shards: int) -> bool:
+        """Delete the keys of a queue on all nodes but those that are away; may be repeated.
+
+        Returns:
+            Whether none is left. A call to a node that goes away meanwhile is not waited for.
+
+        Raises:
+            StorageError: a node could not be asked, or refused; the others were asked.
+        """
+        wanted = [("delete", self.part_key(incarnation, number)) for number in numbers]
+        # Behind the physical queue of the same slot: without it, no identifier is claimed.
+        wanted += [("delete_ids", key) for key in self._kept_ids_keys(incarnation, id_shards)]
+        keys: dict[asyncio.Future[Any], str] = {}
+        for function, key in wanted:
+            if self.is_reached(key):
+                call = self.call(function, [key])
+                call.add_done_callback(_note_failure)
+                keys[call] = key
+        waiting = set(keys)
+        while waiting:
+            _, waiting = await asyncio.wait(waiting, timeout=_LOOK_SECONDS)
+            waiting = {call for call in waiting if self.is_reached(keys[call])}
+        ended = [call for call in keys if call.done()]
+        for call in ended:
             await plain(call)
+        return len(ended) == len(wanted)
 
     async def look(self, queues: Iterable[Queue]) -> None:
         """Learn what has become of queues; wake those for whom something has become visible."""
@@ -366,6 +414,16 @@ class Functions:
             start = answer[1]
             if start >= part.next:
                 return part.next
+
+
+def _note_failure(call: asyncio.Future[Any]) -> None:
+    """Take an exception for seen: nobody may wait for the call any more."""
+    if not call.cancelled():
+        call.exception()
+
+
+def _by_name(flat: Sequence[bytes]) -> dict[str, bytes]:
+    return {name.decode(): raw for name, raw in zip(flat[::2], flat[1::2], strict=True)}
 
 
 def _receivable(group: Group, part: Part) -> tuple[int, int]:

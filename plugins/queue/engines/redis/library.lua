@@ -1059,17 +1059,13 @@ end
 
 -- The catalogue: one hash of all logical queues, whose values are JSON that Python alone reads.
 
--- argv: name, the value that is to be there ('' for none), the new value ('' to delete).
+-- argv: name, the value that is to be there ('' for none), the new value.
 -- Returns the value that is there, which is the new one where it was taken, now or before.
 local function put(keys, argv)
   local found = call('HGET', keys[1] .. ':q', argv[1]) or ''
   if found == argv[3] then return {1, found} end
   if found ~= argv[2] then return {0, found} end
-  if argv[3] == '' then
-    call('HDEL', keys[1] .. ':q', argv[1])
-  else
-    call('HSET', keys[1] .. ':q', argv[1], argv[3])
-  end
+  call('HSET', keys[1] .. ':q', argv[1], argv[3])
   return {1, argv[3]}
 end
 
@@ -1086,6 +1082,33 @@ local function list(keys)
   return call('HGETALL', keys[1] .. ':q')
 end
 
+-- Tombstones: another hash, which says of deleted queues by incarnation what keys they had, as long
+-- as there may be some on any node.
+
+-- argv: name, the value that is to be there, its incarnation, and the tombstone that it becomes, which
+-- is another one in each delete. Returns as `put` does.
+local function delete_entry(keys, argv)
+  local queues, tombstones = keys[1] .. ':q', keys[1] .. ':t'
+  local found = call('HGET', queues, argv[1]) or ''
+  if found == argv[2] then
+    call('HSET', tombstones, argv[3], argv[4])
+    call('HDEL', queues, argv[1])
+    return {1, ''}
+  end
+  -- A repeat is told by its tombstone: the name may be another queue's by now.
+  if found == '' or call('HGET', tombstones, argv[3]) == argv[4] then return {1, ''} end
+  return {0, found}
+end
+
+local function tombstones(keys)
+  return call('HGETALL', keys[1] .. ':t')
+end
+
+local function drop_tombstone(keys, argv)
+  call('HDEL', keys[1] .. ':t', argv[1])
+  return 'OK'
+end
+
 -- While the library is loaded, the server offers nothing but this. What makes room or gives messages
 -- away is done also where the server's memory is full.
 
@@ -1099,6 +1122,8 @@ register('create', create)
 register('put', put)
 register('begin', begin)
 register('add_groups', add_groups)
+register('delete_entry', delete_entry, 'allow-oom')
+register('drop_tombstone', drop_tombstone, 'allow-oom')
 register('delete', delete, 'allow-oom')
 register('forget_ids', forget_ids, 'allow-oom')
 register('expire_ids', expire_ids, 'allow-oom')
@@ -1116,3 +1141,4 @@ register('settle', settle, 'allow-oom')
 register('look', look, 'allow-oom')
 register('range', range, 'allow-oom')
 register('list', list, 'no-writes')
+register('tombstones', tombstones, 'no-writes')

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from penstock.broker.message import Message
 from penstock.netem.runs.broker_process import reserved_port
@@ -213,7 +214,7 @@ async def fits(engine: RedisEngine, payload: bytes) -> bool:
 
 
 async def test_a_full_server_can_be_drained(tmp_path: Path) -> None:
-    """New messages are refused by name; what is there is received and settled."""
+    """New messages are refused by name; what is there is received and settled, and queues go."""
     with running_redis(tmp_path / "redis", "maxmemory 16mb") as process:
         async with opened(RedisServer(port=process.port)) as engine:
             await engine.create_queue("q", SPEC)
@@ -228,6 +229,11 @@ async def test_a_full_server_can_be_drained(tmp_path: Path) -> None:
             assert n_received == n_stored
             await store(engine, b"new")
             assert await receive(engine) == [b"new"]
+            with Redis(port=process.port) as client:
+                client.config_set("maxmemory", 1)
+            assert not await fits(engine, b"")
+            await engine.delete_queue("q")
+            assert list(engine.queues()) == []
 
 
 async def test_what_was_acknowledged_survives_the_server(tmp_path: Path) -> None:
