@@ -141,16 +141,18 @@ class Catalogue:
                 }
                 if self._functions.is_cluster:
                     entry["id_shards"] = min(spec.physical_queues, _MOST_ID_SHARDS)
-                await self._place(entry, entry["parts"], entry["groups"], {})
+                try:
+                    await self._place(entry, entry["parts"], entry["groups"], {})
+                except StorageError:
+                    await self._discard(entry)
+                    raise
                 if await self._put(name, b"", entry):
                     return self.queues[name]
                 await self._refresh()
                 found = self.find(name)
                 # A repeated call may have been carried out, and another program have changed it.
                 if found.incarnation != entry["incarnation"]:
-                    await self._functions.delete_parts(
-                        entry["incarnation"], entry["parts"], entry.get("id_shards", 0)
-                    )
+                    await self._discard(entry)
             if found.spec != spec:
                 raise ExistsError(f"queue {name}: it exists with other settings")
             return found
@@ -217,6 +219,13 @@ class Catalogue:
                 failed = error
         if failed is not None:
             raise failed
+
+    async def _discard(self, entry: Mapping[str, Any]) -> None:
+        """Delete the keys of a queue that did not get into the catalogue, as far as possible."""
+        incarnation, tombstone = entry["incarnation"], _tombstone(entry)
+        with suppress(StorageError):
+            await self._functions.delete_entry("", b"", incarnation, tombstone)
+            await self._delete_left(incarnation, tombstone)
 
     async def _delete_left(self, incarnation: str, tombstone: bytes) -> None:
         """Delete the keys that a tombstone tells of; drop it when none is left."""

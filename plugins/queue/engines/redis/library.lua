@@ -1086,7 +1086,8 @@ end
 -- as there may be some on any node.
 
 -- argv: name, the value that is to be there, its incarnation, and the tombstone that it becomes, which
--- is another one in each delete. Returns as `put` does.
+-- is another one in each delete. Returns as `put` does. Name and value are '' for a queue that was not
+-- put here.
 local function delete_entry(keys, argv)
   local queues, tombstones = keys[1] .. ':q', keys[1] .. ':t'
   local found = call('HGET', queues, argv[1]) or ''
