@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple, Self
@@ -25,8 +25,8 @@ NODE_TIMEOUT_SECONDS: Final = 2.0
 """`cluster-node-timeout`; a takeover begins up to half of it and a second later."""
 PASSWORD: Final = "of-this-run-alone"  # noqa: S105 (of a network that ends with the run)
 MEMORY_BYTES: Final = 256 * 1024 * 1024
-LEAST_MEMORY_BYTES: Final = 1
-"""A `maxmemory` that is reached at once."""
+FULL_RATIO: Final = 0.95
+"""Of what a server uses: a `maxmemory` that is reached, also when some messages have left."""
 
 
 class Node(NamedTuple):
@@ -147,18 +147,19 @@ class Cluster:
 
     def fill(self, machine: str) -> None:
         """Leave the masters of a machine no memory."""
-        self._set_memory(machine, LEAST_MEMORY_BYTES)
+        self._set_memory(machine, lambda used: int(FULL_RATIO * used))
 
     def empty(self, machine: str) -> None:
         """Give it memory again."""
-        self._set_memory(machine, MEMORY_BYTES)
+        self._set_memory(machine, lambda _used: MEMORY_BYTES)
 
-    def _set_memory(self, machine: str, n_bytes: int) -> None:
+    def _set_memory(self, machine: str, limit: Callable[[int], int]) -> None:
         def set_all() -> None:
             for node in self.on(machine):
                 if node.server.is_home:
                     host, port = node.server.address
                     with Redis(host, port, password=PASSWORD, socket_timeout=5.0) as client:
-                        client.config_set("maxmemory", n_bytes)
+                        used = client.info("memory")["used_memory"]
+                        client.config_set("maxmemory", limit(used))
 
         self._machines.call(self._view, set_all)

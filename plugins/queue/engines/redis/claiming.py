@@ -17,11 +17,11 @@ physical queue it waits for all before it to the same physical queue, as these h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from redis.exceptions import ResponseError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 from penstock.plugins.queue.engines.contract import Sent
 from penstock.plugins.queue.engines.redis.functions import Functions, refusal
@@ -129,17 +129,31 @@ class Claiming:
             for at in some:
                 head, _, _, identifier, _ = args[at * ARGUMENTS : (at + 1) * ARGUMENTS]
                 words += [identifier, "1" if is_repeat(head) else "0"]
-            call = self._functions.call(
-                "claim_ids",
-                [key],
+            claim = self._claimed(
+                key,
                 self._functions.given(),
                 repr(queue.spec.deduplication_seconds),
                 part.number,
                 f"{self._functions.program}.{self._n_claims}",
                 *words,
             )
-            claims.append((some, call))
+            claims.append((some, asyncio.ensure_future(claim)))
         return claims
+
+    def _claimed(self, key: str, *args: Any) -> Coroutine[Any, Any, Any]:
+        """Call the function now; return what waits for its answer.
+
+        A node whose memory is full has room for claims, as their messages may go to other nodes.
+        """
+        call = self._functions.call("claim_ids", [key], *args)
+
+        async def answer() -> Any:
+            try:
+                return await call
+            except OutOfMemoryError:
+                return await self._functions.call("claim_ids_full", [key], *args)
+
+        return answer()
 
     def _go_on(self, queue: Queue, pending: _Pending, shared: Sequence[Hashable]) -> None:
         """Store what has its claims, and let go on who waits for that."""

@@ -35,6 +35,7 @@ _STORED: Final = frozenset(
         "append",
         "begin",
         "claim_ids",
+        "claim_ids_full",
         "commit",
         "create",
         "delete_entry",

@@ -15,6 +15,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+from redis import Redis
 from redis.crc import key_slot
 
 from penstock.broker.message import Message
@@ -75,6 +76,28 @@ class Used:
         return self.engine.append(self.name, number, messages, lambda *one: self.sent.append(one))
 
 
+async def _check_full_node(
+    engine: RedisEngine, nodes: Sequence[RedisProcess], full: RedisProcess
+) -> None:
+    """It refuses messages, and none with an identifier of its own that another node stores.
+
+    Its `maxmemory` is 1 then.
+    """
+    await engine.create_queue("full", SPEC)
+    used = Used(engine, nodes, "full")
+    identifier = used.identifiers(full, are_there=True)[0]
+    with Redis(port=full.port) as client:
+        client.config_set("maxmemory", int(0.97 * client.info("memory")["used_memory"]))
+    with pytest.raises(StorageFullError):
+        await used.append(next(at for at in range(N_QUEUES) if used.node(at) is full), new())
+    healthy = next(at for at in range(N_QUEUES) if used.node(at) is not full)
+    for duplicates in ([], [0]):
+        outcome = await used.append(healthy, new(identifier))
+        assert (outcome.offsets, outcome.duplicates) == ([0], duplicates)
+    # Far above its limit, it has no room for identifiers either.
+    await Login().ask(("127.0.0.1", full.port), "CONFIG", "SET", "maxmemory", "1")
+
+
 async def test_a_node_that_fails_has_a_part_of_the_identifiers_alone(tmp_path: Path) -> None:
     """Others are stored, messages of one call, too; what the node did not claim is refused."""
     settings = ("cluster-require-full-coverage no", "cluster-node-timeout 600000")
@@ -92,7 +115,7 @@ async def test_a_node_that_fails_has_a_part_of_the_identifiers_alone(tmp_path: P
         elsewhere = used.identifiers(failing, are_there=False)
         healthy, other = [at for at in range(N_QUEUES) if used.node(at) is not failing][:2]
 
-        await Login().ask(("127.0.0.1", failing.port), "CONFIG", "SET", "maxmemory", "1")
+        await _check_full_node(engine, nodes, failing)
         with pytest.raises(StorageFullError):
             await used.append(healthy, new(there[0]))
         both = await used.append(healthy, new(there[0]), new(elsewhere[0]))
