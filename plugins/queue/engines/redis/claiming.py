@@ -122,7 +122,7 @@ class Claiming:
         for at, identifier in enumerate(args[3::ARGUMENTS]):
             if identifier:
                 places.setdefault(self._functions.ids_key(queue, identifier), []).append(at)
-        claims = []
+        claims: list[tuple[list[int], asyncio.Future[Any]]] = []
         for key, some in places.items():
             self._n_claims += 1
             words: list[Any] = []
