@@ -2,7 +2,8 @@
 
 ``python -m penstock.netem.links.relay 127.0.0.1:1883`` listens on a port that it prints, relays
 every connection to the target, and reads names of profiles from standard input: ``bad`` makes the
-link bad, ``good`` makes it good again.
+link bad, ``good`` makes it good again. All connections to a target share one link, and take turns
+on it, a chunk each.
 
 Limits. The relay terminates the TCP connection of each side.
 
@@ -34,7 +35,7 @@ import typer
 
 from penstock.broker.config.command_line import CommandLine
 from penstock.netem.links.pacer import Pacer
-from penstock.netem.links.profiles import PROFILES, Profile
+from penstock.netem.links.profiles import PROFILES, Direction, Profile
 
 BUFFER_BYTES: Final = 16 * 1024
 """SO_RCVBUF and SO_SNDBUF as asked for; Linux doubles it."""
@@ -43,11 +44,26 @@ SEGMENT_BYTES: Final = 1460
 """TCP_MAXSEG: what fits an Ethernet frame over IPv4."""
 
 
+class _Channel:
+    """One direction of the link, which all connections share.
+
+    Attributes:
+        pacer: when what enters it leaves it.
+        turn: of the connection whose chunk occupies it; the others wait in the order of asking.
+    """
+
+    def __init__(self, direction: Direction) -> None:
+        self.pacer = Pacer(direction)
+        self.turn = asyncio.Lock()
+
+
 class _Way:
     """One direction of one connection: reads, occupies the link, delays, writes."""
 
-    def __init__(self, source: socket.socket, destination: socket.socket, pacer: Pacer) -> None:
-        self.pacer = pacer
+    def __init__(
+        self, source: socket.socket, destination: socket.socket, channel: _Channel
+    ) -> None:
+        self._channel = channel
         self._source = source
         self._destination = destination
         self._under_way: deque[tuple[float, bytes]] = deque()
@@ -55,7 +71,7 @@ class _Way:
         self._changed = asyncio.Event()
 
     def wake(self) -> None:
-        """Wake both tasks: the pacer or the bytes under way have changed."""
+        """Wake both tasks: the link or the bytes under way have changed."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -70,13 +86,14 @@ class _Way:
 
     async def _take(self) -> None:
         loop = asyncio.get_running_loop()
-        pacer = self.pacer
+        pacer = self._channel.pacer
         while True:
             data = await loop.sock_recv(self._source, pacer.chunk_bytes)
-            pacer.begin(len(data), loop.time())
-            while (wait := pacer.free_at - loop.time()) > 0:
-                await self._wait_for_change(wait)
-            self._under_way.append((pacer.arrives_at, data))
+            async with self._channel.turn:
+                pacer.begin(len(data), loop.time())
+                while (wait := pacer.free_at - loop.time()) > 0:
+                    await self._wait_for_change(wait)
+                self._under_way.append((pacer.arrives_at, data))
             self._under_way_bytes += len(data)
             self.wake()
             if not data:
@@ -131,7 +148,7 @@ class Relay:
         Args:
             target_host: address of the server.
             target_port: its TCP port.
-            profile: the link at the beginning; every connection has such a link of its own.
+            profile: the link at the beginning.
             host: address to listen on.
             port: TCP port to listen on; 0 for any free one.
 
@@ -141,7 +158,8 @@ class Relay:
         self.profile = _without_packets(profile)
         self.address = (host, port)
         self._target = (target_host, target_port)
-        self._ways: set[tuple[_Way, _Way]] = set()
+        self._up, self._down = _Channel(self.profile.upstream), _Channel(self.profile.downstream)
+        self._ways: set[_Way] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: socket.socket | None = None
 
@@ -179,11 +197,10 @@ class Relay:
         """
         self.profile = _without_packets(profile)
         now = asyncio.get_running_loop().time()
-        for up, down in self._ways:
-            up.pacer.change(profile.upstream, now)
-            down.pacer.change(profile.downstream, now)
-            up.wake()
-            down.wake()
+        self._up.pacer.change(profile.upstream, now)
+        self._down.pacer.change(profile.downstream, now)
+        for way in self._ways:
+            way.wake()
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -208,15 +225,14 @@ class Relay:
     async def _relay_between(self, client: socket.socket, server: socket.socket) -> None:
         for sock in (client, server):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        up = _Way(client, server, Pacer(self.profile.upstream))
-        down = _Way(server, client, Pacer(self.profile.downstream))
-        self._ways.add((up, down))
+        up, down = _Way(client, server, self._up), _Way(server, client, self._down)
+        self._ways |= {up, down}
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(up.run(), name="relay upstream")
                 tasks.create_task(down.run(), name="relay downstream")
         finally:
-            self._ways.discard((up, down))
+            self._ways -= {up, down}
 
 
 def _without_packets(profile: Profile) -> Profile:

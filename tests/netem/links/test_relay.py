@@ -136,6 +136,47 @@ async def test_a_switch_frees_open_connections(server: socket.socket) -> None:
         assert await receiving == data
 
 
+async def test_connections_share_the_link(server: socket.socket) -> None:
+    """Two connections carry together what one would."""
+    loop = asyncio.get_running_loop()
+    profile = Profile("narrow", Direction(rate=500_000), Direction())
+    async with relayed(server, profile) as (relay, first, accepted):
+        with socket.socket() as second:
+            second.setblocking(False)
+            await loop.sock_connect(second, relay.address)
+            other, _ = await loop.sock_accept(server)
+            with other:
+                began_at = loop.time()
+                receiving = asyncio.gather(receive_all(accepted), receive_all(other))
+                for sock in (first, second):
+                    await loop.sock_sendall(sock, bytes(100_000))
+                    sock.shutdown(socket.SHUT_WR)
+                assert [len(data) for data in await receiving] == [100_000, 100_000]
+                # What sockets hold counts as sent; the rest went at the rate.
+                assert loop.time() - began_at >= 0.38
+
+
+async def test_a_small_message_waits_for_one_chunk_of_another_connection(
+    server: socket.socket,
+) -> None:
+    """The link takes connections in turn: what is large on one does not hold up the other."""
+    loop = asyncio.get_running_loop()
+    async with relayed(server, Profile("slow", Direction(rate=50_000), Direction())) as found:
+        relay, first, accepted = found
+        with socket.socket() as second:
+            second.setblocking(False)
+            await loop.sock_connect(second, relay.address)
+            other, _ = await loop.sock_accept(server)
+            with other:
+                large = asyncio.create_task(loop.sock_sendall(first, bytes(500_000)))
+                taking = asyncio.create_task(receive_all(accepted))
+                await loop.sock_sendall(second, b"small")
+                assert await loop.sock_recv(other, 16) == b"small"
+                assert not taking.done()
+                for task in (large, taking):
+                    task.cancel()
+
+
 async def test_what_only_packets_can_show_is_refused(server: socket.socket) -> None:
     """A relay of bytes does not pretend to lose packets, and stays what it was."""
     with pytest.raises(ValueError, match="profile 'lossy'"):
