@@ -1,17 +1,12 @@
-"""What does withholding cost: for a large message, for a subscriber, and where nothing is large?
+"""What does a decision about a large message cost, and what does a subscriber cost?
 
-Rerun: ``python -m benchmarks.decision_cost``; a look in half a minute with ``--quick``.
+Rerun: ``python -m benchmarks.decision_cost``; a look in seconds with ``--quick``.
 
-Decisions: the very gate of the plugin is asked about a 1 MB message in this process, for one
-subscriber on a calm path, one in congestion and one whose 48 last congestions are remembered, the
-most there are; an RTT estimate, that policies which learn are told, is timed too. The least of
-some repetitions counts: what is above it was the machine's other work. Memory is what the gate
-holds for each of many subscribers, their `Link` apart, which every session has.
-
-Nothing large: the messages of rows of ``penstock bench``, to two brokers in turn, with the example
-policy file and with the same without the plugins `withholding` and `probing`. What counts is the
-broker's processor time; how it is compared says `benchmarks.paired`. ``--of puback`` compares the
-example policy with ``puback_spacing_seconds: 0`` to it as it is.
+The very gate of the plugin is asked about a 1 MB message in this process, for one subscriber on a
+calm path, one in congestion and one whose 48 last congestions are remembered, the most there are;
+an RTT estimate, that policies which learn are told, is timed too. The least of some repetitions
+counts: what is above it was the machine's other work. Memory is what the gate holds for each of
+many subscribers, their `Link` apart, which every session has.
 """
 
 from __future__ import annotations
@@ -21,26 +16,10 @@ import sys
 import timeit
 import tracemalloc
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Annotated, Any, Final
+from dataclasses import dataclass
+from typing import Any, Final
 
-import typer
-
-from benchmarks.loads.load import Load
-from benchmarks.loads.stream import Shape
-from benchmarks.loads.windowed import Plan, WindowedLoad
-from benchmarks.paired import Bursts, Interval, interval_of, measure_start
-from benchmarks.peers import (
-    PEERS,
-    Peer,
-    RunningPeer,
-    penstock_peer,
-)
-from benchmarks.program import Program, Quick, choose, describe_run, tell
-from benchmarks.rows import throughput
-from benchmarks.rows.acknowledged import INFLIGHT_MESSAGES
+from benchmarks.program import Program, Quick, describe_run, tell
 from penstock.broker.link import Link, TcpLook
 from penstock.broker.message import Message
 from penstock.plugins.withholding.config import WithholdingConfig
@@ -50,36 +29,8 @@ from penstock.plugins.withholding.history import MAX_LENGTHS
 POLICIES: Final = ("none", "conservative", "probabilistic", "historic", "adaptive")
 MESSAGE: Final = Message("pictures/1", bytes(1_000_000), is_large=True)
 TARGET_MICROSECONDS: Final = 10.0
-TARGET_RATIO: Final = 0.03
 CALM_RTT: Final = 0.04
 CONGESTED_RTT: Final = 2.0
-
-
-def _of_shape(shape: Shape, burst: int) -> Bursts:
-    """Return bursts of a row at QoS 0, of so many messages of each publisher."""
-    return Bursts(partial(Load, shape=shape), burst * shape.publishers)
-
-
-def _of_plan(plan: Plan) -> Bursts:
-    """Return bursts of a row with acknowledgements: each a whole window."""
-
-    def connect(broker: RunningPeer) -> WindowedLoad:
-        return WindowedLoad(broker.port, replace(plan, wake_up_packets=plan.window))
-
-    return Bursts(connect, plan.window * plan.pairs, inflight_messages=INFLIGHT_MESSAGES)
-
-
-ROWS: Final = {
-    "qos0_1to1": _of_shape(throughput.UNIFORM, 1_000),
-    "qos0_1to10": _of_shape(replace(throughput.UNIFORM, subscribers=10), 200),
-    "qos0_mixed": _of_shape(throughput.MIXED, 1_000),
-    "qos0_pairs": _of_shape(throughput.PAIRS, 50),
-    "qos1_1to1": _of_plan(Plan(1, 100, 64, qos=1)),
-    "qos1_pairs": _of_plan(Plan(20, 20, 256, qos=1)),
-}
-"""By the row of ``penstock bench`` whose messages they are."""
-
-QUICK_ROWS: Final = "qos1_1to1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +41,15 @@ class Effort:
         decisions: of one repetition.
         repetitions: of which the least counts.
         subscribers: whose memory is measured.
-        ratios: of each start of two brokers.
     """
 
     decisions: int = 5_000
     repetitions: int = 7
     subscribers: int = 5_000
-    ratios: int = 50
 
 
 FULL_EFFORT: Final = Effort()
-QUICK_EFFORT: Final = Effort(decisions=500, repetitions=3, subscribers=500, ratios=5)
+QUICK_EFFORT: Final = Effort(decisions=500, repetitions=3, subscribers=500)
 
 
 class Subscriber:
@@ -191,86 +140,17 @@ def measure_memory(policy: str, effort: Effort) -> float:
     return held / effort.subscribers
 
 
-def _leave_out(policy: dict[str, Any], _directory: Path) -> None:
-    del policy["plugins"]["withholding"], policy["plugins"]["probing"]
-
-
-def _time_every(policy: dict[str, Any], _directory: Path) -> None:
-    policy["plugins"]["probing"]["puback_spacing_seconds"] = 0
-
-
-EXAMPLE: Final = PEERS["penstock"]
-WITHOUT: Final = penstock_peer(
-    "without", "the example policy without withholding and probing", _leave_out
-)
-EVERY: Final = penstock_peer("every", "the example policy, every packet timed", _time_every)
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two brokers.
-
-    Attributes:
-        one: what is asked about.
-        other: what it is compared with.
-        what: of which the cost is, in words.
-        target: below which it is to be; None where there is none.
-    """
-
-    one: Peer
-    other: Peer
-    what: str
-    target: float | None = None
-
-
-COMPARISONS: Final = {
-    "plugins": Comparison(EXAMPLE, WITHOUT, "withholding and probing take", TARGET_RATIO),
-    "puback": Comparison(EVERY, EXAMPLE, "timing every packet takes"),
-}
-
-
-def measure_overhead(name: str, comparison: Comparison, starts: int, effort: Effort) -> Interval:
-    """Return how much more processor time a row's messages take.
-
-    Raises:
-        BenchmarkError: a broker did not work.
-    """
-    figures: list[float] = []
-    for number in range(starts):
-        figures.append(
-            measure_start(
-                comparison.one,
-                comparison.other,
-                ROWS[name],
-                effort.ratios,
-                is_reversed=bool(number % 2),
-            )
-        )
-        typer.echo(f"{name} {number + 1}/{starts}: {figures[-1]:+.1%}", err=True)
-    return interval_of(figures)
-
-
 def to_markdown(
-    decisions: Mapping[str, Mapping[str, float]],
-    memory: Mapping[str, float],
-    overhead: Mapping[str, Interval],
-    comparison: Comparison,
+    decisions: Mapping[str, Mapping[str, float]], memory: Mapping[str, float]
 ) -> list[str]:
-    """Return the conclusions in a line each, and a table of each part."""
+    """Return the conclusion in a line, and a table."""
     slowest = max(
         taken for times in decisions.values() for name, taken in times.items() if name != "estimate"
     )
     is_met = slowest < TARGET_MICROSECONDS
-    lines = [f"{'Met' if is_met else 'Missed'}: a decision takes {slowest:.1f} µs at most."]
-    target = comparison.target
-    for name, found in overhead.items():
-        verdict = "No target" if target is None else found.verdict(target)
-        lines.append(
-            f"{verdict}: where nothing is large, {comparison.what} {found}"
-            f" of processor time ({name})."
-        )
     situations = list(next(iter(decisions.values())))
-    lines += [
+    lines = [
+        f"{'Met' if is_met else 'Missed'}: a decision takes {slowest:.1f} µs at most.",
         "",
         f"| policy | {' | '.join(f'{name}, µs' for name in situations)} | B a subscriber |",
         f"|---|{'---:|' * (len(situations) + 1)}",
@@ -278,34 +158,16 @@ def to_markdown(
     for policy, times in decisions.items():
         cells = " | ".join(f"{times[name]:.2f}" for name in situations)
         lines.append(f"| {policy} | {cells} | {memory[policy]:,.0f} |")
-    if overhead:
-        lines += ["", "| row | processor time a message, median | of 95 %, from | to |"]
-        lines.append("|---|---:|---:|---:|")
-    for name, found in overhead.items():
-        lines.append(f"| {name} | {found.median:+.1%} | {found.low:+.1%} | {found.high:+.1%} |")
     return lines
 
 
-def run(
-    rows: Annotated[
-        str | None, typer.Option(help=f"Of {', '.join(ROWS)}; or all, or none.")
-    ] = None,
-    starts: Annotated[int, typer.Option(min=1, help="Of two brokers, for each row.")] = 20,
-    *,
-    of: Annotated[str, typer.Option(help=f"Whose cost: {' or '.join(COMPARISONS)}.")] = "plugins",
-    quick: Quick = False,
-) -> None:
-    """Measure decisions, memory and what withholding costs where nothing is large."""
-    named = rows or (QUICK_ROWS if quick else "all")
-    chosen = [] if named == "none" else choose("row", named, {name: name for name in ROWS})
-    [comparison] = choose("cost of", of, COMPARISONS)
+def run(*, quick: Quick = False) -> None:
+    """Measure decisions and memory."""
     effort = QUICK_EFFORT if quick else FULL_EFFORT
     decisions = {policy: measure_decisions(policy, effort) for policy in POLICIES}
     of_links = measure_memory("none", effort)
     memory = {policy: measure_memory(policy, effort) - of_links for policy in POLICIES}
-    overhead = {name: measure_overhead(name, comparison, starts, effort) for name in chosen}
-    peers = [comparison.one, comparison.other] if chosen else []
-    tell(to_markdown(decisions, memory, overhead, comparison), describe_run(peers))
+    tell(to_markdown(decisions, memory), describe_run([]))
 
 
 main: Final = Program(run, "python -m benchmarks.decision_cost")

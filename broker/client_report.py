@@ -110,8 +110,6 @@ class WithholdingFigures(NamedTuple):
         withheld: messages held now, those behind a held one on its topic included.
         withheld_total: messages that were held.
         released_total: those of them that were sent afterwards.
-        broken_off_total: times the connection was closed in the middle of such a message, which
-            then waited again.
         look_again_in_seconds: the gate is asked again after this time at the latest.
         last_decision: None before the first large message.
         recent: the last decisions by which a message began to be held (``held``) or was sent after
@@ -121,7 +119,6 @@ class WithholdingFigures(NamedTuple):
     withheld: int
     withheld_total: int
     released_total: int
-    broken_off_total: int
     look_again_in_seconds: float | None
     last_decision: DecisionFigures | None
     recent: list[DecisionFigures]

@@ -24,7 +24,6 @@ class Counters:
         publish_refused: publishes that were not routed, by reason.
         publishers_slowed: times the broker stopped reading from a client over its publish rate.
         retained_discarded: messages that were routed but not retained, as there was no room.
-        broken_off: times a connection was closed in the middle of a large message.
         subscribe_refused: requested subscriptions that were not made, by reason.
         connections_total: network connections accepted.
         connections_refused: network connections that were refused or failed, by reason: the limit
@@ -56,7 +55,6 @@ class Counters:
     publish_refused: dict[str, int] = field(default_factory=dict)
     publishers_slowed: int = 0
     retained_discarded: int = 0
-    broken_off: int = 0
     subscribe_refused: dict[str, int] = field(default_factory=dict)
     connections_total: int = 0
     connections_refused: dict[str, int] = field(default_factory=dict)

@@ -74,29 +74,6 @@ class Decision(NamedTuple):
     at: float
 
 
-class Transfer(NamedTuple):
-    """A large message of which a part has left the broker and a part has not.
-
-    Attributes:
-        message: of QoS 1 or 2.
-        sent_bytes: payload bytes that the kernel has taken.
-        left_bytes: payload bytes that it has not.
-        bytes_per_second: at which they left lately, for `DeliveryGate.break_off_after` at most.
-        seconds: for which it has been leaving.
-        repeated_bytes: payload bytes of other messages that are unacknowledged: a new connection
-            begins with them [MQTT-4.4.0-1].
-        sojourn: seconds since it was first withheld; 0.0 where it never was.
-    """
-
-    message: Message
-    sent_bytes: int
-    left_bytes: int
-    bytes_per_second: float
-    seconds: float
-    repeated_bytes: int
-    sojourn: float
-
-
 class DeliveryGate:
     """Says when a large message may go to one subscriber. As it is, no message is large.
 
@@ -106,8 +83,6 @@ class DeliveryGate:
         keeps_topics: a small message waits behind a withheld large one of its topic, as
             [MQTT-4.6.0-6] has it; False: it passes.
         supersedes: a large message of QoS 0 that waits gives way to the next one of its topic.
-        break_off_after: seconds that a large message is left alone at least before `breaks_off` is
-            asked about it; None: it is never asked.
         probe_period: seconds between two looks at each subscriber (T_Q of paper 002): the least
             `LinkSampler.period` of all plugins, set once they are loaded. 1 s where none looks.
         policy_name: a label of what is counted of its decisions; "" for the name of its class.
@@ -115,7 +90,6 @@ class DeliveryGate:
 
     keeps_topics: bool = True
     supersedes: bool = False
-    break_off_after: float | None = None
     probe_period: float = 1.0
     policy_name: str = ""
 
@@ -167,18 +141,6 @@ class DeliveryGate:
 
         The same estimate may be shown more than once.
         """
-
-    def breaks_off(self, transfer: Transfer, link: Link, now: float) -> str:  # noqa: ARG002
-        """Say why the sending of a message is broken off; "" where it is not.
-
-        Nothing can overtake a PUBLISH that has begun. Where it is broken off, the connection ends,
-        the message counts as not sent, and the gate is asked about it again when the client has
-        reconnected.
-
-        The broker asks about once a second while other messages wait behind this one, if breaking
-        off loses none of them.
-        """
-        return ""
 
     def forget(self, link: Link) -> None:
         """Drop whatever is kept for this subscriber: its session has ended."""

@@ -16,11 +16,6 @@ PIECE_BYTES: Final = 65_536
 has in memory. Smaller pieces take more system calls for the same payload."""
 
 
-SENT_PIECE_BYTES: Final = 16_384
-"""What a transport gets at a time of a payload in memory that may be broken off, as a transport
-cannot return what it has. Each piece takes some 10 us."""
-
-
 class StoredPayload(Protocol):
     """A handle to a payload that is stored outside of memory.
 
@@ -86,26 +81,3 @@ class PayloadReader:
         self._next = b""
         self._position += len(piece)
         return piece
-
-
-class PieceReader(PayloadReader):
-    """A payload in memory that is being sent to one client in pieces, so that its rest is known.
-
-    Attributes:
-        whole: the payload.
-    """
-
-    __slots__ = ("whole",)
-
-    def __init__(self, whole: bytes) -> None:
-        self.whole = whole
-        self._position = 0
-
-    def __len__(self) -> int:
-        return len(self.whole) - self._position
-
-    def read(self) -> memoryview:
-        """Return the next piece; only called while something remains."""
-        start = self._position
-        self._position = min(len(self.whole), start + SENT_PIECE_BYTES)
-        return memoryview(self.whole)[start : self._position]

@@ -41,12 +41,10 @@ SLOW = (
     "tests/system/test_spark_exactly_once.py",
     "tests/system/test_spark_cluster.py",
     "tests/system/test_netem_scenarios.py",
-    "tests/system/test_breaking_off.py",
     "tests/system/test_demo.py",
     "tests/benchmarks/test_curves.py",
     "tests/benchmarks/faults/",
     "tests/benchmarks/test_spark_ingest.py",
-    "tests/benchmarks/test_lossy_links.py",
     "tests/system/test_persistence.py",
     "tests/system/test_netem_run.py",
     "tests/plugins/memory/test_spill_broker.py",
@@ -59,10 +57,6 @@ SLOW = (
     "tests/spark_bridge/test_main.py",
 )
 """What takes long, the longest first: started last, it would run alone at the end."""
-
-APART = ("tests/system/test_breaking_off.py",)
-"""Files whose tests share nothing and take long: any process may run any of them. Two demos at
-a time would want the same ports."""
 
 
 # Where it is set, as container images do, each of the many programs that tests start compiles all
@@ -104,7 +98,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Shares(LoadFileScheduling):
-    """Gives processes one file at a time, each of `TOGETHER` as one, and `APART` test by test.
+    """Gives processes one file at a time, each of `TOGETHER` as one.
 
     The tests of `SLOW` mostly wait. If all processes began with them, the processors would be idle,
     and busy later. So one process of at least three begins with the other tests.
@@ -119,8 +113,6 @@ class Shares(LoadFileScheduling):
         super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(APART):
-            return nodeid
         together = next((paths[0] for paths in TOGETHER if nodeid.startswith(paths)), None)
         return together or super()._split_scope(nodeid)
 

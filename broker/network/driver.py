@@ -37,7 +37,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.broker.errors import PeerError
 from penstock.broker.network.hangups import Hangups
-from penstock.broker.network.lingering_close import LingeringClose
 from penstock.broker.receiving.connection import Connection
 from penstock.broker.sessions.core import Core
 
@@ -111,7 +110,6 @@ class Driver:
         clock: monotonic seconds, the `now` of every call into the core.
         loop: the event loop.
         protocols: the network connections there are.
-        lingering: sockets of connections that were broken off.
         hangups: connections that are not read from.
     """
 
@@ -138,7 +136,6 @@ class Driver:
         self.protocols: set[Served] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.loop = loop or asyncio.get_running_loop()
-        self.lingering = LingeringClose(self.loop)
         self.hangups = Hangups(self.loop)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -358,7 +355,6 @@ class Driver:
         """Drop every connection and end every task."""
         for protocol in list(self.protocols):
             protocol.abort()
-        self.lingering.close()
         self.hangups.close()
         if self._timer is not None:
             self._timer.cancel()

@@ -1,13 +1,13 @@
 """How connections are closed whose peers are still to get the rest.
 
 Theory of operation. If a socket with unread bytes is closed, the kernel discards what it still has
-to send and sends one reset. If that reset is lost, the peer waits without end. So a connection that
-is broken off is closed in two steps. Its transport is dropped, with the bytes that the broker still
-has for it. A second descriptor of the socket is kept: the socket sends what the kernel has, then a
-FIN, which is retransmitted until it arrives. Meanwhile incoming bytes are read and discarded, until
-the peer closes too or `LINGER_SECONDS` have passed. From then on the socket is left to the kernel.
-A lingering socket has no place among the broker's connections, so at most `MOST_SOCKETS` linger at
-a time; the oldest is closed to make room.
+to send and sends one reset. If that reset is lost, the peer waits without end. So the connection is
+closed in two steps. Its transport is dropped, with the bytes that this program still has for it. A
+second descriptor of the socket is kept: the socket sends what the kernel has, then a FIN, which is
+retransmitted until it arrives. Meanwhile incoming bytes are read and discarded, until the peer
+closes too or `LINGER_SECONDS` have passed. From then on the socket is left to the kernel. A
+lingering socket has no place among the program's connections, so at most `MOST_SOCKETS` linger at a
+time; the oldest is closed to make room.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def half_close(transport: asyncio.Transport, *, is_reading: bool) -> None:
 
 
 class LingeringClose:
-    """The lingering sockets of one broker."""
+    """The lingering sockets of one program."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -54,7 +54,7 @@ class LingeringClose:
     def __len__(self) -> int:
         return len(self._timers)
 
-    def break_off(self, transport: asyncio.Transport) -> None:
+    def linger(self, transport: asyncio.Transport) -> None:
         """Drop the transport of a socket, and let the kernel send what it has."""
         sock = transport.get_extra_info("socket")
         own = None
@@ -86,6 +86,6 @@ class LingeringClose:
         sock.close()
 
     def close(self) -> None:
-        """Close all sockets: the broker stops."""
+        """Close all sockets: the program stops."""
         for sock in list(self._timers):
             self._end(sock)

@@ -421,13 +421,9 @@ class MqttProtocol(asyncio.Protocol):
         """Close once the transport has sent the rest, and not much later.
 
         A client that is to read why sees the end of what is sent to it, and what it still
-        sends is read and thrown away until it closes too. One that is broken off ends below all
-        layers: TLS and WebSocket do not say goodbye in the middle of a packet.
+        sends is read and thrown away until it closes too.
         """
         transport = self.transport
-        if connection.client.is_broken_off:
-            self.driver.lingering.break_off(self.arrival.transport)
-            return
         if self._close_timer is None:
             self._close_timer = self.driver.loop.call_later(CLOSE_TIMEOUT_SECONDS, transport.abort)
         if connection.outgoing.out:

@@ -66,18 +66,6 @@ class LargeMessages:
         self.chains[large.message.topic] = chain
         insort(self.firsts, large, key=by_sequence)
 
-    def put_back(self, large: Delivery, behind: list[Delivery]) -> None:
-        """Let a released message wait again, before all waiting messages of its topic.
-
-        Args:
-            large: its sojourn has begun.
-            behind: messages between it and the waiting ones of its topic, in order of arrival.
-        """
-        chain = self.chains.get(large.message.topic, ())
-        if chain:
-            self._forget_first(chain[0])
-        self.put_first(large, deque((large, *behind, *chain)))
-
     def park(self, chain: deque[Delivery]) -> None:
         """Add a chain whose first message waits for the other lane."""
         self.chains[chain[0].message.topic] = chain

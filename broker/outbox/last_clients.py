@@ -32,7 +32,6 @@ class LastClient(NamedTuple):
         link: its path.
         outbox: empty; it has the last decisions.
         ledger: its account.
-        n_broken_off: times a connection of it was closed in the middle of a large message.
         left_at: monotonic seconds.
     """
 
@@ -42,7 +41,6 @@ class LastClient(NamedTuple):
     link: Link
     outbox: Outbox
     ledger: Ledger
-    n_broken_off: int
     left_at: float
 
 

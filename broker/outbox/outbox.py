@@ -527,47 +527,12 @@ class Outbox:
     def _remember(self, decision: Decision) -> None:
         self.recent = (*self.recent[1 - KEPT_DECISIONS :], decision)
 
-    def connection_lost(self, now: float, *, keeps_qos0: bool = False) -> None:
-        """The subscriber is away: QoS 0 messages are dropped, and sojourns stop.
-
-        Args:
-            now: monotonic seconds.
-            keeps_qos0: nothing is dropped, as the subscriber is expected back soon.
-        """
-        if not keeps_qos0:
-            self.drop_qos0("connection_lost")
+    def connection_lost(self, now: float) -> None:
+        """The subscriber is away: QoS 0 messages are dropped, and sojourns stop."""
+        self.drop_qos0("connection_lost")
         held = self._held
         if held is not None and held.away_since is None:
             held.away_since = now
-
-    def put_back(self, large: Delivery, why: str, now: float) -> None:
-        """Let a large message that had left unsent wait again, before all others of its topic.
-
-        Args:
-            large: of a topic without priority; held from now on.
-            why: the reason why it was not sent, as text.
-            now: monotonic seconds.
-        """
-        topic, n_bytes = large.message.topic, large.message.payload_bytes
-        behind: list[Delivery] = []
-        if self._rules.keeps_topics:  # the messages behind it were released
-            for ready in self._lanes():
-                behind += self._take_ready(ready, lambda d: d.message.topic == topic, sys.maxsize)
-            behind.sort(key=by_sequence)
-        for delivery in (large, *behind):
-            self._enter(delivery)
-        if large.withheld_since is None:
-            large.withheld_since = now
-        self._ledger.withheld_total += 1
-        self._held = self._held or LargeMessages()
-        self._held.put_back(large, behind)
-        verdict = Verdict(deliver=False, reason=why, cause="broken_off")
-        decision = Decision(verdict, topic, n_bytes, now - large.withheld_since, now)
-        self.last_decision = decision
-        self._remember(decision)
-        self._rules.record.broken_off(self._link, decision)
-        self.look_again_at = None
-        self._ask = True
 
     def lets(self, message: Message, now: float) -> bool:
         """Say whether a message could be sent to this subscriber now, large or small."""

@@ -1,9 +1,9 @@
 """What becomes of the large messages in all outboxes of one broker, or of one proxy.
 
 Each large message is sent at once, or held and released later. Each of these decisions is counted
-by its outcome and its cause, one of `CAUSES`, and a hold, release or break-off is a debug line of
-the log. Causes are words of a closed set, so that they may be labels of a counter; the reason in
-full is a text of the gate's and stands in the log and in reports.
+by its outcome and its cause, one of `CAUSES`, and a hold or release is a debug line of the log.
+Causes are words of a closed set, so that they may be labels of a counter; the reason in full is a
+text of the gate's and stands in the log and in reports.
 
 Latency counts from the arrival at the broker. That of each large message is measured, at QoS 1 and
 2 until its acknowledgement. Of small messages it is that of those that a sampler times: one at a
@@ -24,7 +24,6 @@ from penstock.broker.message import Message, SizeClass
 CAUSES: Final = {
     "behind": "behind a message that was held, in the order of arrival",
     "bound": "held for as long as the policy holds a message at most",
-    "broken_off": "its connection was closed in the middle of it",
     "calm": "the RTT was not above `threshold_l`",
     "congested": "the RTT was so high that the policy waits for a lower one",
     "cost": "the path was congested, and waiting was expected to cost more than sending",
@@ -32,7 +31,6 @@ CAUSES: Final = {
     "gate_failed": "the gate raised an exception",
     "no_estimate": "no recent RTT was known",
     "no_limit": "nothing is gained by holding it: policy `none`, or no small message is delayed",
-    "not_calm_since": "another message was broken off, and the path has not been seen calm since",
     "other": "a gate that names no cause",
     "overdue": "as `congested`; the RTT is the time for which a packet has been unanswered so far",
 }
@@ -58,7 +56,7 @@ WINDOW_SECONDS: Final = 10.0
 
 
 class WithholdingRecord:
-    """Counts the decisions about large messages, and logs holds, releases and break-offs.
+    """Counts the decisions about large messages, and logs holds and releases.
 
     Attributes:
         policy: name of the gate's policy, a label of the counters.
@@ -116,11 +114,6 @@ class WithholdingRecord:
         self.count("released", decision.verdict.cause)
         self.sojourn.observe(decision.sojourn)
         self._log(link, "released", decision)
-
-    def broken_off(self, link: Link, decision: Decision) -> None:
-        """Count and log a message that is held again, as its connection was closed."""
-        self.count("held", "broken_off")
-        self._log(link, "broken off", decision)
 
     def observe_latency(self, size_class: SizeClass, until: Until, seconds: float) -> None:
         """Take the latency of one message.

@@ -84,7 +84,6 @@ class Subject(NamedTuple):
         outbox: what waits for it.
         ledger: its account.
         n_inflight: messages that were sent and are not acknowledged.
-        n_broken_off: times its connection was closed in the middle of a large message.
         threshold_l: returns the threshold that the gate compares its RTT with; None where that is
             not known.
         sizes: topic filter to the size class of that subscription, None for both; None instead of
@@ -103,7 +102,6 @@ class Subject(NamedTuple):
     outbox: Outbox
     ledger: Ledger
     n_inflight: int
-    n_broken_off: int
     threshold_l: Callable[[Link], float | None]
     sizes: Mapping[str, SizeClass | None] | None = None
     left_at: float | None = None
@@ -115,7 +113,6 @@ class Subject(NamedTuple):
 def subject_of(session: Session) -> Subject:
     """Return what the report of a session's client is made of."""
     core = session.core
-    breaking = core.breaking
     why_away = None if session.is_connected else core.why_away.get(session.client_id)
     return Subject(
         session.client_id,
@@ -126,7 +123,6 @@ def subject_of(session: Session) -> Subject:
         session.outbox,
         session.settle_direct(),
         len(session.inflight),
-        0 if breaking is None else breaking.n_broken_off(session),
         _threshold_l_in(core),
         {name: subscription.sizes for name, subscription in session.subscriptions.items()},
         why_away="" if why_away is None else why_away(),
@@ -144,7 +140,6 @@ def subject_of_last(client: LastClient, threshold_l: Callable[[Link], float | No
         outbox=client.outbox,
         ledger=client.ledger,
         n_inflight=0,
-        n_broken_off=client.n_broken_off,
         threshold_l=threshold_l,
         left_at=client.left_at,
     )
@@ -230,7 +225,6 @@ def withholding_figures(subject: Subject, now: float) -> WithholdingFigures:
         withheld=outbox.n_withheld,
         withheld_total=ledger.withheld_total,
         released_total=ledger.released_total,
-        broken_off_total=subject.n_broken_off,
         look_again_in_seconds=None if again is None else _rounded(max(0.0, again - now)),
         last_decision=last,
         recent=[

@@ -42,7 +42,7 @@ _COMMON: Final = {
 _PLANNED: Final = ("connections", "queued_messages", "queued_bytes")
 """Limits beside those of memory that a plan compares with what it recommends."""
 
-_NOT_BY_NAME: Final = {*_COMMON.values(), "broken_off"}
+_NOT_BY_NAME: Final = set(_COMMON.values())
 """Counters that are published under other names. All others stand below ``penstock`` by their own;
 those that are kept by reason have a topic for each reason."""
 
@@ -188,7 +188,6 @@ class SysTopics:
             yield root + name, str(n)
         yield "penstock/withholding/withheld_total", str(ledger.withheld_total)
         yield "penstock/withholding/released_total", str(ledger.released_total)
-        yield "penstock/withholding/broken_off_total", str(self._core.counters.broken_off)
         for metric in self._core.outbox_rules.record.metrics():
             yield from _metric(metric)
         for sink in self._core.sinks:

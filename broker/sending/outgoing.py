@@ -102,10 +102,6 @@ class Outgoing:
         """Whether a payload in `out` has still to be read, so that only a part can be written."""
         return not self.round_bytes
 
-    def is_next(self, payload: PayloadReader) -> bool:
-        """Say whether a payload is in `out`, with nothing but its header before what is left."""
-        return any(each is payload for each in self.out[:2])
-
     @property
     def is_stuck(self) -> bool:
         """Whether nothing of `out` can be written until the transport has room again."""

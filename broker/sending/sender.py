@@ -30,13 +30,7 @@ from penstock.broker.mqtt.size_limit import fit_packet
 from penstock.broker.mqtt.topic_aliases import OutgoingAliases
 from penstock.broker.mqtt.writer import publish_header, write_packet
 from penstock.broker.outbox.delivery import NO_QUEUE, Delivery
-from penstock.broker.payload import (
-    JOIN_BELOW_BYTES,
-    PIECE_BYTES,
-    SENT_PIECE_BYTES,
-    PayloadReader,
-    PieceReader,
-)
+from penstock.broker.payload import JOIN_BELOW_BYTES, PIECE_BYTES, PayloadReader
 from penstock.broker.sending.outgoing import Outgoing
 from penstock.broker.sending.outgoing_properties import outgoing_properties
 
@@ -267,19 +261,8 @@ class Sender:
         if self._put_publish(header, payload):
             self.session.ledger.delivered += 1
 
-    def send_delivery(
-        self, delivery: Delivery, now: float, *, in_pieces: bool = False
-    ) -> bytes | PayloadReader | None:
-        """Send what was taken from the outbox, and book it.
-
-        Args:
-            delivery: to be sent.
-            now: monotonic seconds.
-            in_pieces: its payload is to be read piece by piece, if it is more than one.
-
-        Returns:
-            The payload on its way; None at QoS 0, or where it was dropped.
-        """
+    def send_delivery(self, delivery: Delivery, now: float) -> None:
+        """Send what was taken from the outbox, and book it."""
         message = delivery.message
         if not delivery.qos:
             self.send_qos0(
@@ -288,12 +271,10 @@ class Sender:
                 subscription_ids=delivery.subscription_ids,
                 now=now,
             )
-            return None
+            return
         payload = message.payload if type(message.payload) is bytes else self._read(message)
         if payload is None:
-            return None
-        if in_pieces and len(payload) > SENT_PIECE_BYTES and isinstance(payload, bytes):
-            payload = PieceReader(payload)
+            return
         session = self.session
         session.inflight.start(delivery)
         is_held = delivery.qos == 2 and (session.is_durable or delivery.row_start != 0)
@@ -312,9 +293,8 @@ class Sender:
                 self.core.guard.tell_each(
                     self.core.samplers, lambda s: delivery.tell_sent(s, link, now)
                 )
-            return payload
-        session.inflight.drop(delivery)
-        return None
+        else:
+            session.inflight.drop(delivery)
 
     def send_again(self, delivery: Delivery, now: float) -> None:
         """Repeat what the last connection left unacknowledged [MQTT-4.4.0-1].
@@ -447,8 +427,7 @@ class Sender:
             outgoing.out.append(payload)
         if core.callbacks.packet_sent:
             session = self.session if self.is_open else None
-            # As `_read` has, where there are callbacks.
-            read = payload.whole if isinstance(payload, PieceReader) else cast("bytes", payload)
+            read = cast("bytes", payload)  # as `_read` has, where there are callbacks
             event = PacketSent(session, first_byte, size, (header, read))
             core.guard.tell(core.callbacks.packet_sent, event)
         if not outgoing.is_touched:

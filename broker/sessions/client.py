@@ -249,7 +249,6 @@ class Client:
         most_lone_bytes: of a chunk that may be taken by `penstock.broker.receiving.lone_packets`.
         n_filters_refused: how many of its subscriptions were refused.
         is_closing: to be closed once `out` is written; nothing more is received.
-        is_broken_off: ended in the middle of a packet, of which nothing more is to be sent.
         is_heard_out: to be closed when the peer has read why: what it sends to a closed socket
             may cost it what it has not read yet.
         suspended: what the driver must run before more is received, or None.
@@ -276,7 +275,6 @@ class Client:
         "inherited",
         "is_answered",
         "is_bridge",
-        "is_broken_off",
         "is_closing",
         "is_counted",
         "is_heard_out",
@@ -342,7 +340,6 @@ class Client:
         self.is_patient = False
         self.is_relay = False
         self.is_closing = False
-        self.is_broken_off = False
         self.is_heard_out = False
         self.suspended: Coroutine[Any, Any, None] | None = None
         self.backlog: list[bytes] | tuple[()] = ()
@@ -558,13 +555,6 @@ class Client:
             self.close(ReasonCode.SERVER_SHUTTING_DOWN, now)
         else:
             self.close(ReasonCode.USE_ANOTHER_SERVER, now, server_reference=reference)
-
-    def break_off(self, now: float) -> None:
-        """End the connection in the middle of a packet: nothing more can be said on it."""
-        self.is_broken_off = True
-        self.outgoing.wants_more = False
-        self.outgoing.drop_out()
-        self.end(now)
 
     def end(self, now: float) -> None:
         """End the connection once what is in `out` is written: nothing more is said or heard."""

@@ -37,7 +37,6 @@ from penstock.broker.routing.retained import RetainedMessages
 from penstock.broker.routing.router import Router
 from penstock.broker.routing.topic_tree import Plan, TopicTree
 from penstock.broker.sending.shared import Shared
-from penstock.broker.sessions.breaking_off import BreakingOff
 from penstock.broker.sessions.consuming import Consuming
 from penstock.broker.sessions.lanes import Lanes
 from penstock.broker.sessions.registry import SessionRegistry
@@ -93,7 +92,6 @@ class Core(Shared):
         last_clients: those whose sessions ended last.
         fast_plans: protocol version to topic bytes to `FastPlan`; emptied with the plans.
         consuming: subscriptions that sources feed; None where there are no sources.
-        breaking: breaks off the sending of large messages; None where the gate does not.
         router: gives messages to sessions and sinks.
         room: which sessions have room for messages, and which publishers wait for it.
         on_sys_subscribed: called with each filter below ``$`` before its retained messages are
@@ -209,7 +207,6 @@ class Core(Shared):
         if self.is_by_reference:
             self.copy_maximum = MAX_REMAINING_LENGTH + 5
         self.consuming = Consuming(self, sources) if sources else None
-        self.breaking = BreakingOff.of(self)
         self.journal: Journal | None = None
         self.router = Router(self, self.tree, self.retained, self.sessions.get)
         self._arrived_at = -math.inf

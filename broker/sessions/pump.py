@@ -39,11 +39,6 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
         outgoing.drop_out()
     if not outgoing.is_pump_wanted:
         return
-    if not outgoing.round_bytes and client.core.breaking is not None:
-        # Of what may be broken off the rest is in `out`: what stands behind it would be lost.
-        outgoing.wants_more = True
-        client.core.breaking.look(client, unsent_bytes, now)
-        return
     outgoing.is_pump_wanted = False
     outgoing.wants_more = False
     if not client.is_open or outgoing.is_paused or (sender.held and not sender.is_disk_failing()):
@@ -75,10 +70,7 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
                 is_refilled = True
             continue
         is_large = delivery.after is not None
-        if is_large and client.core.breaking is not None:
-            client.core.breaking.send(client, delivery, now)
-        else:
-            sender.send_delivery(delivery, now)
+        sender.send_delivery(delivery, now)
         if session.retained_due:
             send_due(session, now, 1)
         if is_large:

@@ -165,13 +165,10 @@ class SessionRegistry:
         core = self._core
         if session.shares:
             redelivery.connection_lost(session, now)
-        if core.breaking is not None:
-            core.breaking.connection_lost(session, client, now)
         if core.consuming is not None:
             core.consuming.connection_lost(session)
-        session.outbox.connection_lost(now, keeps_qos0=client.is_broken_off)
-        if not client.is_broken_off:
-            retained_delivery.connection_lost(session)
+        session.outbox.connection_lost(now)
+        retained_delivery.connection_lost(session)
         if core.callbacks.client_disconnected:
             core.guard.tell(core.callbacks.client_disconnected, ClientDisconnected(session))
         if core.journal is not None:
@@ -253,10 +250,6 @@ class SessionRegistry:
         core.ended.add(session.settle_direct())
         core.forget(session.link)
         core.room.session_ended(session.client_id)
-        n_broken_off = 0
-        if core.breaking is not None:
-            n_broken_off = core.breaking.n_broken_off(session)
-            core.breaking.forget(session)
         core.last_clients.add(
             LastClient(
                 session.client_id,
@@ -265,7 +258,6 @@ class SessionRegistry:
                 session.link,
                 session.outbox,
                 session.ledger,
-                n_broken_off,
                 now,
             )
         )

@@ -286,9 +286,7 @@ def _give(due: RetainedDue, message: Message, now: float) -> None:
     ledger = session.ledger
     ledger.matched += 1
     sender = session.sender
-    breaking = session.core.breaking
-    is_awaited = breaking is not None and breaking.awaits(session)
-    if sender is None and not delivery.qos and not is_awaited:
+    if sender is None and not delivery.qos:
         ledger.drop("offline")
     elif (
         sender is not None
@@ -298,7 +296,6 @@ def _give(due: RetainedDue, message: Message, now: float) -> None:
         and session.outbox.order is None
         and not session.resend
         and not message.is_large
-        and not (breaking is not None and sender.outgoing.has_unread)  # see `pump`
         and (not delivery.qos or sender.has_quota())
     ):
         sender.send_delivery(delivery, now)

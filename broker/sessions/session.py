@@ -214,12 +214,8 @@ class Session:
         if sender is None:
             if self.retained_due:
                 send_before(self, message.topic, now)
-            breaking = self.core.breaking
             order = self.outbox.order
-            is_sent_soon = (breaking is not None and breaking.awaits(self)) or (
-                order is not None and order.is_taken_over
-            )
-            if qos or is_sent_soon:
+            if qos or (order is not None and order.is_taken_over):  # it is sent soon
                 journal = self.core.journal
                 is_new = qos and not share  # what a share moves here may be stored
                 delivery = Delivery(

@@ -123,7 +123,6 @@ def _subject_of(pair: Pair, threshold_l: Callable[[Link], float | None]) -> Subj
         outbox=client.outbox,
         ledger=client.ledger,
         n_inflight=client.acks.n_inflight,
-        n_broken_off=0,
         threshold_l=threshold_l,
         n_apart=client.runs.n_messages,
         apart_bytes=client.runs.n_bytes,

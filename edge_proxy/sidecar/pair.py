@@ -497,7 +497,6 @@ class Pair:
                 link,
                 outbox,
                 client.ledger,
-                n_broken_off=0,
                 left_at=self._now,
             )
         )

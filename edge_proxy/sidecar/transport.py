@@ -532,7 +532,7 @@ class PairTransport:
         if not is_left or transport.get_extra_info("sslcontext") is not None:
             transport.close()
         elif not transport.get_write_buffer_size():
-            self._pairs.lingering.break_off(transport)
+            self._pairs.lingering.linger(transport)
         else:
             half_close(transport, is_reading=self._is_broker_read)
             self._is_broker_read = True

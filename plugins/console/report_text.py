@@ -137,9 +137,6 @@ def _large_messages(withholding: Report) -> Iterator[str]:
         )
     else:
         yield "large messages: none was withheld"
-    n_broken_off = withholding["broken_off_total"]
-    if n_broken_off:
-        yield f"  the connection was closed in the middle of one {_times(n_broken_off)}"
     what = f"{_bytes(decision['payload_bytes'])} on {printable(decision['topic'])}"
     waited, age = decision["withheld_seconds"], _seconds(decision["age_seconds"])
     if decision["outcome"] == "held":
@@ -182,10 +179,6 @@ def _balance(ledger: Report) -> str:
     parts = [f"{ledger[place]:,} {place}" for place in places if ledger[place]]
     parts += [f"{n:,} dropped ({reason})" for reason, n in sorted(ledger["dropped"].items())]
     return f"messages: {ledger['matched']:,}{' = ' if parts else ''}{' + '.join(parts)}"
-
-
-def _times(n: int) -> str:
-    return "once" if n == 1 else f"{n:,} times"
 
 
 def _seconds(seconds: float) -> str:

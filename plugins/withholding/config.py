@@ -138,9 +138,6 @@ class WithholdingConfig:
             requires; ``none``: small messages pass it.
         supersede: a large message of QoS 0 that waits is dropped when the next one of its topic
             arrives. Off by default: messages are lost only on request.
-        break_off_after: seconds; a large message that has been leaving for so long in congestion,
-            and would need as long again, is broken off for those behind it; null (None in Python)
-            for never. Never by default, as the client has to connect again.
     """
 
     MOVED_KEYS: ClassVar[Mapping[str, str]] = {"probe_period": "plugins.probing.probe_period"}
@@ -162,7 +159,6 @@ class WithholdingConfig:
     priority: list[str] = Field(default_factory=list)
     ordering: Ordering = "topic"
     supersede: bool = False
-    break_off_after: Seconds | None = None
 
     @field_validator("threshold_s_by_topic")
     @classmethod

@@ -25,18 +25,10 @@ from collections.abc import Sequence
 
 from penstock.broker.config.checked_yaml import NamedBy, check_listeners, parse_mapping, read_text
 from penstock.broker.config.key_types import read_size
-from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.extensions import (
-    DeliveryGate,
-    Plugin,
-    PluginContext,
-    Transfer,
-    Verdict,
-)
+from penstock.broker.extensions import DeliveryGate, Plugin, PluginContext, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.plugins.withholding.ack_sizes import AckSizes
-from penstock.plugins.withholding.breaking import Breaking
 from penstock.plugins.withholding.classes import FirstTopics
 from penstock.plugins.withholding.config import DEFAULT_PROFILE, LEARNED, WithholdingConfig
 from penstock.plugins.withholding.history import CongestionHistory
@@ -49,11 +41,6 @@ from penstock.plugins.withholding.thresholds import read_asked
 
 STRICTLY_AFTER_SECONDS = 0.001
 """Added to a release time; far above the rounding of clocks, far below any RTT that matters."""
-
-MOST_HOLD_RATIO = 2.0
-"""Longest hold after a break over `max_withhold`, where a policy has no bound."""
-
-_NOT_CALM_SINCE = "one was broken off, and the path was not seen to be calm since"
 
 _NOTHING_KNOWN = CongestionHistory()
 """The history of a subscriber without estimates; never changed."""
@@ -89,12 +76,6 @@ class WithholdingGate(DeliveryGate):
         self.histories: dict[Link, CongestionHistory] = {}
         self.fits: dict[Link, SizeFit] = {}
         self._floor_seconds = config.floor_seconds
-        self.break_off_after = config.break_off_after
-        most_hold = min(self.policy.max_withhold, MOST_HOLD_RATIO * config.max_withhold)
-        self._breaking = Breaking(
-            config.break_off_after or math.inf, config.max_withhold, most_hold=most_hold
-        )
-        self._most_hold = most_hold
 
     def threshold_s(self, topic: str) -> int | None:
         """Return the least threshold_s of `topic` for any subscriber; None for never large."""
@@ -118,16 +99,6 @@ class WithholdingGate(DeliveryGate):
         rtt = self._rtt(link)
         history = self.histories.get(link, _NOTHING_KNOWN)
         overdue = self._overdue(link, now, history)
-        if self.break_off_after is not None and sojourn <= self._most_hold:
-            is_calm = self.is_calm(link, now)
-            until = self._breaking.held_until(link, now, is_calm=is_calm)
-            if until is not None:
-                return Verdict(
-                    deliver=False,
-                    look_again_at=until,
-                    reason=_NOT_CALM_SINCE,
-                    cause="not_calm_since",
-                )
         if rtt is None and not overdue:
             return Verdict(deliver=True, reason="no recent RTT estimate", cause="no_estimate")
         threshold_l = self._thresholds.threshold_l(link)
@@ -178,27 +149,8 @@ class WithholdingGate(DeliveryGate):
         if link.tcp is not None:
             history.observe_look(link.tcp)
 
-    def breaks_off(self, transfer: Transfer, link: Link, now: float) -> str:
-        """Break off a transfer that is so slow that the policy would rather hold the message."""
-        breaking = self._breaking
-        pays = breaking.pays(
-            seconds=transfer.seconds,
-            left_bytes=transfer.left_bytes,
-            bytes_per_second=transfer.bytes_per_second,
-            repeated_bytes=transfer.repeated_bytes,
-        )
-        if not pays or breaking.is_in_pause(link, now):
-            return ""
-        verdict = self.decide(transfer.message, link, transfer.sojourn, now)
-        if verdict.deliver:
-            return ""
-        breaking.begin_pause(link, now)
-        rate = f"{transfer.bytes_per_second:,.0f} bytes a second"
-        return f"at {rate} after {transfer.seconds:.4g} s; {verdict.reason}"
-
     def forget(self, link: Link) -> None:
         """Drop what was learned of the subscriber."""
-        self._breaking.forget(link)
         self.histories.pop(link, None)
         self.fits.pop(link, None)
 
@@ -312,11 +264,6 @@ class WithholdingPlugin(Plugin):
         path, file = "plugins.withholding.listeners", context.policy_file
         self._policy_file = file
         check_listeners(path, config.listeners, context.listeners, file)
-        if config.break_off_after is not None and context.is_proxy:
-            path = "plugins.withholding.break_off_after"
-            read = f"{config.break_off_after:g}"
-            problem = ConfigProblem(path, read, "null: only a broker closes connections")
-            raise ConfigError(file, [problem])
         self.gate = WithholdingGate(config)
         if config.profile == LEARNED:
             self.sampler = AckSizes(self.gate.fits, self.gate.is_calm)

@@ -30,7 +30,7 @@ PARTS: tuple[Any, ...] = (
 
 def test_a_report_is_an_object_of_objects() -> None:
     """Its parts keep their names, tuples within tuples too, and JSON takes all of it."""
-    figures = WithholdingFigures(1, 2, 1, 3, 0.5, DECISION, [DECISION])
+    figures = WithholdingFigures(1, 2, 1, 0.5, DECISION, [DECISION])
     decision = {
         "outcome": "held",
         "reason": "closed",
@@ -44,7 +44,6 @@ def test_a_report_is_an_object_of_objects() -> None:
         "withheld": 1,
         "withheld_total": 2,
         "released_total": 1,
-        "broken_off_total": 3,
         "look_again_in_seconds": 0.5,
         "last_decision": decision,
         "recent": [decision],

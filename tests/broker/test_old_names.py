@@ -62,7 +62,7 @@ def test_an_old_name_is_told_with_the_one_that_holds(
 
 MODULES_OF_BEFORE = """
     broker: access access_control acknowledging addresses admission authenticating arrival backlog
-    breaking_off bridges capabilities client_log client_report client_topics collector config
+    bridges capabilities client_log client_report client_topics collector config
     config_file connecting connection core counters database_file delivery driver eager errors
     events extensions faults fitting handlers held inflight journal ledger limits lingering link
     listener_config listeners local_only log_lines login_backoff lone_packets machine_memory

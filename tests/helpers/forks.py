@@ -41,7 +41,6 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 SERVICES: Final = (
     "amqtt.plugins.authentication",
-    "benchmarks.loads.lossy_load",
     "benchmarks.loads.publisher",
     "benchmarks.loads.queue_consumer",
     "benchmarks.loads.queue_drain",

@@ -64,7 +64,7 @@ MISTAKES = [
     ("{profile: {10: 2, 20: 1}}", "profile: read {'10': 2, '20': 1}; allowed: latencies that ne"),
     ("{profile: 5}", "profile: read 5; allowed: a mapping"),
     ("{profile: sizes.txt}", "profile: read 'sizes.txt'; allowed: a table, learned, or a file "),
-    ("{treshold_s: 5}", "treshold_s: read an unknown key; allowed: one of break_off_after, "),
+    ("{treshold_s: 5}", "treshold_s: read an unknown key; allowed: one of congestion_rate, "),
 ]
 
 

@@ -54,7 +54,7 @@ def test_a_client_of_which_nothing_is_known_has_empty_figures() -> None:
     link = found.link
     assert (link.rtt_latest, link.rtt_age_seconds, link.rtt_source) == (None, None, "")
     assert (link.threshold_l, link.outstanding_age_seconds, link.tcp) == (None, None, None)
-    assert found.withholding == (0, 0, 0, 0, None, None, [])
+    assert found.withholding == (0, 0, 0, None, None, [])
     assert found.ledger == (0, 0, 0, 0, 0, 0, 0, {}, 0, "empty")
 
 
@@ -123,7 +123,7 @@ def test_a_held_message_is_told_with_its_wait_so_far_and_then_as_sent() -> None:
     assert held.withholding.last_decision == DecisionFigures(
         "held", "closed", "other", "t", 200, 0.5, 0.5
     )
-    assert held.withholding[:5] == (2, 1, 0, 0, 1.5)
+    assert held.withholding[:4] == (2, 1, 0, 1.5)
     assert (held.ledger.withheld, held.ledger.queued, held.ledger.queued_bytes) == (2, 0, 206)
     assert held.ledger.waits_for == "withheld: closed"
     gate.is_open = True
@@ -132,7 +132,7 @@ def test_a_held_message_is_told_with_its_wait_so_far_and_then_as_sent() -> None:
     assert sent.withholding.last_decision == DecisionFigures(
         "sent", "open", "other", "t", 200, 2.0, 1.0
     )
-    assert sent.withholding[:5] == (0, 1, 1, 0, None)
+    assert sent.withholding[:4] == (0, 1, 1, None)
     assert (sent.ledger.matched, sent.ledger.inflight) == (2, 2)
 
 

@@ -83,7 +83,6 @@ def client(**parts: dict[str, Any]) -> dict[str, Any]:
         "withheld": 3,
         "withheld_total": 5,
         "released_total": 4,
-        "broken_off_total": 0,
         "look_again_in_seconds": 1.3,
         "last_decision": DECISION,
         "recent": RECENT,
@@ -261,13 +260,6 @@ def test_a_client_whose_large_messages_were_all_sent_at_once() -> None:
     once = {"withheld_total": 1, "released_total": 0}
     told = describe(client(withholding=once))
     assert "large messages: 1 was withheld, 0 of them sent then" in told
-
-
-@pytest.mark.parametrize(("n", "words"), [(1, "once"), (2, "2 times"), (1_000, "1,000 times")])
-def test_a_connection_that_was_closed_for_what_waited_is_told(n: int, words: str) -> None:
-    """A client that goes and comes again for no fault of its own is explained."""
-    line = f"  the connection was closed in the middle of one {words}"
-    assert line in describe(client(withholding={"broken_off_total": n}))
 
 
 def test_a_rate_of_a_path_that_had_too_little_to_send_is_a_least_one() -> None:

@@ -33,7 +33,6 @@ class PolicyMachine(HeldMachine):
         ordering=st.sampled_from(ORDERINGS),
         priority=st.sampled_from([[], ["b"]]),
         version=st.sampled_from([4, 5]),
-        break_off_after=st.sampled_from([None, 1.0]),
     )
     def make(
         self,
@@ -41,7 +40,6 @@ class PolicyMachine(HeldMachine):
         ordering: Ordering,
         priority: list[str],
         version: int,
-        break_off_after: float | None,
     ) -> None:
         """On a path that is bad at first."""
         config = WithholdingConfig(
@@ -51,7 +49,6 @@ class PolicyMachine(HeldMachine):
             threshold_s=LARGE,
             threshold_l=0.5,
             profile={100: 1.0, LARGE: 10.0},
-            break_off_after=break_off_after,
         )
         self.begin(WithholdingGate(config), version)
         self.turn(is_good=False)
