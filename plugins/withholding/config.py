@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from penstock.broker.config.key_types import STRICT, PerSecond, Seconds, Size, read_size
@@ -14,7 +14,6 @@ from penstock.broker.message import DEFAULT_THRESHOLD_S
 from penstock.broker.mqtt.topics import parse_share, validate_topic_filter
 from penstock.plugins.withholding.classes import SizeClasses
 from penstock.plugins.withholding.profile import LatencyProfile
-from penstock.plugins.withholding.profile_file import is_csv
 from penstock.plugins.withholding.thresholds import LearnedFrom, Thresholds
 
 Bytes = Annotated[Size, Field(ge=0)]
@@ -36,9 +35,6 @@ least. A threshold_l that is too small withholds without need (its first recomme
 
 DEFAULT_FLOOR_SECONDS = 0.05
 """On a local network the RTT varies by many times its least value without congestion."""
-
-LEARNED = "learned"
-"""The `profile` that is learned for each subscriber."""
 
 DEFAULT_PROFILE = {10_000: 1.0, 1_000_000: 10.0}
 """Paper 002: a 1 MB message takes ten times as long as the 10 KB query."""
@@ -74,10 +70,6 @@ def _check_filters(topic_filters: Iterable[str], where: str) -> None:
             raise ValueError(f"topic filters without $share{where} (not {topic_filter!r})")
 
 
-Profile = Annotated[
-    Annotated[dict[Size, float], Tag("table")] | Annotated[str, Tag("file")],
-    Discriminator(lambda value: "file" if isinstance(value, str) else "table"),
-]
 ThresholdL = Annotated[float | None, BeforeValidator(_read_threshold_l)]
 
 
@@ -128,10 +120,7 @@ class WithholdingConfig:
             worth, for `adaptive`; 0 for large messages alone.
         congestion_rate: λ in 1/s, the inverse of the mean duration of congestion, for
             `probabilistic`.
-        profile: payload bytes to relative latency, at least one row; see `LatencyProfile`. Or the
-            name of a file with such a table, relative to the directory in which the program was
-            started. Or ``learned``: for each subscriber from its acknowledgements, with the default
-            table until there are enough of them.
+        profile: payload bytes to relative latency, at least one row; see `LatencyProfile`.
         priority: topic filters; messages of their topics, large or small, leave before all others
             and are not withheld.
         ordering: ``topic``: messages after a withheld one on the same topic wait behind it, as MQTT
@@ -139,8 +128,6 @@ class WithholdingConfig:
         supersede: a large message of QoS 0 that waits is dropped when the next one of its topic
             arrives. Off by default: messages are lost only on request.
     """
-
-    MOVED_KEYS: ClassVar[Mapping[str, str]] = {"probe_period": "plugins.probing.probe_period"}
 
     policy: PolicyName = "adaptive"
     threshold_s: Bytes = DEFAULT_THRESHOLD_S
@@ -155,7 +142,7 @@ class WithholdingConfig:
     max_withhold: Seconds = DEFAULT_MAX_WITHHOLD
     congestion_rate: PerSecond = DEFAULT_CONGESTION_RATE
     small_weight: Annotated[float, Field(ge=0)] = 1.0
-    profile: Profile = Field(default_factory=DEFAULT_PROFILE.copy)
+    profile: dict[Size, float] = Field(default_factory=DEFAULT_PROFILE.copy)
     priority: list[str] = Field(default_factory=list)
     ordering: Ordering = "topic"
     supersede: bool = False
@@ -181,11 +168,8 @@ class WithholdingConfig:
 
     @field_validator("profile")
     @classmethod
-    def _check_profile(cls, profile: dict[int, float] | str) -> dict[int, float] | str:
-        if not isinstance(profile, str):
-            LatencyProfile(profile)
-        elif profile != LEARNED:
-            is_csv(profile)
+    def _check_profile(cls, profile: dict[int, float]) -> dict[int, float]:
+        LatencyProfile(profile)
         return profile
 
     def size_classes(self) -> SizeClasses:

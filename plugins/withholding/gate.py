@@ -23,20 +23,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from penstock.broker.config.checked_yaml import NamedBy, check_listeners, parse_mapping, read_text
-from penstock.broker.config.key_types import read_size
+from penstock.broker.config.checked_yaml import check_listeners
 from penstock.broker.extensions import DeliveryGate, Plugin, PluginContext, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
-from penstock.plugins.withholding.ack_sizes import AckSizes
 from penstock.plugins.withholding.classes import FirstTopics
-from penstock.plugins.withholding.config import DEFAULT_PROFILE, LEARNED, WithholdingConfig
+from penstock.plugins.withholding.config import WithholdingConfig
 from penstock.plugins.withholding.history import CongestionHistory
-from penstock.plugins.withholding.learned_profile import SizeFit
 from penstock.plugins.withholding.policies import make_policy
 from penstock.plugins.withholding.policy import Policy, Situation
 from penstock.plugins.withholding.profile import LatencyProfile
-from penstock.plugins.withholding.profile_file import is_csv, parse_csv_profile, table_of_mapping
 from penstock.plugins.withholding.thresholds import read_asked
 
 STRICTLY_AFTER_SECONDS = 0.001
@@ -52,8 +48,6 @@ class WithholdingGate(DeliveryGate):
     Attributes:
         policy: the object that decides; it has no state, so that a simulation can ask it, too.
         histories: what the policy learns from, by link; empty where it does not learn.
-        profile: latency by message size; replaced when a profile's file is read.
-        fits: learned profiles by link, used in place of `profile`; `AckSizes` adds them.
     """
 
     def __init__(self, config: WithholdingConfig) -> None:
@@ -70,12 +64,9 @@ class WithholdingGate(DeliveryGate):
             self.is_first = FirstTopics(config.priority).has  # type: ignore[method-assign]
         self._classes = config.size_classes()
         self._thresholds = config.thresholds()
-        table = config.profile if isinstance(config.profile, dict) else DEFAULT_PROFILE
-        self.profile = LatencyProfile(table)
+        self._profile = LatencyProfile(config.profile)
         self._max_overdue = config.max_withhold
         self.histories: dict[Link, CongestionHistory] = {}
-        self.fits: dict[Link, SizeFit] = {}
-        self._floor_seconds = config.floor_seconds
 
     def threshold_s(self, topic: str) -> int | None:
         """Return the least threshold_s of `topic` for any subscriber; None for never large."""
@@ -102,7 +93,7 @@ class WithholdingGate(DeliveryGate):
         if rtt is None and not overdue:
             return Verdict(deliver=True, reason="no recent RTT estimate", cause="no_estimate")
         threshold_l = self._thresholds.threshold_l(link)
-        scale = self._relative(link, message.payload_bytes)
+        scale = self._profile.relative(message.payload_bytes)
         counted = max(rtt or 0.0, overdue)
         situation = Situation(  # by position, which is faster than by name
             scale * counted / 2,
@@ -152,30 +143,12 @@ class WithholdingGate(DeliveryGate):
     def forget(self, link: Link) -> None:
         """Drop what was learned of the subscriber."""
         self.histories.pop(link, None)
-        self.fits.pop(link, None)
-
-    def is_calm(self, link: Link, now: float) -> bool:
-        """Say whether the path is known to be uncongested now."""
-        rtt = self._rtt(link)
-        if rtt is None:
-            return False
-        history = self.histories.get(link, _NOTHING_KNOWN)
-        return max(rtt, self._overdue(link, now, history)) <= self._thresholds.threshold_l(link)
-
-    def _relative(self, link: Link, payload_bytes: int) -> float:
-        """Return the latency of a size over that of the smallest, on a subscriber's path."""
-        fit = self.fits.get(link)
-        if fit is not None:
-            learned = fit.relative(payload_bytes, self._floor_seconds)
-            if learned is not None:
-                return learned
-        return self.profile.relative(payload_bytes)
 
     def _rtt(self, link: Link) -> float | None:
         """Return the newest RTT of a packet of the profile's first row, seconds, or None."""
         if link.rtt_latest is None:
             return None
-        return link.rtt_latest / self._relative(link, link.rtt_bytes)
+        return link.rtt_latest / self._profile.relative(link.rtt_bytes)
 
     def _overdue(self, link: Link, now: float, history: CongestionHistory) -> float:
         """Return a lower bound of the RTT from what is unanswered, seconds; 0 for nothing.
@@ -188,14 +161,14 @@ class WithholdingGate(DeliveryGate):
         if history is not _NOTHING_KNOWN:
             self._observe_large(link, history)
         age = min(now - since - history.own_seconds(since), self._max_overdue)
-        return max(0.0, age) / self._relative(link, link.outstanding_bytes)
+        return max(0.0, age) / self._profile.relative(link.outstanding_bytes)
 
     def _observe_large(self, link: Link, history: CongestionHistory) -> None:
         """Note what large messages have left since the last time."""
         n_new = link.large_bytes - history.large_bytes
         if n_new:
             history.large_bytes = link.large_bytes
-            least_seconds = self._relative(link, n_new) * (link.rtt_min or 0.0) / 2
+            least_seconds = self._profile.relative(n_new) * (link.rtt_min or 0.0) / 2
             history.observe_large(n_new, least_seconds, link.large_sent_at)
 
     def _verdict(self, situation: Situation, measured: str) -> Verdict:
@@ -240,18 +213,6 @@ def _bytes_to_send(message: Message, link: Link) -> int:
     return message.payload_bytes + link.unsent_bytes + link.tcp.unsent_bytes
 
 
-def _read_profile(name: str, policy_file: str) -> dict[int, float]:
-    """Return the table of a profile's file, which a policy file names.
-
-    Raises:
-        ConfigError: the file cannot be read or is not valid.
-    """
-    text = read_text(name, named_by=NamedBy(policy_file, "plugins.withholding.profile"))
-    if is_csv(name):
-        return parse_csv_profile(text, name)
-    return table_of_mapping(parse_mapping(text, name), name, read_size)
-
-
 class WithholdingPlugin(Plugin):
     """`withholding` in a policy file."""
 
@@ -262,28 +223,5 @@ class WithholdingPlugin(Plugin):
     def __init__(self, config: WithholdingConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         path, file = "plugins.withholding.listeners", context.policy_file
-        self._policy_file = file
         check_listeners(path, config.listeners, context.listeners, file)
         self.gate = WithholdingGate(config)
-        if config.profile == LEARNED:
-            self.sampler = AckSizes(self.gate.fits, self.gate.is_calm)
-
-    async def start(self) -> None:
-        """Read the profile, if it is in a file.
-
-        Raises:
-            ConfigError: the file cannot be read or is not valid.
-        """
-        await self.reload()
-
-    async def reload(self) -> list[str]:
-        """Read the profile's file again; return it as a ``key file`` text.
-
-        Raises:
-            ConfigError: the file cannot be read or is not valid; the profile stays as it is.
-        """
-        name = self.config.profile
-        if not isinstance(name, str) or name == LEARNED:
-            return []
-        self.gate.profile = LatencyProfile(_read_profile(name, self._policy_file))
-        return [f"profile {name}"]

@@ -14,30 +14,6 @@ overflow."""
 _LOG_MOST_RELATIVE: Final = math.log(MOST_RELATIVE)
 
 
-def table_problem(table: Mapping[int, float]) -> tuple[int | None, str] | None:
-    """Return why a table is not a profile.
-
-    Args:
-        table: payload bytes to latency.
-
-    Returns:
-        (payload bytes of the wrong row, or None where there are no rows; what is allowed), or None
-        where the table is valid.
-    """
-    if not table:
-        return None, "at least one row of payload bytes: latency"
-    before = 0.0
-    for size, latency in sorted(table.items()):
-        if size < 1:
-            return size, "payload bytes of at least 1"
-        if not (latency > 0 and math.isfinite(latency)):
-            return size, "latencies above 0 and finite"
-        if latency < before:
-            return size, "latencies that never fall as payload bytes grow"
-        before = latency
-    return None
-
-
 class LatencyProfile:
     """Relative latency by payload size.
 
@@ -59,11 +35,16 @@ class LatencyProfile:
         Raises:
             ValueError: the table is not of that form.
         """
-        problem = table_problem(table)
-        if problem is not None:
-            raise ValueError(problem[1])
+        if not table:
+            raise ValueError("at least one row of payload bytes: latency")
         rows = sorted(table.items())
         latencies = [latency for _, latency in rows]
+        if rows[0][0] < 1:
+            raise ValueError("payload bytes of at least 1")
+        if not all(latency > 0 and math.isfinite(latency) for latency in latencies):
+            raise ValueError("latencies above 0 and finite")
+        if latencies != sorted(latencies):
+            raise ValueError("latencies that never fall as payload bytes grow")
         self.reference_bytes = rows[0][0]
         self._log_sizes = [math.log(size) for size, _ in rows]
         self._log_latencies = [math.log(latency) - math.log(latencies[0]) for latency in latencies]

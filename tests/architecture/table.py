@@ -236,7 +236,6 @@ PLUGIN_ADAPTERS: Final = frozenset(
         "plugins.queue.publishing.relay",
         "plugins.queue.publishing.rows",  # names the property that a relay's PUBLISH ends with
         "plugins.queue.sink",
-        "plugins.withholding.ack_sizes",
         "plugins.withholding.gate",
     }
 )

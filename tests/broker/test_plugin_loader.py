@@ -341,7 +341,6 @@ def test_second_gate_is_refused() -> None:
     ("plugins", "is_told"),
     [
         ("{withholding: {}}", True),
-        ("{withholding: {profile: learned}}", True),
         ("{withholding: {}, probing: {}}", False),
         ("{probing: {}}", False),
     ],
@@ -359,7 +358,7 @@ def test_a_gate_that_will_know_of_no_rtt_is_told(
     ("plugins", "probe_period"),
     [
         ("{withholding: {}, probing: {probe_period: 6}}", 6.0),
-        ("{probing: {probe_period: 0.5}, withholding: {profile: learned}}", 0.5),
+        ("{probing: {probe_period: 0.5}, withholding: {}}", 0.5),
         ("{withholding: {}}", 1.0),
     ],
 )

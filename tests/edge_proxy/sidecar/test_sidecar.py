@@ -15,6 +15,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from penstock.broker import plugin_loader
+from penstock.broker.config.checked_yaml import read_text
 from penstock.broker.errors import ConfigError, PenstockError
 from penstock.broker.extensions import (
     LinkSampler,
@@ -33,7 +34,6 @@ from penstock.edge_proxy.sidecar.config import parse_proxy_config
 from penstock.edge_proxy.sidecar.sidecar import Sidecar
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.console import why
-from penstock.plugins.withholding.gate import WithholdingGate
 from tests.broker.serving import port_of, serving
 from tests.helpers.access import Access
 from tests.helpers.certificates import Authority, break_file
@@ -64,9 +64,10 @@ class Recorded(Plugin):
 
     @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
     class Config:
-        """One key."""
+        """Its keys."""
 
         fails: bool = False
+        file: str | None = None
 
     life: list[str]
 
@@ -88,6 +89,15 @@ class Gated(Recorded):
     def __init__(self, config: Any, context: Any) -> None:
         super().__init__(config, context)
         self.gate = SwitchGate()
+
+    async def reload(self) -> list[str]:
+        """Read its file again.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        read_text(self.config.file)
+        return [f"file {self.config.file}"]
 
 
 class Sink(MessageSink):
@@ -251,27 +261,22 @@ async def test_plugins_without_use_in_a_proxy_are_refused(life: list[str]) -> No
     assert life == []
 
 
+@pytest.mark.usefixtures("life")
 async def test_files_of_plugins_are_read_again_with_clients_connected(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At SIGHUP; a file that cannot be used is told, and the one before holds."""
     caplog.set_level(logging.INFO)
-    profile = tmp_path / "sizes.csv"
-    profile.write_text("10000,1\n1000000,10\n")
-    async with running(f"plugins: {{withholding: {{profile: '{profile}'}}}}") as (proxy, _):
+    table = tmp_path / "table"
+    table.touch()
+    async with running(f"plugins: {{gated: {{file: '{table}'}}}}") as (proxy, _):
         assert isinstance(proxy, ReloadingService)
-        gate = proxy.shared.gate
-        assert isinstance(gate, WithholdingGate)
-        profile.write_text("10000,1\n1000000,3\n")
         await proxy.reload()
-        assert gate.profile.relative(1_000_000) == pytest.approx(3.0)
-        profile.write_text("10000\n")
+        assert f"reloaded: plugins.gated.file {table}; read at the start alone: " in caplog.text
+        table.unlink()
         await proxy.reload()
-        assert gate.profile.relative(1_000_000) == pytest.approx(3.0)
     assert any("not reloaded: " in message for message in caplog.messages)
-    read = f"reloaded: plugins.withholding.profile {profile}; read at the start alone: "
-    assert read in caplog.text
-    assert "reloaded: nothing; failed, and as before: plugins.withholding; " in caplog.text
+    assert "reloaded: nothing; failed, and as before: plugins.gated; " in caplog.text
 
 
 async def test_plugins_are_found_by_their_short_names() -> None:

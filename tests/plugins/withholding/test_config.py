@@ -8,7 +8,7 @@ import pytest
 
 from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.config.key_types import SIZE_ALLOWED
-from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.errors import ConfigError
 from penstock.plugins.withholding.config import PolicyName, WithholdingConfig
 from penstock.plugins.withholding.policies import make_policy
 
@@ -61,11 +61,6 @@ def test_each_policy_name_makes_a_policy() -> None:
         ("profile", {10000: 1.0, "10 kB": 1.0}, "each size once"),
         ("profile", {2: 1.0, 1: 2.0}, "latencies that never fall as payload bytes grow"),
         ("profile", 7, "a mapping"),
-        (
-            "profile",
-            "sizes.txt",
-            "a table, learned, or a file whose name ends in one of .csv, .yaml, .yml",
-        ),
     ],
 )
 def test_wrong_value_names_key_value_and_what_is_allowed(
@@ -77,19 +72,6 @@ def test_wrong_value_names_key_value_and_what_is_allowed(
     [problem] = caught.value.problems
     assert problem.path == f"plugins.withholding.{key}"
     assert problem.allowed.endswith(allowed)
-
-
-def test_the_probe_period_of_earlier_files_names_its_place_in_probing() -> None:
-    """A user who has it in a file is told where it stands, whatever its value."""
-    with pytest.raises(ConfigError) as caught:
-        read(probe_period=5.0)
-    assert caught.value.problems == [
-        ConfigProblem(
-            "plugins.withholding.probe_period",
-            "a key that has moved",
-            "it as plugins.probing.probe_period",
-        )
-    ]
 
 
 def test_listener_has_what_it_does_not_say_from_above() -> None:

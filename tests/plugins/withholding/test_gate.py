@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -265,31 +264,6 @@ def test_subscriber_says_its_threshold_until_it_says_otherwise() -> None:
     gate.connected(link, [("threshold_l", "0.9")])
     gate.connected(link, [])
     assert link.asked_threshold_l is None
-
-
-async def test_profile_of_a_file_scales_latency_and_is_read_again(tmp_path: Path) -> None:
-    """As one in the policy file; what cannot be used leaves the last that could."""
-    logger = logging.getLogger("penstock.withholding")
-    context = PluginContext(logger, "policy.yaml", lambda: NOW)
-    for name, tables in (
-        ("sizes.csv", ("1,1\n", "1,1\n1000000,10\n")),
-        ("s.yml", ("1: 1", "1: 0")),
-    ):
-        file = tmp_path / name
-        config = WithholdingConfig(threshold_l=0.5, profile=str(file))
-        plugin = WithholdingPlugin(config, context)
-        assert plugin.gate.profile.relative(1_000_000) == pytest.approx(10.0)
-        file.write_text(tables[0])
-        await plugin.start()
-        assert plugin.gate.decide(LARGE, link_with(1.6), 0.0, NOW).deliver
-        file.write_text(tables[1])
-        if name == "sizes.csv":
-            await plugin.reload()
-            assert plugin.gate.profile.relative(1_000_000) == pytest.approx(10.0)
-        else:
-            with pytest.raises(ConfigError, match=r"s.yml: 1: read 1: 0; allowed: latencies above"):
-                await plugin.reload()
-            assert plugin.gate.profile.relative(1_000_000) == 1.0
 
 
 def test_unknown_listener_is_named_with_those_there_are() -> None:
