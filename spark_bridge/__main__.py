@@ -30,6 +30,7 @@ from penstock.spark_bridge.pipelines.config import (
     read_pipeline,
 )
 from penstock.spark_bridge.sink_folder import (
+    check_nesting,
     check_paths,
     held_folders,
     held_places,
@@ -168,7 +169,7 @@ def run_pipeline(
         java = find_java(os.environ)
         n_waiting = check_queue(read_options(pipeline.source_texts(next(iter(pipeline.sinks)))))
         sinks = pipeline.all_sinks.values()
-        places = [pipeline.storage, *(sink.path for sink in sinks if sink.path is not None)]
+        outputs = [sink.path for sink in sinks if sink.path is not None]
 
         def build(session: SparkSession) -> tuple[Sequence[Query], Callable[[], None]]:
             from penstock.spark_bridge.pipelines.building import Built  # noqa: PLC0415 - Spark
@@ -181,7 +182,8 @@ def run_pipeline(
         run(
             build,
             java,
-            places,
+            outputs,
+            pipeline.storage,
             log or _log_beside(pipeline.storage),
             report,
             about=f"pipeline {name}",
@@ -257,7 +259,8 @@ def stream(
     run(
         build,
         java,
-        [output, checkpoint],
+        [output],
+        checkpoint,
         log or _log_beside(checkpoint),
         report,
         about=f"queue {source.shown_queues} at {source.url} to {output}",
@@ -301,7 +304,8 @@ def check_queue(source: SourceOptions) -> int:
 def run(
     build: Callable[[SparkSession], tuple[Sequence[Query], Callable[[], None]]],
     java: Java,
-    places: Sequence[str],
+    outputs: Sequence[str],
+    storage: str,
     log_file: Path,
     report: Path | None,
     *,
@@ -317,7 +321,8 @@ def run(
     Args:
         build: returns the queries, none for a dry run, and what to call when they begin to run.
         java: that Spark uses.
-        places: folders and URIs that the run writes; they are held against other runs.
+        outputs: folders and URIs that sinks write; they are held against other runs.
+        storage: the same of the checkpoints.
         log_file: of Spark.
         report: file for the counts; None for none.
         about: what is run, for people.
@@ -327,7 +332,9 @@ def run(
         metrics: HOST:PORT; None for none.
         short_run: see `session.java_options`.
     """
+    places = [*outputs, storage]
     folders = [folder for folder in map(local_folder, places) if folder is not None]
+    check_nesting([folder for folder in map(local_folder, outputs) if folder is not None])
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
     with held_folders(folders), _naming_log(log_file), ExitStack() as stack:
@@ -367,6 +374,7 @@ def run(
                 trigger_seconds,
                 stop_requests=lambda: signals.count,
                 on_progress=display.show,
+                tell=say,
             )
     for name, summary in summaries.items():
         say(f"done: {describe(name, summary)}")

@@ -6,6 +6,11 @@ no list; Spark skips them, but every other reader takes them for messages. And a
 checkpoint counts its batches from 0 again: batches whose number is listed already are skipped
 silently, as if they were written. Importable without Spark.
 
+A file is deleted only where the query's own metadata say that it may have written it: the
+checkpoint has the plan of a batch that is not listed, the file is not older than that plan, lies
+where the sink's partitions lie, and has a name as Spark gives it. Anything else in the folder is
+somebody else's. What a killed compaction has left is named in a file of its own.
+
 A file that no list has may also be one that another run is writing. So a run holds its folders, by
 a lock that ends with its process, however that ends. Places elsewhere, such as ``s3a://`` and
 ``hdfs://``, have a file that names the run.
@@ -16,8 +21,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -32,7 +38,12 @@ if TYPE_CHECKING:
 _LOG = "_spark_metadata"
 _COMPACT = ".compact"
 _WRITTEN = "part-*"
+_NAME = re.compile(r"part-\d{5,}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-c\d{3,}\..+")
+"""How Spark's file sink names a file: task, a UUID, number, and the format's suffix."""
+_DRAFT = re.compile(r"\.{1,2}\d+\..+\.tmp(\.crc)?")
+"""How Spark names an unfinished file of a log, and its checksum."""
 _LOCK = ".penstock.lock"
+_JOINING = ".penstock.joining"
 """Readers of a folder leave out names that begin with a dot."""
 
 _PROCESS_BYTES = 20
@@ -179,12 +190,42 @@ def _has_ended(owner: str) -> bool:
     return False
 
 
-def prepare_folder(folder: Path, checkpoint: Path) -> list[Path]:
+def check_nesting(outputs: Iterable[Path]) -> None:
+    """Check that no output lies within that of another query.
+
+    Args:
+        outputs: folders of all sinks of the run, which may lie within each other.
+
+    Raises:
+        SinkFolderError: one of them lies within a folder that another query writes to, or has such
+            a folder in it.
+    """
+    own = {folder.resolve() for folder in outputs}
+    for folder in sorted(own):
+        for outer in folder.parents:
+            if outer not in own and (outer / _LOG).is_dir():
+                raise _nested(folder, outer)
+        for inside, folders, _ in os.walk(folder):
+            if _LOG in folders:
+                folders.remove(_LOG)
+                if Path(inside) not in own:
+                    raise _nested(Path(inside), folder)
+
+
+def _nested(inner: Path, outer: Path) -> SinkFolderError:
+    return SinkFolderError(
+        f"{inner}: read a folder within {outer}, and both are outputs of queries; allowed: outputs "
+        "that do not lie within each other"
+    )
+
+
+def prepare_folder(folder: Path, checkpoint: Path, partition_by: Sequence[str] = ()) -> list[Path]:
     """Prepare a folder for its query, which must not be running.
 
     Args:
         folder: of the query's output.
         checkpoint: the query's own checkpoint.
+        partition_by: columns whose values are folders in it.
 
     Returns:
         The files that a killed run had left; they were deleted, as their messages are written
@@ -193,22 +234,74 @@ def prepare_folder(folder: Path, checkpoint: Path) -> list[Path]:
     Raises:
         SinkFolderError: the folder holds the output of another query. Nothing is deleted.
     """
-    # Partitions are folders in it.
-    files = {file for file in folder.rglob(_WRITTEN) if file.is_file()}
+    plans = _batches(checkpoint / "offsets")
+    listed = max(_batches(folder / _LOG), default=-1)
     _check_owner(
         str(folder),
         str(checkpoint),
-        listed=max(_batches(folder / _LOG), default=-1),
-        planned=max(_batches(checkpoint / "offsets"), default=-1),
-        has_files=bool(files),
+        listed=listed,
+        planned=max(plans, default=-1),
+        has_files=not plans and any(file.is_file() for file in folder.rglob(_WRITTEN)),
     )
-    names = listed_names(folder)
-    litter = sorted(file for file in files if file.name not in names)
+    litter = _finish_joining(folder)
+    unlisted = [file.stat().st_mtime for batch, file in plans.items() if batch > listed]
+    if unlisted:
+        names = listed_names(folder)
+        litter += [
+            file
+            for file in _own_files(folder, partition_by)
+            if file.name not in names and file.stat().st_mtime >= min(unlisted)
+        ]
     for file in litter:
         # Spark deletes files of tasks that failed, at its own time.
         file.unlink(missing_ok=True)
         file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+    end_joining(folder)
     return litter
+
+
+def _own_files(folder: Path, partition_by: Sequence[str]) -> list[Path]:
+    """Return the files that are named as Spark names them, where a query's partitions lie."""
+    levels = [f"{column}=".lower() for column in partition_by]
+    found = []
+    for file in folder.glob("/".join(["*"] * len(levels) + [_WRITTEN])):
+        values = [unquote(value).lower() for value in file.parent.relative_to(folder).parts]
+        is_partition = all(map(str.startswith, values, levels))
+        if is_partition and _NAME.fullmatch(file.name) and file.is_file():
+            found.append(file)
+    return sorted(found)
+
+
+def note_joining(folder: Path, names: Iterable[str]) -> None:
+    """Note which files are about to be joined into which, before any of them is touched.
+
+    `prepare_folder` deletes those that no list has afterwards, and the note.
+    """
+    note = folder / _JOINING
+    with note.open("w", encoding="utf-8") as file:
+        json.dump(sorted(names), file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def end_joining(folder: Path) -> None:
+    """Delete the note: what it names is joined, and deleted."""
+    (folder / _JOINING).unlink(missing_ok=True)
+
+
+def _finish_joining(folder: Path) -> list[Path]:
+    """Return the files of a joining that no list has."""
+    try:
+        names = json.loads((folder / _JOINING).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except ValueError:  # killed while it was written: nothing was touched
+        return []
+    there = listed_names(folder)
+    if not there:
+        return []
+    files = [folder / name for name in names if name not in there]
+    return [file for file in files if file.is_file()]
 
 
 def check_place(spark: SparkSession, place: str, checkpoint: str) -> None:
@@ -268,7 +361,7 @@ def _opened(spark: SparkSession, folder: str) -> tuple[Any, Any]:
     return path.getFileSystem(context._jsc.hadoopConfiguration()), path  # noqa: SLF001
 
 
-def prepare_checkpoint(checkpoint: Path) -> None:
+def prepare_checkpoint(checkpoint: Path) -> list[Path]:
     """Delete what a query has left that was killed while it planned its first micro-batch.
 
     Spark writes a plan to a file whose name begins with a dot, and renames it. It refuses to start
@@ -276,11 +369,17 @@ def prepare_checkpoint(checkpoint: Path) -> None:
 
     Args:
         checkpoint: of the query.
+
+    Returns:
+        The files that were deleted.
     """
     plans = checkpoint / "offsets"
-    if not _batches(plans):
-        for unfinished in plans.glob(".*"):
-            unfinished.unlink(missing_ok=True)
+    if _batches(plans):
+        return []
+    unfinished = sorted(file for file in plans.glob(".*") if _DRAFT.fullmatch(file.name))
+    for file in unfinished:
+        file.unlink(missing_ok=True)
+    return unfinished
 
 
 def listed_names(folder: Path) -> set[str]:

@@ -35,6 +35,9 @@ PAUSE_SECONDS: Final = 0.02
 STUCK_SECONDS: Final = 60.0
 """Without any message arriving, what is missing counts as lost."""
 
+MARK: Final = ".penstock-demo"
+"""File in a folder that the demo has made; without it, nothing in a folder is deleted."""
+
 HISTORY_TICKS: Final = 60
 WARM_UP_LOOKS: Final = 10
 WARM_UP_SECONDS: Final = 0.1
@@ -98,8 +101,6 @@ def empty(folder: Path) -> None:
         DemoError: it holds something else, or a broker of an earlier demo still runs in it.
     """
     if folder.exists():
-        if any(folder.iterdir()) and not (folder / "policy.yaml").exists():
-            raise DemoError(f"{folder}: holds what is not the demo's; name another --output", 2)
         for lock_file in folder.glob("*.lock"):
             with lock_file.open() as lock:
                 try:
@@ -111,8 +112,11 @@ def empty(folder: Path) -> None:
                         f"{pid}; end it first: kill {pid}",
                         2,
                     ) from None
+        if any(folder.iterdir()) and not (folder / MARK).exists():
+            raise DemoError(f"{folder}: holds what is not the demo's; name another --output", 2)
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
+    (folder / MARK).touch()
 
 
 def start_brokers(programs: Programs, folder: Path) -> tuple[Places, Places]:

@@ -4,7 +4,8 @@ Each micro-batch leaves a file for each task. Spark's list of a folder's files i
 ``_spark_metadata``: a compact file with all files of the batches up to its own, and a file for each
 batch after it. Only files of the compact one are joined: it is then replaced in one step, and with
 it the list. A run that is killed before that step leaves a file that no list has, and one that is
-killed after it leaves files that no list has any more; `sink_folder.prepare_folder` deletes both.
+killed after it leaves files that no list has any more. A note names both kinds before anything is
+touched, and `sink_folder.prepare_folder` deletes those that no list has.
 
 The sink's query must not run. Readers that hold an older list may miss files and must begin again.
 """
@@ -21,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow.parquet as pq
 
-from penstock.spark_bridge.sink_folder import newest_list
+from penstock.spark_bridge.sink_folder import end_joining, newest_list, note_joining
 
 _Entry = dict[str, Any]
 
@@ -45,12 +46,18 @@ def compact(folder: Path, target_bytes: int) -> int:
     version, *lines = listed.read_text().splitlines()
     entries: list[_Entry] = [json.loads(line) for line in lines]
     replaced: dict[str, _Entry | None] = {}
-    for group in _groups(entries, target_bytes):
-        joined = _join(folder, group)
+    groups = [(folder / _new_name(), group) for group in _groups(entries, target_bytes)]
+    if not groups:
+        return 0
+    old = {_file(folder, entry["path"]).name for _, group in groups for entry in group}
+    note_joining(folder, old | {file.name for file, _ in groups})
+    for file, group in groups:
+        joined = _join(folder, group, file)
         if joined is not None:
             replaced |= {entry["path"]: None for entry in group}
             replaced[group[0]["path"]] = joined
     if not replaced:
+        end_joining(folder)
         return 0
     kept = [replaced.get(entry["path"], entry) for entry in entries]
     text = "\n".join([version, *(json.dumps(entry) for entry in kept if entry is not None)])
@@ -59,6 +66,7 @@ def compact(folder: Path, target_bytes: int) -> int:
         file = _file(folder, path)
         file.unlink(missing_ok=True)
         _checksum(file).unlink(missing_ok=True)
+    end_joining(folder)
     return len(replaced)
 
 
@@ -78,13 +86,16 @@ def _groups(entries: list[_Entry], target_bytes: int) -> Iterator[list[_Entry]]:
         yield group
 
 
-def _join(folder: Path, group: list[_Entry]) -> _Entry | None:
+def _new_name() -> str:
+    return f"part-joined-{uuid.uuid4()}.snappy.parquet"
+
+
+def _join(folder: Path, group: list[_Entry], written: Path) -> _Entry | None:
     """Write the rows of some files into one; None where their columns differ."""
     files = [_file(folder, entry["path"]) for entry in group]
     schemas = [pq.read_schema(file) for file in files]
     if any(not schema.equals(schemas[0]) for schema in schemas):
         return None
-    written = folder / f"part-joined-{uuid.uuid4()}.snappy.parquet"
     with pq.ParquetWriter(written, schemas[0]) as writer:
         for file in files:
             with pq.ParquetFile(file) as rows:

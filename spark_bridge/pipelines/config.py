@@ -191,6 +191,11 @@ class Sink:
             )
 
     @property
+    def place(self) -> str:
+        """The path or URI that the rows go to, whatever the format; "" for none."""
+        return str(self.options.get("path", ""))
+
+    @property
     def path(self) -> str | None:
         """The folder of a sink of files; None for any other."""
         is_folder = self.format in FILE_FORMATS and self.table is None
@@ -260,7 +265,12 @@ class Pipeline:
 
     def checkpoint(self, sink: str) -> str:
         """Return where the checkpoint of a sink's query is."""
-        return f"{self.storage.rstrip('/')}/checkpoints/{sink}"
+        return f"{self.checkpoints}/{sink}"
+
+    @property
+    def checkpoints(self) -> str:
+        """Where the checkpoints are."""
+        return f"{self.storage.rstrip('/')}/checkpoints"
 
     def decoder_options(self) -> DecoderOptions | None:
         """Return what makes the decoder of the payloads; None where Spark has it.
@@ -356,7 +366,7 @@ def _problems(pipeline: Pipeline) -> Iterator[ConfigProblem]:
 
 
 def _problems_of_sinks(pipeline: Pipeline, views: set[str]) -> Iterator[ConfigProblem]:
-    places: dict[tuple[str, str], str] = {}
+    yield from _problems_of_places(pipeline)
     groups: dict[str, str] = {}
     for name, sink in pipeline.sinks.items():
         view = sink.view or name
@@ -365,11 +375,49 @@ def _problems_of_sinks(pipeline: Pipeline, views: set[str]) -> Iterator[ConfigPr
             yield ConfigProblem(f"sinks.{name}.view", read, suggest(view, views))
         if name == QUARANTINE and pipeline.decode is not None and view != QUARANTINED:
             yield ConfigProblem(f"sinks.{name}", show(view), f"this name for {QUARANTINED} alone")
-        place_of = (sink.format, str(sink.table or sink.options.get("path", "")).rstrip("/"))
-        if place_of[1] and places.setdefault(place_of, name) != name:
-            read = f"the place of sinks.{places[place_of]}"
-            yield ConfigProblem(f"sinks.{name}", read, "a path or table of its own")
         group = pipeline.source_texts(name)[_GROUP]
         if groups.setdefault(group, name) != name:
             read = f"the group of sinks.{groups[group]}"
             yield ConfigProblem(f"sinks.{name}.group", read, "a group of its own")
+
+
+def _problems_of_places(pipeline: Pipeline) -> Iterator[ConfigProblem]:
+    """Yield the sinks that write where another one, or the run itself, writes.
+
+    What the run itself writes may lie in the folder of a sink: it is in no list of that.
+    """
+    own = {"checkpoints": pipeline.checkpoints}
+    for name, sink in pipeline.all_sinks.items():
+        if name not in pipeline.sinks:
+            own[f"sinks.{name}"] = sink.place
+    known: dict[str, str] = {}
+    tables: dict[str, str] = {}
+    for name, sink in pipeline.sinks.items():
+        if sink.table is not None and tables.setdefault(sink.table, name) != name:
+            read = f"the place of sinks.{tables[sink.table]}"
+            yield ConfigProblem(f"sinks.{name}", read, "a path or table of its own")
+        if not sink.place:
+            continue
+        for other, place in (known | own).items():
+            if _parts(sink.place) == _parts(place):
+                read = f"{sink.place}, the place of {other}"
+            elif _is_within(sink.place, place):
+                read = f"{sink.place}, within {place} of {other}"
+            elif other in known and _is_within(place, sink.place):
+                read = f"{sink.place}, with {place} of {other} in it"
+            else:
+                continue
+            allowed = "a path or table of its own, and none within another"
+            yield ConfigProblem(f"sinks.{name}", read, allowed)
+        known[f"sinks.{name}"] = sink.place
+
+
+def _is_within(inner: str, outer: str) -> bool:
+    """Say whether a place is another one, or lies within it."""
+    return _parts(inner)[: len(_parts(outer))] == _parts(outer)
+
+
+def _parts(place: str) -> tuple[str, ...]:
+    """Return the parts of a path, or of a URI of another file system."""
+    folder = local_folder(place)
+    return folder.resolve().parts if folder is not None else tuple(place.rstrip("/").split("/"))

@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -116,6 +117,7 @@ def run(
     *,
     stop_requests: Callable[[], int] = lambda: 0,
     on_progress: Callable[[Summaries], None] = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Summaries:
     """Run queries to their end.
 
@@ -127,6 +129,7 @@ def run(
         stop_requests: returns how often the run was asked to stop; called twice a second. From two
             on it ends at once, with the rest left in the queue.
         on_progress: called with the counts so far whenever they have changed.
+        tell: called with a line for each file that is deleted.
 
     Returns:
         The counts of this run.
@@ -136,7 +139,7 @@ def run(
             same run continues from there.
         SinkFolderError: a folder holds the output of another query.
     """
-    running = _Run(spark, queries, trigger_seconds, stop_requests, on_progress)
+    running = _Run(spark, queries, trigger_seconds, stop_requests, on_progress, tell)
     try:
         running.run()
     except PySparkException as error:
@@ -188,12 +191,14 @@ class _Run:
         trigger_seconds: float | None,
         stop_requests: Callable[[], int],
         on_progress: Callable[[Summaries], None],
+        tell: Callable[[str], None],
     ) -> None:
         self._spark = spark
         self._running = [_Running(query) for query in queries]
         self._trigger_seconds = trigger_seconds
         self._stop_requests = stop_requests
         self._on_progress = on_progress
+        self._tell = tell
 
     def run(self) -> None:
         """Follow the queue if the options ask for that, then read the rest, then commit."""
@@ -230,6 +235,8 @@ class _Run:
             except PySparkException as error:
                 if not starts_left or WORKER_IS_LATE not in str(error):
                     raise
+                self._wait_for_tasks()
+                self._prepare_folders()
             else:
                 return
 
@@ -243,7 +250,7 @@ class _Run:
             query, sink = one.query, one.query.sink
             checkpoint = local_folder(query.checkpoint)
             if checkpoint is not None:
-                prepare_checkpoint(checkpoint)
+                self._tell_deleted(prepare_checkpoint(checkpoint))
             writer = query.rows.writeStream.format(sink.format).queryName(query.name)
             writer = writer.outputMode(sink.mode).options(**as_texts(sink.options))
             writer = writer.option("checkpointLocation", query.checkpoint).trigger(**trigger)
@@ -320,7 +327,7 @@ class _Run:
                 one.compact_at = now + sink.compact_every
 
     def _prepare_folders(self) -> None:
-        """Delete files that no list has, in each local folder. No query may be running.
+        """Delete what killed runs have left in each local folder. No query may be running.
 
         Raises:
             SinkFolderError: a folder holds the output of another query.
@@ -330,9 +337,13 @@ class _Run:
             folder = None if sink.path is None else local_folder(sink.path)
             checkpoint = local_folder(one.query.checkpoint)
             if folder is not None and checkpoint is not None:
-                prepare_folder(folder, checkpoint)
+                self._tell_deleted(prepare_folder(folder, checkpoint, sink.partition_by))
             elif sink.path is not None:
                 check_place(self._spark, sink.path, one.query.checkpoint)
+
+    def _tell_deleted(self, files: Sequence[Path]) -> None:
+        for file in files:
+            self._tell(f"deleted {file}, which a run that was stopped had left unfinished")
 
     def _wait_for_tasks(self) -> None:
         """Wait until the tasks of stopped queries have ended.

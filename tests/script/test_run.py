@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from script.demo_program.errors import DemoError
-from script.demo_program.run import empty
+from script.demo_program.run import MARK, empty
 
 
 def test_what_an_earlier_demo_left_goes(tmp_path: Path) -> None:
@@ -16,16 +16,19 @@ def test_what_an_earlier_demo_left_goes(tmp_path: Path) -> None:
     (folder / "policy.yaml").touch()
     (folder / "pictures").mkdir()
     empty(folder)
-    assert list(folder.iterdir()) == []
+    assert [file.name for file in folder.iterdir()] == [MARK]
 
 
 def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
-    """What the demo has not made is not the demo's to delete."""
-    (tmp_path / "thesis.txt").touch()
-    with pytest.raises(DemoError, match="not the demo's") as caught:
-        empty(tmp_path)
-    assert caught.value.status == 2
-    assert (tmp_path / "thesis.txt").exists()
+    """What the demo has not made is not the demo's to delete, nor is a broker's folder."""
+    for name in ("thesis.txt", "policy.yaml"):
+        file = tmp_path / name / name
+        file.parent.mkdir()
+        file.touch()
+        with pytest.raises(DemoError, match="not the demo's") as caught:
+            empty(file.parent)
+        assert caught.value.status == 2
+        assert file.exists()
 
 
 def test_the_folder_of_a_running_broker_is_left_alone(tmp_path: Path) -> None:

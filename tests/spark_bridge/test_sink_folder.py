@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,42 @@ from penstock.spark_bridge.sink_folder import (
     FolderInUseError,
     PlaceError,
     SinkFolderError,
+    check_nesting,
     check_paths,
     check_place,
     held_folders,
     held_places,
     listed_names,
     local_folder,
+    note_joining,
     prepare_checkpoint,
     prepare_folder,
 )
+
+UNFINISHED = "part-00000-5f2a1c9e-0b1d-4c3e-8a7f-9d6b5e4c3a21-c000.snappy.parquet"
+"""As Spark names a file."""
+
+
+def plan(checkpoint: Path, *batches: int) -> None:
+    """Write plans of micro-batches."""
+    (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+    for batch in batches:
+        (checkpoint / "offsets" / str(batch)).write_text("v1")
+
+
+def list_files(folder: Path, batch: int, *names: str) -> None:
+    """List files as those of a finished micro-batch."""
+    (folder / "_spark_metadata").mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"path": (folder / name).as_uri()}) for name in names]
+    (folder / "_spark_metadata" / str(batch)).write_text("\n".join(["v1", *lines]))
+
+
+def put(file: Path, *, age: float = 0) -> Path:
+    """Write a file with so many seconds of age."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"PAR1")
+    os.utime(file, (time.time() - age,) * 2)
+    return file
 
 
 def run(spark: SparkSession, folder: Path, checkpoint: Path, batches: int) -> None:
@@ -46,13 +74,72 @@ def test_files_of_a_killed_run_go_and_listed_ones_stay(spark: SparkSession, tmp_
     assert [file.name for file in (folder / "_spark_metadata").glob("*.compact")] == ["2.compact"]
     names = {file.name for file in folder.glob("part-*.parquet")}
     assert listed_names(folder) == names
-    litter = folder / "part-00000-killed-c000.snappy.parquet"
+    litter = folder / UNFINISHED
     litter.write_bytes(b"half a file")
     (folder / f".{litter.name}.crc").write_bytes(b"")
+    assert prepare_folder(folder, checkpoint) == []  # no batch is unfinished: it is not the query's
+    plan(checkpoint, 4)
+    put(litter)
     assert prepare_folder(folder, checkpoint) == [litter]
     assert {file.name for file in folder.glob("part-*.parquet")} == names
-    assert not list(folder.glob(".part-*killed*"))
+    assert not (folder / f".{litter.name}.crc").exists()
     assert prepare_folder(folder, checkpoint) == []
+
+
+def test_what_the_query_cannot_have_written_stays(tmp_path: Path) -> None:
+    """Files of batch jobs and of other queries, wherever they lie, and copies of any."""
+    folder, checkpoint = tmp_path / "lake", tmp_path / "checkpoint"
+    listed = put(folder / UNFINISHED.replace("00000", "00007"), age=30)
+    list_files(folder, 0, listed.name)
+    kept = [
+        put(folder / "high" / UNFINISHED),  # another sink of the pipeline
+        put(folder / "quarantine" / UNFINISHED),
+        put(folder / "daily" / "day=1" / UNFINISHED),  # a batch job's
+        put(folder / UNFINISHED.replace("00000", "00001"), age=20),  # appended before the plan
+        put(folder / "part-of-mine.parquet"),
+        put(folder / "part-00000-copy.parquet"),
+        put(folder / "host=a" / UNFINISHED),  # partitions that this query has not
+    ]
+    plan(checkpoint, 0)
+    assert prepare_folder(folder, checkpoint) == []
+    plan(checkpoint, 1)
+    os.utime(checkpoint / "offsets" / "1", (time.time() - 10,) * 2)
+    own = put(folder / UNFINISHED)
+    assert prepare_folder(folder, checkpoint) == [own]
+    assert all(file.exists() for file in [*kept, listed])
+
+
+def test_outputs_within_each_other_are_refused(tmp_path: Path) -> None:
+    """By what other runs have written; the outputs of one run are its pipeline's affair."""
+    outer, inner = tmp_path / "lake", tmp_path / "lake" / "days" / "high"
+    check_nesting([outer, inner])
+    (outer / "_spark_metadata").mkdir(parents=True)
+    check_nesting([outer])
+    told = rf"{inner}: read a folder within {outer}, and both are outputs of queries"
+    with pytest.raises(SinkFolderError, match=told):
+        check_nesting([inner])
+    (outer / "_spark_metadata").rmdir()
+    (inner / "_spark_metadata").mkdir(parents=True)
+    with pytest.raises(SinkFolderError, match=told):
+        check_nesting([outer])
+    check_nesting([outer, inner])
+
+
+def test_what_a_killed_joining_has_left_goes(tmp_path: Path) -> None:
+    """Of the files that it had noted, those that no list has, however old they are."""
+    folder, checkpoint = tmp_path / "rows", tmp_path / "checkpoint"
+    plan(checkpoint, 0)
+    joined, old, other = (put(folder / f"part-{name}.parquet", age=60) for name in "abc")
+    list_files(folder, 0, joined.name)
+    note_joining(folder, [joined.name, old.name, "part-gone.parquet"])
+    assert prepare_folder(folder, checkpoint) == [old]
+    assert joined.exists()
+    assert other.exists()
+    note_joining(folder, [other.name])
+    (folder / ".penstock.joining").write_text('["part-')  # killed before anything was touched
+    assert prepare_folder(folder, checkpoint) == []
+    assert sorted(file.name for file in folder.glob("*part*")) == [joined.name, other.name]
+    assert not (folder / ".penstock.joining").exists()
 
 
 def test_an_unfinished_first_plan_goes_and_finished_ones_stay(tmp_path: Path) -> None:
@@ -60,16 +147,17 @@ def test_an_unfinished_first_plan_goes_and_finished_ones_stay(tmp_path: Path) ->
     prepare_checkpoint(tmp_path / "none")
     plans = tmp_path / "offsets"
     plans.mkdir()
-    unfinished = [plans / ".0.57a2.tmp", plans / "..0.57a2.tmp.crc"]
-    for file in unfinished:
+    unfinished = [plans / "..0.57a2.tmp.crc", plans / ".0.57a2.tmp"]
+    kept = [plans / ".hidden"]
+    for file in [*unfinished, *kept]:
         file.write_text("")
-    prepare_checkpoint(tmp_path)
-    assert list(plans.iterdir()) == []
+    assert prepare_checkpoint(tmp_path) == unfinished
+    assert list(plans.iterdir()) == kept
     finished = [plans / "0", plans / ".0.crc"]
     for file in finished:
         file.write_text("")
-    prepare_checkpoint(tmp_path)
-    assert sorted(plans.iterdir()) == sorted(finished)
+    assert prepare_checkpoint(tmp_path) == []
+    assert sorted(plans.iterdir()) == sorted(finished + kept)
 
 
 def test_a_new_checkpoint_on_a_used_folder_is_refused(spark: SparkSession, tmp_path: Path) -> None:
@@ -120,11 +208,8 @@ def test_a_folder_with_files_of_others_is_refused_not_swept(tmp_path: Path) -> N
 
 def test_a_first_batch_that_was_killed_leaves_nothing(tmp_path: Path) -> None:
     """Planned and not listed: whatever lies there is the killed batch's."""
-    (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
-    (tmp_path / "checkpoint" / "offsets" / "0").write_text("v1")
-    litter = tmp_path / "rows" / "part-00000-killed-c000.snappy.parquet"
-    litter.parent.mkdir()
-    litter.write_bytes(b"")
+    plan(tmp_path / "checkpoint", 0)
+    litter = put(tmp_path / "rows" / UNFINISHED)
     assert prepare_folder(litter.parent, tmp_path / "checkpoint") == [litter]
 
 
@@ -145,14 +230,12 @@ def test_folders_are_held_until_the_run_ends(tmp_path: Path) -> None:
 
 
 def test_files_in_partitions_are_swept_too(tmp_path: Path) -> None:
-    """A folder for each value of a column; what is no file of Spark's stays."""
-    (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
-    (tmp_path / "checkpoint" / "offsets" / "0").write_text("v1")
-    litter = tmp_path / "rows" / "host=a" / "part-00000-killed-c000.json"
-    litter.parent.mkdir(parents=True)
-    litter.write_bytes(b"")
+    """A folder for each value of each column; what is no file of Spark's stays."""
+    plan(tmp_path / "checkpoint", 0)
+    litter = put(tmp_path / "rows" / "host=a" / "on%3F=1" / UNFINISHED.replace("parquet", "json"))
     (litter.parent / "notes").write_text("")
-    assert prepare_folder(tmp_path / "rows", tmp_path / "checkpoint") == [litter]
+    columns = ("Host", "on?")
+    assert prepare_folder(tmp_path / "rows", tmp_path / "checkpoint", columns) == [litter]
     assert (litter.parent / "notes").exists()
 
 

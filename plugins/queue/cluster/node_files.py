@@ -25,6 +25,14 @@ QUEUE_USER_RULES: Final = (
 UNIT: Final = "penstock-fabric@.service"
 POLICY: Final = "policy.yaml"
 SCRIPT: Final = "install.sh"
+_POLICY_HEAD: Final = "# The queue on the fabric: a part of a policy file.\n"
+_SCRIPT_HEAD: Final = "# Installs and starts the servers of "
+_HEADS: Final = ("ritten by penstock fabric plan", _POLICY_HEAD, _SCRIPT_HEAD)
+"""What the first lines of a file have that was written here."""
+_HEAD_BYTES: Final = 300
+_NOT_OURS: Final = ConfigProblem(
+    "file", "what penstock fabric has not written", "a folder without files of these names"
+)
 _BACKLOG: Final = "16mb"
 """So that a replica that was away for a moment needs no copy of everything."""
 
@@ -153,7 +161,7 @@ def script(config: FabricConfig, name: str) -> str:
     units = " ".join(f"penstock-fabric@{port}" for port in ports)
     return f"""\
 #!/bin/sh
-# Installs and starts the servers of {name}: run it there as root, beside the other files.
+{_SCRIPT_HEAD}{name}: run it there as root, beside the other files.
 # redis-server and the user redis are those of the system's package.
 set -eu
 cd -- "$(dirname -- "$0")"
@@ -177,9 +185,7 @@ def policy_part(config: FabricConfig, name: str | None = None) -> str:
     if name is not None:
         keys["local_nodes"] = [named(server.address) for server in config.servers_of(name)]
     policy = {"plugins": {"queue": {"engine": "redis", "redis": keys}}}
-    return "# The queue on the fabric: a part of a policy file.\n" + yaml.safe_dump(
-        policy, sort_keys=False
-    )
+    return _POLICY_HEAD + yaml.safe_dump(policy, sort_keys=False)
 
 
 def all_files(config: FabricConfig, file: str) -> Mapping[Path, str]:
@@ -208,9 +214,16 @@ def write_files(files: Mapping[Path, str], folder: Path) -> None:
     """Write files that only their owner may read: those of servers hold passwords.
 
     Raises:
-        ConfigError: the folder cannot be written to.
+        ConfigError: the folder cannot be written to, or has a file that was not written here.
+            Nothing is written then.
     """
     try:
+        for path in files:
+            target = folder / path
+            if target.exists():
+                head = target.read_bytes()[:_HEAD_BYTES].decode(errors="replace")
+                if head and not any(each in head for each in _HEADS):
+                    raise ConfigError(str(target), [_NOT_OURS])
         for path, text in files.items():
             target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -134,6 +134,33 @@ def test_a_wrong_key_is_named_with_what_was_read_and_what_is_allowed(
         ),
         ("  two: {view: messages, options: {path: data/messages/}}\n", "the place of sinks.messag"),
         (
+            "  two: {view: messages, format: json, options: {path: ./data/messages/high}}\n",
+            "sinks.two: read ./data/messages/high, within data/messages of sinks.messages; allowed",
+        ),
+        (
+            "  two: {view: messages, format: delta, options: {path: data}}\n",
+            "sinks.two: read data, with data/messages of sinks.messages in it; allowed: a path",
+        ),
+        (
+            (
+                "  two: {view: messages, options: {path: s3a://b/a}}\n"
+                "  three: {view: messages, options: {path: s3a://b/a/c/}}\n"
+            ),
+            "sinks.three: read s3a://b/a/c/, within s3a://b/a of sinks.two; allowed: a path",
+        ),
+        (
+            "  two: {view: messages, options: {path: data/checkpoints/two}}\n",
+            "sinks.two: read data/checkpoints/two, within data/checkpoints of checkpoints; allo",
+        ),
+        (
+            "  two: {view: messages, options: {path: data/quarantine}}\n" + JSON,
+            "sinks.two: read data/quarantine, the place of sinks.quarantine; allowed: a path",
+        ),
+        (
+            "  two: {view: messages, table: t}\n  three: {view: messages, table: t}\n",
+            "sinks.three: read the place of sinks.two; allowed: a path or table of its own",
+        ),
+        (
             "  two: {view: messages, format: noop, group: plant-messages}\n",
             "sinks.two.group: read the group of sinks.messages; allowed: a group of its own",
         ),

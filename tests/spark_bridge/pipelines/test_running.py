@@ -195,7 +195,7 @@ def raw(spark: SparkSession, client: QueueClient, folder: Path, **changes: Any) 
 def test_a_run_that_follows_reads_what_waits_when_it_is_stopped(
     spark: SparkSession, gateway: QueueClient, tmp_path: Path
 ) -> None:
-    """The first request to stop loses nothing; unlisted files go, and small ones are joined."""
+    """The first request to stop loses nothing; small files are joined, those of others stay."""
     sent = put(gateway, [1_000.0])
     messages = tmp_path / "messages"
     told: list[Summaries] = []
@@ -206,9 +206,9 @@ def test_a_run_that_follows_reads_what_waits_when_it_is_stopped(
             return 0
         if sent == len(HOSTS):
             sent += put(gateway, [1_001.0, 1_002.0])
-            # As Spark leaves it when it is stopped between a task's end and the batch's.
+            (messages / "daily").mkdir()
             written = next(messages.glob("part-*.parquet"))
-            (messages / "part-00009-stopped.parquet").write_bytes(written.read_bytes())
+            written.with_name("daily").joinpath(written.name).write_bytes(written.read_bytes())
         return 1
 
     interval = "spark.sql.streaming.fileSink.log.compactInterval"
@@ -219,12 +219,39 @@ def test_a_run_that_follows_reads_what_waits_when_it_is_stopped(
     assert summaries["ingest"].rows == sent == 3 * len(HOSTS)
     assert held(gateway) == 0
     assert len(list(messages.glob("part-joined-*"))) == 1
-    assert ds.dataset(messages, format="parquet").count_rows() == sent
+    assert ds.dataset(list(map(str, messages.glob("*.parquet")))).count_rows() == sent
     assert spark.read.parquet(str(messages)).count() == sent
+    assert len(list((messages / "daily").iterdir())) == 1
 
     sent += put(gateway, [1_003.0])
     assert run(spark, [query], None)["ingest"].rows == len(HOSTS)
     assert spark.read.parquet(str(messages)).count() == sent
+
+
+def test_what_a_killed_run_has_left_is_named_and_deleted(
+    spark: SparkSession, gateway: QueueClient, tmp_path: Path
+) -> None:
+    """Its batch is written again, and any reader of the folder finds each message once."""
+    gateway.put_group("telemetry", "keeps", {"kind": "offsets"})
+    sent = put(gateway, [1_000.0])
+    query = raw(spark, gateway, tmp_path)
+    told: list[str] = []
+    run(spark, [query], None, tell=told.append)
+    finished = set((tmp_path / "messages").glob("part-*.parquet"))
+    sent += put(gateway, [1_001.0])
+    run(spark, [query], None, tell=told.append)
+    assert told == []
+    # As where it is killed before it lists the files of its batch.
+    unfinished = set((tmp_path / "messages").glob("part-*.parquet")) - finished
+    for log in (tmp_path / "messages" / "_spark_metadata", Path(query.checkpoint) / "commits"):
+        for file in (log / "1", log / ".1.crc"):
+            file.unlink(missing_ok=True)
+    run(spark, [query], None, tell=told.append)
+    left = "which a run that was stopped had left unfinished"
+    assert sorted(told) == sorted(f"deleted {file}, {left}" for file in unfinished)
+    written = set((tmp_path / "messages").glob("part-*.parquet"))
+    assert not written & unfinished
+    assert ds.dataset(list(map(str, written))).count_rows() == sent
 
 
 def test_a_new_checkpoint_on_a_used_place_elsewhere_is_refused(

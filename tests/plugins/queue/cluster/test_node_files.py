@@ -93,3 +93,13 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(ConfigError, match="allowed: a folder that can be written to"):
         write_files({Path("a/x"): ""}, tmp_path / "out")
+
+
+def test_a_file_that_was_not_written_here_stays(tmp_path: Path) -> None:
+    """Such as the policy file of a broker; none of the others is written then."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("listeners: {default: {bind: 127.0.0.1:1883}}\n")
+    with pytest.raises(ConfigError, match=r"policy\.yaml: file: read what penstock fabric has not"):
+        write_files({Path("a/x"): "", Path("policy.yaml"): ""}, tmp_path)
+    assert policy.read_text().startswith("listeners:")
+    assert not (tmp_path / "a").exists()
