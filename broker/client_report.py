@@ -103,6 +103,21 @@ class DecisionFigures(NamedTuple):
     age_seconds: float
 
 
+class SmallWaitFigures(NamedTuple):
+    """What small messages have lately waited for behind large ones on the client's one connection.
+
+    Attributes:
+        messages: that waited; waits below a tenth of a second do not count.
+        mean_seconds: of their waits.
+        since_seconds: the time that is told of: the last five to ten minutes, less for a new
+            client.
+    """
+
+    messages: int
+    mean_seconds: float
+    since_seconds: float
+
+
 class WithholdingFigures(NamedTuple):
     """What the gate does to the client's large messages.
 
@@ -114,6 +129,8 @@ class WithholdingFigures(NamedTuple):
         last_decision: None before the first large message.
         recent: the last decisions by which a message began to be held (``held``) or was sent after
             a hold (``sent``), oldest first.
+        small_waits: None where no small message has waited lately; where the client has lanes, as
+            these have no connection in common; and in a proxy.
     """
 
     withheld: int
@@ -122,6 +139,7 @@ class WithholdingFigures(NamedTuple):
     look_again_in_seconds: float | None
     last_decision: DecisionFigures | None
     recent: list[DecisionFigures]
+    small_waits: SmallWaitFigures | None
 
 
 class LedgerFigures(NamedTuple):

@@ -214,6 +214,18 @@ class Inflight:
             f"{delivery.qos}"
         )
 
+    @property
+    def last_packet_id(self) -> int:
+        """The Packet Identifier that was given last; 0 before the first."""
+        return self._last_packet_id
+
+    def n_since(self, packet_id: int) -> int:
+        """Return how many identifiers were given since one that was `last_packet_id`.
+
+        Those that were passed over, as they were in use, count.
+        """
+        return (self._last_packet_id - packet_id) % MAX_PACKET_ID
+
     def holds(self, delivery: Delivery) -> bool:
         """Say whether a delivery that was inflight still is."""
         return self._deliveries.get(delivery.packet_id) is delivery

@@ -50,6 +50,8 @@ def acknowledged(
             core.outbox_rules.record.observe_latency("large", "acknowledged", seconds)
     else:
         session.ledger.drop("refused")
+    if delivery.after is not None and session.large_ahead is not None:
+        session.large_ahead.acknowledged(session, delivery, now)
     if qos == 1 and core.timing:
         sample(session, core, packet_id, 1, now, delivery)
     if delivery.is_leased:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.broker.outbox.ledger import Ledger
     from penstock.broker.outbox.outbox import Outbox
     from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.large_ahead import LargeAhead
     from penstock.broker.sessions.session import Session
 
 Outcome = Literal["sent", "held", "gone"]
@@ -92,6 +93,7 @@ class Subject(NamedTuple):
         n_apart: messages that wait for its connection outside of its outbox, as in a proxy.
         apart_bytes: of their payloads.
         why_away: see `ClientReport`.
+        large_ahead: what its small messages have waited for; None where that is not known.
     """
 
     client_id: str
@@ -108,6 +110,7 @@ class Subject(NamedTuple):
     n_apart: int = 0
     apart_bytes: int = 0
     why_away: str = ""
+    large_ahead: LargeAhead | None = None
 
 
 def subject_of(session: Session) -> Subject:
@@ -126,6 +129,7 @@ def subject_of(session: Session) -> Subject:
         _threshold_l_in(core),
         {name: subscription.sizes for name, subscription in session.subscriptions.items()},
         why_away="" if why_away is None else why_away(),
+        large_ahead=None if session.outbox.order is not None else session.large_ahead,
     )
 
 
@@ -231,6 +235,7 @@ def withholding_figures(subject: Subject, now: float) -> WithholdingFigures:
             _decision_figures(one, "sent" if one.verdict.deliver else "held", now)
             for one in outbox.recent
         ],
+        small_waits=None if subject.large_ahead is None else subject.large_ahead.figures(now),
     )
 
 

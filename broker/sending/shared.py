@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.broker.access_control import AccessControl
 from penstock.broker.contracts import overridden
@@ -17,12 +17,16 @@ from penstock.broker.outbox.backlog import Backlog
 from penstock.broker.outbox.rules import OutboxRules
 from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
 from penstock.broker.sending import run_now
+from penstock.broker.sending.told import Told
 from penstock.broker.sending.turn import Turn
 from penstock.broker.timers import Timers
 
 if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
     from penstock.broker.config.mqtt_options import MqttOptions
+
+TOLD_SECONDS: Final = 3_600.0
+"""From one line about what goes on for a client to the next."""
 
 
 class Holding(Protocol):
@@ -59,6 +63,7 @@ class Shared:
         limits: what one client may take.
         options: what of the protocol the broker offers.
         logger: for what an operator should know.
+        told: what it has been told of in the last hour.
         spawn: takes a coroutine that has to wait; the driver runs it as a task.
         gate: the delivery gate.
         samplers: write what they learn of each subscriber's path.
@@ -96,6 +101,7 @@ class Shared:
         self.limits = limits
         self.options = options
         self.logger = logger
+        self.told = Told(TOLD_SECONDS)
         self.spawn = spawn
         self.gate = DeliveryGate() if gate is None else gate
         self.samplers = tuple(samplers)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.sending.sender import PUMP_BYTES
+from penstock.broker.sessions.large_ahead import large_sent
 from penstock.broker.sessions.probes import send_probe
 from penstock.broker.sessions.redelivery import may_take_over, take_over
 from penstock.broker.sessions.retained_delivery import SLICE_MESSAGES, send_due
@@ -58,7 +59,10 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
             # The quota is this connection's [MQTT-3.3.4-9]; the last one's may have been more.
             if len(inflight) - len(session.resend) >= sender.send_quota:
                 break
-            sender.send_again(session.resend.popleft(), now)
+            repeat = session.resend.popleft()
+            sender.send_again(repeat, now)
+            if repeat.after is not None:
+                large_sent(session, repeat, now)
             continue
         delivery = session.outbox.take(now, has_quota=sender.has_quota())
         if delivery is None:
@@ -74,6 +78,7 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
         if session.retained_due:
             send_due(session, now, 1)
         if is_large:
+            large_sent(session, delivery, now)
             outgoing.wants_more = True
             break
     else:  # it may have been all: found in the next pump only, what comes till then would wait

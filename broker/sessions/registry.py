@@ -186,6 +186,8 @@ class SessionRegistry:
         if session.look_timer is not None:
             session.look_timer.cancel()
             session.look_timer = None
+        if session.large_ahead is not None:
+            session.large_ahead.connection_lost()
         self._core.counters.clients_connected -= 1
 
     def count_absence(self, session: Session, since: float, now: float) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.forgetting import Forgetting
     from penstock.broker.sessions.journal import SessionWatcher
+    from penstock.broker.sessions.large_ahead import LargeAhead
 
 CLIENT_BYTES: Final = 12
 """Bytes that stand for a Client Identifier in the origin of a session that is not durable. An
@@ -83,6 +84,7 @@ class Session:
         will_timer: runs while a delayed will waits.
         expiry_timer: runs while the client is away.
         look_timer: runs while the gate wants to be asked again.
+        large_ahead: what small messages have waited for behind large ones; None before the first.
         probe: the newest probe: it waits for room while it has no packet identifier, or was sent.
         overflow_timer: runs from a message that found the outbox full to the cut-off for it.
         journal: told of what must outlive the process; None where nothing of it must.
@@ -100,6 +102,7 @@ class Session:
         "inflight",
         "is_direct",
         "journal",
+        "large_ahead",
         "ledger",
         "link",
         "listener",
@@ -157,6 +160,7 @@ class Session:
         self.overflow_timer: Timer | None = None
         self.journal: SessionWatcher | None = None
         self.probe: Delivery | None = None
+        self.large_ahead: LargeAhead | None = None
 
     def deduplication_id(self, packet_id: int) -> bytes:
         """Return what a message of the client has in common with its repeats alone.

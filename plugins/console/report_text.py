@@ -26,6 +26,7 @@ def describe(client: Report) -> list[str]:
         *_subscriptions(client["subscriptions"]),
         *_link(client["link"]),
         *_large_messages(client["withholding"]),
+        *_small_waits(client["withholding"]["small_waits"]),
         *_ledger(client["ledger"]),
     ]
 
@@ -154,6 +155,19 @@ def _large_messages(withholding: Report) -> Iterator[str]:
     yield f"  because {printable(decision['reason'])}"
     for one in withholding["recent"]:
         yield _recent(one)
+
+
+def _small_waits(waits: Report | None) -> Iterator[str]:
+    """Say what a client with one connection would gain from another one."""
+    if waits is None:
+        return
+    n, minutes = waits["messages"], max(1, round(waits["since_seconds"] / 60))
+    yield (
+        f"  {n:,} small {'message' if n == 1 else 'messages'} waited "
+        f"{_seconds(waits['mean_seconds'])} on average behind large ones in the last "
+        f"{'minute' if minutes == 1 else f'{minutes} minutes'}; with two lanes "
+        f"{'it' if n == 1 else 'they'} would not: docs/lanes.md"
+    )
 
 
 def _recent(decision: Report) -> str:

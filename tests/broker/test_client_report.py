@@ -10,6 +10,7 @@ from penstock.broker.client_report import (
     DecisionFigures,
     LedgerFigures,
     LinkFigures,
+    SmallWaitFigures,
     TcpFigures,
     WithholdingFigures,
     as_json,
@@ -24,13 +25,16 @@ PARTS: tuple[Any, ...] = (
     TcpFigures,
     WithholdingFigures,
     DecisionFigures,
+    SmallWaitFigures,
     LedgerFigures,
 )
 
 
 def test_a_report_is_an_object_of_objects() -> None:
     """Its parts keep their names, tuples within tuples too, and JSON takes all of it."""
-    figures = WithholdingFigures(1, 2, 1, 0.5, DECISION, [DECISION])
+    figures = WithholdingFigures(
+        1, 2, 1, 0.5, DECISION, [DECISION], SmallWaitFigures(412, 1.25, 480.0)
+    )
     decision = {
         "outcome": "held",
         "reason": "closed",
@@ -47,6 +51,7 @@ def test_a_report_is_an_object_of_objects() -> None:
         "look_again_in_seconds": 0.5,
         "last_decision": decision,
         "recent": [decision],
+        "small_waits": {"messages": 412, "mean_seconds": 1.25, "since_seconds": 480.0},
     }
 
 

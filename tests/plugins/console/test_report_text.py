@@ -86,6 +86,7 @@ def client(**parts: dict[str, Any]) -> dict[str, Any]:
         "look_again_in_seconds": 1.3,
         "last_decision": DECISION,
         "recent": RECENT,
+        "small_waits": {"messages": 412, "mean_seconds": 1.23, "since_seconds": 480.0},
     }
     ledger = {
         "matched": 1_020,
@@ -132,6 +133,10 @@ def test_a_client_with_a_bad_link_and_a_held_message() -> None:
         f"  because {REASON}",
         "  31.0 s ago: released after 12.4 s (calm): 980,000 bytes on cam/1",
         "  3.2 s ago: held (congested): 1,000,000 bytes on cam/1",
+        (
+            "  412 small messages waited 1.2 s on average behind large ones in the last 8 minutes; "
+            "with two lanes they would not: docs/lanes.md"
+        ),
         LEDGER_LINE,
         "  1,000,300 bytes wait: withheld",
     ]
@@ -202,7 +207,9 @@ def test_a_client_of_which_nothing_is_known() -> None:
     link = dict.fromkeys(client()["link"]) | {"rtt_source": "", "unsent_bytes": 0}
     places = ("matched", "delivered", "inflight", "withheld", "queued", "expired", "moved")
     ledger = dict.fromkeys(places, 0) | {"dropped": {}, "waits_for": "empty"}
-    found = client(link=link, withholding={"last_decision": None}, ledger=ledger)
+    found = client(
+        link=link, withholding={"last_decision": None, "small_waits": None}, ledger=ledger
+    )
     found |= {"is_connected": False, "username": None, "listener": ""}
     assert describe(found) == [
         "dev7: not connected",

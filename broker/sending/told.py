@@ -1,0 +1,38 @@
+"""Lines of the log of which one in a while is enough, however often their cause comes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+MOST_CAUSES: Final = 1_000
+"""Causes that are remembered; of more, the one told of first is forgotten."""
+
+
+class Told:
+    """What the log was told of lately, by the cause."""
+
+    def __init__(self, seconds: float) -> None:
+        """Begin with nothing.
+
+        Args:
+            seconds: from one line about a cause to the next.
+        """
+        self._seconds = seconds
+        self._told: OrderedDict[str, float] = OrderedDict()
+
+    def is_due(self, cause: str, now: float) -> bool:
+        """Say whether to write a line about a cause; it is taken for written then.
+
+        Args:
+            cause: what the lines have in common, such as a client.
+            now: monotonic seconds.
+        """
+        told = self._told
+        if now - told.get(cause, -self._seconds) < self._seconds:
+            return False
+        told.pop(cause, None)
+        told[cause] = now
+        if len(told) > MOST_CAUSES:
+            told.popitem(last=False)
+        return True
