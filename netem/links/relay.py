@@ -1,9 +1,9 @@
 """A slow link in user space: relays TCP connections with delay and rate, without root.
 
-``python -m penstock.netem.links.relay 127.0.0.1:1883`` listens on a port that it prints, relays
-every connection to the target, and reads names of profiles from standard input: ``bad`` makes the
-link bad, ``good`` makes it good again. All connections to a target share one link, and take turns
-on it, a chunk each.
+``python -m penstock.netem.links.relay 127.0.0.1:1883`` listens on a port that it prints (``--port``
+chooses one), relays every connection to the target, and reads names of profiles from standard
+input: ``bad`` makes the link bad, ``good`` makes it good again. All connections to a target share
+one link, and take turns on it, a chunk each.
 
 Limits. The relay terminates the TCP connection of each side.
 
@@ -255,8 +255,13 @@ def _small_socket() -> socket.socket:
     return sock
 
 
-async def serve(targets: list[tuple[str, int]], profile: Profile) -> None:
+async def serve(targets: list[tuple[str, int]], profile: Profile, port: int = 0) -> None:
     """Relay to each target until SIGINT or SIGTERM, switching as standard input says.
+
+    Args:
+        targets: (host, port) of the servers; each has a link of its own.
+        profile: the links at the beginning.
+        port: to listen on, where there is one target; 0 for any free one.
 
     Raises:
         OSError: no socket can be opened.
@@ -265,7 +270,7 @@ async def serve(targets: list[tuple[str, int]], profile: Profile) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
-    relays = [Relay(host, port, profile) for host, port in targets]
+    relays = [Relay(*target, profile, port=port) for target in targets]
     try:
         for relay, target in zip(relays, targets, strict=True):
             await relay.start()
@@ -318,6 +323,10 @@ def relay(
     profile: Annotated[
         str, typer.Option(help=f"The link to begin with: {', '.join(PROFILES)}.")
     ] = "good",
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65_535, help="To listen on, for one server; 0: any free one."),
+    ] = 0,
 ) -> None:
     """Relay TCP connections over a slow link.
 
@@ -327,7 +336,13 @@ def relay(
         raise typer.BadParameter(
             f"read {profile!r}; allowed: {', '.join(PROFILES)}", param_hint="--profile"
         )
-    asyncio.run(serve([_read_target(text) for text in targets], PROFILES[profile]))
+    if port and len(targets) > 1:
+        raise typer.BadParameter("allowed with one server", param_hint="--port")
+    try:
+        asyncio.run(serve([_read_target(text) for text in targets], PROFILES[profile], port))
+    except OSError as error:
+        typer.echo(f"python -m penstock.netem.links.relay: port {port}: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 def main(argv: list[str] | None = None) -> int:

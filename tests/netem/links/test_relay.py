@@ -233,24 +233,38 @@ def read_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().rstrip("\n")
 
 
+def test_a_port_that_is_taken_is_told(
+    server: socket.socket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, with status 1."""
+    port = str(server.getsockname()[1])
+    assert relay_module.main(["127.0.0.1:9", "--port", port]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"port {port}: " in line
+
+
 def test_as_a_program_it_relays_and_follows_standard_input(server: socket.socket) -> None:
     """It says where it listens, switches by name, tells a wrong name, and ends by SIGTERM."""
     port = server.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "penstock.netem.links.relay",
-        f"127.0.0.1:{port}",
-        "--profile",
-        "open",
-    ]
-    with subprocess.Popen(
-        command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=1
-    ) as process:
+    command = [sys.executable, "-m", "penstock.netem.links.relay", f"127.0.0.1:{port}"]
+    command += ["--profile", "open"]
+    pipe = subprocess.PIPE
+    with (
+        reserved_port() as chosen,
+        subprocess.Popen(
+            [*command, "--port", str(chosen)],
+            cwd=ROOT,
+            text=True,
+            stdin=pipe,
+            stdout=pipe,
+            bufsize=1,
+        ) as process,
+    ):
         try:
             said = read_line(process)
             assert said.endswith(f"for 127.0.0.1:{port}")
             host, _, listening = said.split()[2].rpartition(":")
+            assert int(listening) == chosen
             with socket.create_connection((host, int(listening))) as client:
                 server.setblocking(True)
                 accepted, _ = server.accept()
@@ -273,6 +287,7 @@ def test_as_a_program_it_relays_and_follows_standard_input(server: socket.socket
         (["127.0.0.1"], "HOST:PORT"),
         (["127.0.0.1:0"], "1 to 65535"),
         (["127.0.0.1:1883", "--profile", "worse"], "open, good, bad"),
+        (["127.0.0.1:1883", "127.0.0.1:1884", "--port", "1885"], "allowed with one server"),
         ([], "HOST:PORT"),
     ],
 )
