@@ -6,7 +6,12 @@ A page shows a table of a file between two comments, and nothing else stands the
     <!-- /figures -->
 
 The file is relative to the page, the table is one of its names, or ``origin`` for a line with the
-command, commit, machine and date of the run. `fill_page` writes what belongs there.
+command, commit, machine and date of the run. A sentence shows a cell, by the first cell of its row
+and the heading of its column::
+
+    <!-- figure: figures/demo.json small; two lanes; p90 -->1.05 s<!-- /figure -->
+
+`fill_page` writes what belongs there.
 """
 
 from __future__ import annotations
@@ -30,7 +35,13 @@ SHOWN: Final = re.compile(
     r"^<!-- figures: (?P<file>\S+) (?P<table>.+?) -->\n(?P<shown>.*?)^<!-- /figures -->$",
     re.MULTILINE | re.DOTALL,
 )
-"""What a page shows of a file."""
+"""A table that a page shows of a file."""
+
+CELL: Final = re.compile(
+    r"<!-- figure: (?P<file>\S+\.json) (?P<table>[^;>]+); (?P<row>[^;>]+); (?P<column>[^;>]+) -->"
+    r"(?P<shown>[^<]*)<!-- /figure -->"
+)
+"""A cell that a sentence shows of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,22 @@ class Table:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    def cell(self, row: str, column: str) -> str:
+        """Return a cell.
+
+        Args:
+            row: the first cell of its row.
+            column: the heading of its column.
+
+        Raises:
+            KeyError: there is not one such row and column; with what is allowed.
+        """
+        rows, columns = [cells[0] for cells in self.rows], list(self.columns)
+        for name, allowed in ((row, rows), (column, columns)):
+            if allowed.count(name) != 1:
+                raise KeyError(f"read {name!r}; allowed, once each: {', '.join(allowed)}")
+        return self.rows[rows.index(row)][columns.index(column)]
 
     def __str__(self) -> str:
         """Return it in Markdown, without a newline at its end."""
@@ -140,14 +167,14 @@ def read_figure_file(file: Path) -> tuple[Origin, dict[str, Table]]:
 
 
 def fill_page(page: Path) -> str:
-    """Return the text of a page with each table as its file has it.
+    """Return the text of a page with each table and each cell as its file has it.
 
     Raises:
-        NetemError: a file cannot be read or has no such table.
+        NetemError: a file cannot be read or has no such table, row or column.
     """
-    files: dict[str, dict[str, object]] = {}
+    files: dict[str, dict[str, Origin | Table]] = {}
 
-    def fill(found: re.Match[str]) -> str:
+    def shown(found: re.Match[str]) -> Origin | Table:
         name, table = found["file"], found["table"]
         if name not in files:
             origin, tables = read_figure_file(page.parent / name)
@@ -155,12 +182,28 @@ def fill_page(page: Path) -> str:
         if table not in files[name]:
             allowed = ", ".join(files[name])
             raise NetemError(f"figures: {page}: {name}: read {table!r}; allowed: {allowed}")
-        return f"<!-- figures: {name} {table} -->\n{files[name][table]}\n<!-- /figures -->"
+        return files[name][table]
 
-    return SHOWN.sub(fill, page.read_text(encoding="utf-8"))
+    def fill_table(found: re.Match[str]) -> str:
+        text = shown(found)
+        return f"<!-- figures: {found['file']} {found['table']} -->\n{text}\n<!-- /figures -->"
+
+    def fill_cell(found: re.Match[str]) -> str:
+        begins = found[0].partition("-->")[0]
+        table = shown(found)
+        if not isinstance(table, Table):
+            raise NetemError(f"figures: {page}: {found['file']}: read {ORIGIN!r}; allowed: a table")
+        try:
+            cell = table.cell(found["row"], found["column"])
+        except KeyError as error:
+            raise NetemError(f"figures: {page}: {found['file']}: {error.args[0]}") from None
+        return f"{begins}-->{cell}<!-- /figure -->"
+
+    return CELL.sub(fill_cell, SHOWN.sub(fill_table, page.read_text(encoding="utf-8")))
 
 
 def figure_files(page: Path) -> set[Path]:
     """Return the files that a page shows figures of."""
     text = page.read_text(encoding="utf-8")
-    return {(page.parent / found["file"]).resolve() for found in SHOWN.finditer(text)}
+    found = (*SHOWN.finditer(text), *CELL.finditer(text))
+    return {(page.parent / each["file"]).resolve() for each in found}

@@ -73,9 +73,34 @@ def test_page_shows_what_the_file_has(page: Path) -> None:
     assert fill_page(page) == filled
 
 
+def test_sentence_shows_a_cell(page: Path) -> None:
+    """What stood there goes; a line may show several."""
+    shown = "<!-- figure: figures/run.json latency; none; seconds -->"
+    page.write_text(f"It takes {shown}2 s<!-- /figure -->, or {shown}<!-- /figure -->.\n")
+    cell = f"{shown}12.40 (12.10 to 12.70)<!-- /figure -->"
+    assert fill_page(page) == f"It takes {cell}, or {cell}.\n"
+    assert figure_files(page) == {page.parent.resolve() / "figures/run.json"}
+
+
 def test_files_of_a_page_are_known(page: Path) -> None:
     """A file that no page shows is found by this."""
     assert figure_files(page) == {page.parent.resolve() / "figures/run.json"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ("latency; historic; seconds", "read 'historic'; allowed, once each: none"),
+        ("latency; none; mean", "read 'mean'; allowed, once each: policy, seconds"),
+        ("origin; none; seconds", "read 'origin'; allowed: a table"),
+    ],
+)
+def test_cell_that_is_not_there_is_named(page: Path, wanted: str, told: str) -> None:
+    """With the page, the file and what may be read."""
+    page.write_text(f"<!-- figure: figures/run.json {wanted} --><!-- /figure -->\n")
+    with pytest.raises(NetemError, match=r"page\.md: figures/run\.json: ") as caught:
+        fill_page(page)
+    assert told in str(caught.value)
 
 
 @pytest.mark.parametrize(
