@@ -72,7 +72,7 @@ ROWS: Final = (
     Row(
         name="wildcard_subscribing",
         group="wildcards",
-        title="subscribing these filters",
+        title="subscribing 10,000 filters with wildcards",
         unit="subscriptions/s",
         target=Target(least_ratio=0.2),
         measure=measure_subscribing,
