@@ -179,7 +179,15 @@ def test_tests_run_without_an_archive_of_sparks_classes(checkout: Checkout) -> N
 def tested(checkout: Checkout) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs script/test with stand-ins, one of which fails."""
     checkout.add_venv()
-    for name in ("memcached", "mosquitto", "mosquitto_pub", "mosquitto_sub", "redis-server"):
+    for name in (
+        "git",
+        "haproxy",
+        "memcached",
+        "mosquitto",
+        "mosquitto_pub",
+        "mosquitto_sub",
+        "redis-server",
+    ):
         checkout.add_program(name, ":")
 
     def run(failing: str, status: int = 1) -> subprocess.CompletedProcess[str]:
@@ -246,7 +254,15 @@ def test_arguments_that_choose_no_test_at_all_fail(
 def test_tests_of_memory_run_alone(checkout: Checkout) -> None:
     """Each measurement has the machine to itself."""
     checkout.add_venv()
-    for name in ("memcached", "mosquitto", "mosquitto_pub", "mosquitto_sub", "redis-server"):
+    for name in (
+        "git",
+        "haproxy",
+        "memcached",
+        "mosquitto",
+        "mosquitto_pub",
+        "mosquitto_sub",
+        "redis-server",
+    ):
         checkout.add_program(name, ":")
     for name in ("ruff", "mypy", "pytest"):
         checkout.add_program(f".venv/bin/{name}", ":")
