@@ -17,10 +17,15 @@ SizeClass: TypeAlias = Literal["small", "large"]
 """The messages that a subscription takes, where it does not take both classes."""
 
 SIZE_PROPERTY: Final = "penstock-size"
-"""User Property of SUBSCRIBE that names the size class of the messages to subscribe to."""
+"""User Property of SUBSCRIBE that names the size class of the messages to subscribe to; with the
+value ``large`` in a CONNECT that names the other lane: this lane takes that one's large messages,
+whatever subscription they come by."""
 
 LANE_PROPERTY: Final = "penstock-lane-of"
 """User Property of CONNECT that names the client which is the other lane of the same subscriber."""
+
+LARGE_ABOVE_PROPERTY: Final = "penstock-large-above"
+"""User Property of the CONNACK of a lane: payload bytes above which a message is large."""
 
 YIELDS_PROPERTY: Final = "penstock-yields"
 """User Property of CONNECT with the value ``yes``: what the broker sends on this lane yields to the

@@ -16,6 +16,10 @@ Both lanes together are one subscriber: a message to which both have subscribed 
 them, the first to which it is given. So a client can move a subscription from one lane to the
 other: it subscribes on both before it unsubscribes on one, and gets every message once.
 
+A lane may *take the large messages* of the other one, whose subscriptions then serve both: what is
+large goes from `Outbox.add` of that one to the outbox of this one. When such a lane is no more, it
+gives back what it has.
+
 A lane that is away may be taken over: what waits in it moves to the other lane, in its place among
 the messages of its topic. What is unacknowledged stays with its session, and later messages of its
 topics wait for it, until the order is given up.
@@ -27,7 +31,7 @@ import itertools
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.outbox.delivery import Delivery, DeliveryWatcher, by_sequence
@@ -41,8 +45,18 @@ if TYPE_CHECKING:
 SLICE_MESSAGES: Final = 1000
 """Messages that move to another lane in one turn."""
 
+FOLLOW_SECONDS: Final = 60.0
+"""For so long after a large message of QoS 0, those of its topic and QoS go on the same lane: there
+is no acknowledgement that tells when it has arrived. Longer, a topic that was large once would be
+without the other lane; shorter, a slow link would bring them out of order."""
+
 _LEAST_CLEANED: Final = 64
 """A shorter queue of pending messages is not searched for those that have left its middle."""
+
+
+def _is_own(delivery: Delivery) -> bool:
+    """Say whether a delivery comes by a subscription of the lane alone, of no share or queue."""
+    return not (delivery.share or delivery.is_leased)
 
 
 class LaneOrder(DeliveryWatcher):
@@ -57,6 +71,8 @@ class LaneOrder(DeliveryWatcher):
         entered: messages that were given to this lane in this turn.
         is_taken_over: what waits here, or comes, moves to the other lane.
         is_given_up: what is unacknowledged here holds back nothing on the other lane.
+        is_away: this lane has no connection.
+        gives_large: the other lane takes the large messages of this one.
         on_left: called when messages have left, once for all that leave together; or None.
     """
 
@@ -85,6 +101,8 @@ class LaneOrder(DeliveryWatcher):
         self.other: LaneOrder
         self.is_taken_over = False
         self.is_given_up = False
+        self.is_away = False
+        self.gives_large = False
         self.on_left: Callable[[], None] | None = None
         self._wake = wake
         self._later = later
@@ -93,6 +111,7 @@ class LaneOrder(DeliveryWatcher):
         self._left: dict[str, None] = {}
         self.entered: set[Message] = set()
         self._is_moving = False
+        self._large0: dict[str, float] = {}
 
     # -- asked by the outbox -------------------------------------------------------------------
 
@@ -103,6 +122,41 @@ class LaneOrder(DeliveryWatcher):
     def has_other(self, delivery: Delivery) -> bool:
         """Say whether the other lane was given the same message right before."""
         return delivery.message in self.other.entered and _is_own(delivery)
+
+    def gives(self, delivery: Delivery) -> bool:
+        """Say whether a message that comes to this lane goes to the other one.
+
+        One of QoS 0 does not wait for a lane that is away.
+        """
+        other = self.other
+        return (
+            self.gives_large
+            and not other.is_taken_over
+            and (delivery.qos > 0 or not other.is_away)
+            and _is_own(delivery)
+            and (self.outbox.takes("large", delivery.message) or self._follows(delivery))
+        )
+
+    def _follows(self, delivery: Delivery) -> bool:
+        """Say whether a small message of QoS 0 follows a large one, which nobody acknowledges."""
+        message = delivery.message
+        large_at = None if delivery.qos else self._large0.get(message.topic)
+        return large_at is not None and message.arrived_at < large_at + FOLLOW_SECONDS
+
+    def give(self, delivery: Delivery, *, is_restored: bool) -> bool:
+        """Let the other lane have a message that has come to this one; as `Outbox.add`."""
+        other, message = self.other, delivery.message
+        if not delivery.qos and self.outbox.takes("large", message):
+            large0 = self._large0
+            large0.pop(message.topic, None)  # the topics are in the order of their messages
+            large0[message.topic] = message.arrived_at
+            while next(iter(large0.values())) < message.arrived_at - FOLLOW_SECONDS:
+                del large0[next(iter(large0))]
+        self.ledger.moved += 1
+        other.ledger.matched += 1
+        is_added = other.outbox.add(delivery, is_restored=is_restored)
+        other._wake()  # noqa: SLF001 (of its kind)
+        return is_added
 
     def enter(self, delivery: Delivery) -> None:
         """Take note of a delivery that waits in the outbox now; its `sequence` is set."""
@@ -234,6 +288,32 @@ class LaneOrder(DeliveryWatcher):
         for topic in list(self.pending):
             self._look(topic)
 
+    def give_large(self, *, gives: bool) -> None:
+        """Let the other lane have the large messages that wait here and that come, or no more."""
+        is_new = gives and not self.gives_large
+        self.gives_large = gives
+        if not is_new or not self.outbox.n_messages:
+            return
+        topics = {each.message.topic for each in self.outbox.waiting() if self.gives(each)}
+        # With those behind them on their topics, which wait for them from now on.
+        taken = self.outbox.take_where(lambda each: each.message.topic in topics)
+        self._hand_over(taken, self.gives)
+
+    def give_back(self) -> None:
+        """Let the other lane have all that this one has taken of it, before this one is no more.
+
+        A message of QoS 2 that the client has received is complete.
+        """
+        inflight = self.inflight
+        sent = [
+            delivery
+            for delivery in inflight
+            if _is_own(delivery) and not inflight.is_released(delivery.packet_id)
+        ]
+        for delivery in sent:
+            inflight.take_back(delivery)
+        self._hand_over(sent + self.outbox.take_where(_is_own))
+
     def _move_soon(self) -> None:
         if not self._is_moving:
             self._is_moving = True
@@ -245,24 +325,34 @@ class LaneOrder(DeliveryWatcher):
         if not self.is_taken_over or self.outbox.order is not self:
             return
         taken = self.outbox.take_where(_is_own, SLICE_MESSAGES)
+        self._hand_over(taken)
+        if taken and self.outbox.n_messages:
+            self._move_soon()
+
+    def _hand_over(
+        self, taken: Sequence[Delivery], is_for_other: Callable[[Delivery], bool] = _is_own
+    ) -> None:
+        """Let the other lane have messages that have left this one, each in its place.
+
+        Args:
+            taken: of each topic all that waited here, or all that is for the other lane.
+            is_for_other: says which; the others come back to this lane.
+        """
         topics = dict.fromkeys(delivery.message.topic for delivery in taken)
         for topic in topics:
             self._forget_left(topic)
         for delivery in taken:  # the same object: it keeps its row, and with it its place
-            self.ledger.moved += 1
-            self.other.ledger.matched += 1
-            delivery.withheld_since = None
-            self.other.outbox.take_up(delivery, delivery.sequence)
-        for topic in topics:
-            self.other.outbox.unpark(topic)
-        self.other._wake()  # noqa: SLF001 (of its kind)
-        if taken and self.outbox.n_messages:
-            self._move_soon()
-
-
-def _is_own(delivery: Delivery) -> bool:
-    """Say whether a delivery comes by a subscription of the lane alone, of no share or queue."""
-    return not (delivery.share or delivery.is_leased)
+            lane = self
+            if is_for_other(delivery):
+                lane = self.other
+                self.ledger.moved += 1
+                lane.ledger.matched += 1
+                delivery.withheld_since = None
+            lane.outbox.take_up(delivery, delivery.sequence)
+        for lane in (self, self.other):
+            for topic in topics:
+                lane.outbox.unpark(topic)
+            lane._wake()  # noqa: SLF001 (of its kind)
 
 
 def join_lanes(one: LaneOrder, other: LaneOrder) -> None:

@@ -148,6 +148,13 @@ class Outbox:
         order = self.order
         return self if order is None or not order.is_taken_over else order.other.outbox
 
+    def place_of(self, message: Message) -> Outbox:
+        """Return the outbox in which a message of QoS 1 or 2 will wait, if it comes now."""
+        order = self.order
+        if order is not None and order.gives(Delivery(message, 1)):
+            return order.other.outbox
+        return self.place
+
     @property
     def n_withheld(self) -> int:
         """Messages held by the gate: large ones that wait for it, and those behind them."""
@@ -202,9 +209,12 @@ class Outbox:
         """
         message = delivery.message
         order = self.order
-        if order is not None and order.has_other(delivery):
-            self._ledger.moved += 1
-            return True
+        if order is not None:
+            if order.has_other(delivery):
+                self._ledger.moved += 1
+                return True
+            if order.gives(delivery):
+                return order.give(delivery, is_restored=is_restored)
         is_large = message.is_large and self.is_large(message)
         if is_large or delivery.after is not None:  # it may have been large for another subscriber
             delivery.after = NOTHING_BEFORE if is_large else None

@@ -16,8 +16,14 @@ from penstock.broker.counters import count
 from penstock.broker.errors import ProtocolError
 from penstock.broker.events import ClientConnected
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, RELAY_CLIENT_PREFIX
-from penstock.broker.message import LANE_PROPERTY, WAITS_PROPERTY, YIELDS_PROPERTY
-from penstock.broker.mqtt.enums import MQTT_3_1, MQTT_5, PacketType
+from penstock.broker.message import (
+    LANE_PROPERTY,
+    LARGE_ABOVE_PROPERTY,
+    SIZE_PROPERTY,
+    WAITS_PROPERTY,
+    YIELDS_PROPERTY,
+)
+from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_3_1, MQTT_5, PacketType
 from penstock.broker.mqtt.packets import ConnAck, Connect, Will
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.mqtt.size_limit import explained, fit_packet
@@ -204,10 +210,19 @@ async def let_in(
     properties |= extra_properties
     username = packet.username if accepted.username is None else accepted.username
     told = packet.properties.get("user_property", ())
-    other_lane = core.lanes.asked(client_id, username, told) if told else ""
+    # Where the user names the session, two lanes would be one session.
+    is_named = accepted.client_id is None
+    other_lane = core.lanes.asked(client_id, username, told) if told and is_named else ""
     if other_lane:
         is_there = core.sessions.get(other_lane) is not None
-        properties["user_property"] = [(LANE_PROPERTY, other_lane if is_there else "")]
+        large_above = core.outbox_rules.default_threshold_s or core.threshold_s("")
+        properties["user_property"] = [
+            (LANE_PROPERTY, other_lane if is_there else ""),
+            (
+                LARGE_ABOVE_PROPERTY,
+                str(MAX_REMAINING_LENGTH if large_above is None else large_above),
+            ),
+        ]
     _check_connack_fits(client, packet, properties)
     if not packet.clean_start:
         await hand_over(core, client_id, username, client.listener, now)
@@ -257,7 +272,8 @@ async def let_in(
                 YIELDS_PROPERTY,
                 LANE_PROPERTY,
             )
-        core.lanes.connected(session, other_lane, now, yields=yields)
+        takes_large = bool(other_lane) and (SIZE_PROPERTY, "large") in told
+        core.lanes.connected(session, other_lane, now, yields=yields, takes_large=takes_large)
     if core.callbacks.client_connected:
         core.guard.tell(core.callbacks.client_connected, ClientConnected(session))
 

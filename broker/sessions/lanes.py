@@ -6,13 +6,19 @@ one of them while an earlier one of its topic waits for the other, or is unackno
 (`penstock.broker.outbox.lane_order`). The CONNACK has the property, too: with the name if that
 client has a session, and empty if it has none yet.
 
+A lane that says in CONNECT that it takes what is *large*, by `SIZE_PROPERTY`, needs no
+subscriptions: large messages that the other lane has subscribed to go to it. What it has goes back
+to the other one when its session ends, or when the other one connects as a client without lanes.
+Each CONNACK has `LARGE_ABOVE_PROPERTY`, so that a client can tell which of its own messages are
+large.
+
 A lane that says in CONNECT that it *yields*, by `YIELDS_PROPERTY`, is that of large messages: what
 is sent on it is paced while the other one is connected, so that the queue before the narrowest link
 stays short (`penstock.broker.network.pacing`).
 
 A lane that is away for `lane_takeover_seconds` while the other one is connected is taken over: what
 waits for it goes to the other. After `lane_give_up_seconds`, what it has not acknowledged holds
-back no later message any more.
+back no later message any more; where it has taken it from the other lane, it gives it back.
 
 Only sessions of one user can be lanes, and a client that is connected must have named the other
 one: otherwise any client could hold back another's messages. A session that was restored is a lane
@@ -21,6 +27,7 @@ of the first client that names it, as nobody has told yet whom it names.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -35,6 +42,7 @@ if TYPE_CHECKING:
 
     from penstock.broker.config.mqtt_options import MqttOptions
     from penstock.broker.counters import Counters
+    from penstock.broker.outbox.delivery import Delivery
     from penstock.broker.outbox.ledger import Ledger
     from penstock.broker.timers import Timer, Timers
 
@@ -54,9 +62,11 @@ class LaneSession(Subscriber, Protocol):
 
     Attributes:
         ledger: the account of this subscriber.
+        resend: what was inflight when the last connection ended, still to be sent again.
     """
 
     ledger: Ledger
+    resend: deque[Delivery]
 
 
 def lane_of(session: LaneSession, timers: Timers) -> LaneOrder:
@@ -103,6 +113,7 @@ class Lanes:
         self._joined: dict[str, str] = {}
         self._timers: dict[str, Timer] = {}
         self._yielding: set[str] = set()
+        self._taking: set[str] = set()
         self._pacers: dict[str, Pacer] = {}
 
     def asked(
@@ -137,7 +148,13 @@ class Lanes:
         return names[0]
 
     def connected(
-        self, session: LaneSession, other_id: str, now: float, *, yields: bool = False
+        self,
+        session: LaneSession,
+        other_id: str,
+        now: float,
+        *,
+        yields: bool = False,
+        takes_large: bool = False,
     ) -> None:
         """Take note of a client that has connected.
 
@@ -146,12 +163,16 @@ class Lanes:
             other_id: what `asked` has said.
             now: monotonic seconds.
             yields: what is sent to it yields to the other lane.
+            takes_large: it takes the large messages of the other lane.
         """
         client_id = session.client_id
         self._stop_pacing(session)
+        if not takes_large and client_id in self._taking:
+            self._part(session)
         (self._yielding.add if yields else self._yielding.discard)(client_id)
         if self._joined.get(client_id, "") != other_id:
             self._part(session)
+        (self._taking.add if takes_large else self._taking.discard)(client_id)
         self._others.pop(client_id, None)
         if not other_id:
             return
@@ -170,17 +191,33 @@ class Lanes:
             and other.outbox.order is None
         )
 
-    def _part(self, session: LaneSession) -> None:
-        """End the order of two lanes, if a session is one of them."""
+    def _part(self, session: LaneSession, *, has_ended: bool = False) -> None:
+        """End the order of two lanes, if a session is one of them.
+
+        Args:
+            session: the one.
+            has_ended: it takes nothing more.
+        """
         other_id = self._joined.pop(session.client_id, "")
-        for one in (session, self._session_of(other_id)):
-            if one is not None:
-                self._stop_pacing(one)
+        other = self._session_of(other_id)
+        for one, partner in ((session, other), (other, session)):
+            if one is None or partner is None:
+                continue
+            self._stop_pacing(one)
+            is_kept = partner is other or not has_ended
+            if one.client_id in self._taking and is_kept and one.username == partner.username:
+                one.resend.clear()
+                if one.outbox.order is not None:
+                    one.outbox.order.give_back()
         if session.outbox.order is not None:
             session.outbox.order.leave()
         self._joined.pop(other_id, None)
         for client_id in (session.client_id, other_id):
             self._cancel(client_id)
+
+    def cleared(self, session: LaneSession) -> None:
+        """Take note of a session that its client wants to end: nothing of it goes back."""
+        self._taking.discard(session.client_id)
 
     def connection_lost(self, session: LaneSession, now: float) -> None:
         """Take note of a client that has gone."""
@@ -189,9 +226,10 @@ class Lanes:
 
     def ended(self, session: LaneSession) -> None:
         """Take note of a session that ends, with its messages still in their places."""
-        self._part(session)
+        self._part(session, has_ended=True)
         self._others.pop(session.client_id, None)
         self._yielding.discard(session.client_id)
+        self._taking.discard(session.client_id)
 
     def _look(self, session: LaneSession, now: float) -> None:
         """See which of two lanes the other one is to take over."""
@@ -203,6 +241,7 @@ class Lanes:
             if order is None:
                 continue
             self._pace(one, order, is_alone=partner.client is None)
+            order.is_away = one.client is None
             if one.client is not None or partner.client is None:
                 self._cancel(one.client_id)
                 order.take_over(is_away=False)
@@ -210,6 +249,10 @@ class Lanes:
                 self._timers[one.client_id] = self._broker_timers.at(
                     now + self._takeover_seconds, partial(self._take_over, one)
                 )
+        for one, partner in ((session, other), (other, session)):
+            if one.outbox.order is not None:
+                takes = partner.client_id in self._taking and one.client_id not in self._taking
+                one.outbox.order.give_large(gives=takes)
 
     def _pace(self, session: LaneSession, order: LaneOrder, *, is_alone: bool) -> None:
         """Pace a lane that yields while both are connected; alone, it has all messages."""
@@ -250,7 +293,9 @@ class Lanes:
 
     def _give_up(self, session: LaneSession) -> None:
         order = session.outbox.order
-        if order is not None and len(session.inflight):
+        if order is not None and session.client_id in self._taking:
+            order.give_back()
+        elif order is not None and len(session.inflight):
             self._logger.warning(
                 "client %s: away for %g s: later messages no longer wait for %d of their "
                 "topics that it has not acknowledged",

@@ -61,6 +61,7 @@ class SessionRegistry:
         if session is not None and self.take_over(session, now):
             session = self._sessions.get(client_id)  # closing may have ended it
         if session is not None and clean_start:
+            self._core.lanes.cleared(session)
             self.end(session, now)
             session = None
         if session is not None:

@@ -290,7 +290,7 @@ class Session:
             message: to be delivered.
             n_copies: how often.
         """
-        outbox = self.outbox.place
+        outbox = self.outbox.place_of(message)
         rules = outbox.rules
         if rules.is_of_one:
             return True

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-INSTALLED_PACKAGES: Final = ("broker", "plugins", "edge_proxy", "netem", "spark_bridge", "models")
+INSTALLED_PACKAGES: Final = (
+    "broker",
+    "plugins",
+    "edge_proxy",
+    "netem",
+    "spark_bridge",
+    "models",
+    "lanes",
+)
 OUR_PACKAGES: Final = (*INSTALLED_PACKAGES, "benchmarks", "penstock")
 NAME: Final = "penstock."
 """All that is installed is below this name; the table leaves it out."""

@@ -130,6 +130,8 @@ PACKAGE_ARROWS: Final = {
         "broker.errors",
         "broker.mqtt.topics",
     ),
+    # Applications import it; it needs the client that it stands for, and nothing of ours.
+    "lanes": ("lanes",),
     # These start programs and import none of their insides; peers and networks are netem's, and a
     # YAML file, a size and a topic filter are read in one way.
     "netem": ("netem", "broker.config", "broker.errors", "broker.mqtt.topics"),

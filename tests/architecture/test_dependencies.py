@@ -12,6 +12,7 @@ from tests.architecture.source import INSTALLED_PACKAGES, ROOT, read_source
 EXTRAS_OF: Final = {
     **dict.fromkeys(INSTALLED_PACKAGES, ()),
     "penstock": (),
+    "lanes": ("lanes",),
     "plugins": ("arrow", "redis"),
     "spark_bridge": ("decoders", "redis", "spark"),
     # A plan is validated with real clients, those of experiments.

@@ -22,7 +22,8 @@ def connect(broker: VirtualBroker, client_id: str, other: str, **options: Any) -
 
 def answered(client: VirtualClient) -> list[tuple[str, str]]:
     """Return what the CONNACK says of the other lane."""
-    return list(client.connack.properties.get("user_property", ()))
+    told = client.connack.properties.get("user_property", ())
+    return [(name, value) for name, value in told if name == "penstock-lane-of"]
 
 
 def lanes(broker: VirtualBroker, **options: Any) -> tuple[VirtualClient, VirtualClient]:
@@ -221,3 +222,95 @@ def test_a_lane_that_is_away_is_taken_over_and_given_up(
     assert large.acknowledge() == [LARGE]
     for session in (small.session, large.session):
         session.check_invariants()
+
+
+def taking(broker: VirtualBroker, **options: Any) -> tuple[VirtualClient, VirtualClient]:
+    """Connect a subscriber to all topics, and a lane that takes its large messages."""
+    small = connect(broker, "s", "l", **options)
+    small.subscribe("#", 1)
+    return small, connect_taking(broker, **options)
+
+
+def connect_taking(broker: VirtualBroker, **options: Any) -> VirtualClient:
+    """Connect the lane that takes the large messages."""
+    told = [("penstock-lane-of", "s"), ("penstock-size", "large")]
+    properties = {"user_property": told, "session_expiry_interval": 1000}
+    return broker.connect("l", properties=properties, clean_start=False, **options)
+
+
+def test_a_lane_takes_the_large_messages_of_the_other_ones_subscriptions() -> None:
+    """It has none of its own; the order of each topic holds across both."""
+    broker = VirtualBroker()
+    small, large = taking(broker)
+    assert ("penstock-large-above", "10000") in small.connack.properties["user_property"]
+    sender = publisher(broker)
+    sender.publish("cam", LARGE, qos=1)
+    sender.publish("cam", b"after", qos=1)
+    sender.publish("alarm", b"1", qos=1)
+    sender.publish("cam0", LARGE, qos=0)
+    broker.settle()
+    assert small.acknowledge() == [b"1"]
+    assert large.acknowledge() == [LARGE, LARGE]
+    broker.settle()
+    assert small.payloads() == [b"after"]
+
+
+def test_large_messages_that_wait_go_to_the_lane_that_takes_them() -> None:
+    """Retained ones, and those that waited for the client before it had a second lane."""
+    broker = VirtualBroker()
+    publisher(broker).publish("retained", LARGE, retain=True)
+    small = connect(broker, "s", "")
+    small.subscribe("#", 1)
+    assert small.acknowledge() == [LARGE]
+    small.lose()
+    sender = publisher(broker)
+    for payload in (b"1", LARGE, b"2"):
+        sender.publish("cam", payload, qos=1)
+    large = connect_taking(broker)
+    small = connect(broker, "s", "l")
+    broker.settle()
+    assert small.acknowledge() == [b"1"]
+    assert large.acknowledge() == [LARGE]
+    broker.settle()
+    assert small.acknowledge() == [b"2"]
+
+
+@pytest.mark.parametrize("end", ["plain", "expired"])
+def test_what_a_lane_has_taken_goes_back_when_it_is_no_more(end: str) -> None:
+    """What waits, and what it has not acknowledged; nothing comes twice that is complete."""
+    broker = VirtualBroker()
+    small, large = taking(broker)
+    sender = publisher(broker)
+    for number in range(3):
+        sender.publish("cam", b"%d" % number + LARGE, qos=1)
+    broker.settle()
+    large.lose()
+    sender.publish("cam", b"3" + LARGE, qos=1)
+    if end == "plain":
+        small.lose()
+        small = connect(broker, "s", "")
+    else:
+        broker.advance(1001)
+    broker.settle()
+    got: list[bytes] = []
+    for _ in range(5):
+        got += [payload[:1] for payload in small.acknowledge()]
+        broker.settle()
+    assert got == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_lane_that_is_cleared_gives_nothing_back() -> None:
+    """The client was killed and begins anew: what it had not acknowledged is of its old session."""
+    broker = VirtualBroker()
+    small, large = taking(broker)
+    publisher(broker).publish("cam", LARGE, qos=1)
+    broker.settle()
+    small.lose()
+    large.lose()
+    small = broker.connect(
+        "s", clean_start=True, properties={"user_property": [("penstock-lane-of", "l")]}
+    )
+    small.subscribe("#", 1)
+    broker.connect("l", clean_start=True, properties={"user_property": [("penstock-lane-of", "s")]})
+    broker.settle()
+    assert small.payloads() == []

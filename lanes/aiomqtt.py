@@ -1,0 +1,69 @@
+"""`aiomqtt` with two lanes: ``import penstock.lanes.aiomqtt as aiomqtt`` in place of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import aiomqtt as _aiomqtt
+import aiomqtt.client as _client
+import paho.mqtt.client as mqtt
+from aiomqtt import *  # noqa: F403 (it stands for that module)
+
+from penstock.lanes.client import Client as _TwoLanes
+
+
+class _PahoClient(_TwoLanes):
+    """The paho client below: an event loop serves each lane by itself.
+
+    Attributes:
+        event_loop: that one.
+    """
+
+    event_loop: asyncio.AbstractEventLoop
+    loop_read = mqtt.Client.loop_read
+    loop_write = mqtt.Client.loop_write
+
+    def wake(self) -> None:
+        """Look at the large lane soon."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.event_loop.call_soon_threadsafe(self.loop_misc)
+
+
+class Client(_aiomqtt.Client):  # type: ignore[no-redef]
+    """`aiomqtt.Client` with two lanes."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        """As `aiomqtt.Client`."""
+        super().__init__(*args, **more)
+        paho: Any = self._client
+        paho.__class__ = _PahoClient  # aiomqtt makes it itself
+        paho.event_loop = self._loop
+        paho.begin()
+
+    # Of the first lane as in aiomqtt. The socket of the large lane comes and goes in the loop's own
+    # thread.
+
+    def _on_socket_open(self, client: Any, userdata: Any, sock: Any) -> None:
+        if client is self._client:
+            super()._on_socket_open(client, userdata, sock)
+        else:
+            _client._set_client_socket_defaults(sock, self._socket_options)
+            self._loop.add_reader(sock.fileno(), client.serve)
+
+    def _on_socket_close(self, client: Any, userdata: Any, sock: Any) -> None:
+        if client is self._client:
+            super()._on_socket_close(client, userdata, sock)
+        elif sock.fileno() > -1:
+            self._loop.remove_reader(sock.fileno())
+
+    def _on_socket_register_write(self, client: Any, userdata: Any, sock: Any) -> None:
+        if client is self._client:
+            super()._on_socket_register_write(client, userdata, sock)
+        else:
+            self._loop.add_writer(sock.fileno(), client.loop_write)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_aiomqtt, name)
