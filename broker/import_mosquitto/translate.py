@@ -55,6 +55,15 @@ _TLS_VERSIONS: Final = {"tlsv1.3": 1.3, "tlsv1.2": 1.2, "tlsv1.1": 1.2}
 _PERSIST_PLUGIN: Final = "mosquitto_persist_sqlite.so"
 """File name of mosquitto's plugin that stores sessions; it decides nothing about clients."""
 
+_FILE_PLUGINS: Final = {
+    f"mosquitto_{key}.{ending}": key
+    for key in ("password_file", "acl_file")
+    for ending in ("so", "dll")
+}
+"""File names of mosquitto's plugins that do what the directives of these names do."""
+
+_LOADS_PLUGIN: Final = frozenset({"plugin", "auth_plugin", "global_plugin", "plugin_load"})
+
 _LISTENER_DEFAULTS: Final = {
     "protocol": "mqtt",
     "max_connections": "-1",
@@ -115,6 +124,21 @@ class Translation(NamedTuple):
 
 
 @dataclass(slots=True)
+class _FilePlugin:
+    """A plugin of mosquitto's that reads users or topics from a file.
+
+    Attributes:
+        key: ``password_file`` or ``acl_file``: its only option, which is a directive, too.
+        line: that loads it.
+        option: the line that names the file; None where there is none.
+    """
+
+    key: str
+    line: Line
+    option: Line | None = None
+
+
+@dataclass(slots=True)
 class _Listener:
     """One listener of mosquitto's.
 
@@ -124,6 +148,7 @@ class _Listener:
         host: address, name or path of a Unix socket; None for all interfaces.
         set: its other directives, by name.
         origins: web sites whose pages may connect; empty for any.
+        plugins: that are used on it alone.
     """
 
     line: Line | None
@@ -131,6 +156,7 @@ class _Listener:
     host: str | None = None
     set: dict[str, Line] = field(default_factory=dict)
     origins: list[str] = field(default_factory=list)
+    plugins: list[_FilePlugin] = field(default_factory=list)
 
     def text(self, name: str) -> str | None:
         line = self.set.get(name)
@@ -177,6 +203,10 @@ class _Reading:
         self._bridges: list[Bridge] = []
         self._is_closed = False
         self._persists = False
+        self._plugins: list[_FilePlugin] = []
+        self._plugins_of_all: list[_FilePlugin] = []
+        self._named_plugins: dict[str, _FilePlugin | None] = {}
+        self._plugin: _FilePlugin | None = None
 
     # -- the lines ------------------------------------------------------------------------
 
@@ -196,6 +226,10 @@ class _Reading:
         for bridge in self._bridges:
             if "address" not in bridge.set:
                 self._wrong(bridge.line, f"{bridge.name} without address", "an address below it")
+        for plugin in self._plugins:
+            if plugin.option is None and plugin.key == "password_file":
+                allowed = f"plugin_opt_{plugin.key} with a file below it"
+                self._wrong(plugin.line, plugin.line.value, allowed)
         self._give_up()
 
     def _wrong(self, line: Line, read: str, allowed: str) -> None:
@@ -205,6 +239,8 @@ class _Reading:
     def _keep(self, line: Line, directive: Directive) -> None:
         if line.name == "listener":
             self._keep_listener(line)
+            return
+        if self._takes_for_plugin(line):
             return
         name = canonical(line.name)
         if directive.place is Place.BRIDGE and not self._takes_by_name(line, name):
@@ -236,6 +272,38 @@ class _Reading:
             self._wrong(line, line.value, "for port 0 the path of a Unix socket")
         else:
             self._listeners.append(_Listener(line, int(port), host or None))
+
+    def _takes_for_plugin(self, line: Line) -> bool:
+        """Take a line of a plugin that reads a file; say whether it was one."""
+        name, _, option = line.name.partition("_opt_")
+        if line.name in _LOADS_PLUGIN:
+            key = _FILE_PLUGINS.get(_file_name(line))
+            self._plugin = None if key is None else _FilePlugin(key, line)
+            if line.name == "plugin_load":
+                self._named_plugins[line.value.partition(" ")[0]] = self._plugin
+            elif self._plugin is not None:
+                is_of_one = self._is_per_listener and line.name != "global_plugin"
+                of_listener = self._listeners[-1] if self._listeners else self._default
+                (of_listener.plugins if is_of_one else self._plugins_of_all).append(self._plugin)
+            if self._plugin is not None:
+                self._plugins.append(self._plugin)
+        elif line.name == "plugin_use":
+            if line.value not in self._named_plugins:
+                self._wrong(line, line.value, "the name of a plugin_load above it")
+                return True
+            self._plugin = self._named_plugins[line.value]
+            if not self._listeners:
+                self._wrong(line, line.value, "a listener above it")
+            elif self._plugin is not None:
+                self._listeners[-1].plugins.append(self._plugin)
+        elif option and name in ("plugin", "auth") and self._plugin is not None:
+            if option == self._plugin.key:
+                self._plugin.option = line
+            else:
+                self._wrong(line, option, f"{name}_opt_{self._plugin.key}")
+        else:
+            return False
+        return self._plugin is not None
 
     def _takes_by_name(self, line: Line, name: str) -> bool:
         """Take a line of a bridge; say whether it is to be kept by its name."""
@@ -525,6 +593,8 @@ class _Reading:
     # -- access ---------------------------------------------------------------------------
 
     def _access(self, listeners: dict[str, _Listener]) -> dict[str, Any]:
+        for listener in listeners.values():
+            self._refuse_two_files(listener)
         if self._is_closed:
             return {}
         if self._is_per_listener:
@@ -539,14 +609,33 @@ class _Reading:
         differing = {name: rules for name, rules in own.items() if rules != common}
         return common | ({"listeners": differing} if differing else {})
 
+    def _files(self, key: str, settings: dict[str, Line], listener: _Listener) -> list[Line]:
+        """Return the lines that name a listener's files of users, or of topics."""
+        plugins = (*self._plugins_of_all, *listener.plugins)
+        lines = [plugin.option for plugin in plugins if plugin.key == key]
+        return [line for line in (settings.get(key), *lines) if line is not None]
+
+    def _refuse_two_files(self, listener: _Listener) -> None:
+        """Close all where mosquitto asks two files: which one decides is not to be guessed."""
+        settings = listener.set if self._is_per_listener else self._set
+        for key in ("password_file", "acl_file"):
+            lines = self._files(key, settings, listener)
+            if len({line.value for line in lines}) > 1:
+                why = f"a listener has one {key}; these are several"
+                for line in lines:
+                    note = Note(line, why, closed=Loosens.ACCESS)
+                    if note not in self.notes:
+                        self.notes.append(note)
+                self._is_closed = True
+
     def _rules(self, settings: dict[str, Line], listener: _Listener) -> dict[str, Any]:
         rules: dict[str, Any] = {}
         anonymous = listener.set.get("listener_allow_anonymous", settings.get("allow_anonymous"))
         if anonymous.value == "true" if anonymous is not None else self._is_local_only:
             rules["allow_anonymous"] = True
         for name in ("password_file", "acl_file"):
-            if name in settings:
-                rules[name] = settings[name].value
+            for line in self._files(name, settings, listener):
+                rules[name] = line.value
         # Without certificates mosquitto ignores these two.
         if listener.has_certificates and listener.flag("use_identity_as_username"):
             rules["certificate_username"] = "cn"

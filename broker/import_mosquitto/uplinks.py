@@ -223,6 +223,8 @@ class Bridge:
             keys["maximum_packet_size"] = max(size, _LEAST_PACKET_BYTES)
         if (restart := self._text("restart_timeout")) is not None:
             keys["reconnect"] = read_restart(restart)
+        if not self._flag("bridge_outgoing_retain", default=True):
+            keys["outgoing_retain"] = False
         self._start(keys)
         for line in self.topics:
             topic = read_topic(line.value)

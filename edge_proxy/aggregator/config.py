@@ -103,6 +103,8 @@ class UplinkKeys:
         lanes: two connections in place of one; None: one.
         linger_seconds: for which the cloud is still asked for what the last client of the site has
             given up, under a rule with ``when: subscribed``.
+        outgoing_retain: what goes up retained is retained in the cloud. False: nothing is, for a
+            broker of MQTT 3.1.1 that refuses retained messages; one of 5 says that it does.
         clear_retained: what the site retains and the cloud's broker retains no more is cleared when
             retained messages are asked for again. It takes a topic of the uplink's own in the
             cloud, and a broker that sends retained messages in the order of the filters.
@@ -140,6 +142,7 @@ class UplinkKeys:
     down: list[DownRule] = field(default_factory=list)
     lanes: LanesKeys | None = None
     linger_seconds: Seconds = 30.0
+    outgoing_retain: bool = True
     clear_retained: bool = True
     marker_topic: str | None = None
     refresh_retained_seconds: Annotated[float, Field(ge=0)] | None = 60.0

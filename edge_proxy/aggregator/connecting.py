@@ -67,6 +67,7 @@ class JointSettings:
         marker_topic: of its markers in the cloud; None for none.
         state_topic: retained "1" or "0" on both sides; None for none.
         tells_cloud_state: it is on both sides, not at the site alone.
+        outgoing_retain: what goes up may be retained there.
         tells_publisher: a message that goes up carries its publisher's Client Identifier.
         receive_maximum: QoS 1 and 2 messages from the cloud that the site's broker takes at a time.
         maximum_packet_size: bytes of the largest packet that the site's broker takes.
@@ -92,6 +93,7 @@ class JointSettings:
     receive_maximum: int
     maximum_packet_size: int
     cloud_packet_size: int | None = None
+    outgoing_retain: bool = True
     yields: bool = False
 
 

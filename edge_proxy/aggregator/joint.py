@@ -336,7 +336,8 @@ class Joint:
         told = properties.get("maximum_packet_size", self.maximum_packet_size)
         self.maximum_packet_size = min(told, self.maximum_packet_size)
         self.maximum_qos = properties.get("maximum_qos", 2)
-        self.retain_available = bool(properties.get("retain_available", 1))
+        told_available = bool(properties.get("retain_available", 1))
+        self.retain_available = told_available and self.settings.outgoing_retain
         window = min(properties.get("receive_maximum", MAX_PACKET_ID), MOST_INFLIGHT)
         if not properties.get("session_expiry_interval", 1):
             self.logger.warning(
@@ -528,7 +529,7 @@ class _Up(_Local):
             return
         self._is_dropping = False
         self._answer = b""
-        if first_byte & 1 and not joint.retain_available:
+        if first_byte & 1 and not joint.retain_available and joint.settings.outgoing_retain:
             joint.change("retain_cleared")
         if sent_qos < qos:
             self._lower(qos, sent_qos, packet_id)

@@ -651,7 +651,8 @@ class Uplink:
             keep_alive=keys.keep_alive_seconds,
             marker_topic=self._marker_topic,
             state_topic=self.state_topic,
-            tells_cloud_state=not keys.notifications_local_only,
+            tells_cloud_state=keys.outgoing_retain and not keys.notifications_local_only,
+            outgoing_retain=keys.outgoing_retain,
             tells_publisher=keys.tells_publisher,
             receive_maximum=local.receive_maximum,
             maximum_packet_size=local.maximum_packet_size,
@@ -663,9 +664,8 @@ class Uplink:
         """Where its state is retained; None for nowhere."""
         if not self.keys.notifications:
             return None
-        if self.keys.notification_topic is not None:
-            return self.lane.of(self.keys.notification_topic, "/")
-        return STATE_TOPIC.format(client_id=self.client_id)
+        topic = self.keys.notification_topic
+        return self.lane.of(topic, "/") if topic else STATE_TOPIC.format(client_id=self.client_id)
 
     def _new_joint(self, settings: JointSettings) -> Joint:
         return Joint(
@@ -680,7 +680,7 @@ class Uplink:
     @property
     def _marker_topic(self) -> str | None:
         keys = self.keys
-        if not keys.clear_retained:
+        if not (keys.clear_retained and keys.outgoing_retain):  # a marker is a retained message
             return None
         if keys.marker_topic is not None:
             return self.lane.of(keys.marker_topic, "/")

@@ -42,16 +42,16 @@ from penstock.plugins.access import certificate
 from penstock.plugins.access.acl import READ, WRITE, AccessList, parse_acl
 from penstock.plugins.access.config import AccessConfig, Rules
 from penstock.plugins.access.fair_queue import FairQueue
-from penstock.plugins.access.password_hash import PasswordHash, parse_hash, verify
+from penstock.plugins.access.password_hash import StoredPassword, parse_hash, verify
 from penstock.plugins.access.scram import METHOD, ScramExchange, Users, parse_credentials
 from penstock.plugins.access.user_file import parse_users
 
 VERIFYING_THREADS: Final = 2
 """Logins that are verified at a time; more would starve the network thread of a small machine."""
 
-MAX_ITERATIONS_AT_ONCE: Final = 1_000
-"""Iterations that are verified without a thread: about a millisecond. mosquitto's own files have
-101."""
+MAX_COST_AT_ONCE: Final = 1_000
+"""Of a hash that is verified without a thread: about a millisecond. Files of mosquitto 2.0 have 101
+iterations."""
 
 _WRONG_PASSWORD: Final = Refused(why="wrong password")
 
@@ -87,7 +87,7 @@ class Scope:
             return read_text(file, named_by=NamedBy(policy_file, f"{path}.{key}"))
 
         self.rules = rules
-        self.passwords: dict[str, PasswordHash] = {}
+        self.passwords: dict[str, StoredPassword] = {}
         self.access_list: AccessList | None = None
         self.scram_users: Users | None = None
         if rules.password_file is not None:
@@ -104,11 +104,11 @@ class Scope:
         self._hashes = tuple(self.passwords.values())
         self._secret = hashlib.sha256(b"".join(stored.digest for stored in self._hashes)).digest()
 
-    def decoy(self, username: str) -> PasswordHash | None:
+    def decoy(self, username: str) -> StoredPassword | None:
         """Return a hash to verify an unknown user's password against; None without users.
 
         The answer then takes as long as for a known user. The same name always gets the same decoy,
-        with the iterations of one of the users: a file may hold hashes of several ages.
+        with the form of one of the users: a file may hold hashes of several ages.
         """
         if not self._hashes:
             return None
@@ -173,7 +173,7 @@ class FileAccess(AccessControl):
         scope: Scope,
         attempt: ConnectAttempt,
         username: str,
-        stored: PasswordHash,
+        stored: StoredPassword,
         answer: Admittance,
     ) -> Admittance | Awaitable[Admittance]:
         """Return `answer` for the right password, a refusal for a wrong one.
@@ -181,7 +181,7 @@ class FileAccess(AccessControl):
         Where there is no such user, `answer` is None, and so is the result.
         """
         password = attempt.password or b""
-        if stored.iterations <= MAX_ITERATIONS_AT_ONCE:
+        if stored.cost <= MAX_COST_AT_ONCE:
             is_right = verify(password, stored)
             return answer if is_right or answer is None else _WRONG_PASSWORD
         digest = hmac.digest(self._digest_key, password, "sha256")
@@ -194,7 +194,7 @@ class FileAccess(AccessControl):
         scope: Scope,
         attempt: ConnectAttempt,
         username: str,
-        stored: PasswordHash,
+        stored: StoredPassword,
         answer: Admittance,
         digest: bytes,
     ) -> Admittance:
@@ -210,7 +210,7 @@ class FileAccess(AccessControl):
             scope.verified[username] = digest
         return answer if is_right else _WRONG_PASSWORD
 
-    def _has_password(self, listener: str, username: str, stored: PasswordHash) -> bool:
+    def _has_password(self, listener: str, username: str, stored: StoredPassword) -> bool:
         """Say whether a user's line in the password file is still the one of its login."""
         return self.scope_of(listener).passwords.get(username) == stored
 

@@ -26,6 +26,7 @@ EXTRAS_OF: Final = {
 """Folder to the extras whose requirements it may import, beside the core's."""
 
 IMPORTED_AS: Final = {
+    "argon2-cffi": "argon2",
     "paho-mqtt": "paho",
     "protobuf": "google",
     "pytest-xdist": "xdist",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
+from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 
 from penstock.broker.mqtt.packets import Connect, PubAck, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -212,3 +213,41 @@ async def test_the_imported_policy_answers_as_mosquitto_does(
         assert found["bob:b"]["read"] == ["ann", "ann/a", "ann/sealed", "by-name/bob/a"]
         assert found["bob by WebSocket"] == found["bob:b"]
         assert not found["without a certificate"]
+
+
+async def test_the_file_plugins_of_mosquitto_2_1_are_imported(
+    tmp_path: Path, authority: Authority
+) -> None:
+    """Users in Argon2id and topics of one listener, certificates of the other."""
+    (tmp_path / "acl").write_text(ACL)
+    hashed = Argon2id(salt=bytes(64), length=64, iterations=1, lanes=1, memory_cost=47_104)
+    (tmp_path / "passwords").write_text(f"ann:{hashed.derive_phc_encoded(b'a')}\n")
+    certfile, keyfile = authority.issue()
+    conf = tmp_path / "mosquitto.conf"
+    conf.write_text(
+        f"user {getpass.getuser()}\n"
+        "plugin_load users /usr/lib/mosquitto_password_file.so\n"
+        "plugin_load topics /usr/lib/mosquitto_acl_file.so\n"
+        "listener 1883 127.0.0.1\n"
+        f"plugin_use users\nplugin_opt_password_file {tmp_path / 'passwords'}\n"
+        f"plugin_use topics\nplugin_opt_acl_file {tmp_path / 'acl'}\n"
+        "listener 1884 127.0.0.1\n"
+        "require_certificate true\nuse_identity_as_username true\n"
+        f"cafile {authority.cafile}\ncertfile {certfile}\nkeyfile {keyfile}\n"
+    )
+    policy = imported(conf).replace(":1883", ":0").replace(":1884", ":0")
+    with running_broker(policy, tmp_path) as broker:
+        plain, tls = broker.ports.values()
+        for username, password in LOGINS:
+            async with await WireClient.dial(plain) as client:
+                code = (await client.connect(**login(username, password))).reason_code
+                is_right = (username, password) == ("ann", "a")
+                assert code == (0 if is_right else ReasonCode.NOT_AUTHORIZED)
+                if is_right:
+                    assert not await is_refused(client, "ann/a")
+                    assert await is_refused(client, "elsewhere")
+        context = authority.client_context(authority.issue_client("eve"))
+        async with await StreamClient.dial_tls(tls, context) as client:
+            assert (await client.connect(client_id="c")).reason_code == 0
+            assert not await is_refused(client, "elsewhere")
+        assert not await is_taken(tls, authority.client_context())

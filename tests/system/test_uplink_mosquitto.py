@@ -83,3 +83,33 @@ async def test_mosquitto_sends_once_for_a_site_and_what_it_has_lost_is_cleared(
             assert counts.retained_cleared >= 20
         finally:
             await edge.stop()
+
+
+async def test_a_mosquitto_that_refuses_retained_messages_gets_none(tmp_path: Path) -> None:
+    """With MQTT 3.1.1 it cannot say that it does, and would end the connection for each of them."""
+    with reserved_port() as port, running_mosquitto(tmp_path, "retain_available false", port):
+        keys = {
+            "upstream": {"address": f"127.0.0.1:{port}"},
+            "version": "3.1.1",
+            "up": [{"filter": "up/#"}],
+            "outgoing_retain": False,
+        }
+        plugins = {"uplink": {"site": "berlin", "uplinks": {"cloud": keys}}}
+        edge = Server(parse_policy(anonymous_policy(plugins), "edge.yaml"))
+        far = await connected(port, "far")
+        await far.subscribe("up/#", 1)
+        await edge.start()
+        try:
+            near = await connected(edge.addresses["default"][1], "near")
+            for number in range(2):
+                await near.send(Publish(f"up/{number}", b"x", 1, retain=True, packet_id=1))
+                await near.take(PubAck)
+            came: dict[str, bool] = {}
+            while len(came) < 2:
+                message = await far.take(Publish)
+                came[message.topic] = message.retain
+            assert came == {"up/0": False, "up/1": False}
+            counts = uplink_of(edge).counts
+            assert (counts.connections, counts.changed) == (1, {})
+        finally:
+            await edge.stop()

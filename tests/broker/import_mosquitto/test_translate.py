@@ -278,6 +278,90 @@ def test_a_plugin_that_keeps_sessions_decides_nothing_about_clients() -> None:
     assert note.text.startswith("persistence does it")
 
 
+USERS = "/usr/lib/mosquitto_password_file.so"
+TOPICS = "/usr/lib/mosquitto_acl_file.so"
+
+
+@pytest.mark.parametrize("directive", ["global_plugin", "plugin", "auth_plugin"])
+def test_plugins_that_read_files_become_the_files_of_all_listeners(directive: str) -> None:
+    """Mosquitto 2.1 has its password_file and acl_file as plugins, too, which do the same."""
+    text = (
+        f"{LISTENER}{directive} {USERS}\nplugin_opt_password_file p\n"
+        f"{directive} {TOPICS}\nauth_opt_acl_file a\nlistener 1884\n"
+    )
+    policy, notes = translated(text)
+    assert not notes
+    assert policy["plugins"] == {"access": {"password_file": "p", "acl_file": "a"}}
+
+
+def test_a_plugin_that_reads_a_file_may_be_used_by_some_listeners() -> None:
+    """Named where it is loaded, used where it is wanted; its option stands behind either."""
+    text = (
+        f"plugin_load users {USERS}\nplugin_load topics {TOPICS}\nplugin_opt_acl_file a\n"
+        "listener 1883\nplugin_use users\nplugin_opt_password_file p\nplugin_use topics\n"
+        "listener 1884\nplugin_use users\nlistener 1885\nlistener_allow_anonymous true\n"
+    )
+    policy, notes = translated(text)
+    assert not notes
+    assert policy["plugins"]["access"] == {
+        "listeners": {
+            "mqtt-1883": {"password_file": "p", "acl_file": "a"},
+            "mqtt-1884": {"password_file": "p"},
+            "mqtt-1885": {"allow_anonymous": True},
+        }
+    }
+
+
+def test_per_listener_settings_make_a_plugin_one_listeners_own() -> None:
+    """Except for a global_plugin."""
+    text = (
+        f"per_listener_settings true\nglobal_plugin {TOPICS}\nplugin_opt_acl_file a\n"
+        f"{LISTENER}plugin {USERS}\nplugin_opt_password_file p\nlistener 1884\n"
+    )
+    assert keys(text)["plugins"]["access"] == {
+        "listeners": {
+            "mqtt-1883": {"password_file": "p", "acl_file": "a"},
+            "mqtt-1884": {"acl_file": "a"},
+        }
+    }
+
+
+def test_two_files_of_one_kind_let_nobody_in() -> None:
+    """Mosquitto asks both in an order of its own; here one counts."""
+    text = f"password_file q\n{LISTENER}global_plugin {USERS}\nplugin_opt_password_file p\n"
+    policy, notes = translated(text)
+    assert policy["plugins"] == {"access": {}}
+    (note,) = map(str, notes)
+    assert note.startswith("lines 1, 4: password_file, plugin_opt_password_file: no client is let")
+    assert note.endswith("; a listener has one password_file; these are several")
+    assert keys(text.replace(" q", " p"))["plugins"] == {"access": {"password_file": "p"}}
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        (f"plugin {USERS}\n", ("line 2, plugin", USERS, "plugin_opt_password_file with")),
+        (
+            f"plugin {TOPICS}\nplugin_opt_acl_fil a\n",
+            ("line 3, plugin_opt_acl_fil", "acl_fil", "plugin_opt_acl_file"),
+        ),
+        ("plugin_use users\n", ("line 2, plugin_use", "users", "the name of a plugin_load")),
+    ],
+)
+def test_mistakes_in_the_lines_of_such_plugins_are_told(
+    lines: str, problem: tuple[str, str, str]
+) -> None:
+    """As mosquitto does, which does not start."""
+    (found,) = problems_of(f"{LISTENER}{lines}")
+    assert found[:2] == problem[:2]
+    assert found[2].startswith(problem[2])
+
+
+def test_a_plugin_that_reads_topics_may_have_no_file() -> None:
+    """It allows everything then, as no acl_file does."""
+    assert keys(f"{LISTENER}plugin {TOPICS}\n")["plugins"] == {"access": {}}
+
+
 def test_without_tls_there_is_no_certificate_to_name_a_user() -> None:
     """Mosquitto passes over the directive; so does the policy, where it would refuse everybody."""
     assert keys(f"{LISTENER}use_identity_as_username true\n")["plugins"] == {"access": {}}

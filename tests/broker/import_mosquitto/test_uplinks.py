@@ -175,6 +175,8 @@ def test_other_waits_are_refused(value: str) -> None:
         ("bridge_max_packet_size 100000", {"maximum_packet_size": 100_000}),
         ("bridge_max_packet_size 0", {}),
         ("try_private false", {"bridge_bit": False}),
+        ("bridge_outgoing_retain false", {"outgoing_retain": False}),
+        ("bridge_outgoing_retain true", {}),
         ("bridge_protocol_version mqttv50", {"version": "5", "tells_publisher": False}),
         ("notifications false", {"notifications": False}),
         ("notifications_local_only true", {"notifications_local_only": True}),

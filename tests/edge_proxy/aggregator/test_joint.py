@@ -536,15 +536,25 @@ def test_at_a_maximum_qos_of_0_messages_are_answered_here() -> None:
     assert up == [PubAck(5), PubRec(6), PubComp(6)]
 
 
-def test_a_cloud_that_retains_nothing_gets_no_retained_message() -> None:
+@pytest.mark.parametrize(
+    ("settings", "told", "changed"),
+    [
+        ({}, {"retain_available": 0}, {"retain_cleared": 1}),
+        ({"version": 4, "outgoing_retain": False}, {}, {}),
+    ],
+    ids=["told by CONNACK", "told by the policy file"],
+)
+def test_a_cloud_that_retains_nothing_gets_no_retained_message(
+    settings: dict[str, Any], told: dict[str, Any], changed: dict[str, int]
+) -> None:
     """The message passes without the flag; it would end the connection."""
-    uplink = Uplink(state_topic=STATE)
-    uplink.accept(retain_available=0)
+    uplink = Uplink(state_topic=STATE, **settings)
+    uplink.accept(**told)
     uplink.from_up(up_message(retain=True))
     [message], _, _ = uplink.written()
     assert isinstance(message, Publish)
     assert not message.retain
-    assert uplink.counts.changed == {"retain_cleared": 1}
+    assert uplink.counts.changed == changed
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable
@@ -22,8 +23,8 @@ from penstock.broker.receiving.connecting import close_if_revoked
 from penstock.broker.server import Server
 from penstock.plugins.access import control as control_module
 from penstock.plugins.access.config import AccessConfig
-from penstock.plugins.access.control import MAX_ITERATIONS_AT_ONCE, AccessPlugin
-from penstock.plugins.access.password_hash import make_hash
+from penstock.plugins.access.control import MAX_COST_AT_ONCE, AccessPlugin
+from penstock.plugins.access.password_hash import Argon2Hash, make_hash
 from penstock.plugins.access.scram import METHOD, make_credentials
 from tests.broker.serving import port_of
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -165,7 +166,7 @@ async def test_where_no_file_names_users_any_name_is_as_good_as_none(files: File
     assert connect(broker) == 0
 
 
-@pytest.mark.parametrize("iterations", [10, MAX_ITERATIONS_AT_ONCE + 1])
+@pytest.mark.parametrize("iterations", [10, MAX_COST_AT_ONCE + 1])
 @pytest.mark.parametrize(
     ("username", "password", "said"),
     [
@@ -210,7 +211,7 @@ async def test_a_login_that_takes_long_holds_up_nobody(files: Files) -> None:
 
 async def test_a_fleet_that_comes_back_is_known_again(files: Files) -> None:
     """A password that was right needs no thread, until the file is read anew; a wrong one does."""
-    files.write_passwords(MAX_ITERATIONS_AT_ONCE + 1)
+    files.write_passwords(MAX_COST_AT_ONCE + 1)
     plugin = await plugin_of(password_file=str(files.passwords))
     ask = plugin.access.authenticate
     ann, wrong = attempt("ann", b"a"), attempt("ann", b"x")
@@ -222,7 +223,7 @@ async def test_a_fleet_that_comes_back_is_known_again(files: Files) -> None:
     other = ask(attempt("bob", b"a"))
     assert isinstance(other, Awaitable)
     assert verdict(await other) is False
-    files.passwords.write_text(f"ann:{make_hash(b'new', b'salt', MAX_ITERATIONS_AT_ONCE + 1)}\n")
+    files.passwords.write_text(f"ann:{make_hash(b'new', b'salt', MAX_COST_AT_ONCE + 1)}\n")
     await plugin.reload()
     waited = ask(ann)
     assert isinstance(waited, Awaitable)
@@ -232,7 +233,7 @@ async def test_a_fleet_that_comes_back_is_known_again(files: Files) -> None:
 
 async def test_a_password_that_nobody_wants_judged_any_more_costs_no_thread(files: Files) -> None:
     """While it waited for one, others of its address have failed too often."""
-    files.write_passwords(MAX_ITERATIONS_AT_ONCE + 1)
+    files.write_passwords(MAX_COST_AT_ONCE + 1)
     plugin = await plugin_of(password_file=str(files.passwords))
     assert await answer(plugin, "bob", b"b", is_wanted=lambda: False) == NOT_JUDGED
     assert verdict(await answer(plugin, "bob", b"b", is_wanted=lambda: True)) is True
@@ -256,8 +257,22 @@ async def test_the_time_of_an_answer_does_not_tell_who_is_in_the_file(files: Fil
     scope = (await plugin_of(password_file=str(files.passwords))).access.scope_of("default")
     names = [f"stranger {number}" for number in range(50)]
     decoys = [scope.decoy(name) for name in names]
-    assert {decoy.iterations for decoy in decoys if decoy} == {101, 1000}
+    assert {decoy.cost for decoy in decoys if decoy} == {101, 1000}
     assert decoys == [scope.decoy(name) for name in names]
+
+
+async def test_a_user_of_mosquitto_2_1_logs_in(files: Files) -> None:
+    """A stranger's password is hashed by Argon2id, too, so that the time does not tell."""
+    hashed = "$argon2id$v=19$m=64,t=1,p=1$c2FsdHNhbHQ$"
+    digest = Argon2Hash(19, 64, 1, 1, b"saltsalt", bytes(32)).digest_of(b"a")
+    digits = base64.b64encode(digest).decode().rstrip("=")
+    files.passwords.write_text(f"ann:{hashed}{digits}\n")
+    plugin = await plugin_of(password_file=str(files.passwords))
+    assert verdict(await answer(plugin, "ann", b"a")) is True
+    assert verdict(await answer(plugin, "ann", b"b")) is False
+    decoy = plugin.access.scope_of("default").decoy("eve")
+    assert decoy == Argon2Hash(19, 64, 1, 1, b"saltsalt", bytes(32))
+    await plugin.close()
 
 
 async def test_the_user_name_may_stand_for_the_client_identifier(files: Files) -> None:
@@ -465,7 +480,7 @@ async def test_a_user_who_may_no_longer_connect_is_disconnected_at_a_reload(
 
 async def test_a_reload_while_a_password_is_verified_counts(files: Files) -> None:
     """By what the file says as the client is let in, not as it said when the thread began."""
-    files.write_passwords(MAX_ITERATIONS_AT_ONCE + 1)
+    files.write_passwords(MAX_COST_AT_ONCE + 1)
     plugin = await plugin_of(password_file=str(files.passwords))
     waiting = answer(plugin, "ann", b"a")
     task = asyncio.create_task(waiting)
@@ -546,7 +561,7 @@ async def test_guesses_from_one_address_hold_up_no_other(
 ) -> None:
     """Of those who wait for a thread, one of each address is next, an IPv6 network being one."""
     monkeypatch.setattr(control_module, "VERIFYING_THREADS", 1)
-    files.write_passwords(MAX_ITERATIONS_AT_ONCE + 1)
+    files.write_passwords(MAX_COST_AT_ONCE + 1)
     plugin = await plugin_of(password_file=str(files.passwords))
     order: list[str] = []
 
