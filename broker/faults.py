@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from logging import Logger
 from typing import Any, TypeVar
 
+from penstock.broker.errors import PenstockError
+
 Answer = TypeVar("Answer")
 Otherwise = TypeVar("Otherwise")
 
@@ -30,7 +32,8 @@ def note_fault(
 ) -> None:
     """Count an exception, and log it: the first with its traceback, then each doubling.
 
-    For a refusal of the system, such as a full disk, the log names the file and not the code.
+    For a refusal of the system, such as a full disk, or one of ours, the log has its text and not
+    the code.
 
     Args:
         logger: gets the line.
@@ -42,10 +45,10 @@ def note_fault(
     n_errors = by_name[name] = by_name.get(name, 0) + 1
     if not is_logged(n_errors):
         return
-    is_of_system = isinstance(error, OSError) and error.strerror
-    told = str(error) if is_of_system else repr(error)
+    is_refusal = isinstance(error, PenstockError) or (isinstance(error, OSError) and error.strerror)
+    told = str(error) if is_refusal else repr(error)
     if n_errors == 1:
-        trace = None if is_of_system else error
+        trace = None if is_refusal else error
         logger.error("%s%s failed: %s", kind, name, told, exc_info=trace)
     else:
         logger.error("%s%s failed %d times: %s", kind, name, n_errors, told)

@@ -110,16 +110,24 @@ _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
 }
 """Field of `Stored` to its table, the class of its rows and the table's columns."""
 
+_CLOCK: Final = (
+    "CREATE TABLE IF NOT EXISTS clock (id INTEGER PRIMARY KEY CHECK (id = 0), text TEXT NOT NULL)"
+)
+
 FORMAT: Final = Format(
     application_id=0x50455353,
-    version=3,
-    schema=tuple(
-        f"CREATE TABLE {table} ({columns}){'' if 'row INTEGER' in columns else ' WITHOUT ROWID'}"
-        for table, _, columns in _TABLES.values()
+    version=4,
+    schema=(
+        *(
+            f"CREATE TABLE {name} ({columns}){'' if 'row INTEGER' in columns else ' WITHOUT ROWID'}"
+            for name, _, columns in _TABLES.values()
+        ),
+        _CLOCK,
     ),
     upgrades={
         1: ("ALTER TABLE subscription ADD COLUMN sizes TEXT",),
         2: ("ALTER TABLE session ADD COLUMN origin BLOB NOT NULL DEFAULT x''",),
+        3: (_CLOCK,),
     },
 )
 
@@ -260,6 +268,24 @@ class SessionDatabase:
         except sqlite3.Error as error:
             raise self._start_error(error) from error
         return stored
+
+    def read_clock(self) -> str:
+        """Return what `write_clock` was given last; "" where it never was.
+
+        Raises:
+            DatabaseStartError: the file is damaged.
+        """
+        try:
+            row = self._connection.execute("SELECT text FROM clock").fetchone()
+        except sqlite3.Error as error:
+            raise self._start_error(error) from error
+        return "" if row is None else str(row[0])
+
+    def write_clock(self, text: str) -> None:
+        """Store the clock, as far as the disk takes it: it is stored again and again."""
+        with self._turn, suppress(sqlite3.Error, DatabaseWriteError):
+            self._check_there()
+            self._connection.execute("INSERT OR REPLACE INTO clock VALUES (0, ?)", (text,))
 
     def _kept(self, row: MessageRow, keep: Callable[[bytes], Payload]) -> MessageRow:
         """Return a message's row with what stands for its payload."""

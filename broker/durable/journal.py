@@ -23,8 +23,8 @@ that lets all be answered who wait for the refused batch; if it is written later
 deletes it. Where anything else of the batch has to be stored, nothing is dropped, and all wait: no
 receipt tells which changes it waits for. The same holds for what is noted behind the batch.
 
-The journal has no clock and no I/O: `epoch`, the wall clock's lead over the monotonic clock, turns
-times into wall-clock times.
+The journal has no clock and no I/O: `epoch`, the lead of the database's clock over the monotonic
+clock, turns times into those of rows.
 """
 
 # A session's journal and the journal are two parts of one.
@@ -430,11 +430,12 @@ class Journal:
 
     # -- commits --------------------------------------------------------------------------
 
-    def seal(self, epoch: float) -> Batch | None:
+    def seal(self, epoch: float, away: float = 0.0) -> Batch | None:
         """Make the rows of what has changed; the batch before must have been committed.
 
         Args:
-            epoch: seconds of the wall clock at which the monotonic clock was 0.
+            epoch: seconds of the database's clock at which the monotonic clock was 0.
+            away: of these, how many passed while no broker ran; lost connections do not count them.
 
         Returns:
             The batch, to be written and then reported by `committed`; it may be empty. None where
@@ -453,7 +454,7 @@ class Journal:
             return None
         batch = self.sealed = Batch(number=self.number)
         self.number += 1
-        self._put_sessions(batch, epoch)
+        self._put_sessions(batch, epoch - away)
         self._unstored = {} if self._limited or not self._deliveries else None
         self._put_deliveries(batch, epoch)
         self._put_retained(batch, epoch)

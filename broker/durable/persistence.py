@@ -4,6 +4,9 @@ Changes that come while one batch is written go into the next. A batch is sealed
 `commit_wait_seconds` after the first change, or as soon as nothing is left to write; an empty batch
 needs no disk. A batch that the disk refuses is tried again every `RETRY_SECONDS`. Where the disk
 had no room for a message, the driver looks for room as often.
+
+Deadlines are kept by the database's own clock. It is stored every `CLOCK_SECONDS`, and when the
+wall clock was set, which a restart of the machine needs to know.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ import gc
 import logging
 import math
 import secrets
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
@@ -26,8 +28,9 @@ from penstock.broker.durable.database import (
     SessionDatabase,
 )
 from penstock.broker.durable.journal import Journal
-from penstock.broker.durable.records import Batch
+from penstock.broker.durable.records import Batch, Stored
 from penstock.broker.durable.recovery import restore
+from penstock.broker.durable.storage_clock import Clocks, StorageClock
 from penstock.broker.errors import PeerError
 
 if TYPE_CHECKING:
@@ -41,6 +44,13 @@ LOG_PERIOD_SECONDS: Final = 60.0
 
 ORIGIN_BYTES: Final = 8
 """Of a session's origin: no two of 100 million sessions are likely to have the same."""
+
+CLOCK_SECONDS: Final = 60.0
+"""Between two times of storing the clock. By so much longer a session may last that waits for its
+client when the broker is killed."""
+
+STEP_SECONDS: Final = 1.0
+"""By which the wall clock may differ from its last reading."""
 
 FLUSH_SECONDS: Final = 5.0
 """How long each `flush` waits for a disk that refuses; the end of the broker has two."""
@@ -87,6 +97,8 @@ class PersistentState:
         self._n_committed = 0
         self._progress: asyncio.Future[None] | None = None
         self._is_closed = False
+        self._clock_timer: asyncio.TimerHandle | None = None
+        self._epoch = 0.0
         self._database = SessionDatabase(config.path, is_flushed=config.durability == "full")
         self._writer = ThreadPoolExecutor(1, "penstock-persistence")
         self.journal = Journal(
@@ -108,14 +120,20 @@ class PersistentState:
         finally:
             if was_collecting:
                 gc.enable()
-
-    def _epoch(self) -> float:
-        return time.time() - self._clock()
+        self._store_clock()
 
     def _restore(self, core: Core) -> None:
         try:
             stored = self._database.read(core.keep)
-            restore(core, self.journal, stored, epoch=self._epoch(), now=self._clock())
+            self._time = _clock_of(stored, self._database.read_clock(), self._clock)
+            restore(
+                core,
+                self.journal,
+                stored,
+                epoch=self._time.shift,
+                now=self._clock(),
+                away=self._time.away,
+            )
         except (PeerError, KeyError, ValueError, TypeError) as error:
             raise DatabaseStartError(
                 f"persistence database {self._config.path}: read rows that do not fit together: "
@@ -152,12 +170,23 @@ class PersistentState:
             return
         self._timer = self._loop.call_later(0, self._commit)
 
+    def _store_clock(self) -> None:
+        """Store the clock, in the writer's thread."""
+        if self._clock_timer is not None:
+            self._clock_timer.cancel()
+        self._epoch = self._time.epoch
+        text = self._time.stored_text()
+        self._loop.run_in_executor(self._writer, self._database.write_clock, text)
+        self._clock_timer = self._loop.call_later(CLOCK_SECONDS, self._store_clock)
+
     def _commit(self) -> None:
         """Seal what has changed and write it."""
         self._timer = None
         if self.journal.sealed is not None:
             return
-        batch = self.journal.seal(self._epoch())
+        if abs(self._time.epoch - self._epoch) > STEP_SECONDS:
+            self._store_clock()
+        batch = self.journal.seal(self._time.shift, self._time.away)
         if batch is None:
             self._look_for_room()
             self._has_progressed()
@@ -258,13 +287,28 @@ class PersistentState:
                 "persistence: %s could not be written: unacknowledged messages are lost",
                 self._config.path,
             )
+        self._store_clock()
         self._end()
 
     def _end(self) -> None:
         self._is_closed = True
-        for timer in (self._timer, self._room_timer):
+        for timer in (self._timer, self._room_timer, self._clock_timer):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._room_timer = None
+        self._timer = self._room_timer = self._clock_timer = None
         self._writer.shutdown(wait=True)
         self._database.close()
+
+
+def _clock_of(stored: Stored, text: str, monotonic: Callable[[], float]) -> StorageClock:
+    """Return the clock of a database.
+
+    Args:
+        stored: in the database. Its clock has certainly reached the newest of the times there.
+        text: of the clock; "" where the rows of an older version have times of the wall clock.
+        monotonic: returns monotonic seconds.
+    """
+    clocks = Clocks(monotonic)
+    newest = max((row.arrived_at for row in stored.messages), default=0.0)
+    at_least = newest if text else max(newest, clocks.wall())
+    return StorageClock(clocks, text, at_least, is_off_counted=True)

@@ -1,7 +1,10 @@
 """An SQLite file of a plugin, for one process, and for one thread at a time.
 
 Each transaction is on the disk when it returns, and the file is then still where it was: see
-`penstock.broker.durable.database_file`. The methods block.
+`penstock.broker.durable.database_file`. The methods block, but for those that tell the time.
+
+The file has a clock of its own, by which deadlines are kept; see
+`penstock.broker.durable.storage_clock`.
 """
 
 from __future__ import annotations
@@ -22,8 +25,12 @@ from penstock.broker.durable.database_file import (
     transaction,
 )
 from penstock.broker.durable.disk_reserve import DiskReserve
+from penstock.broker.durable.storage_clock import Clocks, StorageClock
 from penstock.broker.errors import PenstockError
 
+_CLOCK_TABLE: Final = (
+    "CREATE TABLE IF NOT EXISTS clock (id INTEGER PRIMARY KEY CHECK (id = 0), text TEXT NOT NULL)"
+)
 SPARE_PAGES: Final = 1_000
 """Unused pages that a file keeps, 8 MB."""
 
@@ -60,6 +67,7 @@ class PluginDatabase:
         self._reserve = reserve
         self._file: DatabaseFile | None = None
         self._connection: sqlite3.Connection | None = None
+        self._clock: StorageClock | None = None
 
     def open(self) -> list[str]:
         """Open the file, or create it.
@@ -82,6 +90,7 @@ class PluginDatabase:
             self._file.watch()
             if self._reserve is not None:
                 self._reserve.hold()
+            self._start_clock()
         except DatabaseFileError as error:
             self.close()
             raise self._failed(str(error)) from error
@@ -101,8 +110,43 @@ class PluginDatabase:
         set_up(connection, self.format)
         connection.execute(f"PRAGMA synchronous = {self._synchronous}")
 
+    def _start_clock(self) -> None:
+        """Go on with the clock; a new one, or that of an older version, begins at the wall time."""
+        clocks = Clocks()
+        connection, _ = self._opened()
+        text = ""
+        with suppress(sqlite3.Error):  # on a full disk
+            connection.execute(_CLOCK_TABLE)
+            text = str((connection.execute("SELECT text FROM clock").fetchone() or [""])[0])
+        at_least = 0.0 if text else clocks.wall()
+        self._clock = StorageClock(clocks, text, at_least, is_off_counted=True)
+        self._store_clock()
+
+    def _store_clock(self) -> None:
+        """Store the clock, as far as the disk takes it."""
+        if self._connection is not None and self._clock is not None:
+            with suppress(sqlite3.Error):
+                text = self._clock.stored_text()
+                self._connection.execute("INSERT OR REPLACE INTO clock VALUES (0, ?)", (text,))
+
+    def now(self) -> float:
+        """Return the seconds of the file's clock. Any thread may call this once it is open.
+
+        Raises:
+            PenstockError: `error`: it is closed.
+        """
+        if self._clock is None:
+            raise self._failed("it is closed")
+        return self._clock()
+
+    def attended(self) -> float:
+        """Return the same without the time for which no program had the file open."""
+        now = self.now()
+        return now if self._clock is None else now - self._clock.away
+
     def close(self) -> None:
         """Close the file; may be called again."""
+        self._store_clock()
         if self._connection is not None:
             with suppress(sqlite3.Error):
                 self._connection.close()
@@ -143,12 +187,13 @@ class PluginDatabase:
             raise self._failed(lost)
 
     def _trim(self) -> None:
-        """Give unused space back to the file system, but for `SPARE_PAGES`.
+        """Give unused space back to the file system, but for `SPARE_PAGES`; store the clock.
 
         Raises:
             PenstockError: `error`: the file cannot be written.
         """
         connection, _ = self._opened()
+        self._store_clock()
         try:
             (n_free,) = connection.execute("PRAGMA freelist_count").fetchone()
             if n_free > SPARE_PAGES:

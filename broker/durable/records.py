@@ -1,7 +1,7 @@
 """What a journal writes and a restart reads: rows, and the changes of one commit.
 
-All times are seconds of the wall clock, as a row outlives the monotonic clock. Row numbers only
-rise while a broker runs, so that their order is the order of arrival.
+All times are seconds of the database's own clock (`StorageClock`), as a row outlives the monotonic
+clock. Row numbers only rise while a broker runs, so that their order is the order of arrival.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SessionRow(NamedTuple):
         listener: name of the newest connection's listener.
         version: protocol version of the newest connection.
         expiry_interval: seconds for which it outlives its connection; None without limit.
-        lost_at: when its connection ended; None while it has one.
+        lost_at: when its connection ended, less `StorageClock.away`; None while it has one.
         origin: bytes that no other session has, of this or any other time.
     """
 

@@ -21,21 +21,25 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.session import Session
 
 
-def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: float) -> None:
+def restore(
+    core: Core, journal: Journal, stored: Stored, *, epoch: float, now: float, away: float = 0.0
+) -> None:
     """Bring a broker without clients into the state of its last commit.
 
-    Time went on while the broker was down: a session whose expiry interval has passed ends here. A
-    client that was connected when the broker ended counts as disconnected from now on, as the
-    database holds no later time. It may have been sent what waited in the last commit. What was
-    acknowledged is restored whatever the limits are, and counts towards them: nothing more is
-    accepted until there is room. The size class of each message is decided again.
+    Time went on for messages while the broker was down. It did not for sessions and delayed wills,
+    as no client could come back. A client that was connected when the broker ended counts as
+    disconnected from now on, as the database holds no later time. It may have been sent what waited
+    in the last commit. What was acknowledged is restored whatever the limits are, and counts
+    towards them: nothing more is accepted until there is room. The size class of each message is
+    decided again.
 
     Args:
         core: its plugins have started; no client is connected.
         journal: of the core.
         stored: read from the database.
-        epoch: seconds of the wall clock at which the monotonic clock was 0.
+        epoch: seconds of the database's clock at which the monotonic clock was 0.
         now: monotonic seconds.
+        away: seconds of the database's clock for which no broker ran.
 
     Raises:
         PeerError: stored properties cannot be decoded.
@@ -53,7 +57,7 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
         session.version = known.version
         session.expiry_interval = known.expiry_interval
         session.origin = known.origin
-        lost_at = None if known.lost_at is None else known.lost_at - epoch
+        lost_at = None if known.lost_at is None else min(now, known.lost_at - epoch + away)
         absent[session] = now if lost_at is None else lost_at
         owns.append(journal.restored(session, known.row, lost_at))
     for granted in stored.subscriptions:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from penstock.broker.counters import count
@@ -123,17 +123,17 @@ class Assembler(MessageSink):
 
     Args:
         of: what both ends have in common.
-        wall: seconds since 1970.
     """
 
     name = "parts"
 
-    def __init__(self, of: Surroundings, wall: Callable[[], float]) -> None:
+    def __init__(self, of: Surroundings) -> None:
         self.topic_filters = [f"{of.config.prefix}/{name}" for name in of.config.assemble]
         self.counts = SinkCounts()
         self._config, self._clients, self._spool, self._in_thread, *_ = of
         self._done, self._logger, self._clock = of.counts, of.logger, of.clock
-        self._wall = wall
+        self._time = of.spool.now
+        self._attended = of.spool.attended
         self._courier = Courier(of.clients, WHOLE_ID)
         self._taken: deque[Taken] = deque()
         self._news = asyncio.Event()
@@ -274,7 +274,7 @@ class Assembler(MessageSink):
         seconds = min(SWEEP_SECONDS, self._config.max_age_seconds / 4)
         while True:
             await asyncio.sleep(seconds)
-            now = self._wall()
+            now = self._attended()
             for message_id, one in list(self._messages.items()):
                 if (
                     message_id not in self._whole
@@ -386,9 +386,9 @@ class Assembler(MessageSink):
             return
         expires_at = known.expires_at
         if taken.message.expires_at is not None:
-            expires_at = self._wall() + taken.message.expires_at - self._clock()
+            expires_at = self._time() + taken.message.expires_at - self._clock()
         new = known._replace(
-            marks=_marks(taken.message), expires_at=expires_at, last_at=self._wall()
+            marks=_marks(taken.message), expires_at=expires_at, last_at=self._attended()
         )
         self._messages[part.message_id] = writes.messages[part.message_id] = new
         self._held_bytes += _held_bytes(new) - held_bytes
@@ -477,7 +477,7 @@ class Assembler(MessageSink):
             self._held_bytes -= _held_bytes(known)
         self._not_taken.discard(message_id)
         self._forget_place(message_id)
-        ended = self._ended[message_id] = Ended(message_id, reason, self._wall(), None)
+        ended = self._ended[message_id] = Ended(message_id, reason, self._attended(), None)
         self._tell_drop(reason, topic, told)
         try:
             await self._in_thread(self._spool.end, None if known is None else known.number, ended)
@@ -523,7 +523,7 @@ class Assembler(MessageSink):
             await self._drop(message_id, topic, "hash")
             answer.reason = "hash"
             return True
-        seconds = None if spooled.expires_at is None else spooled.expires_at - self._wall()
+        seconds = None if spooled.expires_at is None else spooled.expires_at - self._time()
         if seconds is not None and seconds <= 0:
             await self._drop(message_id, topic, "expired")
             return True
@@ -622,7 +622,7 @@ class Assembler(MessageSink):
     async def _end(self, spooled: Spooled, packet_id: int | None) -> None:
         """Note that a message was delivered."""
         message_id = spooled.assembly.message_id
-        ended = Ended(message_id, "", self._wall(), packet_id)
+        ended = Ended(message_id, "", self._attended(), packet_id)
         await self._in_thread(self._spool.end, spooled.number, ended)
         self._ended[message_id] = ended
         del self._messages[message_id]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -53,8 +52,6 @@ class PartsPlugin(Plugin):
         clients = context.local_clients
         if clients is None:  # nothing runs where a file is only checked
             return
-        # As in the broker's database, a clock that is set changes nothing while the process runs.
-        epoch = time.time() - context.clock()
         of = Surroundings(
             config,
             clients,
@@ -65,7 +62,7 @@ class PartsPlugin(Plugin):
             context.clock,
         )
         if config.assemble:
-            self._assembler = Assembler(of, lambda: context.clock() + epoch)
+            self._assembler = Assembler(of)
             self.sinks = (self._assembler,)
         if config.split:
             self._splitter = Splitter(of)

@@ -78,8 +78,8 @@ class Spooled(NamedTuple):
         number: by which the spool knows it; they grow.
         assembly: what has come of it.
         marks: properties of its parts that belong to the whole, in the form of MQTT 5.
-        expires_at: seconds since 1970; None where it does not expire.
-        last_at: the same, at which its last part came.
+        expires_at: seconds of `now`; None where it does not expire.
+        last_at: seconds of `attended` at which its last part came.
         packet_id: of the PUBLISH of the whole message, which may have been sent; None before.
     """
 
@@ -97,7 +97,7 @@ class Ended(NamedTuple):
     Attributes:
         message_id: of the message.
         reason: why it was dropped; "" where it was delivered.
-        at: seconds since 1970.
+        at: seconds of `attended`.
         packet_id: of a PUBLISH of QoS 2 that is to be released; None for none.
     """
 
@@ -321,7 +321,7 @@ class Spool(PluginDatabase):
         """Forget messages that were delivered or dropped, and give unused space back.
 
         Args:
-            before: seconds since 1970; older ones are forgotten.
+            before: seconds of `attended`; older ones are forgotten.
             n_kept: of the newest; older ones are forgotten.
         """
         self._write(

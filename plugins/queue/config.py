@@ -110,7 +110,8 @@ class GroupConfig:
         start: where a new group begins: at the `earliest` message, behind the `latest`, or at the
             first that arrived at or after a time, in seconds since the Unix epoch.
         group_expiry_seconds: time without any request after which the group is deleted, so that it
-            holds no messages any more; None for never.
+            holds no messages any more; None for never. Time for which no program ran does not
+            count.
     """
 
     kind: Literal["lease", "offsets"] = "lease"

@@ -114,6 +114,11 @@ class QueueConsumers(MessageSource):
         feed.start()
         return feed
 
+    def note_uses(self) -> None:
+        """Keep the groups of connected consumers from expiring, whether or not these have room."""
+        for feed in self._feeds:
+            feed.note_use()
+
     async def close(self) -> None:
         """Give nothing more, and settle what is done; may be called again."""
         feeds = list(self._feeds)
@@ -189,6 +194,12 @@ class QueueFeed:
     def wake(self) -> None:
         """Look at the client's room again."""
         self._woken.set()
+
+    def note_use(self) -> None:
+        """Let the group be in use, where there is one."""
+        if not self._is_stopped:
+            with suppress(PenstockError):
+                self._service.engine.visible(self._queue, self._group)
 
     def stop(self) -> None:
         """Give no more; what the client has is still to be done."""

@@ -12,6 +12,7 @@ from typing import Final
 from aiohttp import web
 
 from penstock.broker.config.checked_yaml import NamedBy
+from penstock.broker.durable.storage_clock import Clocks
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.extensions import MessageSink, Plugin, PluginContext, Receipt
 from penstock.broker.faults import note_fault
@@ -19,7 +20,6 @@ from penstock.broker.message import Message
 from penstock.plugins.queue.access import QueueAccess, require_tokens
 from penstock.plugins.queue.config import QueueConfig, RedisConfig
 from penstock.plugins.queue.consumers import QueueConsumers
-from penstock.plugins.queue.engines.clock import Clocks
 from penstock.plugins.queue.engines.contract import Engine, StorageError
 from penstock.plugins.queue.engines.local import LocalEngine
 from penstock.plugins.queue.engines.memory import MemoryStore
@@ -128,7 +128,6 @@ class QueuePlugin(Plugin):
                 context.local_clients,
                 context.logger,
                 context.clock,
-                time.time,
             )
             self.has_local_clients = context.local_clients is not None
         bodies = Bodies(config.http_limits.body_bytes, config.http_limits.body_timeout_seconds)
@@ -247,6 +246,7 @@ class QueuePlugin(Plugin):
         told = ""
         while True:
             await asyncio.sleep(MAINTAIN_SECONDS)
+            self._consumers.note_uses()
             try:
                 await self.service.maintain()
                 told = ""

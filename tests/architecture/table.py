@@ -64,6 +64,7 @@ DOES_IO: Final = (
     "durable.database_file",
     "durable.persistence",
     "durable.plugin_database",
+    "durable.storage_clock",
     "import_mosquitto",
     "network",
     "process",
@@ -383,6 +384,13 @@ ABOVE_THE_CONTRACT: Final = {
         "broker.durable.disk_reserve",
     ),
     "plugins.queue.engines.sqlite_format": ("broker.durable.database_file",),
+    # Deadlines on a disk are kept by one kind of clock.
+    "plugins.queue.engines.local": ("broker.durable.storage_clock",),
+    "plugins.queue.engines.redis.engine": ("broker.durable.storage_clock",),
+    "plugins.queue.engines.redis.storing": ("broker.durable.storage_clock",),
+    "plugins.queue.engines.state": ("broker.durable.storage_clock",),
+    "plugins.queue.engines.transaction": ("broker.durable.storage_clock",),
+    "plugins.queue.sink": ("broker.durable.storage_clock",),
     "plugins.queue.publishing.stage_file": (
         "broker.durable.database_file",
         "broker.durable.plugin_database",

@@ -26,7 +26,7 @@ from tests.helpers.virtual import VirtualBroker, VirtualClient
 _ORIGINS = itertools.count(1)
 
 EPOCH = 1_700_000_000.0
-"""The wall clock when a virtual broker's monotonic clock is 0."""
+"""The database's clock when a virtual broker's monotonic clock is 0."""
 
 
 class MemoryDisk:
@@ -116,12 +116,14 @@ class DurableBroker(VirtualBroker):
         *,
         limits: Limits | None = None,
         now: float = 1000.0,
+        away: float = 0.0,
         max_pending_messages: int = 1000,
         max_pending_bytes: int = 1_000_000,
         **extensions: Any,
     ) -> None:
         super().__init__(limits, **extensions)
         self.now = now
+        self._away = away
         self.disk = disk or MemoryDisk()
         self.is_disk_full = False
         self.commits_at_once = True
@@ -140,7 +142,8 @@ class DurableBroker(VirtualBroker):
             "max_pending_bytes": max_pending_bytes,
             **extensions,
         }
-        restore(self.core, self.journal, self.disk.read(self.core.keep), epoch=EPOCH, now=now)
+        stored = self.disk.read(self.core.keep)
+        restore(self.core, self.journal, stored, epoch=EPOCH, now=now, away=away)
         self.commit()
 
     def _hurry(self) -> None:
@@ -155,7 +158,7 @@ class DurableBroker(VirtualBroker):
     def seal(self) -> Batch | None:
         """Make a batch of what has changed, if one is due; return the one to be written."""
         if self.journal.sealed is None:
-            return self.journal.seal(EPOCH)
+            return self.journal.seal(EPOCH, self._away)
         return self.journal.sealed
 
     def write(self) -> bool:
@@ -179,7 +182,8 @@ class DurableBroker(VirtualBroker):
 
     def crash(self, *, down_seconds: float = 0.0) -> DurableBroker:
         """End this broker without a word; return one that starts on its disk later."""
-        return DurableBroker(self.disk, now=self.now + down_seconds, **self._options)
+        now, away = self.now + down_seconds, self._away + down_seconds
+        return DurableBroker(self.disk, now=now, away=away, **self._options)
 
 
 def keep(seconds: int = 3600) -> dict[str, Any]:

@@ -69,7 +69,8 @@ class Catalogue:
         for queue in self._state.queues.values():
             for group in queue.groups.values():
                 if group.used_at != group.stored_used_at:
-                    transaction.changes.group_uses.append((group.used_at, group.row_id))
+                    used_at = group.used_at - self._state.clock.away
+                    transaction.changes.group_uses.append((used_at, group.row_id))
                     group.stored_used_at = group.used_at
 
     def restore(self, rows: Rows) -> None:
@@ -106,10 +107,12 @@ class Catalogue:
             if physical_id in parts:
                 parts[physical_id].gone[first] = gone
         groups: dict[int, Group] = {}
+        away = self._state.clock.away
         for group_row in rows.groups:
             queue = queues[group_row.queue_id]
+            used = group_row._replace(used_at=group_row.used_at + away)
             group = groups[group_row.row_id] = self._group_of(
-                queue, group_row, group_spec(group_row.spec)
+                queue, used, group_spec(group_row.spec)
             )
             queue.groups[group.name] = group
             for number, physical in queue.physical.items():
@@ -118,7 +121,7 @@ class Catalogue:
         self._restore_settled(rows, parts, groups)
         for one in rows.deduplication:
             if one.queue_id in queues:
-                stored = Stored(one.stored_at, one.number, one.offset)
+                stored = Stored(one.stored_at + away, one.number, one.offset)
                 queues[one.queue_id].stored[one.identifier] = stored
         self._ids = {
             "queue": max(queues, default=0) + 1,
@@ -296,7 +299,7 @@ class Catalogue:
         def build(transaction: Transaction) -> None:
             check_group(found, changed)
             transaction.changes.must_flush = True
-            transaction.changes.groups.append(group_row(changed, changed.epoch, spec))
+            transaction.changes.groups.append(self.group_row(changed, changed.epoch, spec))
 
         await self._state.change(
             build, lambda: changed.change(spec), is_for_readers=False, is_alone=True
@@ -384,10 +387,14 @@ class Catalogue:
                 is_latest = group.spec.start == "latest"
                 place.move(part.next if is_latest else part.earliest)
 
-    @staticmethod
-    def _add_group_rows(transaction: Transaction, group: Group) -> None:
+    def group_row(self, group: Group, epoch: int, spec: GroupSpec) -> GroupRow:
+        """Return the row of a group."""
+        used_at = group.used_at - self._state.clock.away
+        return GroupRow(group.row_id, group.queue_id, group.name, spec_text(spec), epoch, used_at)
+
+    def _add_group_rows(self, transaction: Transaction, group: Group) -> None:
         changes = transaction.changes
-        changes.groups.append(group_row(group, group.epoch, group.spec))
+        changes.groups.append(self.group_row(group, group.epoch, group.spec))
         for place in group.places.values():
             changes.floors[group.row_id, place.physical.row_id] = place.floor
 
@@ -412,8 +419,3 @@ def physical_row(physical: PhysicalQueue) -> PhysicalRow:
         physical.payload_bytes,
         physical.stored_bytes,
     )
-
-
-def group_row(group: Group, epoch: int, spec: GroupSpec) -> GroupRow:
-    """Return the row of a group."""
-    return GroupRow(group.row_id, group.queue_id, group.name, spec_text(spec), epoch, group.used_at)

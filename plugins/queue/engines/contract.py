@@ -27,17 +27,19 @@ number of *groups*: each group gets all messages, independent of the others.
 * **Cutting.** What every group has settled or committed leaves the queue; so does what is older
   than the retention, whoever waits for it. A queue without groups keeps its messages until then. A
   group that nobody has used for `group_expiry_seconds` no longer holds messages: it is deleted.
+  One that has leased messages is in use.
 * **Time.** Delays, leases, expiry and retention count seconds of the engine's own clock, which
   never steps: it goes on while the program runs, and while the machine does. Wall time is told to
-  readers, and decides nothing.
+  readers, and decides nothing. The expiry of groups and the windows of deduplication identifiers
+  do not count the time for which no program had the storage open.
 * **Failing.** A method that raises has changed nothing that other callers can see. When the cause
   is gone, the next call works; nothing needs to be reopened.
 * **Servers.** An engine may keep its queues on a server that other programs use at the same time.
   Where the connection is lost, the outcome of the calls under way is unknown, and they raise
   `StorageError`. Methods that do not wait answer what the engine has heard last, from its own calls
   and from `maintain`: they may not know what another program has done since, and limits may be
-  exceeded by that. The engine's clock is then the server's: it does not go back, and the server's
-  operator must not set it forward.
+  exceeded by that. The engine's clock is then the server's. It goes on where the server's clock is
+  set back; the server's operator must not set it forward.
 
 All methods are called on one event loop's thread, and none blocks it.
 """

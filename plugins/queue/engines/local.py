@@ -24,8 +24,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from logging import Logger
 from typing import Any
 
-from penstock.plugins.queue.engines.catalogue import Catalogue, group_row
-from penstock.plugins.queue.engines.clock import Clocks, EngineClock
+from penstock.broker.durable.storage_clock import Clocks, StorageClock
+from penstock.plugins.queue.engines.catalogue import Catalogue
 from penstock.plugins.queue.engines.contract import (
     Action,
     AppendResult,
@@ -100,7 +100,7 @@ class LocalEngine:
             )
         newest = [one[-1].newest_clock for one in rows.segments.values() if one]
         stored = rows.meta.get("clock", "")
-        state.clock = EngineClock(state.clocks, stored, max(newest, default=0.0))
+        state.clock = StorageClock(state.clocks, stored, max(newest, default=0.0))
         self._catalogue.restore(rows)
         state.start_writing(self._commit_max_messages)
         try:
@@ -263,7 +263,11 @@ class LocalEngine:
         offsets = await self._reader.locate(found, start)
         await self._state.ask(
             lambda future: Seek(
-                found, moved, offsets, lambda one, epoch: group_row(one, epoch, one.spec), future
+                found,
+                moved,
+                offsets,
+                lambda one, epoch: self._catalogue.group_row(one, epoch, one.spec),
+                future,
             )
         )
         for part in found.physical.values():

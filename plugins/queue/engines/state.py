@@ -7,7 +7,7 @@ from collections.abc import Callable
 from logging import Logger
 from typing import Any
 
-from penstock.plugins.queue.engines.clock import Clocks, EngineClock
+from penstock.broker.durable.storage_clock import Clocks, StorageClock
 from penstock.plugins.queue.engines.contract import (
     StorageError,
 )
@@ -50,7 +50,7 @@ class State:
         self.clocks = clocks
         self.logger = logger
         self.queues: dict[str, LogicalQueue] = {}
-        self.clock = EngineClock(clocks)
+        self.clock = StorageClock(clocks)
         self.cache = SegmentCache(read_ahead_bytes)
         self.arrivals = Arrivals(self.now)
         self.commits: GroupCommit | None = None

@@ -85,7 +85,7 @@ class PhysicalRow(NamedTuple):
 
 
 class GroupRow(NamedTuple):
-    """A group; `used_at` is the engine's time of its newest request."""
+    """A group; `used_at` of its newest request is the engine's time less `StorageClock.away`."""
 
     row_id: int
     queue_id: int
@@ -96,7 +96,7 @@ class GroupRow(NamedTuple):
 
 
 class DeduplicationRow(NamedTuple):
-    """A deduplication identifier and its message; `stored_at` is the engine's time."""
+    """A deduplication identifier and its message; `stored_at` is as `used_at` of groups."""
 
     queue_id: int
     identifier: bytes

@@ -13,8 +13,8 @@ from itertools import chain
 from logging import Logger
 from typing import Final
 
+from penstock.broker.durable.storage_clock import StorageClock
 from penstock.plugins.queue.batch_format import SEGMENT_MAX_MESSAGES, write_batch
-from penstock.plugins.queue.engines.clock import EngineClock
 from penstock.plugins.queue.engines.contract import StorageError
 from penstock.plugins.queue.engines.incoming import Incoming
 from penstock.plugins.queue.engines.leases import Group, Place
@@ -62,7 +62,7 @@ class Surroundings:
         self,
         store: Store,
         cache: SegmentCache,
-        clock: EngineClock,
+        clock: StorageClock,
         logger: Logger,
         on_stored: Callable[[LogicalQueue], None],
     ) -> None:
@@ -130,7 +130,7 @@ class Transaction:
         """Note the deduplication identifier of a message."""
         self._stored[queue, identifier] = Stored(self.now, number, offset)
         self.changes.deduplication[queue.row_id, identifier] = DeduplicationRow(
-            queue.row_id, identifier, self.now, number, offset
+            queue.row_id, identifier, self.now - self.around.clock.away, number, offset
         )
 
     def forget(self, queue: LogicalQueue, identifier: bytes) -> None:

@@ -177,6 +177,8 @@ class Upkeep:
 
     async def _maintain_queue(self, queue: LogicalQueue, now: float) -> None:
         for group in list(queue.groups.values()):
+            if group.n_leased:  # whoever works on the messages is there
+                group.used_at = now
             expiry = group.spec.group_expiry_seconds
             if expiry is not None and now - group.used_at >= expiry:
                 self._state.logger.warning(

@@ -79,7 +79,7 @@ class Batches:
         clients: of the broker; None where there is none.
         logger: of the plugin.
         clock: monotonic seconds.
-        wall: seconds since 1970.
+        time: in place of the file's clock; None in a program.
 
     Attributes:
         counts: what was done.
@@ -92,15 +92,16 @@ class Batches:
         clients: LocalClients | None,
         logger: Logger,
         clock: Callable[[], float],
-        wall: Callable[[], float],
+        time: Callable[[], float] | None = None,
     ) -> None:
         self.counts = PublishingCounts()
         self._config = config
         self._clients = clients
         self._logger = logger
         self._clock = clock
-        self._wall = wall
         self._file = StageFile(config.path, durability)
+        self._time = time or self._file.now
+        self._attended = time or self._file.attended
         self._thread: ThreadPoolExecutor | None = None
         self._has_begun = False
         self._rows = self._bytes = self._stages = 0
@@ -238,7 +239,10 @@ class Batches:
         return total
 
     def _store(self, key: StageKey, place: int, rows: Sequence[StagedRow], n_bytes: int) -> int:
-        return self._file.store(key, place, len(rows), n_bytes, write_rows(rows), self._wall())
+        data = write_rows(rows)
+        return self._file.store(
+            key, place, len(rows), n_bytes, data, self._time(), self._attended()
+        )
 
     def _count_refusal(self, error: PenstockError) -> None:
         count(self.counts.refused, "disk" if isinstance(error, StageError) else "no_stage")
@@ -249,7 +253,7 @@ class Batches:
         """Have the stages published as a batch, once; see `StageFile.commit`."""
         await self._relay(key.owner)  # before the file knows the owner
         try:
-            done = await self._in_thread(self._file.commit, key, writer, stages, self._wall())
+            done = await self._in_thread(self._file.commit, key, writer, stages, self._attended())
         except PenstockError as error:
             self._count_refusal(error)
             raise
@@ -353,7 +357,7 @@ class Batches:
                 self._progress[key] = one
                 self._tell_news()
                 at += len(window)
-        await self._in_thread(self._file.finish, one, self._wall())
+        await self._in_thread(self._file.finish, one, self._attended())
         await self._count_held()
         self.counts.published_batches += 1
         if one.unpublished:
@@ -387,7 +391,7 @@ class Batches:
         left = list(range(len(window)))
         is_doubtful = key.owner in self._doubtful
         while left:
-            age = max(0, int(self._wall() - chunk.at))
+            age = max(0, int(self._time() - chunk.at))
             answers: dict[int, asyncio.Future[int]] = {}
             for index in left:
                 row = window[index]
@@ -433,7 +437,7 @@ class Batches:
             return ""
         if code != ReasonCode.QUOTA_EXCEEDED:
             return "refused"
-        if self._wall() - one.at >= self._config.max_age_seconds:
+        if self._attended() - one.at >= self._config.max_age_seconds:
             return "no_room"
         told = describe_reason_code(code)
         self._obstacles[one.key] = f"the broker refuses topic {row.topic.decode()!r}: {told}"
@@ -446,7 +450,7 @@ class Batches:
         config = self._config
         while True:
             await asyncio.sleep(min(SWEEP_SECONDS, config.max_age_seconds / 4))
-            now = self._wall()
+            now = self._attended()
             try:
                 n_stages = await self._in_thread(
                     self._file.expire, now - config.max_age_seconds, now - config.remember_seconds

@@ -102,7 +102,7 @@ class Publication(NamedTuple):
         unpublished: rows that were not published, by reason.
         number: by which the file knows it; 0 of one that is finished.
         first_row: number of its first row among all rows of its owner.
-        at: seconds since 1970 of its commit.
+        at: when it was committed, in seconds of `attended`.
     """
 
     key: BatchKey
@@ -139,7 +139,7 @@ class Chunk(NamedTuple):
     Attributes:
         n_before: rows of the publication before these.
         n_rows: how many.
-        at: seconds since 1970 of their staging.
+        at: when they were staged, in seconds of `now`.
         data: the rows.
     """
 
@@ -197,7 +197,14 @@ class StageFile(PluginDatabase):
         return Held(stages, rows, n_bytes, publications)
 
     def store(
-        self, key: StageKey, place: int, n_rows: int, n_bytes: int, data: bytes, at: float
+        self,
+        key: StageKey,
+        place: int,
+        n_rows: int,
+        n_bytes: int,
+        data: bytes,
+        at: float,
+        attended_at: float | None = None,
     ) -> int:
         """Store a chunk, or store it again; return the rows of its stage.
 
@@ -207,12 +214,14 @@ class StageFile(PluginDatabase):
             n_rows: of the chunk.
             n_bytes: that the rows count.
             data: the rows.
-            at: seconds since 1970.
+            at: seconds of `now`.
+            attended_at: the same of `attended`; None where there is no difference.
 
         Raises:
             NoStageError: the chunk is not the next one, or the stage was committed.
             StageError: nothing is stored.
         """
+        seen_at = at if attended_at is None else attended_at
         with self._transaction() as connection:
             found = connection.execute(
                 "SELECT number, publication FROM stage WHERE owner = ? AND writer = ? AND name = ?",
@@ -224,7 +233,8 @@ class StageFile(PluginDatabase):
                 )
             if found is None:
                 number = connection.execute(
-                    "INSERT INTO stage (owner, writer, name, at) VALUES (?, ?, ?, ?)", (*key, at)
+                    "INSERT INTO stage (owner, writer, name, at) VALUES (?, ?, ?, ?)",
+                    (*key, seen_at),
                 ).lastrowid
             else:
                 number = found[0]
@@ -240,7 +250,7 @@ class StageFile(PluginDatabase):
                 "INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?, ?, ?)",
                 (number, place, n_rows, n_bytes, at, data),
             )
-            connection.execute("UPDATE stage SET at = ? WHERE number = ?", (at, number))
+            connection.execute("UPDATE stage SET at = ? WHERE number = ?", (seen_at, number))
             (total,) = connection.execute(
                 "SELECT sum(n_rows) FROM chunk WHERE stage = ?", (number,)
             ).fetchone()
@@ -259,7 +269,7 @@ class StageFile(PluginDatabase):
         """Delete old stages, and forget old queries; return how many stages were deleted.
 
         Args:
-            before: seconds since 1970: stages without a newer chunk are deleted.
+            before: seconds of `attended`: stages without a newer chunk are deleted.
             forget_before: the same of the last batch of a query.
         """
         with self._transaction() as connection:
@@ -290,7 +300,7 @@ class StageFile(PluginDatabase):
             key: of the batch.
             writer: of the stages.
             stages: the name and number of rows of each, in the order of publishing.
-            at: seconds since 1970.
+            at: seconds of `attended`.
 
         Raises:
             NoStageError: a stage is missing, or has other rows.

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import resource
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
 
+from penstock.broker.durable import plugin_database
 from penstock.broker.durable.database_file import Format
 from penstock.broker.durable.plugin_database import SPARE_PAGES, PluginDatabase
+from penstock.broker.durable.storage_clock import Clocks, read_boot
 from penstock.broker.errors import PenstockError
+from tests.helpers.process import SECONDS
 
 
 class NotesError(PenstockError):
@@ -48,6 +52,33 @@ class Notes(PluginDatabase):
         """Let the file have so many pages at most, as a full disk would."""
         connection, _ = self._opened()
         connection.execute(f"PRAGMA max_page_count = {n_pages}")
+
+
+def test_its_clock_goes_on_over_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the wall clock says; time without a program is known."""
+    ahead = {"wall": 0.0, "boot": 0.0}
+    monkeypatch.setattr(
+        plugin_database,
+        "Clocks",
+        lambda: Clocks(
+            wall=lambda: time.time() + ahead["wall"],
+            boot=lambda: read_boot()._replace(seconds=read_boot().seconds + ahead["boot"]),
+        ),
+    )
+    path = tmp_path / "notes.db"
+    notes = Notes(str(path))
+    notes.open()
+    began = notes.now()
+    assert began == pytest.approx(time.time(), abs=SECONDS)
+    assert notes.attended() == pytest.approx(began, abs=SECONDS)
+    for wall in (-1e7, 2e7):
+        notes.close()
+        ahead["wall"] += wall
+        ahead["boot"] += 1000
+        notes.open()
+    assert notes.now() == pytest.approx(began + 2000, abs=SECONDS)
+    assert notes.attended() == pytest.approx(began, abs=SECONDS)
+    notes.close()
 
 
 def test_a_file_is_named_when_it_cannot_be_used(tmp_path: Path) -> None:

@@ -246,16 +246,16 @@ async def test_a_message_expires_on_the_disk(tmp_path: Path) -> None:
         assembler = plugin_of(server)._assembler
         assert assembler is not None
         assert await publish(far, first, second, message_expiry_interval=100) == [0, 0]
-        wall = assembler._wall
-        assembler._wall = lambda: wall() + 50
+        time = assembler._time
+        assembler._time = lambda: time() + 50
         ((message_id, spooled),) = assembler._messages.items()
-        assembler._messages[message_id] = spooled._replace(expires_at=assembler._wall() + 40)
+        assembler._messages[message_id] = spooled._replace(expires_at=assembler._time() + 40)
         assert await publish(far, third) == [0]
         message = await take_message(near)
         assert 30 <= message.properties["message_expiry_interval"] <= 40
         some = parts_of(OTHER, bytes(16))
         assert await publish(far, *some[:2], message_expiry_interval=10) == [0, 0]
-        assembler._wall = lambda: wall() + 100
+        assembler._time = lambda: time() + 100
         assert await publish(far, some[2]) == [0]
         assert dropped(server) == {"expired": 1}
 

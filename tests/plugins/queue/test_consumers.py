@@ -343,7 +343,9 @@ async def test_what_the_storage_refuses_to_settle_is_tried_again(
     "error",
     [UnknownQueueError("deleted"), UnknownGroupError("deleted"), GroupKindError("another now")],
 )
-async def test_what_a_deleted_group_cannot_settle_is_given_up(error: Exception) -> None:
+async def test_what_a_deleted_group_cannot_settle_is_given_up(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     """There is nothing left to settle: a repetition would go on until the broker ends."""
     service, consumer, ended = ScriptedService(received(1)), ScriptedConsumer(), asyncio.Event()
     _, feed = opened(service, consumer)
@@ -356,6 +358,9 @@ async def test_what_a_deleted_group_cannot_settle_is_given_up(error: Exception) 
         await ended.wait()
     assert service.error is None
     assert service.settled == []
+    (line,) = caplog.records
+    assert line.getMessage() == f"consumer c of queue q failed: {error}"
+    assert not line.exc_info
 
 
 async def test_a_queue_that_fails_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.broker.config.policy import parse_policy
 from penstock.broker.errors import ConfigError
-from penstock.broker.extensions import NEVER_FITS, MessageSink, PluginContext
+from penstock.broker.extensions import NEVER_FITS, Consumer, MessageSink, PluginContext
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.plugin_loader import load_plugins
 from penstock.plugins.queue import sink as sink_module
@@ -312,6 +312,33 @@ async def test_maintenance_survives_every_error(
         await until(lambda: calls >= 6)
     assert caplog.text.count("disk gone") == 1
     assert "odd" in caplog.text
+
+
+class FullConsumer:
+    """A client without room."""
+
+    client_id = "c"
+
+    def room(self) -> int:
+        """Return none."""
+        return 0
+
+    def find_lost(self) -> None:
+        """Find none."""
+
+
+async def test_a_connected_consumer_keeps_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it has no room at present; without one, a group expires."""
+    monkeypatch.setattr(sink_module, "MAINTAIN_SECONDS", 0.001)
+    expiring = {"group_expiry_seconds": 0.1}
+    queues = {"q": {"groups": {"default": expiring, "other": expiring}}}
+    async with running_plugin(queues=queues) as plugin:
+        (source,) = plugin.sources
+        feed = source.open("$queue/q", cast("Consumer", FullConsumer()))
+        await until(lambda: "other" not in plugin.engine.outline("q").groups)
+        assert "default" in plugin.engine.outline("q").groups
+        feed.stop()
+        await until(lambda: "default" not in plugin.engine.outline("q").groups)
 
 
 async def test_old_messages_leave_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

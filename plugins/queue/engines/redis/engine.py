@@ -17,12 +17,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from logging import Logger
 from typing import Any, Final
 
 from redis.asyncio.connection import AbstractConnection
 
-from penstock.plugins.queue.engines.clock import Clocks
+from penstock.broker.durable.storage_clock import Clocks
 from penstock.plugins.queue.engines.contract import (
     Action,
     AppendResult,
@@ -66,6 +67,8 @@ from penstock.plugins.queue.wire.frames import ReceivedMessage
 _UNKNOWN_SECONDS: Final = 60.0
 """After which a group that no entry of the catalogue names is dropped: another program may be about
 to create it."""
+_STEP_SECONDS: Final = 1.0
+"""By which the server's clock may differ from this program's between two looks."""
 
 
 class RedisEngine:
@@ -95,6 +98,8 @@ class RedisEngine:
         )
         self._listening = Listening(server, self._routes, self._functions, logger)
         self._catalogue = Catalogue(self._functions)
+        self._attended = 0.0, 0.0
+        self._was_away = False
         self._storing = Storing(self._functions, self._clocks, logger)
         self._burying = Burying(self._functions, self._catalogue, self._storing)
         self._routes.on_return = self._returned
@@ -110,6 +115,7 @@ class RedisEngine:
         connection = await self._server.connect(self._logger, address)
         try:
             await self._functions.check(connection)
+            await self._functions.attend_ids_on(connection, self._catalogue.queues.values())
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
@@ -122,6 +128,7 @@ class RedisEngine:
         try:
             await self._routes.open()
             await self._catalogue.open()
+            await self._come_back()
         except StorageError as error:
             await self.close()
             raise EngineStartError(f"Redis server {self._server}: {error}") from error
@@ -129,11 +136,41 @@ class RedisEngine:
             await self.close()
             raise
 
+    async def _come_back(self) -> None:
+        """Leave the time for which no program was there out of what waits for clients."""
+        for queue in self._catalogue.queues.values():
+            await self._functions.attend_ids(queue)
+        self._leave_out(await self._functions.attend(is_back=True))
+        self._attended = self._functions.now(), self._clocks.monotonic()
+
+    def _leave_out(self, seconds: float) -> None:
+        for queue in self._catalogue.queues.values():
+            for group in queue.groups.values():
+                group.used_at += seconds
+
+    async def _attend(self) -> None:
+        """Note that this program is there, for the time of which groups are used or not."""
+        if self._was_away:
+            await self._come_back()
+            self._was_away = False
+            return
+        await self._functions.attend(is_back=False)
+        now, monotonic = self._functions.now(), self._clocks.monotonic()
+        # The server's clock may have been set forward.
+        step = now - self._attended[0] - (monotonic - self._attended[1])
+        self._attended = now, monotonic
+        if step > _STEP_SECONDS:
+            self._leave_out(step)
+
     async def close(self) -> None:
         """Wait for answers and disconnect."""
         self._functions.arrivals.close()
         await self._listening.close()
         await self._storing.close()
+        if self._attended[1] and self._routes.failure is None:
+            with suppress(StorageError, TimeoutError):
+                async with asyncio.timeout(_STEP_SECONDS):
+                    await self._functions.attend(is_back=False)
         await self._routes.close()
 
     async def create_queue(self, queue: str, spec: QueueSpec) -> QueueSnapshot:
@@ -418,11 +455,12 @@ class RedisEngine:
         await self._listening.maintain()
         self._functions.arrivals.note_uses(self._functions.now())
         failed: StorageError | None = None
-        for step in (self._catalogue.refresh, self._catalogue.delete_left):
+        for step in (self._catalogue.refresh, self._attend, self._catalogue.delete_left):
             try:
                 await step()
             except StorageError as error:
                 failed = error
+                self._was_away = True
         for queue in list(self._catalogue.queues.values()):
             try:
                 await self._maintain_queue(queue)
@@ -439,6 +477,9 @@ class RedisEngine:
         now = self._functions.now()
         parts = self._functions.reached(queue)
         for group in list(queue.groups.values()):
+            group.expire(now)
+            if group.n_leased:  # whoever works on the messages is there
+                group.used_at = now
             expiry = group.spec.group_expiry_seconds
             if expiry is not None and now - group.used_at >= expiry:
                 self._logger.warning(

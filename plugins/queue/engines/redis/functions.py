@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 from zlib import crc32
@@ -294,6 +295,31 @@ class Functions:
                 f"keys {self._prefix}:*: they are not those of before: the server has lost its "
                 "data, or it is another one. A restart of this program takes it as it is"
             )
+
+    async def attend(self, *, is_back: bool) -> float:
+        """Note that a program is there; return the seconds for which none was.
+
+        Args:
+            is_back: whether this one was not there before, or could not reach the server.
+        """
+        return await self._attend(self._catalogue, is_back=is_back)
+
+    async def attend_ids(self, queue: Queue) -> None:
+        """Leave the time for which no program was there out of the windows of a queue."""
+        keys = filter(self.is_reached, self.all_ids_keys(queue))
+        await asyncio.gather(*(self._attend(key, is_back=True) for key in keys))
+
+    async def _attend(self, key: str, *, is_back: bool) -> float:
+        answer = await plain(self.call("attend", [key], self.given(), int(is_back)))
+        return max(0.0, float(answer))
+
+    async def attend_ids_on(self, connection: AbstractConnection, queues: Iterable[Queue]) -> None:
+        """Do as `attend_ids` on a new connection to a server, before any call is repeated there."""
+        for key in [key for queue in queues for key in self.all_ids_keys(queue)]:
+            with suppress(MovedError):  # another node has it
+                await ask_directly(
+                    connection, "FCALL", f"{PREFIX}attend", "1", key, self.given(), "1"
+                )
 
     async def entries(self) -> dict[str, bytes]:
         """Return the catalogue."""

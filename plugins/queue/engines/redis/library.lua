@@ -3,7 +3,8 @@
 -- Theory of operation. A call names one physical queue by the common beginning of its keys, all of
 -- which have one hash tag. Behind it stand:
 --
---   :s          hash: next, earliest, messages, bytes, stored, clock, nonce
+--   :s          hash: next, earliest, messages, bytes, stored, clock, nonce; ahead: seconds by which
+--               its time is ahead of the server's clock, where that was set back
 --   :i          hash: what is known of a message without its payload, by offset; see `INFO`
 --   :d          hash: the message as Python has encoded it, by offset
 --   :o          sorted set: offsets from `earliest` on whose messages have left
@@ -12,6 +13,7 @@
 --   :g          hash: record of each group by its identifier
 --   :ids:m, :ids:t  in a cluster, claims of what was stored, as identifiers are kept elsewhere
 --   :claims:m, :claims:t  a part of the queue's identifiers, which need not be those of its messages
+--               The field '' of `:m` is a clock of its own; see `attend`
 --   :c:PROGRAM  hash: answers of a program's newest calls, by the call's number modulo RING
 --
 -- and for each group of kind `lease`, behind its identifier:
@@ -92,13 +94,20 @@ end
 
 local function open(base, given)
   local s = call('HMGET', base .. ':s', 'next', 'earliest', 'messages', 'bytes', 'stored', 'clock',
-    'nonce', 'keeps')
+    'nonce', 'keeps', 'ahead')
   if not s[1] then return nil end
   local p = setmetatable({
     base = base, next = tonumber(s[1]), earliest = tonumber(s[2]), messages = tonumber(s[3]),
     bytes = tonumber(s[4]), stored = tonumber(s[5]), nonce = tonumber(s[7]), keeps = s[8],
   }, PART)
-  p.now = math.max(time_of(given), tonumber(s[6]))
+  -- Where the server's clock was set back, time goes on from where it was.
+  local time, reached = time_of(given), tonumber(s[6])
+  p.ahead = tonumber(s[9] or 0)
+  if time + p.ahead < reached then
+    p.ahead = reached - time
+    call('HSET', base .. ':s', 'ahead', text(p.ahead))
+  end
+  p.now = time + p.ahead
   p.holes = p.next - p.earliest - p.messages
   p.delayed = call('ZCARD', base .. ':w')
   while p.delayed > 0 do
@@ -408,6 +417,28 @@ local function look(keys, argv)
   return {told(p)}
 end
 
+-- Windows of deduplication identifiers, and the time for which a group is not used, do not count the
+-- time for which no program could ask: their clock goes on while a program runs.
+
+-- Returns such a clock and the seconds that it leaves out from now on. is_back: a program is there
+-- again, and the time since one was there is left out.
+local function attend(key, given, is_back)
+  local time = time_of(given)
+  local stored = call('HGET', key .. ':m', '') or ''
+  local seen, away = string.match(stored, '^(%S+) (%S+)$')
+  seen, away = tonumber(seen or time), tonumber(away or 0)
+  local left_out = (is_back or time < seen) and time - seen or 0  -- below 0: it was set back
+  call('HSET', key .. ':m', '', text(time) .. ' ' .. text(away + left_out))
+  return time - away - left_out, left_out
+end
+
+-- argv: now, and whether a program is there again. Returns the seconds that are left out for that.
+local function attend_again(keys, argv)
+  if call('EXISTS', keys[1] .. ':m') == 0 then return '0' end
+  local _, left_out = attend(keys[1], argv[1], argv[2] == '1')
+  return text(left_out)
+end
+
 -- Returns the offset up to which a deduplication identifier is known.
 local function stored_before(key, id, now, window)
   local at = call('ZSCORE', key .. ':t', id)
@@ -433,6 +464,7 @@ local function append(keys, argv)
   end
   if is_late then return UNKNOWN end
   local number, window, delay = argv[4], tonumber(argv[5]), tonumber(argv[6])
+  local ids_clock
   local keeps_last = argv[7] == '1'
   local first = p.next
   local offsets, duplicates = {}, {}
@@ -464,7 +496,10 @@ local function append(keys, argv)
     local age, own_delay, interval, wall, size, flags = struct.unpack('<ddddI4B', argv[i])
     local key, topic, id, encoded = argv[i + 1], argv[i + 2], argv[i + 3], argv[i + 4]
     local before = nil
-    if id ~= '' and flags % 2 == 1 then before = stored_before(ids, id, p.now, window) end
+    if id ~= '' then
+      ids_clock = ids_clock or attend(ids, argv[1])
+      if flags % 2 == 1 then before = stored_before(ids, id, ids_clock, window) end
+    end
     if before then
       duplicates[#duplicates + 1] = #offsets
       local where, offset = string.match(before, '^(%d+) (%d+)$')
@@ -492,7 +527,7 @@ local function append(keys, argv)
       end
       if id ~= '' then
         call('HSET', ids .. ':m', id, number .. ' ' .. name)
-        call('ZADD', ids .. ':t', text(p.now), id)
+        call('ZADD', ids .. ':t', text(ids_clock), id)
       end
       if keeps_last and has_key == 1 then
         write()
@@ -528,7 +563,7 @@ local function claim_ids(keys, argv)
   -- Nothing ends the windows of a queue that is gone. Its physical queue of this slot tells.
   local base = string.match(keys[1], '^(.*):claims$')
   if base and call('EXISTS', base .. ':s') == 0 then return GONE end
-  local now = time_of(argv[1])
+  local now = attend(keys[1], argv[1])
   local answer = {}
   for i = 5, #argv, 2 do
     local claim = argv[3] .. ' ' .. argv[4] .. '.' .. i
@@ -564,7 +599,8 @@ end
 
 -- argv: now, window. Ends windows that are over; returns how many, 1,000 at most.
 local function expire_ids(keys, argv)
-  local now = time_of(argv[1])
+  if call('EXISTS', keys[1] .. ':m') == 0 then return 0 end
+  local now = attend(keys[1], argv[1])
   local old = call('ZRANGEBYSCORE', keys[1] .. ':t', '-inf', text(now - tonumber(argv[2])),
     'LIMIT', 0, 1000)
   if #old > 0 then
@@ -1133,6 +1169,7 @@ register('append', append)
 register('claim_ids', claim_ids)
 register('claim_ids_full', claim_ids_full, 'allow-oom')
 register('create', create)
+register('attend', attend_again, 'allow-oom')
 register('put', put)
 register('begin', begin)
 register('add_groups', add_groups)

@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from penstock.plugins.queue.engines.contract import EngineStartError
 from penstock.plugins.queue.engines.redis.login import ask_directly
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Another one whenever the functions or the keys change."""
 FAMILY: Final = "penstock_queue_"
 LIBRARY: Final = f"{FAMILY}{VERSION}"

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from redis.exceptions import ResponseError
 
-from penstock.plugins.queue.engines.clock import Clocks
+from penstock.broker.durable.storage_clock import Clocks
 from penstock.plugins.queue.engines.contract import (
     AppendResult,
     NewMessage,

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.broker.durable.storage_clock import Clocks, StorageClock
 from penstock.broker.message import Message
 from penstock.plugins.queue.engines import group_commit
-from penstock.plugins.queue.engines.clock import Clocks, EngineClock
 from penstock.plugins.queue.engines.contract import (
     AppendResult,
     GroupSpec,
@@ -75,7 +75,7 @@ class Running:
     def __init__(self, max_messages: int = 100) -> None:
         self.store = CountingStore()
         self.loop = asyncio.get_running_loop()
-        clock = EngineClock(Clocks(monotonic=Clock()))
+        clock = StorageClock(Clocks(monotonic=Clock()))
         around = Surroundings(
             self.store,
             SegmentCache(10**6),

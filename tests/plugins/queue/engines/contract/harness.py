@@ -130,10 +130,15 @@ class Running:
                 with suppress(UnknownQueueError, UnknownGroupError):
                     await self.engine.settle(queue, group, "nack", some)
 
-    async def kill(self) -> None:
-        """Open another engine on what the present one would leave after ``kill -9``."""
+    async def kill(self, *, down_seconds: float = 0.0) -> None:
+        """Open another engine on what the present one would leave after ``kill -9``.
+
+        Args:
+            down_seconds: that pass before.
+        """
         self.storage.kill()
         self._abandoned.append(self.engine)
+        self.passes(down_seconds)
         await self._open_again()
 
     async def reboot(self, *, clock: float = 5.0) -> None:

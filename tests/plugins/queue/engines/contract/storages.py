@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Final
 
-from penstock.plugins.queue.engines.clock import Boot, Clocks
+from penstock.broker.durable.storage_clock import Boot, Clocks
 from penstock.plugins.queue.engines.contract import Engine
 from penstock.plugins.queue.engines.local import LocalEngine
 from penstock.plugins.queue.engines.memory import MemoryStore
@@ -33,7 +33,7 @@ class LocalStorage:
         self._n_boots += 1
 
     def _engine(self, store: Store, clock: Clock, wall: Clock) -> Engine:
-        boot_id = f"boot {self._n_boots}"
+        boot_id = f"boot-{self._n_boots}"
         clocks = Clocks(monotonic=clock, wall=wall, boot=lambda: Boot(boot_id, clock()))
         return LocalEngine(store, clocks=clocks, commit_max_messages=1000, logger=LOGGER)
 

@@ -275,8 +275,8 @@ async def test_a_restart_knows_the_last_request_of_a_group(durable: Running) -> 
     await durable.create()
     durable.passes(100)
     await durable.receive()
-    await durable.engine.maintain()
     durable.passes(10)
+    await durable.engine.maintain()
     await durable.kill()
     assert durable.group().idle_seconds == pytest.approx(10, abs=1)
     await durable.receive()
@@ -285,6 +285,41 @@ async def test_a_restart_knows_the_last_request_of_a_group(durable: Running) -> 
     durable.passes(10)
     await durable.reopen()
     assert durable.group().idle_seconds == pytest.approx(10, abs=1)
+
+
+async def test_a_group_with_leased_messages_does_not_expire(running: Running) -> None:
+    """Whoever works on a message for long is there; the time counts from the end of the lease."""
+    await running.create(
+        groups={"g": GroupSpec(visibility_timeout=100.0, group_expiry_seconds=60.0)}
+    )
+    await running.store(b"a")
+    assert await running.payloads() == [b"a"]
+    for _ in range(14):
+        running.passes(10)
+        await running.engine.maintain()
+    assert "g" in running.snapshot().groups
+    assert running.group().idle_seconds == pytest.approx(50, abs=1)
+    running.passes(20)
+    await running.engine.maintain()
+    assert "g" not in running.snapshot().groups
+
+
+async def test_time_without_a_program_expires_no_group(durable: Running) -> None:
+    """Nobody could ask then: a group has what was left of its time, over any number of restarts."""
+    await durable.create(groups={"r": GroupSpec(kind="offsets", group_expiry_seconds=60.0)})
+    await durable.store(b"a")
+    for _ in range(3):
+        durable.passes(15)
+        await durable.engine.maintain()
+        await durable.kill(down_seconds=1000)
+        await durable.engine.maintain()
+        assert "r" in durable.snapshot().groups
+    assert await durable.held() == [b"a"]
+    assert durable.group("r").idle_seconds == pytest.approx(45, abs=1)
+    await durable.engine.maintain()
+    durable.passes(16)
+    await durable.engine.maintain()
+    assert "r" not in durable.snapshot().groups
 
 
 async def test_a_group_without_expiry_stays(running: Running) -> None:

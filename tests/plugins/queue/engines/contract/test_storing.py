@@ -512,6 +512,20 @@ async def test_the_window_survives_restarts(durable: Running) -> None:
     assert list((await durable.store(b"a", dedup=b"1")).duplicates) == []
 
 
+async def test_time_without_a_program_ends_no_window(durable: Running) -> None:
+    """A publisher whose answer was lost could not repeat its message while nothing ran."""
+    await durable.create(deduplication_seconds=60.0)
+    await durable.store(b"a", dedup=b"1")
+    for _ in range(2):
+        durable.passes(20)
+        await durable.engine.maintain()
+        await durable.kill(down_seconds=1000)
+        await durable.engine.maintain()
+        assert list((await durable.store(b"a", dedup=b"1")).duplicates) == [0]
+    durable.passes(21)
+    assert list((await durable.store(b"a", dedup=b"1")).duplicates) == []
+
+
 async def test_a_forgotten_identifier_is_stored_again(running: Running) -> None:
     """The window ends when the publisher has its acknowledgement; unknown ones do nothing."""
     await running.create()
