@@ -80,6 +80,9 @@ def run(
     seeds: Annotated[
         str | None, typer.Option(help="Seeds in place of the scenario's: 1,2,3.")
     ] = None,
+    kinds: Annotated[
+        str | None, typer.Option(help="Some of the scenario's kinds of links: loss,cliff.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the result; absent: netem-SCENARIO.")
     ] = None,
@@ -119,6 +122,7 @@ def run(
         short=short,
         brokers=brokers,
         seeds=seeds,
+        kinds=kinds,
         out=out,
         form=form,
         check=check,

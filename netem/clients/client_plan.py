@@ -100,6 +100,7 @@ class SubscriberPlan:
     Attributes:
         client_id: its name in the results.
         address: of the broker.
+        port: TCP port of the broker, or of a load balancer before it.
         protocol: of MQTT.
         lanes: its connections; what comes over any of them counts as the subscriber's.
         qos: maximum QoS that it requests.
@@ -113,6 +114,7 @@ class SubscriberPlan:
 
     client_id: str
     address: str
+    port: int
     protocol: Protocol
     lanes: list[LanePlan]
     qos: int

@@ -18,6 +18,9 @@ from penstock.netem.clients.client_plan import Protocol
 PORT: Final = 1883
 """TCP port of the brokers."""
 
+BALANCER_PORT: Final = PORT + 2
+"""TCP port of a load balancer before the broker, on every address of its host."""
+
 SESSION_SECONDS: Final = 86_400
 """Session Expiry Interval: longer than any run."""
 
@@ -58,6 +61,7 @@ def new_client(client_id: str, protocol: Protocol) -> mqtt.Client:
 def connect(
     client: mqtt.Client,
     address: str,
+    port: int,
     protocol: Protocol,
     keep_alive_seconds: int,
     user_properties: dict[str, str],
@@ -68,13 +72,13 @@ def connect(
         OSError: the connection cannot be made.
     """
     if protocol != "5":
-        client.connect(address, PORT, keep_alive_seconds)
+        client.connect(address, port, keep_alive_seconds)
         return
     properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
     properties.SessionExpiryInterval = SESSION_SECONDS
     if user_properties:
         properties.UserProperty = list(user_properties.items())
-    client.connect(address, PORT, keep_alive_seconds, clean_start=False, properties=properties)
+    client.connect(address, port, keep_alive_seconds, clean_start=False, properties=properties)
 
 
 def without_delay(_client: mqtt.Client, _data: Any, sock: Any) -> None:

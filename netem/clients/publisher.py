@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 from paho.mqtt import client as mqtt
 
 from penstock.netem.clients.client_plan import PublisherPlan, StreamPlan
-from penstock.netem.clients.connection import connect, give_up, new_client, say
+from penstock.netem.clients.connection import PORT, connect, give_up, new_client, say
 from penstock.netem.clients.payloads import HEAD_BYTES, SOUNDING, Head, write_payload
 
 KEEP_ALIVE_SECONDS: Final = 60
@@ -127,7 +127,7 @@ class _Stream:
         self._client = new_client(plan.client_id, publisher.protocol)
         self._client.on_connect = self._on_connect
         self._client.on_publish = self._on_publish
-        connect(self._client, publisher.address, publisher.protocol, KEEP_ALIVE_SECONDS, {})
+        connect(self._client, publisher.address, PORT, publisher.protocol, KEEP_ALIVE_SECONDS, {})
         self._client.loop_start()
 
     def sound(self, has_begun: threading.Event) -> None:

@@ -15,6 +15,7 @@ from penstock.netem.clients.client_plan import (
     StreamPlan,
     SubscriberPlan,
 )
+from penstock.netem.clients.connection import BALANCER_PORT, PORT
 from penstock.netem.clients.payloads import Times
 from penstock.netem.figures.records import ExpectedRow
 from penstock.netem.runs.scenario import Publisher, Scenario, Subscriber, client_ids
@@ -256,6 +257,7 @@ class Roster:
         return SubscriberPlan(
             member.client_id,
             address,
+            PORT if plan.through is None else BALANCER_PORT,
             "5" if any(lane.sizes for lane in lanes) else plan.protocol,
             lanes,
             plan.qos,
@@ -305,6 +307,7 @@ def _witness(address: str, directory: Path) -> SubscriberPlan:
     return SubscriberPlan(
         WITNESS,
         address,
+        PORT,
         "3.1.1",
         [LanePlan(WITNESS, ["#"])],
         0,

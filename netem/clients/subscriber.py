@@ -192,6 +192,7 @@ class _Lane:
         connect(
             self._client,
             subscriber.address,
+            subscriber.port,
             subscriber.protocol,
             subscriber.keep_alive_seconds,
             subscriber.user_properties,

@@ -119,6 +119,11 @@ class Verdict:
     is_judged: bool
 
     @property
+    def figure(self) -> str:
+        """Name of the figure."""
+        return self.target.figure
+
+    @property
     def word(self) -> str:
         """Return ``met``, ``missed``, ``not shown`` or ``not judged``."""
         return self.standing if self.is_judged else "not judged"

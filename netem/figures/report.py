@@ -12,6 +12,8 @@ from penstock.netem.errors import NetemError, RunError
 from penstock.netem.figures.colours import paint
 from penstock.netem.figures.estimates import LEAST_UNITS, Standing
 from penstock.netem.figures.figure_file import Origin, Table, check_writable, write_figure_file
+from penstock.netem.figures.kind_figures import KindVerdict, kind_verdicts
+from penstock.netem.figures.kind_sections import kind_sections
 from penstock.netem.figures.measures import TOLERANCE_SECONDS, Measures, Verdict
 from penstock.netem.figures.records import Tables
 from penstock.netem.figures.sections import Section, sections
@@ -96,7 +98,7 @@ def join_runs(folders: Sequence[Path], out: Path) -> None:
 
 def write_report(
     folder: Path, figures: Path | None = None, *, with_plots: bool = True
-) -> list[Verdict]:
+) -> list[Verdict | KindVerdict]:
     """Write ``report.md`` and its plots into the folder of a run; earlier ones are replaced.
 
     Args:
@@ -113,8 +115,11 @@ def write_report(
     """
     info = read_run_info(folder)
     measures = Measures(info.scenario, read_tables(folder))
-    verdicts = [measures.judge(target, info.length) for target in info.scenario.targets]
-    tables = sections(info, measures)
+    verdicts: list[Verdict | KindVerdict] = [
+        *(measures.judge(target, info.length) for target in info.scenario.targets),
+        *kind_verdicts(measures, info.length),
+    ]
+    tables = [*kind_sections(measures), *sections(info, measures)]
     path = folder / NAME
     try:
         plots = _draw(info, measures, folder) if with_plots else []
@@ -152,18 +157,20 @@ def _origin(info: RunInfo) -> Origin:
     return Origin(info.command, info.commit, info.machine, info.python, date, info.remarks)
 
 
-def figure_tables(verdicts: Sequence[Verdict], tables: Sequence[Section]) -> Mapping[str, Table]:
+def figure_tables(
+    verdicts: Sequence[Verdict | KindVerdict], tables: Sequence[Section]
+) -> Mapping[str, Table]:
     """Return what a file of figures holds: verdicts first, if there are any."""
     found: dict[str, Table] = {}
     if verdicts:
-        rows = [[each.target.figure, each.found, each.bounds, each.word] for each in verdicts]
+        rows = [[each.figure, each.found, each.bounds, each.word] for each in verdicts]
         found["verdicts"] = Table(["figure", "found", "target", "verdict"], rows)
     return found | {each.name: Table(each.columns, each.rows) for each in tables}
 
 
 def to_markdown(
     info: RunInfo,
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[Verdict | KindVerdict],
     plots: Sequence[Plot],
     tables: Sequence[Section],
 ) -> str:
@@ -194,7 +201,7 @@ def _doubts(info: RunInfo) -> str:
     return "\n".join(f"**Doubtful:** {remark}.\n" for remark in info.remarks)
 
 
-def _verdicts(info: RunInfo, verdicts: Sequence[Verdict]) -> str:
+def _verdicts(info: RunInfo, verdicts: Sequence[Verdict | KindVerdict]) -> str:
     if not verdicts:
         return ""
     judged = [each.standing for each in verdicts if each.is_judged]
@@ -222,7 +229,12 @@ def _what_was_run(info: RunInfo) -> str:
         f"- Penstock's commit {info.commit or 'unknown'}, {info.python}, {info.date}.",
         f"- On {info.machine}{f'; links by the engine `{info.engine}`' if info.engine else ''}.",
         *(_broker_line(info, name) for name in paint(scenario)),
-        *_client_lines(scenario),
+        *(
+            f"- {each.capitalize()}: {info.versions[each]}."
+            for each in info.versions
+            if each not in scenario.brokers
+        ),
+        *(_kind_lines(scenario) if scenario.kinds else _client_lines(scenario)),
         "",
         "`penstock netem report .`, here, writes this report again from the tables.\n",
     ]
@@ -248,6 +260,18 @@ def _broker_line(info: RunInfo, name: str) -> str:
     if plan.command:
         said.append(f"`{' '.join(plan.command)}`")
     return f"- Broker `{name}`: {', '.join([info.versions.get(name, 'unknown'), *said])}."
+
+
+def _kind_lines(scenario: Scenario) -> list[str]:
+    each = scenario.each_kind
+    if each is None:
+        return []
+    cells = f"{', '.join(each.congestion_controls)}; {', '.join(each.ways)}"
+    lines = [f"- Each kind with {cells}; a publisher beside the broker for each subscriber."]
+    for name, kind in scenario.kinds.items():
+        streams = ", ".join(f"`{stream}`" for stream in kind.streams or each.streams)
+        lines.append(f"- `{name}`: {kind.receivers} subscribers a link, {streams}.")
+    return lines
 
 
 def _clients(name: str, plan: Publisher | Subscriber) -> str:

@@ -57,6 +57,9 @@ class Section:
 
 def sections(info: RunInfo, measures: Measures) -> list[Section]:
     """Return the tables of the report, those that have rows, in their order."""
+    if measures.scenario.kinds:  # what is pooled over kinds says nothing of any of them
+        found = [_promises(measures), _withholding(measures), _processor(info), _harness(measures)]
+        return [each for each in found if each.rows]
     streams = measures.streams_in_focus()
     found = [
         *(_latencies(measures, stream) for stream in streams),

@@ -15,8 +15,8 @@ from penstock.broker.config.key_types import STRICT
 from penstock.netem.checked_yaml import Mistake, MistakesError, fit, read_yaml
 from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.profiles import Profile
-from penstock.netem.runs.impairments import OnOffPlan, TracePlan, make_changes
-from penstock.netem.runs.scenario import Ways
+from penstock.netem.runs.impairments import OnOffPlan, TracePlan, draw_profiles, make_changes
+from penstock.netem.runs.ways import Ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,10 @@ def read_link(path: Path) -> LinkPlan:
 
 def _understand(mapping: Any) -> LinkPlan:
     file = fit(_File, mapping)
-    profiles = {
-        name: Profile(name, ways.upstream, ways.downstream) for name, ways in file.profiles.items()
-    }
+    seed = 0 if file.on_off is None else file.on_off.seed
+    profiles = draw_profiles(file.profiles, seed, "")
     if file.begin not in profiles:
         words = f"read {file.begin!r}; allowed: {', '.join(profiles)}"
         raise MistakesError([Mistake(("begin",), words)])
-    seed = 0 if file.on_off is None else file.on_off.seed
     changes = make_changes(file.on_off, file.trace, profiles, seed)
     return LinkPlan(profiles, profiles[file.begin], changes)

@@ -17,8 +17,10 @@ With the engine `tc` the kernel carries the link (`penstock.netem.links.tc_link`
 Two hosts with a link between them reach each other by their `Host.address`. `Network.route` makes
 hosts forward packets, so that all connected hosts reach each other.
 
-A host's congestion control applies to all TCP connections of its processes. A program may choose
-another for a socket (TCP_CONGESTION); without privileges, the machine must allow it to everyone.
+A host's congestion control applies to all TCP connections of its processes, but for those over a
+link with one of its own: routes over that link name it (`congctl` of ip-route), and connections
+that a program accepts follow their routes too. A program may choose another for a socket
+(TCP_CONGESTION); without privileges, the machine must allow it to everyone.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ from typing import IO, Any, Final, Self
 
 from penstock.netem.errors import NetemError, RunError
 from penstock.netem.links.channel import Counts
-from penstock.netem.links.congestion_control import set_congestion_control
+from penstock.netem.links.congestion_control import (
+    check_congestion_control,
+    set_congestion_control,
+)
 from penstock.netem.links.device_drops import DEVICE_PREFIX, DeviceDrops, device_drops
 from penstock.netem.links.engines import Engine, choose_engine
 from penstock.netem.links.forwarder_messages import (
@@ -319,20 +324,31 @@ class Network:
         set_congestion_control(congestion_control or self._congestion_control, host.run)
         return host
 
-    def link(self, server: Host, client: Host, profile: Profile) -> Link:
+    def link(
+        self,
+        server: Host,
+        client: Host,
+        profile: Profile,
+        *,
+        congestion_control: str | None = None,
+    ) -> Link:
         """Join two hosts.
 
         Args:
             server: upstream is towards it.
             client: downstream is towards it.
             profile: the profile at the beginning.
+            congestion_control: of the TCP connections whose packets leave either host by this
+                link; None for that of the host.
 
         Raises:
-            NetemError: both hosts are the same, the devices cannot be made, or the kernel lacks
-                something that the profile needs.
+            NetemError: both hosts are the same, the devices cannot be made, the congestion control
+                is unknown, or the kernel lacks something that the profile needs.
         """
         if server is client:
             raise NetemError(f"link: read {server.name!r} twice; allowed: two hosts")
+        if congestion_control is not None:
+            check_congestion_control(congestion_control)
         number = next(self._links)
         if number == MAX_LINKS:
             raise NetemError(f"link: read one more; allowed: {MAX_LINKS}")
@@ -349,7 +365,7 @@ class Network:
         for host, peer, (own, other) in zip(
             hosts, hosts[::-1], (addresses, addresses[::-1]), strict=True
         ):
-            end = End(device, peer.name, other)
+            end = End(device, peer.name, other, congestion_control)
             self._ends[host.name].append(end)
             self._set_up_end(host, own, end, peer)
         self._is_routed = False
@@ -510,6 +526,8 @@ def _set_up_namespace(namespace: str) -> None:
 def _route(verb: str, destination: str, end: End, host: Host) -> str:
     """Return the command for a route by a link, with the host's own address as the source."""
     way = f"via {end.peer_address} dev {end.device} src {host.address}"
+    if end.congestion_control is not None:
+        way += f" congctl {end.congestion_control}"
     return f"route {verb} {destination} {way}\n"
 
 

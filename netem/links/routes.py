@@ -15,11 +15,13 @@ class End:
         device: its name on this host.
         peer: name of the other host.
         peer_address: IPv4 address of the other host on this link.
+        congestion_control: of the TCP connections that leave by it; None for that of the host.
     """
 
     device: str
     peer: str
     peer_address: str
+    congestion_control: str | None = None
 
 
 def first_ends(start: str, ends: Mapping[str, Sequence[End]]) -> dict[str, End]:

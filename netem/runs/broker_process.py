@@ -119,17 +119,25 @@ def _write_yaml(directory: Path, policy: Mapping[str, Any]) -> str:
 
 
 def version_of(kind: str) -> str:
-    """Return the version of ``penstock``, ``amqtt`` or ``mosquitto``.
+    """Return the version of ``penstock``, ``amqtt``, ``mosquitto`` or ``haproxy``.
 
     Raises:
         NetemError: it is not installed.
     """
-    if kind != "mosquitto":
+    if kind not in _ASKED:
         return importlib.metadata.version(kind)
+    option, beginning = _ASKED[kind]
     shown = subprocess.run(  # noqa: S603 - it prints its version
-        [find_program(kind), "-h"], capture_output=True, text=True, check=False
+        [find_program(kind), option], capture_output=True, text=True, check=False
     )
-    return shown.stdout.partition("\n")[0].removeprefix("mosquitto version ")
+    return shown.stdout.partition("\n")[0].removeprefix(beginning).split()[0]
+
+
+_ASKED: Final = {
+    "mosquitto": ("-h", "mosquitto version "),
+    "haproxy": ("-v", "HAProxy version "),
+}
+"""Programs that tell their version: by which option, and behind which words."""
 
 
 class RunningBroker:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from penstock.netem.clients.connection import PORT
+from penstock.netem.clients.connection import BALANCER_PORT, PORT
 from penstock.netem.runs.broker_process import (
     ANONYMOUS,
     amqtt_command,
@@ -32,6 +32,20 @@ Bind: TypeAlias = tuple[str, int]
 FOR_CLIENTS: Final[Bind] = ("0.0.0.0", PORT)  # noqa: S104 - of a namespace of its own
 BEHIND_SIDECAR: Final[Bind] = ("127.0.0.1", PORT + 1)
 
+HAPROXY: Final = """\
+defaults
+    mode tcp
+    timeout connect 5s
+    # Longer than any Keep Alive.
+    timeout client 1h
+    timeout server 1h
+listen mqtt
+    bind :{port}
+    server broker 127.0.0.1:{broker_port}
+"""
+"""HAProxy as Debian ships it, but for time limits that MQTT needs: buffers, sockets and the number
+of connections are its defaults."""
+
 
 def penstock_policy(settings: Mapping[str, Any], bind: Bind = FOR_CLIENTS) -> dict[str, Any]:
     """Return a policy for Penstock.
@@ -50,6 +64,14 @@ def penstock_policy(settings: Mapping[str, Any], bind: Bind = FOR_CLIENTS) -> di
             "console": {"http": CONSOLE},
         },
     }
+    return laid_over(policy, settings)
+
+
+def oracle_policy(settings: Mapping[str, Any], bind: Bind = FOR_CLIENTS) -> dict[str, Any]:
+    """Return a policy for Penstock with the gate of `penstock.netem.oracle`, likewise."""
+    policy = penstock_policy({"plugins": {"oracle": {}}}, bind)
+    # A broker has one gate.
+    del policy["plugins"]["withholding"]
     return laid_over(policy, settings)
 
 
@@ -146,6 +168,17 @@ def _penstock(broker: Broker, bind: Bind, directory: Path) -> list[str]:
     return penstock_command(directory, penstock_policy(broker.settings, bind))
 
 
+def _oracle(broker: Broker, bind: Bind, directory: Path) -> list[str]:
+    """Offer the plugin as an installed distribution does: the working directory is searched."""
+    offered = directory / "netem_oracle-1.dist-info"
+    offered.mkdir()
+    (offered / "METADATA").write_text("Metadata-Version: 2.1\nName: netem-oracle\nVersion: 1\n")
+    (offered / "entry_points.txt").write_text(
+        "[penstock.plugins]\noracle = penstock.netem.oracle:OraclePlugin\n"
+    )
+    return penstock_command(directory, oracle_policy(broker.settings, bind))
+
+
 def _amqtt(broker: Broker, bind: Bind, directory: Path) -> list[str]:
     return amqtt_command(directory, amqtt_policy(broker.settings, bind))
 
@@ -171,6 +204,7 @@ def _command(broker: Broker, _bind: Bind, directory: Path) -> list[str]:
 
 _PREPARE: Final[dict[str, Callable[[Broker, Bind, Path], list[str]]]] = {
     "penstock": _penstock,
+    "oracle": _oracle,
     "mosquitto": _mosquitto,
     "amqtt": _amqtt,
     "command": _command,
@@ -198,6 +232,17 @@ def prepare_sidecar(keys: Mapping[str, Any], directory: Path) -> list[str]:
         directory: for its file.
     """
     return proxy_command(directory, sidecar_config(keys))
+
+
+def prepare_balancer(directory: Path) -> list[str]:
+    """Write HAProxy's file into an empty directory; return the command that starts it.
+
+    Raises:
+        NetemError: it is not installed.
+    """
+    file = directory / "haproxy.cfg"
+    file.write_text(HAPROXY.format(port=BALANCER_PORT, broker_port=PORT))
+    return [find_program("haproxy"), "-db", "-f", str(file)]
 
 
 def prepare_edge(edges: Edges, host: str, broker_address: str, directory: Path) -> list[str]:
@@ -238,7 +283,10 @@ def version(broker: Broker) -> str:
     if broker.kind == "command":
         words = " ".join(broker.command)
     else:
-        words = f"{broker.kind} {version_of(broker.kind)}"
+        program = "penstock" if broker.is_penstock else broker.kind
+        words = f"{program} {version_of(program)}"
+        if broker.kind == "oracle":
+            words += " with a gate that is told what links carry"
     if broker.sidecar is not None:
         words += f" behind a sidecar, penstock {version_of('penstock')}"
     if broker.edges is not None:

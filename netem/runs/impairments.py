@@ -4,20 +4,31 @@ Theory of operation. A link's random times come from the seed of the run and the
 So they are the same for each broker, and comparisons are paired; and they are independent of those
 of other links, so that each link of each seed is an independent unit. Links with `common_times`
 draw from the seed alone: those with the same plan are bad at the same times, and are one unit.
+What a profile draws (`penstock.netem.runs.ways`) comes from the seed, the link's name and the
+profile's.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from math import inf
+from typing import ClassVar, Final
 
 from pydantic import ConfigDict
 
 from penstock.broker.config.key_types import STRICT
 from penstock.netem.checked_yaml import Mistake, MistakesError, Place
-from penstock.netem.links.link_variation import Changes, OnOff, Overlapping, Trace
+from penstock.netem.links.link_variation import (
+    LEAST_SECONDS,
+    Changes,
+    OnOff,
+    Overlapping,
+    Trace,
+)
 from penstock.netem.links.profiles import Profile
+from penstock.netem.runs.ways import Ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +55,25 @@ class TracePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class RedrawnPlan:
+    """A profile whose drawn parameters change again and again.
+
+    Attributes:
+        profile: its name; it has parameters to draw.
+        mean_seconds: mean of the exponential times between two changes.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    profile: str
+    mean_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Impairment:
     """What happens to one link, from the beginning of the traffic to its end.
 
-    One of `on_off`, `overlapping` and `trace` is given.
+    One of `on_off`, `overlapping`, `trace` and `redrawn` is given.
 
     Attributes:
         link: its name. The end of the traffic makes it again what the topology says.
@@ -55,6 +81,7 @@ class Impairment:
         overlapping: several causes of bad times, by chance and independent of each other; their
             impairments add while several are bad; or None.
         trace: changes at given times; or None.
+        redrawn: a profile that is drawn anew at random times; or None.
         common_times: whether random times are those of the seed alone: all links with the same plan
             and this key are bad at the same times. Without it each link has times of its own.
     """
@@ -65,25 +92,28 @@ class Impairment:
     on_off: OnOffPlan | None = None
     overlapping: tuple[OnOffPlan, ...] | None = None
     trace: TracePlan | None = None
+    redrawn: RedrawnPlan | None = None
     common_times: bool = False
 
-    def changes(self, profiles: Mapping[str, Profile], seed: int) -> Changes:
+    def changes(self, ways: Mapping[str, Ways], seed: int, until_seconds: float) -> Changes:
         """Return what happens to the link in the run with a seed.
 
         Args:
-            profiles: by name.
+            ways: the links' states, by name.
             seed: of the run.
+            until_seconds: end of the traffic, after which nothing changes.
 
         Raises:
             MistakesError: it says what cannot be.
         """
-        given = [
-            key for key in ("on_off", "overlapping", "trace") if getattr(self, key) is not None
-        ]
+        given = [key for key in _PLANS if getattr(self, key) is not None]
         if len(given) != 1:
             read = " and ".join(given) or "none"
-            words = f"read {read} of on_off, overlapping and trace; allowed: one of them"
+            words = f"read {read} of {', '.join(_PLANS)}; allowed: one of them"
             raise MistakesError([Mistake((), words)])
+        if self.redrawn is not None:
+            return _redrawn(self.redrawn, ways, f"{seed} {self.link}", until_seconds)
+        profiles = draw_profiles(ways, seed, self.link)
         if self.common_times and self.trace is not None:
             words = "read with trace, which has fixed times; allowed: with on_off or overlapping"
             raise MistakesError([Mistake(("common_times",), words)])
@@ -94,6 +124,39 @@ class Impairment:
         if changes is None:
             raise AssertionError("one of on_off and trace is given")
         return changes
+
+
+_PLANS: Final = ("on_off", "overlapping", "trace", "redrawn")
+"""What may happen to a link: keys of `Impairment`, one of which is given."""
+
+
+def draw_profiles(ways: Mapping[str, Ways], seed: int, link: str) -> dict[str, Profile]:
+    """Return the states of one link in the run with a seed, by name: the same for each broker."""
+    return {
+        name: each.draw(name, random.Random(f"{seed} {link} {name}"))  # noqa: S311 - no secret
+        for name, each in ways.items()
+    }
+
+
+def _redrawn(
+    plan: RedrawnPlan, ways: Mapping[str, Ways], chance: str, until_seconds: float
+) -> Trace:
+    if plan.profile not in ways or not ways[plan.profile].drawn:
+        allowed = ", ".join(name for name, each in ways.items() if each.drawn)
+        words = f"read {plan.profile!r}; allowed: a profile with drawn parameters ({allowed})"
+        raise MistakesError([Mistake(("redrawn", "profile"), words)])
+    if not LEAST_SECONDS <= plan.mean_seconds < inf:
+        words = f"read {plan.mean_seconds}; allowed: from {LEAST_SECONDS:g}"
+        raise MistakesError([Mistake(("redrawn", "mean_seconds"), words)])
+    rng = random.Random(chance)  # noqa: S311 - no secret
+    at = 0.0
+    times: list[float] = []
+    profiles: list[Profile] = []
+    while at < until_seconds or not times:
+        times.append(at)
+        profiles.append(ways[plan.profile].draw(plan.profile, rng))
+        at += rng.expovariate(1 / plan.mean_seconds)
+    return Trace(tuple(times), tuple(profiles))
 
 
 def make_changes(

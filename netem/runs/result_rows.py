@@ -178,9 +178,12 @@ def bad_phase_rows(roster: Roster, tables: Tables, looks: Sequence[Look]) -> lis
         connections = roster.known_as(subscriber)
         held = [each for each in looks if each.client_id in connections]
         spans = _large_spans(tables, subscriber.client_id)
-        causes = [(link.name, _delay_from(scenario, way, n)) for n, link in enumerate(way)]
+        causes = [
+            (link.name, _delay_from(scenario, roster.seed, way, n)) for n, link in enumerate(way)
+        ]
         # Of a flow, it is not known which link's queue it fills.
-        causes += [(flow, _delay_from(scenario, way, 0)) for flow in scenario.flows_on(way)]
+        delay = _delay_from(scenario, roster.seed, way, 0)
+        causes += [(flow, delay) for flow in scenario.flows_on(way)]
         for cause, delay in causes:
             for begin, end in phases.get(cause, []):
                 unfinished = sum(at < begin < done - delay for at, done in spans)
@@ -239,14 +242,14 @@ def _large_spans(tables: Tables, subscriber: str) -> list[tuple[float, float]]:
     ]
 
 
-def _delay_from(scenario: Scenario, way: Sequence[LinkPlan], number: int) -> float:
+def _delay_from(scenario: Scenario, seed: int, way: Sequence[LinkPlan], number: int) -> float:
     """Return the unimpaired delay from a link on a way to the end of the way, seconds."""
     near = scenario.broker_host
     delays = []
     for link in way:
         first, second = link.between
-        ways = scenario.profiles[link.profile]
-        delays.append((ways.downstream if near == first else ways.upstream).delay)
+        profile = scenario.profiles_of(link.name, seed)[link.profile]
+        delays.append((profile.downstream if near == first else profile.upstream).delay)
         near = second if near == first else first
     return sum(delays[number:])
 

@@ -7,7 +7,7 @@ import datetime as dt
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -22,7 +22,9 @@ from penstock.netem.figures.tables import Format
 from penstock.netem.links.congestion_control import check_congestion_control
 from penstock.netem.links.engines import Engine, choose_engine
 from penstock.netem.links.namespaces import require_root
+from penstock.netem.runs.broker_process import version_of
 from penstock.netem.runs.brokers import version
+from penstock.netem.runs.kind_links import only_kinds
 from penstock.netem.runs.provenance import commit, machine, python
 from penstock.netem.runs.results import make_folder, write_result
 from penstock.netem.runs.run_file import RunInfo
@@ -41,6 +43,7 @@ def run(
     short: bool,
     brokers: str | None,
     seeds: str | None,
+    kinds: str | None = None,
     out: Path | None,
     form: str,
     check: bool,
@@ -56,6 +59,7 @@ def run(
         short: whether in its short length, which judges no timings.
         brokers: names with commas between; None for all.
         seeds: numbers with commas between; None for the scenario's.
+        kinds: names with commas between; None for all.
         out: folder of the result; None for ``netem-NAME`` in the working directory.
         form: of the tables: name of a `Format`.
         check: whether missed targets count.
@@ -77,7 +81,7 @@ def run(
         raise typer.BadParameter(
             f"read {form!r}; allowed: {', '.join(Format)}", param_hint="--format"
         )
-    plan = choose(read_scenario(scenario, short=short), brokers, seeds)
+    plan = choose(read_scenario(scenario, short=short), brokers, seeds, kinds)
     if congestion_control is not None:
         plan = replace(plan, congestion_control=congestion_control)
     for name in plan.congestion_controls:
@@ -92,6 +96,7 @@ def run(
             short=short,
             brokers=brokers,
             seeds=seeds,
+            kinds=kinds,
             engine=engine,
             congestion_control=congestion_control,
         ),
@@ -99,7 +104,7 @@ def run(
         machine=machine(),
         python=python(),
         date=dt.datetime.now().astimezone().isoformat(timespec="seconds"),
-        versions={name: version(broker) for name, broker in plan.brokers.items()},
+        versions=_versions(plan),
         processor=[],
         engine=choose_engine(engine),
     )
@@ -127,8 +132,22 @@ def run(
     return not (check and any(each.is_missed for each in verdicts))
 
 
-def choose(scenario: Scenario, brokers: str | None, seeds: str | None) -> Scenario:
-    """Return a scenario with some of its brokers, and with other seeds.
+def _versions(scenario: Scenario) -> dict[str, str]:
+    """Return the program and the version of each broker, and of the load balancer if there is one.
+
+    Raises:
+        NetemError: a program is not installed.
+    """
+    versions = {name: version(broker) for name, broker in scenario.brokers.items()}
+    for through in {each.through for each in scenario.subscribers.values()} - {None}:
+        versions[f"through {through}"] = f"{through} {version_of(str(through))}"
+    return versions
+
+
+def choose(
+    scenario: Scenario, brokers: str | None, seeds: str | None, kinds: str | None = None
+) -> Scenario:
+    """Return a scenario with some of its brokers and kinds of links, and with other seeds.
 
     Targets of brokers that do not run are left out.
 
@@ -136,12 +155,15 @@ def choose(scenario: Scenario, brokers: str | None, seeds: str | None) -> Scenar
         scenario: the whole.
         brokers: names with commas between; None for all.
         seeds: numbers with commas between; None for the scenario's.
+        kinds: names with commas between; None for all.
 
     Raises:
         typer.BadParameter: there is no such broker, or that is no seed.
         NetemError: brokers that a target compares would run in different rounds; or with these
             seeds a link is never bad, or a bulk flow never sends.
     """
+    if kinds is not None:
+        scenario = only_kinds(scenario, _known("--kinds", kinds, scenario.kinds))
     if seeds is not None:
         scenario = replace(scenario, seeds=_numbers(seeds))
         if mistakes := list(check_chance(scenario)):
@@ -155,14 +177,7 @@ def choose(scenario: Scenario, brokers: str | None, seeds: str | None) -> Scenar
 
 
 def _with_brokers(scenario: Scenario, brokers: str) -> Scenario:
-    chosen = _words(brokers)
-    for name in chosen:
-        if name not in scenario.brokers:
-            raise typer.BadParameter(
-                f"read {name!r}; allowed: {', '.join(scenario.brokers)}", param_hint="--brokers"
-            )
-    if not chosen:
-        raise typer.BadParameter("read none; allowed: at least one", param_hint="--brokers")
+    chosen = _known("--brokers", brokers, scenario.brokers)
     return replace(
         scenario,
         brokers={name: scenario.brokers[name] for name in chosen},
@@ -186,6 +201,18 @@ def _those_of(brokers: list[str] | None, chosen: list[str]) -> list[str] | None:
     return None if brokers is None else [each for each in brokers if each in chosen]
 
 
+def _known(option: str, text: str, known: Collection[str]) -> list[str]:
+    """Return the names of an option, each of which is known."""
+    chosen = _words(text)
+    for name in chosen:
+        if name not in known:
+            allowed = ", ".join(known) or "none: the scenario has none"
+            raise typer.BadParameter(f"read {name!r}; allowed: {allowed}", param_hint=option)
+    if not chosen:
+        raise typer.BadParameter("read none; allowed: at least one", param_hint=option)
+    return chosen
+
+
 def _words(text: str) -> list[str]:
     return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
@@ -207,6 +234,7 @@ def command_line(
     short: bool,
     brokers: str | None,
     seeds: str | None,
+    kinds: str | None = None,
     engine: Engine = Engine.AUTO,
     congestion_control: str | None = None,
 ) -> str:
@@ -215,6 +243,7 @@ def command_line(
     words += ["--short"] * short
     words += ["--brokers", brokers] if brokers is not None else []
     words += ["--seeds", seeds] if seeds is not None else []
+    words += ["--kinds", kinds] if kinds is not None else []
     words += ["--engine", engine] if engine is not Engine.AUTO else []
     words += ["--congestion-control", congestion_control] if congestion_control else []
     return shlex.join(words)

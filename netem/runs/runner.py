@@ -1,14 +1,16 @@
 """Runs a scenario: for each seed, its brokers side by side, each with its own copy of everything.
 
-A round is a seed and as many brokers as run at a time, each with a network of its own. Brokers
-start, then all clients. When all are subscribed or connected, links are left calm for a moment, and
-the traffic and what happens to the links begin at the same monotonic second everywhere. At the end
-of the traffic links are again what the topology says, and what is missing gets its time to arrive.
+A round is a seed, as many brokers as run at a time, each with a network of its own, and in a
+scenario with kinds of links as many kinds as run at a time. Brokers start, then all clients. When
+all are subscribed or connected, links are left calm for a moment, and the traffic and what happens
+to the links begin at the same monotonic second everywhere. At the end of the traffic links are
+again what the topology says, and what is missing gets its time to arrive.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 import shutil
@@ -28,6 +30,7 @@ from penstock.netem.links.engines import Engine
 from penstock.netem.links.forwarder_messages import Lateness
 from penstock.netem.links.namespaces import NAME_PREFIX, is_leftover, own_prefix
 from penstock.netem.links.network import Network
+from penstock.netem.runs.kind_links import parts
 from penstock.netem.runs.machine_load import LOOK_SECONDS as LOAD_LOOK_SECONDS
 from penstock.netem.runs.machine_load import Load, Look, describe_doubt, load_between, look
 from penstock.netem.runs.processes import Families, IdleClass
@@ -97,19 +100,23 @@ def run_scenario(scenario: Scenario, display: Display, engine: str = Engine.AUTO
     """
     outcome = Outcome()
     left = planned_seconds(scenario)
-    number = 0
-    for n, seed in enumerate(scenario.seeds, start=1):
-        for group in scenario.groups():
-            number += 1
-            words = f"seed {n} of {len(scenario.seeds)}, {', '.join(group)}"
-            # The folder goes last: who writes into it has ended by then.
-            with temporary_folder() as folder, ExitStack() as held:
-                networks = {
-                    name: held.enter_context(Network(seed=seed, engine=engine)) for name in group
-                }
-                one = _Round(scenario, seed, number, networks, folder)
-                one.run(outcome, _Teller(display, words, left))
-            left -= scenario.calm_seconds + scenario.duration_seconds
+    rounds = itertools.product(
+        enumerate(scenario.seeds, start=1), parts(scenario), scenario.groups()
+    )
+    for number, ((n, seed), part, group) in enumerate(rounds, start=1):
+        names = [*part.kinds, *group]
+        words = f"seed {n} of {len(scenario.seeds)}, {', '.join(names)}"
+        # The folder goes last: who writes into it has ended by then.
+        with temporary_folder() as folder, ExitStack() as held:
+            networks = {
+                name: held.enter_context(Network(seed=seed, engine=engine)) for name in group
+            }
+            one = _Round(part, seed, number, networks, folder)
+            one.run(outcome, _Teller(display, words, left))
+        left -= scenario.calm_seconds + scenario.duration_seconds
+    if len(parts(scenario)) > 1:
+        # A broker had several processes with each seed, and their memory has no sum.
+        outcome.rows.memory.clear()
     return outcome
 
 
@@ -254,7 +261,7 @@ class _Round:
         lasted = self._scenario.duration_seconds
         seconds, reasons = describe_doubt(loads)
         if seconds > DOUBTFUL_SHARE * lasted:
-            names = ", ".join(site.name for site in self._sites)
+            names = ", ".join([*self._scenario.kinds, *(site.name for site in self._sites)])
             yield (
                 f"seed {self._seed}, {names}: this machine was busy for {seconds:.0f} of "
                 f"{lasted:g} s of the traffic ({reasons}): latencies of that time may be its own"

@@ -7,6 +7,7 @@ the impairments, with the same seed: links are bad at the same times for all of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
@@ -16,9 +17,11 @@ from pydantic import ConfigDict
 from penstock.broker.config.checked_yaml import NOT_IN_FILE
 from penstock.broker.config.key_types import STRICT, Size
 from penstock.netem.links.link_variation import Changes
-from penstock.netem.links.profiles import Direction, Profile
+from penstock.netem.links.profiles import Profile
 from penstock.netem.runs.bulk_flows import BulkFlow
-from penstock.netem.runs.impairments import Impairment
+from penstock.netem.runs.impairments import Impairment, draw_profiles
+from penstock.netem.runs.kinds import Cell, EachKind, Kind, cells
+from penstock.netem.runs.ways import Ways
 
 UPLINK: Final = "cloud"
 """Name of the uplink, or the connection, of an edge broker."""
@@ -49,21 +52,6 @@ COMMON_FIGURES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """A profile without its name.
-
-    Attributes:
-        upstream: towards the first host of a link.
-        downstream: towards the second.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    upstream: Direction = field(default_factory=Direction)
-    downstream: Direction = field(default_factory=Direction)
-
-
-@dataclass(frozen=True, slots=True)
 class HostPlan:
     """A host of the topology.
 
@@ -83,12 +71,15 @@ class LinkPlan:
     Attributes:
         between: its two hosts; upstream is towards the first.
         profile: what it is where no impairment says otherwise; a name in `Scenario.profiles`.
+        congestion_control: of the TCP connections whose packets leave either host by it; None for
+            that of the host.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     between: tuple[str, str]
     profile: str
+    congestion_control: str | None = None
 
     @property
     def name(self) -> str:
@@ -141,8 +132,8 @@ class Stream:
     """Messages of one kind.
 
     Attributes:
-        topic: Topic Name; ``{n}`` in it stands for the publisher's number, from 1, and ``{host}``
-            for the name of its host.
+        topic: Topic Name; ``{n}`` in it stands for the publisher's number, from 1, ``{host}``
+            for the name of its host, and ``{to}`` for `Publisher.to`.
         payload_bytes: length of each, at least 24 (the head that tells them apart).
         period_seconds: between two; the mean of it where they come at random.
         qos: at which they are published: 0, 1 or 2.
@@ -171,6 +162,7 @@ class Publisher:
         count: how many of these there are; their client ids end in a number then.
         protocol: of MQTT.
         brokers: names of the brokers that have it; None for all.
+        to: whom it publishes for.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -180,6 +172,7 @@ class Publisher:
     count: int = 1
     protocol: Literal["3.1.1", "5"] = "3.1.1"
     brokers: list[str] | None = None
+    to: str = ""
 
     def topic_of(self, stream: Stream, number: int) -> str:
         """Return the Topic Name of a stream of one of these.
@@ -188,7 +181,8 @@ class Publisher:
             stream: one of `streams`.
             number: of the publisher, from 1.
         """
-        return stream.topic.replace("{n}", str(number)).replace("{host}", self.host)
+        topic = stream.topic.replace("{n}", str(number)).replace("{host}", self.host)
+        return topic.replace("{to}", self.to)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +201,8 @@ class Subscriber:
             it, its connection stalls.
         user_properties: of its CONNECT, such as ``threshold_l``; MQTT 5 alone.
         brokers: names of the brokers that have it; None for all.
+        through: a load balancer before the broker, on its host, to which it connects: ``haproxy``;
+            None for the broker itself.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -220,6 +216,7 @@ class Subscriber:
     reads_from_seconds: float | None = None
     user_properties: dict[str, str] = field(default_factory=dict)
     brokers: list[str] | None = None
+    through: Literal["haproxy"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +259,8 @@ class Broker:
     """One of the brokers that are compared.
 
     Attributes:
-        kind: ``penstock``, ``mosquitto``, ``amqtt``, or ``command`` for any other.
+        kind: ``penstock``, ``mosquitto``, ``amqtt``, or ``command`` for any other; ``oracle`` for
+            Penstock with a gate that is told what links carry (`penstock.netem.oracle`).
         settings: of Penstock and aMQTT: keys of the policy file, laid over the runner's own, which
             lift the limits of queues and load `probing` and `withholding`.
         lines: of mosquitto's configuration file, behind the runner's own.
@@ -279,7 +277,7 @@ class Broker:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    kind: Literal["penstock", "mosquitto", "amqtt", "command"]
+    kind: Literal["penstock", "mosquitto", "amqtt", "command", "oracle"]
     settings: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
@@ -290,7 +288,12 @@ class Broker:
     @property
     def withholds(self) -> bool:
         """Whether large messages may be withheld from its own clients."""
-        return self.kind == "penstock" or self.sidecar is not None
+        return self.is_penstock or self.sidecar is not None
+
+    @property
+    def is_penstock(self) -> bool:
+        """Whether it is a Penstock."""
+        return self.kind in ("penstock", "oracle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +361,9 @@ class Scenario:
         subscribers: by client id.
         impairments: of links.
         bulk_flows: TCP connections that compete with the clients', by name.
+        kinds: kinds of bad links by name, which stand for all links and clients
+            (`penstock.netem.runs.kinds`).
+        each_kind: what the kinds have in common; None where there are none.
         measurements: what is measured.
         targets: what is to come out.
         duration_seconds: for which messages are published.
@@ -380,12 +386,14 @@ class Scenario:
     broker_host: str
     brokers: dict[str, Broker]
     traffic: dict[str, Stream]
-    publishers: dict[str, Publisher]
-    subscribers: dict[str, Subscriber]
     duration_seconds: float
+    publishers: dict[str, Publisher] = field(default_factory=dict)
+    subscribers: dict[str, Subscriber] = field(default_factory=dict)
     profiles: dict[str, Ways] = field(default_factory=dict)
     impairments: list[Impairment] = field(default_factory=list)
     bulk_flows: dict[str, BulkFlow] = field(default_factory=dict)
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    each_kind: EachKind | None = None
     measurements: Measurements = field(default_factory=Measurements)
     targets: list[Target] = field(default_factory=list)
     drain_seconds: float = 120.0
@@ -394,12 +402,13 @@ class Scenario:
     congestion_control: str | None = None
     calm_seconds: float = 5.0
 
-    def all_profiles(self) -> dict[str, Profile]:
-        """Return the links' states, by name."""
-        return {
-            name: Profile(name, ways.upstream, ways.downstream)
-            for name, ways in self.profiles.items()
-        }
+    def profiles_of(self, link: str, seed: int) -> dict[str, Profile]:
+        """Return a link's states in the run with a seed, by name: the same for each broker."""
+        return draw_profiles(self.profiles, seed, link)
+
+    def cells(self) -> list[Cell]:
+        """Return what its kinds stand for; nothing where there are none."""
+        return cells(self.kinds, self.each_kind)
 
     def flow_times(self, name: str, seed: int) -> list[tuple[float, float]]:
         """Return when a bulk flow sends in the run with a seed: the same for each broker."""
@@ -420,7 +429,7 @@ class Scenario:
         Raises:
             MistakesError: it says what cannot be.
         """
-        return impairment.changes(self.all_profiles(), seed)
+        return impairment.changes(self.profiles, seed, self.duration_seconds)
 
     def serving_host(self, broker: str, host: str) -> str:
         """Return where the broker runs to which clients on a host connect.
@@ -455,7 +464,8 @@ class Scenario:
         """The congestion controls that it names."""
         every = (
             self.congestion_control,
-            *(h.congestion_control for h in self.topology.hosts.values()),
+            *(host.congestion_control for host in self.topology.hosts.values()),
+            *(link.congestion_control for link in self.topology.links),
         )
         return {name for name in every if name is not None}
 
@@ -467,7 +477,9 @@ class Scenario:
     @property
     def rounds(self) -> int:
         """How often the traffic runs: for each seed, as often as it takes for all brokers."""
-        return len(self.seeds) * len(self.groups())
+        at_once = self.each_kind.at_once if self.each_kind is not None else None
+        n_parts = math.ceil(len(self.kinds) / at_once) if at_once else 1
+        return len(self.seeds) * n_parts * len(self.groups())
 
     def groups(self) -> list[list[str]]:
         """Return the brokers that run at the same time, in the order of the groups."""

@@ -41,7 +41,7 @@ OWN_CLIENTS: Final = "netem-"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _BELONGS_TO: Final = {
-    "settings": ("penstock", "amqtt"),
+    "settings": ("penstock", "amqtt", "oracle"),
     "lines": ("mosquitto",),
     "command": ("command",),
 }
@@ -95,15 +95,24 @@ def check_chance(scenario: Scenario) -> Iterator[Mistake]:
     if seconds <= 0 or not seeds:
         return
     allowed = f"means with which that happens, or other seeds than {', '.join(map(str, seeds))}"
+    of_kinds = {f"{scenario.broker_host}-{cell.name}": cell.kind for cell in scenario.cells()}
+    never_bad: dict[Place, bool] = {}
     for number, impairment in enumerate(scenario.impairments):
         try:
             changes = [scenario.changes_of(impairment, seed) for seed in seeds]
         except MistakesError:
             continue
         key = "on_off" if impairment.on_off is not None else "overlapping"
-        if impairment.trace is None and not any(_is_ever_bad(each, seconds) for each in changes):
-            words = f"read no bad phase in {seconds:g} s; allowed: {allowed}"
-            yield Mistake(("impairments", number, key), words)
+        if impairment.on_off is None and impairment.overlapping is None:
+            continue
+        place: Place = ("impairments", number, key)
+        if impairment.link in of_kinds:  # of the links of a kind, one is enough
+            place = ("kinds", of_kinds[impairment.link], key)
+        is_never = not any(_is_ever_bad(each, seconds) for each in changes)
+        never_bad[place] = never_bad.get(place, True) and is_never
+    for place, is_never in never_bad.items():
+        if is_never:
+            yield Mistake(place, f"read no bad phase in {seconds:g} s; allowed: {allowed}")
     for name, flow in scenario.bulk_flows.items():
         means = flow.mean_on_seconds, flow.mean_off_seconds
         is_sound = all(mean is not None and mean >= LEAST_SECONDS for mean in means)
@@ -216,7 +225,7 @@ def _check_brokers(scenario: Scenario) -> Iterator[Mistake]:
         place: Place = ("brokers", name)
         yield from _check_name(place, name)
         yield from _check_keys(place, broker)
-        if broker.lanes == "sizes" and broker.kind != "penstock":
+        if broker.lanes == "sizes" and not broker.is_penstock:
             yield _wrong((*place, "lanes"), "sizes", "filters; sizes needs kind penstock")
         if broker.kind == "command" and not broker.command:
             yield Mistake((*place, "command"), "read nothing; allowed: a program and its arguments")
@@ -355,6 +364,14 @@ def _check_subscribers(scenario: Scenario) -> Iterator[Mistake]:
             words = f"no key of protocol {subscriber.protocol}; allowed: beside protocol 5"
             yield Mistake((*place, "user_properties"), words)
         yield from _check_its_brokers(scenario, place, subscriber.brokers)
+        if subscriber.through is not None:
+            for broker in scenario.brokers if subscriber.brokers is None else subscriber.brokers:
+                at_site = broker in scenario.brokers and (
+                    scenario.serving_host(broker, subscriber.host) != scenario.broker_host
+                )
+                if at_site:
+                    words = f"read beside {broker}, whose edge broker serves this host"
+                    yield Mistake((*place, "through"), f"{words}; allowed: for others")
 
 
 def _check_lanes(scenario: Scenario) -> Iterator[Mistake]:

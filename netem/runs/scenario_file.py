@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from penstock.netem.checked_yaml import Mistake, MistakesError, Place, fit, read_yaml
 from penstock.netem.errors import NetemError
+from penstock.netem.runs.kind_links import find_kind_mistakes, with_kinds
 from penstock.netem.runs.scenario import Scenario
 from penstock.netem.runs.scenario_checks import find_mistakes
 
@@ -104,6 +105,9 @@ def _take_apart(mapping: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 def _understand(mapping: dict[str, Any]) -> Scenario:
     scenario = fit(Scenario, mapping)
+    if found := list(find_kind_mistakes(scenario)):
+        raise MistakesError(found)
+    scenario = with_kinds(scenario)
     if found := list(find_mistakes(scenario)):
         raise MistakesError(found)
     return scenario

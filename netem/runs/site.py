@@ -13,21 +13,26 @@ from pathlib import Path
 from typing import Final
 
 from penstock.netem.clients.client_plan import CrewPlan
-from penstock.netem.clients.connection import PORT
+from penstock.netem.clients.connection import BALANCER_PORT, PORT
 from penstock.netem.clients.roster import Roster
 from penstock.netem.errors import RunError
 from penstock.netem.links.device_drops import DeviceDrops
 from penstock.netem.links.network import Host, Link, Network
+from penstock.netem.links.profiles import Profile
+from penstock.netem.oracle_file import TOLD, write_told
 from penstock.netem.runs.broker_process import ENVIRONMENT, RunningBroker, log_tail
 from penstock.netem.runs.brokers import (
     BEHIND_SIDECAR,
     FOR_CLIENTS,
     console_address,
     prepare,
+    prepare_balancer,
     prepare_edge,
     prepare_sidecar,
 )
 from penstock.netem.runs.bulk_flows import FIRST_PORT
+from penstock.netem.runs.scenario import LinkPlan
+from penstock.netem.runs.telling import what_is_told
 
 READY_SECONDS: Final = 60.0
 """In which clients have to be subscribed or connected, and one second more for each four."""
@@ -120,6 +125,7 @@ class Site:
         self.directory = directory
         self.crews: list[Crew] = []
         self.helpers: list[RunningBroker] = []
+        self._balancer: RunningBroker | None = None
         self._bytes_before: dict[str, tuple[int, int]] = {}
         self._watch: subprocess.Popen[bytes] | None = None
         self._flows: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
@@ -131,11 +137,12 @@ class Site:
             )
             for name, plan in scenario.topology.hosts.items()
         }
-        profiles = scenario.all_profiles()
         self.links: dict[str, Link] = {}
         for plan in scenario.topology.links:
             first, second = (self._hosts[host] for host in plan.between)
-            self.links[plan.name] = network.link(first, second, profiles[plan.profile])
+            self.links[plan.name] = network.link(
+                first, second, self._usual(plan), congestion_control=plan.congestion_control
+            )
         self._clients_directory = directory / "clients"
         self._clients_directory.mkdir()
         directory.chmod(0o755)
@@ -183,15 +190,20 @@ class Site:
                 address = self._address(host, broker_host)
                 command = prepare_edge(plan.edges, host, address, directory)
                 self._start_helper(f"edge-{host}", host, command)
+        if any(each.subscriber.through for each in self.roster.subscribers):
+            directory = self._new_directory("haproxy")
+            self._balancer = self._started("haproxy", broker_host, prepare_balancer(directory))
 
     def wait_for_helpers(self) -> None:
-        """Wait until the sidecar and the edge brokers listen.
+        """Wait until the sidecar, the edge brokers and the load balancer listen.
 
         Raises:
             RunError: one of them has ended, or does not listen in time.
         """
         for helper in self.helpers:
             helper.wait_until_listening(PORT)
+        if self._balancer is not None:
+            self._balancer.wait_until_listening(BALANCER_PORT)
 
     def _new_directory(self, name: str) -> Path:
         directory = self.directory / name
@@ -199,9 +211,11 @@ class Site:
         return directory
 
     def _start_helper(self, name: str, host: str, command: list[str]) -> None:
+        self.helpers.append(self._started(name, host, command))
+
+    def _started(self, name: str, host: str, command: list[str]) -> RunningBroker:
         popen = self._hosts[host].popen
-        words = f"{self.name} ({name})"
-        self.helpers.append(RunningBroker(words, command, self.directory / name, popen))
+        return RunningBroker(f"{self.name} ({name})", command, self.directory / name, popen)
 
     def start_clients(self) -> None:
         """Start all clients and bulk flows."""
@@ -285,6 +299,8 @@ class Site:
     def begin(self, begin_at: float) -> None:
         """Let clients, impairments and bulk flows begin at a monotonic second."""
         scenario, seed = self.roster.scenario, self.roster.seed
+        if self._plan.kind == "oracle":
+            write_told(self.directory / "broker" / TOLD, what_is_told(self.roster, begin_at))
         for impairment in scenario.impairments:
             changes = scenario.changes_of(impairment, seed)
             self.links[impairment.link].follow(changes, begin_at)
@@ -311,11 +327,15 @@ class Site:
 
     def restore_links(self) -> None:
         """Make the links what the topology says."""
-        profiles = self.roster.scenario.all_profiles()
         impaired = {impairment.link for impairment in self.roster.scenario.impairments}
         for plan in self.roster.scenario.topology.links:
             if plan.name in impaired:
-                self.links[plan.name].switch(profiles[plan.profile])
+                self.links[plan.name].switch(self._usual(plan))
+
+    def _usual(self, plan: LinkPlan) -> Profile:
+        """Return what the topology says that a link is."""
+        scenario, seed = self.roster.scenario, self.roster.seed
+        return scenario.profiles_of(plan.name, seed)[plan.profile]
 
     def check(self) -> None:
         """See that the broker, its helpers, clients, bulk flows and the watch run.
@@ -327,6 +347,8 @@ class Site:
         self.broker.check()
         for helper in self.helpers:
             helper.check()
+        if self._balancer is not None:
+            self._balancer.check()
         for crew in self.crews:
             crew.listen()
         for name, (process, flow_log) in self._flows.items():

@@ -18,8 +18,8 @@ from penstock.netem.runs.scenario import (
     Stream,
     Subscriber,
     Topology,
-    Ways,
 )
+from penstock.netem.runs.ways import Ways
 
 GOOD = Ways(Direction(0.01, 2_500_000), Direction(0.01, 2_500_000))
 BAD = Ways(Direction(0.1, 2_500_000, loss=0.2), Direction(0.1, 2_500_000, loss=0.2))

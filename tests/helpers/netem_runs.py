@@ -29,8 +29,8 @@ from penstock.netem.runs.scenario import (
     Subscriber,
     Target,
     Topology,
-    Ways,
 )
+from penstock.netem.runs.ways import Ways
 
 BROKERS = ("adaptive", "mosquitto")
 

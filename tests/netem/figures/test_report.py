@@ -31,9 +31,9 @@ def test_the_report_holds_what_was_found(tmp_path: Path, form: Format) -> None:
     """Figures by broker and stream, counted by hand."""
     write_run(tmp_path, INFO, whole_run(), form)
     verdicts = write_report(tmp_path, with_plots=False)
-    assert [(each.target, each.standing) for each in verdicts] == [
-        (SCENARIO.targets[0], Standing.NOT_SHOWN),
-        (SCENARIO.targets[1], Standing.MET),
+    assert [(each.figure, each.standing) for each in verdicts] == [
+        ("small p90", Standing.NOT_SHOWN),
+        ("lost", Standing.MET),
     ]
     text = (tmp_path / "report.md").read_text()
     assert text.startswith(

@@ -52,6 +52,21 @@ def test_a_trace_names_its_states(tmp_path: Path) -> None:
     assert plan.changes == Trace((0.0, 2.5), states, 9.0)
 
 
+def test_what_a_state_draws_follows_the_seed(tmp_path: Path) -> None:
+    """Within its range; the same each time."""
+    text = (
+        "profiles: {good: {}, bad: {downstream: {rate: 1}, drawn: {downstream.rate: [10, 1000]}}}\n"
+        "begin: good\n"
+        "on_off: {good: good, bad: bad, mean_good_seconds: 1, mean_bad_seconds: 1, seed: SEED}\n"
+    )
+    rates = [
+        read_link(write(tmp_path, text.replace("SEED", seed))).profiles["bad"].downstream.rate
+        for seed in ("1", "1", "2")
+    ]
+    assert rates[0] == rates[1] != rates[2]
+    assert all(rate is not None and 10 <= rate <= 1000 for rate in rates)
+
+
 def test_without_a_plan_a_link_stays_as_it_is(tmp_path: Path) -> None:
     """Neither on_off nor trace is needed; a direction of which nothing is said does nothing."""
     plan = read_link(write(tmp_path, TWO))
@@ -80,7 +95,7 @@ def test_without_a_plan_a_link_stays_as_it_is(tmp_path: Path) -> None:
         ),
         (
             TWO.replace("upstream", "up"),
-            "profiles.bad.up: read an unknown key; allowed: one of downstream, upstream",
+            "profiles.bad.up: read an unknown key; allowed: one of downstream, drawn, upstream",
         ),
         (
             TWO.replace("delay: 0.5", "loss: {begin: 1, end: 2}"),

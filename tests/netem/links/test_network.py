@@ -122,11 +122,16 @@ def our_devices(pid: int) -> list[str]:
     return [each.name for each in Path("/sys/class/net").glob(f"pnst{pid}.*")]
 
 
+def start_server(host: Host, text: str) -> None:
+    """Start a small program, and wait for it to listen."""
+    server = host.popen(python(text), stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"listening\n"
+
+
 def start_echo(host: Host) -> None:
     """Start what sends back, and wait for it to listen."""
-    echo = host.popen(python(ECHO), stdout=subprocess.PIPE)
-    assert echo.stdout is not None
-    assert echo.stdout.readline() == b"listening\n"
+    start_server(host, ECHO)
 
 
 @pytest.mark.parametrize(
@@ -301,6 +306,40 @@ def test_a_socket_has_its_hosts_congestion_control_or_its_own(network: Network) 
         assert host.run(python(SOCKET, "root", name)) == f"{name}\n"
     for name in ALLOWED.read_text().split():
         assert host.run(python(SOCKET, "nobody", name)) == f"{name}\n"
+
+
+LISTEN = """
+import socket
+server = socket.create_server(("", 7))
+print("listening", flush=True)
+while True:
+    sock, _ = server.accept()
+    name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    sock.sendall(name.rstrip(b"\\0"))
+    sock.close()
+"""
+"""Tells each client the congestion control of its connection, at this end."""
+
+CONNECT = """
+import socket, sys
+sock = socket.create_connection((sys.argv[1], 7))
+name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\\0")
+print(name.decode(), sock.recv(16).decode())
+"""
+
+
+def test_a_link_may_have_a_congestion_control_of_its_own(network: Network) -> None:
+    """At both ends of each connection over it, accepted ones included; behind a host, too."""
+    cloud, near, router, far = (network.host(name) for name in ("cloud", "near", "router", "far"))
+    network.link(cloud, near, OPEN)
+    network.link(cloud, router, OPEN, congestion_control="reno")
+    network.link(router, far, OPEN, congestion_control="reno")
+    network.route()
+    start_server(cloud, LISTEN)
+    assert near.run(python(CONNECT, cloud.address)) == "cubic cubic\n"
+    assert far.run(python(CONNECT, cloud.address)) == "reno reno\n"
+    with pytest.raises(NetemError, match="congestion control: read 'warp'; allowed here: "):
+        network.link(near, far, OPEN, congestion_control="warp")
 
 
 def test_a_link_follows_a_plan_until_it_is_switched(either_network: Network) -> None:

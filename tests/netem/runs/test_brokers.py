@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+import subprocess
+from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 
 import pytest
@@ -7,7 +10,8 @@ import yaml
 
 from penstock.edge_proxy.sidecar.config import load_proxy_config
 from penstock.netem.errors import NetemError
-from penstock.netem.runs.broker_process import ANONYMOUS, find_program
+from penstock.netem.oracle import OraclePlugin
+from penstock.netem.runs.broker_process import ANONYMOUS, find_program, version_of
 from penstock.netem.runs.brokers import (
     BEHIND_SIDECAR,
     CONSOLE,
@@ -16,6 +20,7 @@ from penstock.netem.runs.brokers import (
     laid_over,
     penstock_policy,
     prepare,
+    prepare_balancer,
     prepare_edge,
     prepare_sidecar,
     version,
@@ -66,6 +71,42 @@ def test_a_command_may_name_its_directory(tmp_path: Path) -> None:
     assert command == [find_program("true"), "-d", f"{tmp_path}/x"]
     with pytest.raises(NetemError, match="no-such-broker is not installed"):
         prepare(Broker("command", command=["no-such-broker"]), tmp_path)
+
+
+def test_the_oracle_has_its_gate_in_place_of_withholding(tmp_path: Path) -> None:
+    """A broker that starts in its directory finds the plugin; a broker has one gate."""
+    settings = {"plugins": {"oracle": {"exposure": 1.0}}}
+    command = prepare(Broker("oracle", settings=settings), tmp_path)
+    assert command[-1] == str(tmp_path / "broker.yaml")
+    policy = yaml.safe_load((tmp_path / "broker.yaml").read_text())
+    assert policy["plugins"]["oracle"] == {"exposure": 1.0}
+    assert "withholding" not in policy["plugins"]
+    (offered,) = entry_points_in(tmp_path)
+    assert offered.name == "oracle"
+    assert offered.load() is OraclePlugin
+
+
+def entry_points_in(folder: Path) -> list[EntryPoint]:
+    """Return what distributions in a folder offer to Penstock."""
+    return [
+        point
+        for each in distributions(path=[str(folder)])
+        for point in each.entry_points.select(group="penstock.plugins")
+    ]
+
+
+def test_a_load_balancer_passes_bytes_to_the_broker(tmp_path: Path) -> None:
+    """HAProxy finds no mistake in its file."""
+    program, *arguments = prepare_balancer(tmp_path)
+    checked = subprocess.run(
+        [program, "-c", *arguments], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
+    text = (tmp_path / "haproxy.cfg").read_text()
+    assert "mode tcp" in text
+    assert "bind :1885" in text
+    assert "server broker 127.0.0.1:1883" in text
+    assert re.fullmatch(r"\d+\.\d+\.\S+", version_of("haproxy"))
 
 
 def test_each_broker_has_a_version() -> None:

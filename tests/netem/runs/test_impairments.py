@@ -5,11 +5,22 @@ from itertools import islice
 import pytest
 
 from penstock.netem.checked_yaml import MistakesError
-from penstock.netem.links.link_variation import OnOff, Overlapping
-from penstock.netem.links.profiles import BAD, GOOD, LOSSY, OPEN
-from penstock.netem.runs.impairments import Impairment, OnOffPlan, TracePlan
+from penstock.netem.links.link_variation import OnOff, Overlapping, Trace
+from penstock.netem.links.profiles import BAD, GOOD, LOSSY, OPEN, Direction
+from penstock.netem.runs.impairments import (
+    Impairment,
+    OnOffPlan,
+    RedrawnPlan,
+    TracePlan,
+    draw_profiles,
+)
+from penstock.netem.runs.ways import Ways
 
-PROFILES = {profile.name: profile for profile in (GOOD, BAD, OPEN, LOSSY)}
+WAYS = {
+    profile.name: Ways(profile.upstream, profile.downstream) for profile in (GOOD, BAD, OPEN, LOSSY)
+}
+DRAWN = Ways(downstream=Direction(0.02, 1e6, loss=0.1), drawn={"downstream.rate": (1e4, 1e6)})
+SECONDS = 100.0
 PLAN = OnOffPlan("good", "bad", 17.5, 17.5)
 TRACE = TracePlan((0.0, 5.0), ("good", "bad"))
 
@@ -17,7 +28,7 @@ TRACE = TracePlan((0.0, 5.0), ("good", "bad"))
 def times(link: str, seed: int, *, common_times: bool = False) -> list[float]:
     """Return when a link changes, seconds."""
     impairment = Impairment(link, on_off=PLAN, common_times=common_times)
-    return [at for at, _ in islice(impairment.changes(PROFILES, seed).steps(), 20)]
+    return [at for at, _ in islice(impairment.changes(WAYS, seed, SECONDS).steps(), 20)]
 
 
 def test_each_link_of_each_seed_has_bad_times_of_its_own() -> None:
@@ -31,7 +42,7 @@ def test_bad_times_of_two_links_fall_together_as_chance_has_it() -> None:
     """Two links are bad half of the time each, and both at once a quarter of it."""
 
     def is_bad(link: str) -> list[bool]:
-        steps = Impairment(link, on_off=PLAN).changes(PROFILES, 1).steps()
+        steps = Impairment(link, on_off=PLAN).changes(WAYS, 1, SECONDS).steps()
         state = "good"
         found = []
         upcoming = next(steps)
@@ -55,7 +66,7 @@ def test_links_with_common_times_are_bad_at_the_same_times() -> None:
 def test_overlapping_causes_of_one_link_are_independent() -> None:
     """Even with the same means: each has its number in its seed."""
     impairment = Impairment("a-b", overlapping=(PLAN, OnOffPlan("good", "lossy", 17.5, 17.5)))
-    changes = impairment.changes(PROFILES, 1)
+    changes = impairment.changes(WAYS, 1, SECONDS)
     assert isinstance(changes, Overlapping)
     first, second = changes.causes
     assert isinstance(first, OnOff)
@@ -66,10 +77,13 @@ def test_overlapping_causes_of_one_link_are_independent() -> None:
 @pytest.mark.parametrize(
     ("impairment", "line"),
     [
-        (Impairment("a-b"), "read none of on_off, overlapping and trace; allowed: one of them"),
+        (
+            Impairment("a-b"),
+            "read none of on_off, overlapping, trace, redrawn; allowed: one of them",
+        ),
         (
             Impairment("a-b", on_off=PLAN, trace=TRACE),
-            "read on_off and trace of on_off, overlapping and trace; allowed: one of them",
+            "read on_off and trace of on_off, overlapping, trace, redrawn; allowed: one of them",
         ),
         (
             Impairment("a-b", trace=TRACE, common_times=True),
@@ -78,16 +92,50 @@ def test_overlapping_causes_of_one_link_are_independent() -> None:
         (Impairment("a-b", overlapping=(PLAN,)), "overlapping: read 1; allowed: 2 to 6"),
         (
             Impairment("a-b", overlapping=(PLAN, OnOffPlan("good", "worse", 1, 1))),
-            "overlapping.1.bad: read 'worse'; allowed: good, bad, open, lossy",
+            "overlapping.1.bad: read 'worse'; allowed: good, bad, open, lossy, drawn",
         ),
         (
             Impairment("a-b", overlapping=(PLAN, OnOffPlan("good", "bad", 0, 1))),
             "overlapping.1.mean_good_seconds: read 0; allowed: from 0.001",
+        ),
+        (
+            Impairment("a-b", redrawn=RedrawnPlan("bad", 3.0)),
+            "redrawn.profile: read 'bad'; allowed: a profile with drawn parameters (drawn)",
+        ),
+        (
+            Impairment("a-b", redrawn=RedrawnPlan("drawn", 0.0)),
+            "redrawn.mean_seconds: read 0.0; allowed: from 0.001",
         ),
     ],
 )
 def test_what_cannot_be_is_named(impairment: Impairment, line: str) -> None:
     """With its place and what is allowed."""
     with pytest.raises(MistakesError) as raised:
-        impairment.changes(PROFILES, 1)
+        impairment.changes({**WAYS, "drawn": DRAWN}, 1, SECONDS)
     assert str(raised.value).startswith(line)
+
+
+def test_each_link_of_each_seed_draws_its_parameters() -> None:
+    """The same for whichever broker; what is not drawn is as it is written."""
+    assert draw_profiles({"x": DRAWN}, 1, "a-b") == draw_profiles({"x": DRAWN}, 1, "a-b")
+    found = [
+        draw_profiles({"x": DRAWN, "y": DRAWN}, seed, link)[name].downstream
+        for link in ("a-b", "a-c")
+        for seed in (1, 2)
+        for name in ("x", "y")
+    ]
+    assert len({each.rate for each in found}) == 8
+    assert {(each.delay, each.loss) for each in found} == {(0.02, 0.1)}
+
+
+def test_a_profile_is_drawn_anew_again_and_again() -> None:
+    """From the beginning of the traffic to its end, under one name."""
+    impairment = Impairment("a-b", redrawn=RedrawnPlan("drawn", 2.0))
+    changes = impairment.changes({"drawn": DRAWN}, 1, SECONDS)
+    assert changes == impairment.changes({"drawn": DRAWN}, 1, SECONDS)
+    assert isinstance(changes, Trace)
+    assert changes.at_seconds[0] == 0.0
+    assert changes.at_seconds[-1] < SECONDS
+    assert len(changes.at_seconds) == pytest.approx(SECONDS / 2.0, rel=0.5)
+    assert {profile.name for profile in changes.profiles} == {"drawn"}
+    assert len({profile.downstream.rate for profile in changes.profiles}) == len(changes.profiles)

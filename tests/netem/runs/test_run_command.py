@@ -18,8 +18,10 @@ from penstock.netem.links.engines import Engine
 from penstock.netem.runs import run_command
 from penstock.netem.runs.impairments import Impairment, OnOffPlan
 from penstock.netem.runs.run_command import choose, command_line, ended_by_signals
-from penstock.netem.runs.scenario import Broker, Publisher, Subscriber, Target, Ways
+from penstock.netem.runs.scenario import Broker, Publisher, Subscriber, Target
+from penstock.netem.runs.ways import Ways
 from tests.helpers.experiments import scenario
+from tests.helpers.kinds import kind_scenario
 from tests.helpers.networks import NEEDS_ROOT
 
 SMALL = """
@@ -62,6 +64,18 @@ def test_brokers_and_seeds_are_chosen() -> None:
     assert chosen.seeds == [7, 8]
     assert choose(WITH_TARGETS, None, "1,01,2,1").seeds == [1, 2]
     assert choose(WITH_TARGETS, None, None) == WITH_TARGETS
+
+
+def test_kinds_are_chosen() -> None:
+    """Those of a scenario that has kinds; the command says which."""
+    chosen = choose(kind_scenario(), None, "3", "outage")
+    assert (list(chosen.kinds), chosen.seeds) == (["outage"], [3])
+    assert list(chosen.subscribers) == ["outage-cubic-direct"]
+    words = command_line("links", short=False, brokers=None, seeds="3", kinds="outage")
+    assert words == "penstock netem run links --seeds 3 --kinds outage"
+    for plan, allowed in ((kind_scenario(), "loss, outage"), (WITH_TARGETS, "none: ")):
+        with pytest.raises(typer.BadParameter, match=f"read 'cliff'; allowed: {allowed}"):
+            choose(plan, None, None, "cliff")
 
 
 def test_brokers_that_a_target_compares_run_in_one_round() -> None:

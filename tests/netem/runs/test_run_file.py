@@ -21,8 +21,8 @@ from penstock.netem.runs.scenario import (
     Subscriber,
     Target,
     Topology,
-    Ways,
 )
+from penstock.netem.runs.ways import Ways
 
 SCENARIO = Scenario(
     name="two-sizes",

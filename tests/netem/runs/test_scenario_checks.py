@@ -17,7 +17,7 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     (
         "{kind: penstock}",
         "{kind: penstok}",
-        ["brokers.ours.kind: read 'penstok'; allowed: 'penstock', 'mosquitto', 'amqtt' or "],
+        ["brokers.ours.kind: read 'penstok'; allowed: 'penstock', 'mosquitto', 'amqtt', 'command'"],
     ),
     (
         "title: A",
@@ -356,7 +356,7 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     (
         ", trace: {at_seconds: [0, 5], profiles: [good, bad]}",
         "",
-        ["impairments.0: read none of on_off, overlapping and trace; allowed: one of them"],
+        ["impairments.0: read none of on_off, overlapping, trace, redrawn; allowed: one of them"],
     ),
     (
         "{sub: {host: edge",

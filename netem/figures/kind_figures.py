@@ -1,0 +1,356 @@
+"""Figures of kinds of links: what each broker makes of each kind, and what could be made of it.
+
+A *cell* is a kind with a congestion control and a way to the broker. Chance decides anew for each
+cell and seed, which is an independent unit. The reference is `BASELINE`, which holds nothing back,
+and the measure is `ORACLE`, which is told what links carry: it *gains* 1 less its mean latency of
+small messages over the reference's. A policy *closes* a share of this: 0 is no better than the
+reference, 1 as good as the oracle.
+
+Latencies are as in `penstock.netem.figures.measures`; sizes are what counts, not streams: small
+messages are those of up to `SMALL_BYTES`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from statistics import median
+from typing import Final, Literal, NamedTuple
+
+from penstock.netem.clients.publisher import SMALL_BYTES
+from penstock.netem.figures.estimates import (
+    Estimate,
+    Standing,
+    Statistic,
+    all_of,
+    at_least,
+    at_most,
+    bootstrap,
+    difference,
+    pooled_mean,
+    pooled_quantile,
+    ratio,
+)
+from penstock.netem.figures.measures import Measures, Unit, show_estimate, show_ratio
+from penstock.netem.runs.kinds import Cell
+
+BASELINE: Final = "none"
+ORACLE: Final = "oracle"
+FOCUS: Final = "adaptive"
+PEER: Final = "mosquitto"
+LANES: Final = "lanes"
+"""Names of the brokers that figures and targets are about."""
+
+GAIN_THAT_COUNTS: Final = 0.2
+"""Of the oracle: a share of less is a share of chance."""
+
+LEAST_SHARE: Final = 0.7
+MOST_P90: Final = 1.1
+MOST_LARGE_MEDIAN: Final = 1.5
+MOST_LARGE: Final = 2.0
+MOST_LARGE_WITHOUT_GAIN: Final = 1.2
+"""What the default policy is to keep: the share that it closes, the p90 of small messages over the
+reference's, and the mean of large ones over the reference's: the median of the cells, that of a
+cell where small messages gain over half, and that of one where they gain less than a fifth."""
+
+MUCH_GAIN, LITTLE_GAIN = 0.5, 0.2
+
+MOST_LANES: Final = 0.1
+MOST_LANES_P99_SECONDS: Final = 3.0
+MOST_LANES_LARGE: Final = 1.05
+"""What two lanes are to keep against mosquitto with one connection."""
+
+Size = Literal["small", "large"]
+
+
+class KindVerdict(NamedTuple):
+    """What came out for a target about kinds.
+
+    Attributes:
+        figure: what it is about.
+        found: what came out, in words.
+        bounds: what was to come out.
+        standing: how that stands to the bounds.
+        is_judged: whether it counts: a timing does not in a short run.
+    """
+
+    figure: str
+    found: str
+    bounds: str
+    standing: Standing
+    is_judged: bool
+
+    @property
+    def word(self) -> str:
+        """Return ``met``, ``missed``, ``not shown`` or ``not judged``."""
+        return self.standing if self.is_judged else "not judged"
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether it is judged, and missed."""
+        return self.is_judged and self.standing is Standing.MISSED
+
+    @property
+    def line(self) -> str:
+        """Return all of that in a line."""
+        return f"{self.word}: {self.figure}: {self.found} ({self.bounds})"
+
+
+@dataclass(frozen=True)
+class KindFigures:
+    """Figures of the cells of a run.
+
+    Attributes:
+        measures: of the run.
+    """
+
+    measures: Measures
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """The cells that ran."""
+        return self.measures.scenario.cells()
+
+    @cached_property
+    def brokers(self) -> list[str]:
+        """Names of the brokers that ran."""
+        return list(self.measures.scenario.brokers)
+
+    @cached_property
+    def policies(self) -> list[str]:
+        """Brokers with one connection whose policies the oracle is the measure of."""
+        others = (BASELINE, ORACLE)
+        return [
+            name
+            for name, plan in self.measures.scenario.brokers.items()
+            if plan.is_penstock and plan.lanes is None and name not in others
+        ]
+
+    @cached_property
+    def _samples(self) -> dict[tuple[str, str, Size], dict[Unit, list[float]]]:
+        """Latencies by host of a cell, broker and size, and by unit."""
+        cell_of = {receiver: cell.name for cell in self.cells for receiver in cell.receivers}
+        found: dict[tuple[str, str, Size], dict[Unit, list[float]]] = {}
+        for (broker, seed), outcomes in self.measures.outcomes.items():
+            for each in outcomes:
+                name = cell_of[each.subscriber]
+                size: Size = "small" if each.message.payload_bytes <= SMALL_BYTES else "large"
+                of_cell = found.setdefault((name, broker, size), {})
+                of_cell.setdefault((name, seed), []).append(each.latency)
+        return found
+
+    def samples(self, cells: Sequence[Cell], broker: str, size: Size) -> list[list[float]]:
+        """Return the latencies of some cells, a list for each unit.
+
+        Units are the same for all brokers, in the same order: by seed, then by cell. The list is
+        empty where the broker was not measured on one of them.
+        """
+        units = [(cell.name, seed) for seed in self.measures.scenario.seeds for cell in cells]
+        found = [self._samples.get((unit[0], broker, size), {}).get(unit) for unit in units]
+        known = [each for each in found if each is not None]
+        return known if len(known) == len(units) else []
+
+    def mean(self, cells: Sequence[Cell], broker: str, size: Size) -> Statistic | None:
+        """Return the mean latency as a statistic; None where the broker was not measured."""
+        samples = self.samples(cells, broker, size)
+        return cache(pooled_mean(samples)) if samples else None
+
+    def quantile(
+        self, cells: Sequence[Cell], broker: str, size: Size, share: float
+    ) -> Statistic | None:
+        """Return a quantile of the latencies as a statistic, likewise."""
+        samples = self.samples(cells, broker, size)
+        return cache(pooled_quantile(samples, share)) if samples else None
+
+    def gain(self, cells: Sequence[Cell], broker: str) -> Statistic | None:
+        """Return 1 less the mean latency of small messages over the reference's."""
+        over = self.over(cells, broker, BASELINE, "small")
+        return None if over is None else lambda units: 1 - over(units)
+
+    def share(self, cells: Sequence[Cell], broker: str) -> Statistic | None:
+        """Return which share of the oracle's gain a broker closes."""
+        ours, none, oracle = (
+            self.mean(cells, each, "small") for each in (broker, BASELINE, ORACLE)
+        )
+        if ours is None or none is None or oracle is None:
+            return None
+        return ratio(difference(none, ours), difference(none, oracle))
+
+    def over(self, cells: Sequence[Cell], broker: str, other: str, size: Size) -> Statistic | None:
+        """Return a broker's mean latency over another's."""
+        ours, theirs = (self.mean(cells, each, size) for each in (broker, other))
+        return None if ours is None or theirs is None else ratio(ours, theirs)
+
+    def p90_over(self, cells: Sequence[Cell], broker: str, other: str) -> Statistic | None:
+        """Return the p90 of small messages over another broker's."""
+        ours, theirs = (self.quantile(cells, each, "small", 0.9) for each in (broker, other))
+        return None if ours is None or theirs is None else ratio(ours, theirs)
+
+    def n_units(self, cells: Sequence[Cell]) -> int:
+        """Return the number of independent units of some cells."""
+        return len(cells) * len(self.measures.scenario.seeds)
+
+    def estimate(self, cells: Sequence[Cell], statistic: Statistic | None) -> Estimate:
+        """Return a statistic of some cells, with its interval where it has one."""
+        if statistic is None:
+            return Estimate(math.nan, math.nan, math.nan, 0)
+        return bootstrap(self.n_units(cells), statistic)
+
+    def median_over(self, broker: str, other: str, size: Size) -> Estimate:
+        """Return the median over the cells of a broker's mean latency over another's.
+
+        A seed is a unit here: it is a unit of each cell.
+        """
+        found = [self.over([cell], broker, other, size) for cell in self.cells]
+        known = [each for each in found if each is not None]
+        if not known:
+            return Estimate(math.nan, math.nan, math.nan, 0)
+        n_seeds = len(self.measures.scenario.seeds)
+        return bootstrap(n_seeds, lambda units: _median([each(units) for each in known]))
+
+
+def _median(values: Sequence[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else median(values)
+
+
+def kind_verdicts(measures: Measures, length: str) -> list[KindVerdict]:
+    """Return what came out for the targets about kinds, those whose brokers ran."""
+    if not measures.scenario.kinds:
+        return []
+    figures = KindFigures(measures)
+    is_judged = length != "short"
+    ran = set(figures.brokers)
+    found: list[KindVerdict] = []
+    if {LANES, PEER} <= ran:
+        found += _lanes_verdicts(figures, is_judged=is_judged)
+    if {FOCUS, BASELINE} <= ran:
+        found += _policy_verdicts(figures, is_judged=is_judged)
+    return found
+
+
+def _lanes_verdicts(figures: KindFigures, *, is_judged: bool) -> list[KindVerdict]:
+    found = []
+    bounds_of: dict[Size, float] = {"small": MOST_LANES, "large": MOST_LANES_LARGE}
+    for size, bound in bounds_of.items():
+        over = figures.median_over(LANES, PEER, size)
+        words = f"{show_ratio(over)}, {over.n_units} seeds"
+        standing = at_most(over, bound)
+        title = f"{LANES}: {size} mean over {PEER}'s, median of the cells"
+        found.append(KindVerdict(title, words, f"at most {bound:g}", standing, is_judged))
+    reached = [cell for cell in figures.cells if not _has_outages(figures, cell)]
+    p99s = [
+        (cell, figures.estimate([cell], figures.quantile([cell], LANES, "small", 0.99)))
+        for cell in reached
+    ]
+    bounds = f"at most {MOST_LANES_P99_SECONDS:g} s on each kind but outages"
+    found.append(
+        _each(
+            f"{LANES}: small p99",
+            [(cell, p99, at_most(p99, MOST_LANES_P99_SECONDS)) for cell, p99 in p99s],
+            bounds,
+            lambda each: show_estimate("small p99", each),
+            is_judged=is_judged,
+        )
+    )
+    return found
+
+
+def _policy_verdicts(figures: KindFigures, *, is_judged: bool) -> list[KindVerdict]:
+    found = []
+    gains = {cell: figures.estimate([cell], figures.gain([cell], ORACLE)) for cell in figures.cells}
+    judged = [cell for cell, gain in gains.items() if gain.value > GAIN_THAT_COUNTS]
+    if ORACLE in figures.brokers:
+        shares = [(cell, figures.estimate([cell], figures.share([cell], FOCUS))) for cell in judged]
+        found.append(
+            _each(
+                f"{FOCUS}: share of the oracle's gain, where that is over {GAIN_THAT_COUNTS:g}",
+                [(cell, share, at_least(share, LEAST_SHARE)) for cell, share in shares],
+                f"at least {LEAST_SHARE:g}",
+                show_ratio,
+                is_judged=is_judged,
+                most_is_worst=False,
+            )
+        )
+    p90s = [
+        (cell, figures.estimate([cell], figures.p90_over([cell], FOCUS, BASELINE)))
+        for cell in figures.cells
+    ]
+    found.append(
+        _each(
+            f"{FOCUS}: small p90 over {BASELINE}'s",
+            [(cell, p90, at_most(p90, MOST_P90)) for cell, p90 in p90s],
+            f"at most {MOST_P90:g}",
+            show_ratio,
+            is_judged=is_judged,
+        )
+    )
+    over = figures.median_over(FOCUS, BASELINE, "large")
+    found.append(
+        KindVerdict(
+            f"{FOCUS}: large mean over {BASELINE}'s, median of the cells",
+            f"{show_ratio(over)}, {over.n_units} seeds",
+            f"at most {MOST_LARGE_MEDIAN:g}",
+            at_most(over, MOST_LARGE_MEDIAN),
+            is_judged,
+        )
+    )
+    own_gains = {
+        cell: figures.estimate([cell], figures.gain([cell], FOCUS)).value for cell in figures.cells
+    }
+    for words, bound, cells in (
+        ("gain over half", MOST_LARGE, [c for c, g in own_gains.items() if g > MUCH_GAIN]),
+        (
+            "gain less than a fifth",
+            MOST_LARGE_WITHOUT_GAIN,
+            [c for c, g in own_gains.items() if g < LITTLE_GAIN],
+        ),
+    ):
+        overs = [
+            (cell, figures.estimate([cell], figures.over([cell], FOCUS, BASELINE, "large")))
+            for cell in cells
+        ]
+        found.append(
+            _each(
+                f"{FOCUS}: large mean over {BASELINE}'s, where small messages {words}",
+                [(cell, each, at_most(each, bound)) for cell, each in overs],
+                f"at most {bound:g}",
+                show_ratio,
+                is_judged=is_judged,
+            )
+        )
+    return found
+
+
+def _has_outages(figures: KindFigures, cell: Cell) -> bool:
+    """Say whether nothing passes the link of a cell in a bad phase."""
+    scenario = figures.measures.scenario
+    link = f"{scenario.broker_host}-{cell.name}"
+    (impairment,) = (each for each in scenario.impairments if each.link == link)
+    profiles = scenario.changes_of(impairment, scenario.seeds[0]).profiles
+    return any(profile.downstream.mean_loss == 1 for profile in profiles)
+
+
+def _each(
+    figure: str,
+    found: Sequence[tuple[Cell, Estimate, Standing]],
+    bounds: str,
+    put: Callable[[Estimate], str],
+    *,
+    is_judged: bool,
+    most_is_worst: bool = True,
+) -> KindVerdict:
+    """Return the verdict about each of several cells: how many keep the bound, and the worst."""
+    if not found:
+        return KindVerdict(figure, "no such cell", bounds, Standing.MET, is_judged)
+    standings = [standing for _, _, standing in found]
+    counts = [f"{standings.count(each)} {each}" for each in Standing if each in standings]
+    known = [each for each in found if not math.isnan(each[1].value)]
+    words = f"{len(found)} cells: {', '.join(counts)}"
+    if known:
+        worst = (max if most_is_worst else min)(known, key=lambda each: each[1].value)
+        cell, estimate, _ = worst
+        where = f"{cell.kind}, {cell.congestion_control}, {cell.way}"
+        words += f"; worst {put(estimate)}, {where}"
+    return KindVerdict(figure, words, bounds, all_of(standings), is_judged)

@@ -1,0 +1,107 @@
+"""Kinds of bad links in a scenario, and the links and clients that each of them stands for. Pure.
+
+Theory of operation. A kind says what happens to a link. A scenario with kinds measures each of them
+with each congestion control and on each way to the broker: a *cell* is one of these. A cell has a
+host of its own with a link to the broker's host, a subscriber there, and a publisher beside the
+broker; or, with several receivers, a link that they share to a host in between. So a cell with a
+seed is an independent unit. All have names of one pattern, ``KIND-CONGESTION_CONTROL-WAY``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
+
+from pydantic import ConfigDict
+
+from penstock.broker.config.key_types import STRICT
+from penstock.netem.runs.impairments import OnOffPlan, RedrawnPlan, TracePlan
+
+Way: TypeAlias = Literal["direct", "haproxy"]
+"""How subscribers reach the broker: by its own port, or by that of a load balancer before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of bad link: what happens to it, as in `Impairment`.
+
+    Attributes:
+        on_off: good and bad in turn, by chance; or None.
+        overlapping: several causes of bad times; or None.
+        trace: changes at given times; or None.
+        redrawn: a profile that is drawn anew again and again; or None.
+        receivers: subscribers that share the link, each of which has a publisher of its own.
+        streams: names in `Scenario.traffic`; None for those of each kind.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    on_off: OnOffPlan | None = None
+    overlapping: tuple[OnOffPlan, ...] | None = None
+    trace: TracePlan | None = None
+    redrawn: RedrawnPlan | None = None
+    receivers: int = 1
+    streams: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EachKind:
+    """What all kinds have in common.
+
+    Attributes:
+        profile: of links that nothing impairs; a name in `Scenario.profiles`.
+        streams: names in `Scenario.traffic`, whose topics have ``{to}`` in them.
+        congestion_controls: of the TCP connections over a link, on both sides.
+        ways: how subscribers reach the broker.
+        at_once: how many kinds run at a time; None for all.
+        few: brokers that are measured on the first of `ways` alone.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    profile: str
+    streams: list[str]
+    congestion_controls: list[str] = field(default_factory=lambda: ["cubic"])
+    ways: list[Way] = field(default_factory=lambda: ["direct"])
+    at_once: int | None = None
+    few: list[str] = field(default_factory=list)
+
+
+class Cell(NamedTuple):
+    """A kind with a congestion control and a way to the broker.
+
+    Attributes:
+        kind: name.
+        congestion_control: of the TCP connections over its link.
+        way: to the broker.
+        receivers: names of its subscribers, and of their hosts.
+    """
+
+    kind: str
+    congestion_control: str
+    way: Way
+    receivers: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Of its link's far host."""
+        return f"{self.kind}-{self.congestion_control}-{self.way}"
+
+
+def cells(kinds: dict[str, Kind], each: EachKind | None) -> list[Cell]:
+    """Return the cells of a scenario: by kind, then by way, then by congestion control."""
+    if each is None:
+        return []
+    return [
+        _cell(name, kind.receivers, congestion_control, way)
+        for name, kind in kinds.items()
+        for way in each.ways
+        for congestion_control in each.congestion_controls
+    ]
+
+
+def _cell(name: str, n_receivers: int, congestion_control: str, way: Way) -> Cell:
+    cell = Cell(name, congestion_control, way, ())
+    if n_receivers == 1:
+        return cell._replace(receivers=(cell.name,))
+    return cell._replace(receivers=tuple(f"{cell.name}-{n}" for n in range(1, n_receivers + 1)))

@@ -1,0 +1,123 @@
+"""A run of a scenario with kinds of links, made up: what each broker's messages take is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.netem.figures.measures import Measures
+from penstock.netem.figures.records import DeliveryRow, ExpectedRow, MessageRow, Tables
+from penstock.netem.links.profiles import Direction
+from penstock.netem.runs.impairments import OnOffPlan
+from penstock.netem.runs.kind_links import with_kinds
+from penstock.netem.runs.kinds import EachKind, Kind
+from penstock.netem.runs.scenario import Broker, HostPlan, Scenario, Stream, Topology
+from penstock.netem.runs.ways import Ways
+
+SEEDS = [1, 2, 3, 4, 5, 6]
+
+BROKERS = {
+    "mosquitto": Broker("mosquitto"),
+    "none": Broker("penstock"),
+    "adaptive": Broker("penstock"),
+    "oracle": Broker("oracle"),
+    "lanes": Broker("penstock", lanes="sizes"),
+}
+
+
+def kind_scenario(
+    *, kinds: tuple[str, ...] = ("loss", "outage"), seeds: list[int] = SEEDS
+) -> Scenario:
+    """Return a scenario with kinds, each with cubic alone and directly."""
+    plans = {
+        "loss": Kind(on_off=OnOffPlan("good", "lossy", 2.0, 2.0)),
+        "outage": Kind(on_off=OnOffPlan("good", "dead", 2.0, 2.0)),
+        "two": Kind(on_off=OnOffPlan("good", "lossy", 2.0, 2.0), receivers=2),
+    }
+    return with_kinds(
+        Scenario(
+            name="made-up",
+            title="Made up",
+            about="Links that nobody made.",
+            topology=Topology({"cloud": HostPlan()}, []),
+            broker_host="cloud",
+            brokers=dict(BROKERS),
+            traffic={
+                "small": Stream("alarms/{to}", 100, 1.0),
+                "large": Stream("pictures/{to}", 1_000_000, 1.0),
+            },
+            duration_seconds=20.0,
+            profiles={
+                "good": Ways(Direction(0.02), Direction(0.02)),
+                "lossy": Ways(Direction(0.1), Direction(0.1, loss=0.2)),
+                "dead": Ways(Direction(0.1), Direction(0.1, loss=1.0)),
+            },
+            kinds={name: plans[name] for name in kinds},
+            each_kind=EachKind("good", ["small", "large"]),
+            seeds=seeds,
+        )
+    )
+
+
+def kind_run(scenario: Scenario, latencies: Mapping[tuple[str, str, str], list[float]]) -> Measures:
+    """Return a run in which messages took a given time.
+
+    Args:
+        scenario: of `kind_scenario`.
+        latencies: seconds of the messages of each unit, by kind, broker and stream; the same with
+            each seed and for each receiver.
+    """
+    tables = Tables()
+    for cell in scenario.cells():
+        for receiver in cell.receivers:
+            for broker in scenario.brokers:
+                for stream, plan in scenario.traffic.items():
+                    for seed in scenario.seeds:
+                        took = latencies.get((cell.kind, broker, stream))
+                        if took is None:
+                            continue
+                        publisher = f"to-{receiver}"
+                        tables.expected.append(
+                            ExpectedRow(
+                                broker,
+                                seed,
+                                receiver,
+                                receiver,
+                                True,
+                                publisher,
+                                stream,
+                                1,
+                                f"cloud-{cell.name}",
+                            )
+                        )
+                        for number, seconds in enumerate(took):
+                            due = float(number)
+                            tables.messages.append(
+                                MessageRow(
+                                    broker,
+                                    seed,
+                                    publisher,
+                                    stream,
+                                    plan.topic,
+                                    number,
+                                    plan.payload_bytes,
+                                    1,
+                                    due,
+                                    due,
+                                    due,
+                                    None,
+                                )
+                            )
+                            tables.deliveries.append(
+                                DeliveryRow(
+                                    broker,
+                                    seed,
+                                    receiver,
+                                    publisher,
+                                    stream,
+                                    number,
+                                    1,
+                                    False,
+                                    due + seconds,
+                                )
+                            )
+    return Measures(scenario, tables)
