@@ -43,6 +43,22 @@ class QueueChangedError(BridgeError):
     """The queue no longer holds what the query has still to read, by its checkpoint."""
 
 
+class GroupTakenError(BridgeError):
+    """The query's group belongs to another query."""
+
+    status = 2
+
+    def __init__(self, queue: str, group: str, reader: str) -> None:
+        super().__init__(
+            f"option 'group': read {group!r}, which in queue {queue!r} belongs to another query "
+            f"(begun as {reader}); allowed: a group of this query's own, which gets every message: "
+            ".option('group', NAME), --option group=NAME, or sinks.SINK.group of a pipeline. "
+            "spark.read looks at messages without a group. If the checkpoint of that query is gone "
+            "and this one is to take its place, give this one an empty output, too, and run: "
+            f"penstock queue seek {queue} {group} earliest"
+        )
+
+
 class JavaGoneError(BridgeError):
     """Spark's Java process has ended by itself."""
 

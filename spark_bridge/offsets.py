@@ -5,6 +5,11 @@ next message to read. Spark writes the position's JSON form to the checkpoint be
 runs, and asks for the same range again after a crash. So two positions determine a range, and a
 queue keeps every message until the query's group has committed the position after it.
 
+Two things more stand beside a queue's offsets. `reader` is the name of the query, to which its
+group belongs: it is made with the checkpoint, and nothing else tells one query from another.
+`first` is where the query's first micro-batch begins. Spark has the end of that batch alone in the
+checkpoint, and asks for its beginning anew when it is repeated, when ``latest`` is another place.
+
 The module only compares positions with what a queue reports. A difference that this query's own
 reading cannot explain (messages that are gone unread, a queue that was created again or is shorter
 than the checkpoint) is reported, never skipped.
@@ -17,7 +22,7 @@ offsets do not contradict that; the next micro-batch's position has the incarnat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -27,6 +32,8 @@ from penstock.spark_bridge.errors import QueueChangedError
 _QUEUE: Final = "queue"
 _INCARNATION: Final = "incarnation"
 _NEXT: Final = "next"
+_READER: Final = "reader"
+_FIRST: Final = "first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +57,25 @@ class QueuePosition:
     Attributes:
         following: physical queue to the offset of the next message to read.
         incarnation: of the queue; "" in an older checkpoint.
+        reader: name of the query; "" in an older checkpoint.
+        first: where the micro-batch that ends here begins, with the keys of `following`; None where
+            it begins at the end of the one before.
     """
 
     following: Mapping[int, int]
     incarnation: str = ""
+    reader: str = ""
+    first: Mapping[int, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the form for Spark; equal positions have equal JSON texts."""
-        incarnation = {_INCARNATION: self.incarnation} if self.incarnation else {}
-        following = {str(number): self.following[number] for number in sorted(self.following)}
-        return {**incarnation, _NEXT: following}
+        told = {_INCARNATION: self.incarnation, _READER: self.reader}
+        first = {} if self.first is None else {_FIRST: _texts(self.first)}
+        return (
+            {name: text for name, text in told.items() if text}
+            | first
+            | {_NEXT: _texts(self.following)}
+        )
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> QueuePosition:
@@ -71,12 +87,29 @@ class QueuePosition:
             ValueError: the same.
             AttributeError: the same.
         """
-        following = {int(number): int(offset) for number, offset in value[_NEXT].items()}
-        return cls(following, str(value.get(_INCARNATION, "")))
+        first = value.get(_FIRST)
+        return cls(
+            _numbers(value[_NEXT]),
+            str(value.get(_INCARNATION, "")),
+            str(value.get(_READER, "")),
+            None if first is None else _numbers(first),
+        )
+
+    def is_at(self, other: QueuePosition) -> bool:
+        """Say whether two positions are one place."""
+        return self.following == other.following and self.incarnation == other.incarnation
 
     def is_of(self, held: Held) -> bool:
         """Say whether the position may be one in the queue that exists."""
         return not self.incarnation or is_same_incarnation(self.incarnation, held.incarnation)
+
+
+def _texts(offsets: Mapping[int, int]) -> dict[str, int]:
+    return {str(number): offsets[number] for number in sorted(offsets)}
+
+
+def _numbers(offsets: Mapping[str, Any]) -> dict[int, int]:
+    return {int(number): int(offset) for number, offset in offsets.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +118,42 @@ class Position:
 
     queues: Mapping[str, QueuePosition]
 
+    @property
+    def reader(self) -> str:
+        """The name of the query; "" in an older checkpoint."""
+        return next((one.reader for one in self.queues.values() if one.reader), "")
+
+    def beginnings(self) -> Position:
+        """Return where the micro-batch that ends here begins, in queues that tell it."""
+        return Position(
+            {
+                queue: replace(one, following=one.first, first=None)
+                for queue, one in self.queues.items()
+                if one.first is not None
+            }
+        )
+
+    def named(self, reader: str) -> Position:
+        """Return the position with the name of its query, where its first micro-batch begins."""
+        return Position(
+            {
+                queue: replace(one, reader=reader, first=one.following)
+                for queue, one in self.queues.items()
+            }
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the form for Spark; equal positions have equal JSON texts."""
         return {name: self.queues[name].to_json() for name in sorted(self.queues)}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], names: Sequence[str]) -> Position:
+    def from_json(cls, value: Mapping[str, Any], names: Sequence[str] | None = None) -> Position:
         """Read the form for Spark back.
 
         Args:
             value: what ``to_json`` returned.
-            names: the queues that the query's options name. Those that the checkpoint lacks are
-                left out.
+            names: the queues that the query's options name; None for any. Those that the checkpoint
+                lacks are left out.
 
         Raises:
             QueueChangedError: the checkpoint belongs to another source, or has a queue that the
@@ -112,12 +169,31 @@ class Position:
                 "use a checkpoint directory of this query's own"
             ) from None
         for name in queues:
-            if name not in names:
+            if names is not None and name not in names:
                 raise QueueChangedError(
                     f"the checkpoint belongs to queue {name!r}, the query reads "
                     f"{', '.join(map(repr, names))}; use a checkpoint directory of this query's own"
                 )
         return cls(queues)
+
+
+def least(positions: Sequence[Position]) -> Position:
+    """Return what is below all of some positions of one query.
+
+    Of a queue that not all of them have, those count that have it; of a physical queue that not all
+    of these have, nothing is below all of them.
+    """
+    found: dict[str, QueuePosition] = {}
+    for position in positions:
+        for queue, one in position.queues.items():
+            other = found.get(queue, one)
+            following = {
+                number: min(offset, other.following[number])
+                for number, offset in one.following.items()
+                if number in other.following and one.incarnation == other.incarnation
+            }
+            found[queue] = QueuePosition(following, other.incarnation, other.reader)
+    return Position(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +250,8 @@ def find_losses(start: QueuePosition, held: Held) -> list[str]:
         elif first > wanted:
             losses.append(
                 f"offsets {wanted} to {first - 1} of physical queue {number} left the queue before "
-                "this query read them: another query commits its group, or they expired or were "
-                "purged"
+                "this query read them: they expired, or were dropped or purged, or another program "
+                "commits the group"
             )
     return losses
 

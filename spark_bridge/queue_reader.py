@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
@@ -26,13 +26,19 @@ from penstock.plugins.queue import client as queue_client
 from penstock.plugins.queue.client import (
     AccessError,
     OtherIncarnationError,
+    OtherReaderError,
     QueueClient,
     QueueError,
     RangeGoneError,
     UnknownNameError,
     read_token,
 )
-from penstock.spark_bridge.errors import OptionError, QueueChangedError, QueueUnavailableError
+from penstock.spark_bridge.errors import (
+    GroupTakenError,
+    OptionError,
+    QueueChangedError,
+    QueueUnavailableError,
+)
 from penstock.spark_bridge.offsets import (
     Held,
     Position,
@@ -131,6 +137,7 @@ class QueueReader:
         self._sleep = sleep
         self._clock = clock
         self._settings: dict[str, Mapping[str, Any]] = {}
+        self._owners: dict[str, str] = {}
 
     def __reduce__(self) -> tuple[type[QueueReader], tuple[SourceOptions]]:
         return (type(self), (self.options,))
@@ -209,6 +216,16 @@ class QueueReader:
         """
         return Position({queue: self._join(queue) for queue in self.options.queues})
 
+    def check_group(self, reader: str) -> None:
+        """Check that the group, as it was when it was joined, is that of a query or of none.
+
+        Raises:
+            GroupTakenError: it belongs to another query.
+        """
+        for queue, owner in self._owners.items():
+            if owner not in ("", reader):
+                raise GroupTakenError(queue, self.options.group, owner)
+
     def _join(self, queue: str) -> QueuePosition:
         group = self.options.group
         try:
@@ -223,8 +240,20 @@ class QueueReader:
                 f"option 'group': read {group!r}, which is of kind {kind} in queue {queue!r}; "
                 f"allowed: a group of kind {GROUP_KIND}, or the name of a new one"
             )
+        self._owners[queue] = found.get("reader", "")
         following = {int(number): offset for number, offset in found["position"].items()}
         return QueuePosition(following, found["incarnation"])
+
+    def claim(self, position: Position) -> None:
+        """Make the group the query's own, in each queue of a position that is in its checkpoint.
+
+        Raises:
+            QueueUnavailableError: no answer for ``retrySeconds``.
+            GroupTakenError: the group belongs to another query.
+        """
+        for queue, one in position.queues.items():
+            if one.reader:
+                self._commit(queue, replace(one, following={}))
 
     def _create_group(self, queue: str) -> dict[str, Any]:
         group = self.options.group
@@ -440,29 +469,47 @@ class QueueReader:
     def commit(self, position: Position) -> None:
         """Tell the queues that all below a position is done with; may be repeated.
 
+        Where messages leave by their age, nothing is told: a checkpoint that is wound back reads
+        them again.
+
         Raises:
             QueueUnavailableError: no answer for ``retrySeconds``.
             QueueChangedError: a queue was created again, and the options do not allow that.
+            GroupTakenError: the group belongs to another query.
         """
         for queue, one in position.queues.items():
-            self._commit(queue, one)
+            if not self._leaves_by_age(queue):
+                self._commit(queue, one)
+
+    def _leaves_by_age(self, queue: str) -> bool:
+        """Say whether reading is not needed to make room in a queue."""
+        settings = self._queue_settings(queue)
+        is_limited = settings["max_messages"] is not None or settings["max_bytes"] is not None
+        refuses = is_limited and settings["when_full"] != "drop_oldest"
+        return settings["retention_seconds"] is not None and not refuses
 
     def _commit(self, queue: str, position: QueuePosition) -> None:
         group = self.options.group
         if not position.incarnation:  # an older checkpoint
-            position = resume(position, self.held(queue))
+            resumed = resume(position, self.held(queue))
+            position = replace(resumed, reader=position.reader)
         at = queue_client.Position(position.incarnation, position.following)
         while True:
             try:
                 self._patiently(
                     queue,
-                    lambda at=at: self._client.commit(queue, group, at),  # type: ignore[misc]
+                    lambda at=at: self._client.commit(  # type: ignore[misc]
+                        queue, group, at, reader=position.reader
+                    ),
                     OtherIncarnationError,
+                    OtherReaderError,
                     UnknownNameError,
                     _RefusedError,
                 )
             except OtherIncarnationError as error:
                 self._tell_loss(queue, error.message)
+            except OtherReaderError as error:
+                raise GroupTakenError(queue, group, error.reader) from error
             except UnknownNameError:
                 self._join(queue)  # the group has expired, or was deleted
                 continue
@@ -486,7 +533,8 @@ class QueueReader:
         if self.options.fail_on_data_loss:
             raise QueueChangedError(
                 f"queue {queue!r}: {what}. To go on with what is there, set failOnDataLoss to "
-                "false; to start anew, use an empty checkpoint directory"
+                "false; to start anew, use an empty checkpoint directory, an empty output and "
+                "another group"
             )
         self._log.warning("penstock: queue %r: %s; reading on", queue, what)
 

@@ -7,6 +7,10 @@ batch's files in one atomic step). Spark calls ``commit`` with the end of a fini
 only when it plans the *following* one, so the queue always holds at least the last batch: deleted
 messages are never asked for again.
 
+A group belongs to one query, by a name in its checkpoint (`offsets`): it is claimed when the first
+micro-batch runs, whose end is in the checkpoint by then. Several sources of one query have one name
+(`siblings`).
+
 Three kinds of processes make a reader from the same options: the driver (offsets, plans, commits),
 a planner, and each task. They share no memory.
 """
@@ -14,6 +18,7 @@ a planner, and each task. They share no memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -36,11 +41,12 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.spark_bridge.errors import OptionError
-from penstock.spark_bridge.offsets import Position, Range, split
+from penstock.spark_bridge.offsets import Position, QueuePosition, Range, split
 from penstock.spark_bridge.options import SourceOptions, read_options
 from penstock.spark_bridge.queue_reader import QueueReader, ReadSettings
 from penstock.spark_bridge.rows import arrow_schema
 from penstock.spark_bridge.schema import spark_ddl
+from penstock.spark_bridge.siblings import Siblings
 from penstock.spark_bridge.sink import BatchWriter, StreamWriter
 
 FORMAT = "penstock"
@@ -156,22 +162,38 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     Args:
         options: of the source.
         queue: reads; None for a reader of the options.
+        siblings: the other sources of the query; None for those of this driver.
     """
 
-    def __init__(self, options: SourceOptions, queue: QueueReader | None = None) -> None:
+    def __init__(
+        self,
+        options: SourceOptions,
+        queue: QueueReader | None = None,
+        siblings: Siblings | None = None,
+    ) -> None:
         self._options = options
         self._queue = queue or QueueReader(options)
+        scope = f"{options.url} {options.group}"
+        self._siblings = siblings or Siblings.of_driver(scope)
         self._target: Position | None = None
         self._latest: Position | None = None
         self._joined: Position | None = None
+        self._initial: Position | None = None
+        self._name = ""
+        self._is_held = self._is_claimed = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the start of a query without a checkpoint."""
-        self._joined = self._queue.join()
-        place = self._options.starting_position
-        if place is None or place == "group":
-            return self._joined.to_json()
-        return self._queue.located(place).to_json()
+        """Return the start of a query without a checkpoint, or with that of its first batch alone.
+
+        Spark asks again until there is a micro-batch, and once more to repeat the first one.
+        """
+        if self._initial is None:
+            joined = self._joined = self._queue.join()
+            place = self._options.starting_position
+            is_there = place is None or place == "group"
+            initial = joined if is_there else self._queue.located(place or "group")
+            self._initial = initial.named(self._siblings.new_name())
+        return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return the limit of a micro-batch; that in bytes has no place in it."""
@@ -187,10 +209,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Asks the server once, and waits there while nothing is to be read.
         """
         options = self._options
-        if self._joined is None:  # a query with a checkpoint
+        given = self._position(start)
+        if self._joined is None:
             self._joined = self._queue.join()
+        if not self._name:
+            self._name = given.reader or self._siblings.new_name()
+            self._queue.check_group(self._name)
         # A queue that the query did not read before begins where its group stands.
-        position = Position({**self._joined.queues, **self._position(start).queues})
+        position = Position({**self._joined.named(self._name).queues, **given.queues})
+        self._hold(position)
         is_limited = not isinstance(limit, ReadAllAvailable)
         plan = self._queue.plan(
             position,
@@ -200,7 +227,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             wait_seconds=0 if self._target is not None else options.wait_seconds,
         )
         self._latest = plan.latest
-        return plan.end.to_json()
+        ends = {
+            queue: self._end(position.queues[queue], one) for queue, one in plan.end.queues.items()
+        }
+        return Position(ends).to_json()
+
+    def _end(self, begin: QueuePosition, end: QueuePosition) -> QueuePosition:
+        """Return the end of a micro-batch in a queue as the checkpoint is to have it."""
+        if end.is_at(begin):
+            return begin
+        first = begin.first if begin.first == begin.following else None
+        return replace(end, reader=self._name, first=first)
+
+    def _hold(self, position: Position) -> None:
+        """Have the other sources of the query leave what this one may still ask for."""
+        if not self._is_held:
+            self._is_held = True
+            self._siblings.hold(self._name or position.reader, position)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return the end of the queues as last seen, for Spark's progress reports."""
@@ -210,18 +253,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return one partition for each physical queue with messages, more by ``minPartitions``."""
         if start == end:
             return []
-        return _partitions(self._queue, self._position(start), self._position(end))
+        past = self._position(end)
+        begin = Position({**self._position(start).queues, **past.beginnings().queues})
+        self._hold(begin)
+        if not self._is_claimed:
+            self._queue.claim(past)
+            self._siblings.end_new()
+            self._is_claimed = True
+        return _partitions(self._queue, begin, past)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a partition."""
         return _read(self._queue, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Delete from the queues what Spark will not ask for again."""
-        self._queue.commit(self._position(end))
+        """Delete from the queues what no source of the query will ask for again."""
+        position = self._position(end)
+        name = self._name or position.reader
+        self._queue.commit(self._siblings.least(name, position))
 
     def stop(self) -> None:
         """Close the connection."""
+        self._siblings.close()
         self._queue.close()
 
     def _position(self, value: dict[str, Any]) -> Position:

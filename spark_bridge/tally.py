@@ -34,7 +34,7 @@ class Tally:
         self.lag: dict[str, int] = {}
         self._finished: Counter[str] = Counter()
         self._newest: Counter[str] = Counter()
-        self._end: dict[str, Any] | None = None
+        self._ends: list[dict[str, Any]] = []
 
     def add(self, report: Mapping[str, Any]) -> bool:
         """Add one report.
@@ -64,7 +64,8 @@ class Tally:
             counts[f"{OBSERVATION}.{name}"] = value
         self._newest = counts
         self.lag = lag_of(report)
-        self._end = _position(report["sources"][0].get("endOffset"))
+        ends = [_position(source.get("endOffset")) for source in report["sources"]]
+        self._ends = [end for end in ends if end is not None and _offsets(end)]
         return counts["rows"] > before
 
     def __getitem__(self, name: str) -> int:
@@ -84,9 +85,9 @@ class Tally:
         }
 
     @property
-    def end(self) -> dict[str, Any] | None:
-        """The first source's position after the newest batch; None where none was reported."""
-        return self._end
+    def ends(self) -> list[dict[str, Any]]:
+        """The position of each source of Penstock's after the newest batch."""
+        return self._ends
 
 
 def late_rows(report: Mapping[str, Any]) -> int:
@@ -113,7 +114,7 @@ def lag_of(report: Mapping[str, Any]) -> dict[str, int]:
     for source in report["sources"]:
         end = _offsets(_position(source.get("endOffset")))
         for name, offset in _offsets(_position(source.get("latestOffset"))).items():
-            lag[name] = max(0, offset - end.get(name, offset))
+            lag[name] = max(lag.get(name, 0), offset - end.get(name, offset))
     return lag
 
 

@@ -42,6 +42,7 @@ from penstock.plugins.queue.wire.refusals import (
     NoSpaceError,
     NotStoredError,
     OtherIncarnationError,
+    OtherReaderError,
     QueueError,
     RangeGoneError,
     UnavailableError,
@@ -74,6 +75,7 @@ __all__ = [
     "NoSpaceError",
     "NotStoredError",
     "OtherIncarnationError",
+    "OtherReaderError",
     "OutgoingMessage",
     "Plan",
     "Position",
@@ -574,15 +576,22 @@ class QueueClient:
             start = batch.offset[-1] + 1
         return batches[0] if len(batches) == 1 else join_batches(batches)
 
-    def commit(self, queue: str, group: str, position: Position) -> None:
+    def commit(self, queue: str, group: str, position: Position, *, reader: str = "") -> None:
         """Tell that a group of kind `offsets` is done with all below a position; may be repeated.
+
+        Args:
+            queue: name of the logical queue.
+            group: of kind `offsets`.
+            position: without offsets, nothing moves.
+            reader: name of who commits: the group belongs to the first one from then on, and
+                commits of others are refused, until a `seek`. "" where it belongs to nobody.
 
         Raises:
             OtherIncarnationError: the queue was deleted and created again.
+            OtherReaderError: the group belongs to another reader.
         """
-        self._requests.ask_json(
-            "POST", _path(queue, "groups", group, "commit"), _position_json(position)
-        )
+        body = _position_json(position) | ({"reader": reader} if reader else {})
+        self._requests.ask_json("POST", _path(queue, "groups", group, "commit"), body)
 
     def seek(self, queue: str, group: str, to: str | float) -> Position:
         """Move a group to `earliest`, `latest`, or a time in seconds since the Unix epoch.

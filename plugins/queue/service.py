@@ -375,10 +375,12 @@ class QueueService:
             held.intake.has_room_again()
         return failed
 
-    async def commit(self, queue: str, group: str, position: Position) -> Position:
+    async def commit(
+        self, queue: str, group: str, position: Position, reader: str = ""
+    ) -> Position:
         """Move an offsets group up to a position; see `Engine.commit`."""
         held = self.queue(queue)
-        position = await self.engine.commit(queue, group, position)
+        position = await self.engine.commit(queue, group, position, reader)
         held.intake.has_room_again()
         return position
 

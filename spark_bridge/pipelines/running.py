@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.spark_bridge.errors import BridgeError, one_line, step_line
-from penstock.spark_bridge.offsets import Position
+from penstock.spark_bridge.offsets import Position, least
 from penstock.spark_bridge.options import SourceOptions
 from penstock.spark_bridge.pipelines.compaction import compact
 from penstock.spark_bridge.pipelines.config import Sink, as_texts
@@ -154,7 +154,7 @@ class _Running:
         self.query = query
         self.tally = Tally()
         self.stream: StreamingQuery | None = None
-        self.released: dict[str, Any] | None = None
+        self.released: list[dict[str, Any]] = []
         self.changed_at = time.monotonic()
         every = query.sink.compact_every
         self.compact_at = None if query.sink.compact is None else self.changed_at + every
@@ -173,14 +173,15 @@ class _Running:
         Its report comes after Spark has written its number to the checkpoint's commit log, so Spark
         never asks for it again.
         """
-        end = self.tally.end
-        if end is not None and end != self.released:
+        ends = self.tally.ends
+        if ends and ends != self.released:
             queue = QueueReader(self.query.source)
+            names = self.query.source.queues
             try:
-                queue.commit(Position.from_json(end, self.query.source.queues))
+                queue.commit(least([Position.from_json(end, names) for end in ends]))
             finally:
                 queue.close()
-            self.released = end
+            self.released = ends
 
 
 class _Run:

@@ -33,6 +33,9 @@ class MemoryQueue(QueueClient):
         groups: group to its kind.
         committed: group to its position.
         may_create: whether groups may be created.
+        readers: group to the query that it belongs to.
+        max_bytes: setting of the queue.
+        retention_seconds: the same.
         keeps_last: whether messages leave for newer ones of their key.
         gone: offsets that have left physical queue 0 for such a reason.
     """
@@ -50,6 +53,9 @@ class MemoryQueue(QueueClient):
         self.committed: dict[str, dict[int, int]] = {}
         self.may_create = True
         self.keeps_last = False
+        self.max_bytes: int | None = None
+        self.retention_seconds: float | None = None
+        self.readers: dict[str, str] = {}
         self.gone: set[int] = set()
 
     def put(self, physical_queue: int, *payloads: bytes) -> None:
@@ -59,7 +65,9 @@ class MemoryQueue(QueueClient):
     def queue(self, queue: str) -> dict[str, Any]:
         """Return what the reader asks for of the queue's settings."""
         self._answer("queue", queue)
-        return {"settings": {"keeps_last": self.keeps_last, "key": None}}
+        settings = {"keeps_last": self.keeps_last, "key": None, "when_full": "refuse"}
+        limits = {"max_messages": None, "max_bytes": self.max_bytes}
+        return {"settings": settings | limits | {"retention_seconds": self.retention_seconds}}
 
     def group(self, queue: str, group: str) -> dict[str, Any]:
         """Return a group."""
@@ -68,7 +76,8 @@ class MemoryQueue(QueueClient):
             raise error_of(404, f"no group {group!r}")
         position = {str(n): offset for n, offset in self.committed[group].items()}
         settings = {"kind": self.groups[group]}
-        return {"incarnation": self.incarnation, "settings": settings, "position": position}
+        found = {"incarnation": self.incarnation, "settings": settings, "position": position}
+        return found | {"reader": self.readers.get(group, "")}
 
     def put_group(self, queue: str, group: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Create a group at the earliest offsets."""
@@ -150,12 +159,16 @@ class MemoryQueue(QueueClient):
         body = b"".join(wanted.cut(matching)) if matching else b""
         return RangeAnswer(body, last_offset(frame) + 1, count)
 
-    def commit(self, queue: str, group: str, position: Position) -> None:
+    def commit(self, queue: str, group: str, position: Position, *, reader: str = "") -> None:
         """Delete everything below the position, as where there is no other group."""
         self._answer("commit", queue)
         self._check(position.incarnation)
         if group not in self.groups:
             raise error_of(404, f"no group {group!r}")
+        owner = self.readers.get(group, "")
+        if owner not in ("", reader):
+            raise error_of(409, "of another reader", {"reader": owner})
+        self.readers[group] = reader
         self._check_offsets(position.offsets)
         for number, offset in position.offsets.items():
             self.earliest[number] = max(self.earliest[number], offset)

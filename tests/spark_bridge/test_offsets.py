@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from penstock.spark_bridge.offsets import (
     QueuePosition,
     Range,
     find_losses,
+    least,
     ranges_between,
     resume,
     split,
@@ -101,6 +103,32 @@ def test_ranges_join_two_positions() -> None:
     """One range for each physical queue that advances."""
     ranges = ranges_between("q", at(q0=2, q1=5, q2=4), at(q0=6, q1=5, q2=8))
     assert ranges == [Range("q", 0, 2, 6, LIFE), Range("q", 2, 4, 8, LIFE)]
+
+
+def test_the_least_of_positions_is_below_all_of_them() -> None:
+    """In what they have in common; a queue that one alone reads is its own affair."""
+    one, other = at(q0=4, q1=2), at(q0=3, q1=5, q2=7)
+    least_of = least([Position({"q": one, "alone": one}), Position({"q": other})])
+    assert least_of == Position({"q": at(q0=3, q1=2), "alone": one})
+    assert least([Position({"q": other}), Position({"q": one})]).queues["q"] == at(q0=3, q1=2)
+    gone = replace(other, incarnation="another")
+    assert least([Position({"q": one}), Position({"q": gone})]).queues["q"].following == {}
+
+
+def test_a_name_and_a_beginning_stand_in_the_checkpoint() -> None:
+    """Until the end of the next micro-batch, which has the name alone."""
+    start = Position({"q": at(q0=3)}).named("mine")
+    assert start.to_json()["q"] == {
+        "incarnation": LIFE,
+        "reader": "mine",
+        "first": {"0": 3},
+        "next": {"0": 3},
+    }
+    assert Position.from_json(start.to_json()) == start
+    end = Position({"q": replace(start.queues["q"], following={0: 5})})
+    assert end.beginnings() == Position({"q": replace(at(q0=3), reader="mine")})
+    assert (end.reader, Position({"q": at(q0=3)}).reader) == ("mine", "")
+    assert Position({"q": at(q0=3)}).beginnings() == Position({})
 
 
 def test_long_ranges_are_split_into_as_many_parts_as_are_asked_for() -> None:

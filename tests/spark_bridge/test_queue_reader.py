@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,12 @@ from penstock.plugins.queue.client import (
 from penstock.plugins.queue.client import (
     Position as QueuePlace,
 )
-from penstock.spark_bridge.errors import OptionError, QueueChangedError, QueueUnavailableError
+from penstock.spark_bridge.errors import (
+    GroupTakenError,
+    OptionError,
+    QueueChangedError,
+    QueueUnavailableError,
+)
 from penstock.spark_bridge.offsets import Position, QueuePosition, Range
 from penstock.spark_bridge.options import SourceOptions, read_options
 from penstock.spark_bridge.queue_reader import QueueReader
@@ -283,17 +288,55 @@ def test_every_message_is_read_once_whatever_crashes(
 
 
 def test_commit_deletes_below_the_position() -> None:
-    """What the checkpoint holds leaves the queue, with one request."""
+    """What the checkpoint holds leaves the queue, with one request; settings are asked for once."""
     queue = MemoryQueue()
     queue.put(0, b"a", b"b")
     patient, _ = reader(queue)
     patient.join()
     queue.requests.clear()
-    patient.commit(at(q0=1, q1=0))
+    for _ in range(2):
+        patient.commit(at(q0=1, q1=0))
     assert queue.earliest == {0: 1, 1: 0}
-    assert queue.requests == ["commit"]
+    assert queue.requests == ["queue", "commit", "commit"]
     patient.commit(at("", q0=2, q1=0))  # an older checkpoint
     assert queue.earliest == {0: 2, 1: 0}
+
+
+@pytest.mark.parametrize(("retention", "most", "left"), [(60, None, 0), (60, 10, 1), (None, 10, 1)])
+def test_reading_deletes_nothing_that_a_retention_keeps(
+    retention: float | None, most: int | None, left: int
+) -> None:
+    """But where publishers would be refused for it."""
+    queue = MemoryQueue()
+    queue.retention_seconds, queue.max_bytes = retention, most
+    queue.put(0, b"a", b"b")
+    patient, _ = reader(queue)
+    patient.join()
+    patient.commit(at(q0=1, q1=0))
+    assert queue.earliest == {0: left, 1: 0}
+
+
+def test_a_group_of_another_query_is_refused_with_what_to_write() -> None:
+    """When it is joined, when it is claimed and when it is committed; nothing leaves the queue."""
+    queue = MemoryQueue()
+    queue.put(0, b"a", b"b")
+    mine, _ = reader(queue)
+    other, _ = reader(queue)
+    start = mine.join().named("mine")
+    mine.check_group("mine")
+    mine.claim(start)
+    other.join()
+    told = r"'group': read 'spark', .* \(begun as mine\); allowed: .*option\('group', NAME\)"
+    attempts: list[Callable[[], None]] = [
+        lambda: other.check_group("other"),
+        lambda: other.claim(start.named("other")),
+        lambda: other.commit(at(q0=2, q1=0)),
+    ]
+    for attempt in attempts:
+        with pytest.raises(GroupTakenError, match=told):
+            attempt()
+    assert queue.earliest == {0: 0, 1: 0}
+    mine.commit(start.named("mine"))
 
 
 def test_commit_creates_a_group_again_that_is_gone() -> None:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StringType, StructField, StructType
@@ -21,7 +22,7 @@ from benchmarks.queue_kills import QUEUE as LOAD
 from benchmarks.spark_kills import TRIGGER_SECONDS, Driver, Victim
 from benchmarks.spark_kills import run as kill
 from penstock.plugins.queue.client import QueueClient
-from penstock.spark_bridge.errors import OptionError, one_line
+from penstock.spark_bridge.errors import GroupTakenError, OptionError, one_line
 from penstock.spark_bridge.options import SourceOptions, read_options
 from penstock.spark_bridge.pipelines.building import read_stream
 from penstock.spark_bridge.pipelines.config import Sink
@@ -251,6 +252,63 @@ def test_a_queue_created_again_is_told_though_it_has_grown(
     assert written(spark, tmp_path) >= Counter(texts)
 
 
+def test_a_notebook_that_peeks_deletes_nothing_and_is_told_how_to_look(
+    spark: SparkSession, gateway: QueueClient, tmp_path: Path
+) -> None:
+    """Another checkpoint on the group of a query; the query goes on."""
+    texts = put(gateway, 0, 100)
+    assert ingest(spark, gateway, tmp_path) == [100]
+    texts += put(gateway, 100, 40)
+    told = failure(spark, gateway, tmp_path / "notebook")
+    assert "option 'group': read 'spark', which in queue 'telemetry' belongs to another q" in told
+    assert "spark.read looks at messages without a group" in told
+    assert held(gateway) == 140
+    assert ingest(spark, gateway, tmp_path / "notebook", group="notebook") == [140]
+    assert ingest(spark, gateway, tmp_path) == [40]
+    assert written(spark, tmp_path) == Counter(texts)
+
+
+def test_a_checkpoint_is_wound_back_as_far_as_the_retention_goes(
+    spark: SparkSession, gateway: QueueClient, tmp_path: Path
+) -> None:
+    """As with Kafka: reading deletes nothing."""
+    settings = gateway.queue("telemetry")["settings"] | {"retention_seconds": 3_600}
+    gateway.put_queue("telemetry", settings)
+    put(gateway, 0, 60)
+    assert ingest(spark, gateway, tmp_path, maxRowsPerTrigger=20) == [20, 20, 20]
+    for log in ("offsets", "commits"):
+        for file in (tmp_path / "checkpoint" / log).glob("*[12]*"):
+            file.unlink()
+    (tmp_path / "rows").rename(tmp_path / "before")
+    assert ingest(spark, gateway, tmp_path, maxRowsPerTrigger=30) == [30, 10]
+
+
+@pytest.mark.parametrize("loads", [1, 2])
+def test_sources_of_one_query_commit_what_all_of_them_have_read(
+    spark: SparkSession, gateway: QueueClient, tmp_path: Path, loads: int
+) -> None:
+    """A self-join, and two `load()`s that go on at different speeds; each message in both."""
+    left = stream(spark, gateway)
+    right = stream(spark, gateway, maxRowsPerTrigger=7) if loads > 1 else left
+    texts = [
+        frame.selectExpr(f"cast(payload as string) {name}", f"arrival_time {name}_at")
+        for frame, name in ((left, "l"), (right, "r"))
+    ]
+    one, other = (
+        frame.withWatermark(f"{name}_at", "1 hour") for frame, name in zip(texts, "lr", strict=True)
+    )
+    near = "l = r AND r_at BETWEEN l_at - INTERVAL 1 HOUR AND l_at + INTERVAL 1 HOUR"
+    pairs = one.join(other, expr(near)).selectExpr("l AS payload")
+    folder = tmp_path / str(loads)
+    sent: list[str] = []
+    for part in range(3):
+        sent += put(gateway, 50 * part, 50)
+        query = start(pairs, folder, availableNow=True)
+        query.awaitTermination()
+        assert written(spark, folder) == Counter(sent)
+    assert held(gateway) <= 50
+
+
 def test_an_unknown_queue_is_told_with_those_that_exist(
     spark: SparkSession, gateway: QueueClient, tmp_path: Path
 ) -> None:
@@ -368,8 +426,17 @@ def test_a_trigger_with_messages_asks_for_a_plan_the_ranges_and_a_commit() -> No
     (part,) = stream.partitions(start, end)
     assert [batch.num_rows for batch in stream.read(part)] == [2]
     stream.commit(end)
-    assert queue.requests == ["plan", "read", "commit"]
-    assert stream.reportLatestOffset() == end
+    assert queue.requests == ["plan", "commit", "read", "queue", "commit"]  # the group is claimed
+    for once in (True, False):
+        queue.put(0, b"c")
+        queue.requests.clear()
+        start, end = end, stream.latestOffset(end, ReadAllAvailable())
+        assert stream.partitions(start, end)
+        stream.commit(end)
+        assert queue.requests == ["plan", "commit"], once
+    latest = stream.reportLatestOffset()
+    assert latest is not None
+    assert latest["telemetry"]["next"] == end["telemetry"]["next"]
 
 
 def test_an_available_now_run_ends_where_the_queue_ended_at_its_start() -> None:
@@ -387,6 +454,48 @@ def test_an_available_now_run_ends_where_the_queue_ended_at_its_start() -> None:
     assert end["telemetry"]["next"] == {"0": 2, "1": 0}
     assert stream.latestOffset(end, ReadMaxRows(5)) == end
     assert queue.waits == [0, 0, 0]
+
+
+def test_a_new_query_keeps_its_place_until_its_first_micro_batch() -> None:
+    """Spark asks at each trigger, and once more where it repeats the first micro-batch."""
+    queue = MemoryQueue()
+    options = SourceOptions(
+        url="http://127.0.0.1:9", queues=("telemetry",), starting_position="latest"
+    )
+    queue.put(0, b"old")
+    stream = StreamReader(options, QueueReader(options, queue))
+    start = stream.initialOffset()
+    queue.put(0, b"a", b"b")
+    assert stream.initialOffset() == start
+    end = stream.latestOffset(start, ReadAllAvailable())
+    queue.put(0, b"c")
+    # Killed, and started again: the checkpoint has the end alone.
+    again = StreamReader(options, QueueReader(options, queue))
+    (part,) = again.partitions(again.initialOffset(), end)
+    (batch,) = again.read(part)
+    assert batch.column("payload").to_pylist() == [b"a", b"b"]
+    following = again.latestOffset(end, ReadAllAvailable())
+    assert "first" not in following["telemetry"]
+    assert following["telemetry"]["next"] == {"0": 4, "1": 0}
+    assert following["telemetry"]["reader"] == end["telemetry"]["reader"]
+
+
+def test_a_query_without_a_micro_batch_claims_nothing() -> None:
+    """What it has read for nobody: its name is in no checkpoint."""
+    queue = MemoryQueue()
+    options = SourceOptions(url="http://127.0.0.1:9", queues=("telemetry",))
+    queue.put(0, b"a")
+    for _ in range(2):
+        stream = StreamReader(options, QueueReader(options, queue))
+        end = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    assert queue.readers == {}
+    assert stream.partitions(stream.initialOffset(), end)
+    assert queue.readers == {"spark": end["telemetry"]["reader"]}
+    other = StreamReader(options, QueueReader(options, queue))
+    with pytest.raises(GroupTakenError):
+        other.latestOffset(other.initialOffset(), ReadAllAvailable())
+    own = StreamReader(options, QueueReader(options, queue))
+    assert own.latestOffset(end, ReadAllAvailable()) == end
 
 
 def test_a_stream_has_no_end() -> None:

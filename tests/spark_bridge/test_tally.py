@@ -67,14 +67,15 @@ def test_lag_is_what_waits_behind_the_newest_batch(end: Any, latest: Any) -> Non
     assert (tally.lag, tally.rate) == ({}, 2.5)
 
 
-def test_the_end_is_that_of_the_newest_batch() -> None:
-    """It is what may be deleted from the queue."""
+def test_the_ends_are_those_of_the_newest_batch() -> None:
+    """Of each source of Penstock's: what all are done with may be deleted from the queue."""
     tally = Tally()
-    assert tally.end is None
+    assert tally.ends == []
     tally.add(report(1, 5, '{"queue": "q", "next": {"0": 5}}'))
     tally.add(report(0, 5, '{"queue": "q", "next": {"0": 2}}'))
-    assert tally.end == {"queue": "q", "next": {"0": 5}}
-    tally.add(report(2, 5, {"queue": "q", "next": {"0": 9}}))
-    assert tally.end == {"queue": "q", "next": {"0": 9}}
+    assert tally.ends == [{"queue": "q", "next": {"0": 5}}]
+    told = [{"q": {"next": {"0": 9}}}, {"logOffset": 1}, {"q": {"next": {"0": 7}}}]
+    tally.add(report(2, 5) | {"sources": [{"endOffset": one} for one in told]})
+    assert tally.ends == [told[0], told[2]]
     tally.add(report(3, 0, None))
-    assert tally.end is None
+    assert tally.ends == []

@@ -19,7 +19,9 @@ from penstock.plugins.queue.engines.physical import PhysicalQueue
 from penstock.plugins.queue.engines.queues import (
     LogicalQueue,
     Stored,
+    group_reader,
     group_spec,
+    group_text,
     queue_spec,
     spec_text,
 )
@@ -114,6 +116,7 @@ class Catalogue:
             group = groups[group_row.row_id] = self._group_of(
                 queue, used, group_spec(group_row.spec)
             )
+            group.reader = group_reader(group_row.spec)
             queue.groups[group.name] = group
             for number, physical in queue.physical.items():
                 floor = rows.floors.get((group.row_id, physical.row_id), physical.earliest)
@@ -299,12 +302,32 @@ class Catalogue:
         def build(transaction: Transaction) -> None:
             check_group(found, changed)
             transaction.changes.must_flush = True
-            transaction.changes.groups.append(self.group_row(changed, changed.epoch, spec))
+            row = self.group_row(changed, changed.epoch, spec, changed.reader)
+            transaction.changes.groups.append(row)
 
         await self._state.change(
             build, lambda: changed.change(spec), is_for_readers=False, is_alone=True
         )
         return group_snapshot(changed, self._state.now())
+
+    async def claim_group(self, queue: LogicalQueue, group: Group, reader: str) -> None:
+        """Give a group to a reader.
+
+        Raises:
+            ReaderError: it belongs to another one.
+        """
+
+        def build(transaction: Transaction) -> None:
+            check_group(queue, group)
+            queue.check_reader(group, reader)
+            transaction.changes.must_flush = True
+            row = self.group_row(group, group.epoch, group.spec, reader)
+            transaction.changes.groups.append(row)
+
+        def then() -> None:
+            group.reader = reader
+
+        await self._state.change(build, then, is_alone=True)
 
     async def delete_group(self, queue: LogicalQueue, group: Group) -> None:
         """Delete a group; it holds no messages any more."""
@@ -387,14 +410,16 @@ class Catalogue:
                 is_latest = group.spec.start == "latest"
                 place.move(part.next if is_latest else part.earliest)
 
-    def group_row(self, group: Group, epoch: int, spec: GroupSpec) -> GroupRow:
+    def group_row(self, group: Group, epoch: int, spec: GroupSpec, reader: str) -> GroupRow:
         """Return the row of a group."""
         used_at = group.used_at - self._state.clock.away
-        return GroupRow(group.row_id, group.queue_id, group.name, spec_text(spec), epoch, used_at)
+        text = group_text(spec, reader)
+        return GroupRow(group.row_id, group.queue_id, group.name, text, epoch, used_at)
 
     def _add_group_rows(self, transaction: Transaction, group: Group) -> None:
         changes = transaction.changes
-        changes.groups.append(self.group_row(group, group.epoch, group.spec))
+        row = self.group_row(group, group.epoch, group.spec, group.reader)
+        changes.groups.append(row)
         for place in group.places.values():
             changes.floors[group.row_id, place.physical.row_id] = place.floor
 

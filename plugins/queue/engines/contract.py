@@ -107,6 +107,21 @@ class GroupKindError(PenstockError):
     """A call that is only for groups of the other kind."""
 
 
+class ReaderError(PenstockError):
+    """A commit by a reader that the group does not belong to.
+
+    Attributes:
+        reader: to which it belongs.
+    """
+
+    def __init__(self, queue: str, group: str, read: str, reader: str) -> None:
+        super().__init__(
+            f"reader of group {group} of queue {queue}: read {read or 'none'}; allowed: {reader}, "
+            "to which the group belongs until it is deleted, or put elsewhere by a seek"
+        )
+        self.reader = reader
+
+
 class IncarnationError(PenstockError):
     """A position of a queue that was deleted; one of the same name was created after it.
 
@@ -299,6 +314,7 @@ class GroupSnapshot:
         received: messages given to receivers since the engine was opened, repeated ones included.
         settled: by action, and `expired` (message expiry), `filtered` (topic filters) and `dead`.
         idle_seconds: since the newest request of the group.
+        reader: to which the group belongs, by its first commit that named one; "" for none.
     """
 
     spec: GroupSpec
@@ -309,6 +325,7 @@ class GroupSnapshot:
     received: int
     settled: Mapping[str, int]
     idle_seconds: float
+    reader: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -599,13 +616,23 @@ class Engine(Protocol):
             StorageError: the storage cannot be read.
         """
 
-    async def commit(self, queue: str, group: str, position: Position) -> Position:
+    async def commit(
+        self, queue: str, group: str, position: Position, reader: str = ""
+    ) -> Position:
         """Move an offsets group up to a position; offsets below its present one do nothing.
+
+        Args:
+            queue: name of the queue.
+            group: name of the group.
+            position: without offsets, nothing moves.
+            reader: who commits. The group belongs to the first one from then on, until a `seek`;
+                "" for somebody without a name.
 
         Returns:
             Where it is then.
 
         Raises:
+            ReaderError: the group belongs to another reader.
             IncarnationError: the position is of another queue.
             OffsetError: no such physical queue, or an offset above the next one.
             StorageError: nothing has changed.

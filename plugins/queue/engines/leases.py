@@ -127,6 +127,7 @@ class Group(Waited):
         name: its name.
         spec: its settings.
         epoch: another one after each seek, modulo 65,536.
+        reader: to which the group belongs; "" for none.
         used_at: the engine's time of its newest request; `Arrivals.note_uses` has those that wait.
         stored_used_at: what the storage has of it.
         places: by number of physical queue.
@@ -148,6 +149,7 @@ class Group(Waited):
         self.queue_id = row.queue_id
         self.name = row.name
         self.epoch = row.epoch
+        self.reader = ""
         self.used_at = self.stored_used_at = row.used_at
         self.places: dict[int, Place] = {}
         self.waiting_in: set[int] = set()

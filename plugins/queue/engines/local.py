@@ -246,12 +246,17 @@ class LocalEngine:
         found = self._state.find(queue)
         return Position(found.incarnation, await self._reader.locate(found, start))
 
-    async def commit(self, queue: str, group: str, position: Position) -> Position:
+    async def commit(
+        self, queue: str, group: str, position: Position, reader: str = ""
+    ) -> Position:
         """Move an offsets group up to a position."""
         found = self._state.find(queue)
         readers = found.offsets_group(group)
         readers.used_at = self._state.now()
         offsets = found.checked(position)
+        found.check_reader(readers, reader)
+        if reader != readers.reader:
+            await self._catalogue.claim_group(found, readers, reader)
         await self._state.ask(lambda future: Move(found, readers, offsets, future))
         return found.position_of(readers)
 
@@ -266,7 +271,7 @@ class LocalEngine:
                 found,
                 moved,
                 offsets,
-                lambda one, epoch: self._catalogue.group_row(one, epoch, one.spec),
+                lambda one, epoch: self._catalogue.group_row(one, epoch, one.spec, ""),
                 future,
             )
         )

@@ -14,6 +14,7 @@ from penstock.plugins.queue.engines.contract import (
     Position,
     QueueSpec,
     RangeGoneError,
+    ReaderError,
     UnknownGroupError,
     UnknownQueueError,
 )
@@ -41,6 +42,12 @@ class _Floor(Protocol):
 
 
 class _Group(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def reader(self) -> str: ...
+
     @property
     def spec(self) -> GroupSpec: ...
 
@@ -147,6 +154,11 @@ class Logical(Waited, Generic[PartT, GroupT]):
                 "of kind offsets"
             )
         return found
+
+    def check_reader(self, group: GroupT, reader: str) -> None:
+        """Raise `ReaderError` where the group belongs to another reader."""
+        if group.reader not in ("", reader):
+            raise ReaderError(self.name, group.name, reader, group.reader)
 
     def checked(self, position: Position) -> dict[int, int]:
         """Return the offsets of a position.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock.plugins.queue.engines.contract import (
     GroupSpec,
@@ -15,6 +15,9 @@ from penstock.plugins.queue.engines.leases import Group, Place
 from penstock.plugins.queue.engines.logical import Logical
 from penstock.plugins.queue.engines.physical import PhysicalQueue
 from penstock.plugins.queue.engines.store import QueueRow
+
+_READER: Final = "reader"
+"""Beside the settings of a group; an older version passes over it."""
 
 
 class Stored(NamedTuple):
@@ -90,6 +93,16 @@ class LogicalQueue(Logical[PhysicalQueue, Group]):
 def spec_text(spec: QueueSpec | GroupSpec) -> str:
     """Return settings as JSON."""
     return json.dumps(asdict(spec), sort_keys=True)
+
+
+def group_text(spec: GroupSpec, reader: str) -> str:
+    """Return the settings of a group as JSON, with the reader to which it belongs."""
+    return json.dumps(asdict(spec) | ({_READER: reader} if reader else {}), sort_keys=True)
+
+
+def group_reader(text: str) -> str:
+    """Return the reader out of the JSON of a group; "" for none."""
+    return str(json.loads(text).get(_READER, ""))
 
 
 def queue_spec(text: str) -> QueueSpec:

@@ -416,8 +416,9 @@ class Seek(Move):
         changes.groups.append(self._row(self.group, self._epoch))
 
     def done(self) -> None:
-        """End the receipt handles that were given."""
+        """End the receipt handles that were given; the group belongs to no reader."""
         self.group.epoch = self._epoch
+        self.group.reader = ""
         self.group.arrived()
 
 

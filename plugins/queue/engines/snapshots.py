@@ -71,4 +71,5 @@ def group_snapshot(group: Group, now: float) -> GroupSnapshot:
         received=group.received,
         settled=dict(group.settled),
         idle_seconds=max(0.0, now - group.used_at),
+        reader=group.reader,
     )

@@ -25,6 +25,7 @@ from penstock.plugins.queue.engines.contract import (
     IncarnationError,
     OffsetError,
     RangeGoneError,
+    ReaderError,
     StorageError,
     StorageFullError,
     UnknownGroupError,
@@ -172,6 +173,8 @@ async def _answering_more(
         return refusal(error)
     except RangeGoneError as error:
         return refusal(AnswerError(str(error), 410, {"earliest": error.earliest}))
+    except ReaderError as error:
+        return refusal(AnswerError(str(error), 409, {"reader": error.reader}))
     except IncarnationError as error:
         return refusal(
             AnswerError(str(error), 409, {"incarnation": error.incarnation, "queue": error.queue})

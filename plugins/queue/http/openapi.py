@@ -24,7 +24,7 @@ from penstock.plugins.queue.http.openapi_schemas import (
     reference,
     schemas,
 )
-from penstock.plugins.queue.http.positions import MAX_PLANNED_QUEUES
+from penstock.plugins.queue.http.positions import MAX_PLANNED_QUEUES, MAX_READER_CHARACTERS
 from penstock.plugins.queue.http.publishing import MAX_WAIT_SECONDS
 from penstock.plugins.queue.http.requests import ACTIONS, JSON_TYPE
 from penstock.plugins.queue.publishing.counts import UNPUBLISHED_REASONS
@@ -351,7 +351,7 @@ def _paths() -> dict[str, Schema]:
                 position,
                 changing,
                 role="read",
-                body=object_of(start),
+                body=object_of(start | {"reader": TEXT | {"maxLength": MAX_READER_CHARACTERS}}),
             )
         },
         f"{group}/seek": {

@@ -205,6 +205,7 @@ def _group_figures() -> dict[str, Schema]:
         "received": COUNT,
         "settled": COUNTS,
         "idle_seconds": SECONDS,
+        "reader": TEXT,
         "requests": object_of(counts | {"waiting": COUNT, "by_strategy": by_strategy}),
     }
 

@@ -35,6 +35,9 @@ MAX_PLANNED_QUEUES: Final = 100
 
 MAX_TOPIC_FILTERS: Final = 20
 
+MAX_READER_CHARACTERS: Final = 200
+"""Of the name of a group's reader."""
+
 _START_KEYS: Final = frozenset({"incarnation", "offsets", "until"})
 
 RANGES_AT_A_TIME: Final = 4
@@ -149,8 +152,14 @@ class Positions:
         """``POST /queues/{queue}/groups/{group}/commit``."""
         context = self._context
         queue, group = context.queue(request, "read"), request.match_info["group"]
-        position = read_position(await context.object(request, "incarnation", "offsets"))
-        position = await context.service.commit(queue, group, position)
+        body = await context.object(request, "incarnation", "offsets", "reader")
+        reader = text_of(body, "reader", "", "")
+        if len(reader) > MAX_READER_CHARACTERS:
+            raise RequestError(
+                f"reader: read {len(reader)} characters; allowed: {MAX_READER_CHARACTERS}"
+            )
+        position = read_position({name: body[name] for name in body if name != "reader"})
+        position = await context.service.commit(queue, group, position, reader)
         return web.json_response(position_json(position))
 
     async def seek(self, request: web.Request) -> web.StreamResponse:

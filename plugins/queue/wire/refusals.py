@@ -46,6 +46,19 @@ class ConflictError(QueueError):
     """
 
 
+class OtherReaderError(ConflictError):
+    """Status 409: the group belongs to another reader.
+
+    Attributes:
+        reader: to which it belongs.
+    """
+
+    @property
+    def reader(self) -> str:
+        """The name of that reader."""
+        return str(self.answer.get("reader", ""))
+
+
 class OtherIncarnationError(ConflictError):
     """Status 409: the position is of a queue that was deleted; one of its name was created since.
 
@@ -144,6 +157,8 @@ def error_of(status: int, message: str, answer: Mapping[str, Any] | None = None)
         kind = NotStoredError
     elif kind is ConflictError and answer and "incarnation" in answer:
         kind = OtherIncarnationError
+    elif kind is ConflictError and answer and "reader" in answer:
+        kind = OtherReaderError
     return kind(status, message, answer)
 
 

@@ -111,6 +111,7 @@ class Catalogue:
                 held.groups[group_name] = group
                 self._functions.watch(group)
             group.spec, group.epoch = settings, values["epoch"]
+            group.reader = values.get("reader", "")
             for number in held.physical:
                 group.place(number)
         return held
@@ -293,6 +294,25 @@ class Catalogue:
                 await self._functions.ask(found, part, "order_group", group.id, ordered)
             return group
 
+    async def claim_group(self, queue: str, name: str, reader: str) -> None:
+        """Give a group to a reader.
+
+        Raises:
+            ReaderError: it belongs to another one.
+        """
+        async with self._lock:
+            while True:
+                found = self.find(queue)
+                group = found.group(name)
+                found.check_reader(group, reader)
+                if group.reader == reader:
+                    return
+                entry = json.loads(found.raw)
+                entry["groups"][name]["reader"] = reader
+                if await self._put(queue, found.raw, entry):
+                    return
+                await self._refresh()
+
     async def delete_group(self, queue: str, name: str) -> None:
         """Delete a group; it holds no messages any more."""
         async with self._lock:
@@ -326,6 +346,7 @@ class Catalogue:
                 entry = json.loads(found.raw)
                 epoch = (moved.epoch + 1) % 65_536
                 entry["groups"][moved.name]["epoch"] = epoch
+                entry["groups"][moved.name].pop("reader", None)
                 if await self._put(found.name, found.raw, entry):
                     break
                 await self._refresh()

@@ -360,11 +360,16 @@ class RedisEngine:
             return {number: part.next for number, part in queue.physical.items()}
         return await self._functions.locate(queue, float(start))
 
-    async def commit(self, queue: str, group: str, position: Position) -> Position:
+    async def commit(
+        self, queue: str, group: str, position: Position, reader: str = ""
+    ) -> Position:
         """Move an offsets group up to a position."""
         found = self._catalogue.find(queue)
         readers = found.offsets_group(group)
         readers.used_at = self._functions.now()
+        if reader != readers.reader:
+            found.checked(Position(position.incarnation, {}))
+            await self._catalogue.claim_group(queue, group, reader)
         if any(
             number in found.physical and offset > found.physical[number].next
             for number, offset in position.offsets.items()

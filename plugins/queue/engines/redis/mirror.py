@@ -168,6 +168,7 @@ class Group(Waited):
         name: its name.
         spec: its settings.
         epoch: another one after each seek, modulo 65,536.
+        reader: to which the group belongs; "" for none.
         places: by number of physical queue.
         used_at: the engine's time of its newest request.
         touched_at: the same as the server knows it.
@@ -183,6 +184,7 @@ class Group(Waited):
         self.name = name
         self.spec = spec
         self.epoch = epoch
+        self.reader = ""
         self.places: dict[int, Place] = {}
         self.touched_at = 0.0
         self.received = 0
@@ -237,6 +239,7 @@ class Group(Waited):
             received=self.received,
             settled=dict(self.settled),
             idle_seconds=max(0.0, now - self.used_at),
+            reader=self.reader,
         )
 
 

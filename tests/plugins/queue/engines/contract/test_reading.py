@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 
 from penstock.plugins.queue.engines.contract import (
+    IncarnationError,
     OffsetError,
     Position,
     RangeGoneError,
+    ReaderError,
 )
 from penstock.plugins.queue.wire.frames import read_batch
 from tests.plugins.queue.engines.contract.harness import LEASE, OFFSETS, Running
@@ -107,6 +109,38 @@ async def test_a_commit_moves_a_group_forward_only(durable: Running) -> None:
     assert dict(durable.group("r").position) == {0: 3, 1: 2}
     assert dict(durable.group("s").position) == {0: 0, 1: 0}
     assert durable.snapshot().messages == 10
+
+
+async def test_a_group_belongs_to_the_first_reader_that_commits_until_a_seek(
+    durable: Running,
+) -> None:
+    """Others move nothing, named or not; it survives a kill and other settings of the group."""
+    await durable.create(groups={"r": OFFSETS, "s": OFFSETS})
+    await durable.store(*(b"%d" % n for n in range(5)), number=0)
+    incarnation = durable.snapshot().incarnation
+    commit = durable.engine.commit
+    assert durable.group("r").reader == ""
+    await commit("q", "r", Position(incarnation, {0: 1}))
+    with pytest.raises(IncarnationError):
+        await commit("q", "r", Position("other", {}), "one")
+    await commit("q", "r", Position(incarnation, {}), "one")
+    assert (durable.group("r").reader, dict(durable.group("r").position)[0]) == ("one", 1)
+    await commit("q", "r", Position(incarnation, {0: 2}), "one")
+    await durable.engine.change_group("q", "r", OFFSETS)
+    for reader in ("two", ""):
+        with pytest.raises(ReaderError, match="allowed: one, to which the group belongs"):
+            await durable.engine.commit("q", "r", Position(incarnation, {0: 5}), reader)
+    await durable.engine.commit("q", "s", Position(incarnation, {0: 5}), "two")
+    await durable.kill()
+    assert (durable.group("r").reader, durable.group("s").reader) == ("one", "two")
+    assert dict(durable.group("r").position)[0] == 2
+    with pytest.raises(ReaderError):
+        await durable.engine.commit("q", "r", Position(incarnation, {0: 5}), "two")
+    await durable.engine.seek("q", "r", "earliest")
+    assert durable.group("r").reader == ""
+    await durable.engine.commit("q", "r", Position(incarnation, {}), "two")
+    await durable.kill()
+    assert durable.group("r").reader == "two"
 
 
 @pytest.mark.parametrize("offsets", [{0: 11}, {7: 0}, {0: 3, 7: 0}, {0: -1}])
