@@ -8,7 +8,7 @@
 * ``GET /clients/{client_id}``: the report of one client; in the path, its id is percent-encoded.
 
 Answers are JSON; `penstock.broker.client_report` describes a report. An error is ``{"error":
-"..."}``. The API changes nothing.
+"..."}``. The API changes nothing. Other machines reach it with a bearer token alone.
 
 There may be very many clients, and the same event loop serves them and this API. So a request is
 answered in slices of a few clients.
@@ -17,18 +17,31 @@ answered in slices of a few clients.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
+from collections.abc import Awaitable, Callable
 from logging import Logger
 from typing import Final
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from penstock.broker.client_report import as_json
+from penstock.broker.config.checked_yaml import NamedBy
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.extensions import ClientReports, Plugin, PluginContext
 from penstock.broker.mqtt.enums import MAX_STRING_BYTES
 from penstock.plugins.console.config import ConsoleConfig
-from penstock.plugins.web.service import HttpServer, RequestError, answering_errors, integer, show
+from penstock.plugins.web.bind import is_loopback
+from penstock.plugins.web.secret_file import read_secret
+from penstock.plugins.web.service import (
+    HttpServer,
+    RequestError,
+    answering_errors,
+    error_answer,
+    integer,
+    show,
+)
 
 DEFAULT_PAGE_CLIENTS: Final = 100
 MAX_PAGE_CLIENTS: Final = 1_000
@@ -53,15 +66,21 @@ class ConsoleApi:
     Args:
         clients: of the broker.
         logger: gets what should not happen.
+
+    Attributes:
+        token: that requests have to carry; None for none.
     """
 
     def __init__(self, clients: ClientReports, logger: Logger) -> None:
+        self.token: str | None = None
         self._clients = clients
         self._logger = logger
 
     def application(self) -> web.Application:
         """Return the API as an aiohttp application."""
-        application = web.Application(middlewares=[answering_errors("console API", self._logger)])
+        application = web.Application(
+            middlewares=[answering_errors("console API", self._logger), self._checking_token()]
+        )
         application.add_routes(
             [
                 web.get("/clients", self._list),
@@ -71,6 +90,31 @@ class ConsoleApi:
             ]
         )
         return application
+
+    def _checking_token(self) -> Middleware:
+        """Return a middleware that refuses requests without the token, where there is one."""
+
+        @web.middleware
+        async def check_token(
+            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        ) -> web.StreamResponse:
+            header = request.headers.get("Authorization", "")
+            scheme, _, token = header.partition(" ")
+            is_right = self.token is None or (
+                scheme.lower() == "bearer"
+                and hmac.compare_digest(
+                    token.strip().encode(errors="surrogateescape"), self.token.encode()
+                )
+            )
+            if is_right:
+                return await handler(request)
+            read = "another token" if header else "nothing"
+            told = f"Authorization: read {read}; allowed: Bearer and the token of this console"
+            answer = error_answer(401, told)
+            answer.headers["WWW-Authenticate"] = "Bearer"
+            return answer
+
+        return check_token
 
     async def _list(self, request: web.Request) -> web.Response:
         asked = request.query.get("limit", str(DEFAULT_PAGE_CLIENTS))
@@ -137,10 +181,18 @@ class ConsolePlugin(Plugin):
                 "plugins.console", "a plugin that tells of clients", "in a broker or a proxy"
             )
             raise ConfigError(context.policy_file, [problem])
+        if config.token_file is None and not is_loopback(config.http):
+            allowed = (
+                "an address of this machine, such as 127.0.0.1:8081, while callers need no token; "
+                "to serve other machines, name a file with one: plugins: {console: {token_file: "
+                "FILE}}"
+            )
+            problem = ConfigProblem("plugins.console.http", config.http, allowed)
+            raise ConfigError(context.policy_file, [problem])
         self.http_url = ""
-        api = ConsoleApi(context.clients, context.logger)
+        self._api = ConsoleApi(context.clients, context.logger)
         self._http = HttpServer(
-            api.application(),
+            self._api.application(),
             "plugins.console.http",
             config.http_limits,
             context.logger,
@@ -153,10 +205,28 @@ class ConsolePlugin(Plugin):
         """Open the HTTP API.
 
         Raises:
+            ConfigError: the token cannot be used.
             HttpStartError: the address cannot be bound.
         """
+        await self.reload()
         self.http_url = await self._http.start(self.config.http)
         self.context.logger.info("console API listens on %s", self.http_url)
+
+    async def reload(self) -> list[str]:
+        """Read the token again; requests that run go on.
+
+        Raises:
+            ConfigError: the file cannot be used; the token of before stays.
+        """
+        self._api.token = self._read_token()
+        file = self.config.token_file
+        return [] if file is None else [f"token_file {file}"]
+
+    def _read_token(self) -> str | None:
+        file = self.config.token_file
+        if file is None:
+            return None
+        return read_secret(file, NamedBy(self.context.policy_file, "plugins.console.token_file"))
 
     async def close(self) -> None:
         """Answer running requests and stop listening."""

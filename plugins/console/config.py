@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import field
+from typing import Annotated
 
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from penstock.broker.config.key_types import STRICT
@@ -16,10 +18,13 @@ class ConsoleConfig:
     """Where the console can be reached.
 
     Attributes:
-        http: ``HOST:PORT`` of the HTTP API, port 0 for any free one. Only this machine by default,
-            as the API needs no password and names clients, users and topics.
+        http: ``HOST:PORT`` of the HTTP API, port 0 for any free one. Only this machine without a
+            ``token_file``, as the API names clients, users and topics.
+        token_file: file with the bearer token of every request, of 16 characters or more; null:
+            none is needed.
         http_limits: limits for its clients.
     """
 
     http: Bind = "127.0.0.1:8081"
+    token_file: Annotated[str, Field(min_length=1)] | None = None
     http_limits: HttpLimits = field(default_factory=HttpLimits)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import http.client
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -21,6 +22,7 @@ from penstock.broker.errors import PenstockError
 from penstock.broker.process.program import exit_status
 from penstock.plugins.console.report_text import describe, describe_proxy
 from penstock.plugins.web.printable import printable
+from penstock.plugins.web.secret_file import read_secret
 
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
 
@@ -49,13 +51,18 @@ def why(
     url: Annotated[
         str, typer.Option(help="Address of the plugin console: its key http.")
     ] = DEFAULT_URL,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with the bearer token, if the console needs one."),
+    ] = None,
 ) -> None:
     """Show why a client's last large message was held or sent.
 
     Without a client, show the state of a proxy.
     """
+    token = None if token_file is None else read_secret(token_file)
     try:
-        found = fetch(url, client_id)
+        found = fetch(url, client_id, token)
     except UnknownClientError as error:
         typer.echo(f"penstock why: {error}", err=True)
         raise typer.Exit(1) from error
@@ -66,12 +73,13 @@ def why(
     typer.echo("\n".join(lines))
 
 
-def fetch(url: str, client_id: str | None) -> Any:
+def fetch(url: str, client_id: str | None, token: str | None = None) -> Any:
     """Ask for a client's report or a proxy's state.
 
     Args:
         url: of the console's HTTP API.
         client_id: Client Identifier; None for the proxy.
+        token: that the console needs; None for none.
 
     Returns:
         The JSON of the answer.
@@ -83,7 +91,8 @@ def fetch(url: str, client_id: str | None) -> Any:
     connection, path = _connect(url)
     try:
         resource = "proxy" if client_id is None else f"clients/{quote(client_id, safe='')}"
-        connection.request("GET", f"{path}/{resource}")
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        connection.request("GET", f"{path}/{resource}", headers=headers)
         response = connection.getresponse()
         body = response.read(MAX_ANSWER_BYTES)
     except (OSError, http.client.HTTPException) as error:

@@ -21,12 +21,11 @@ Without a file, every caller may do everything; the APIs then serve this machine
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -34,7 +33,8 @@ from pydantic.dataclasses import dataclass
 from penstock.broker.config.checked_yaml import NamedBy, parse_mapping, read_text, validate_config
 from penstock.broker.config.key_types import STRICT, PerSecond
 from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.plugins.web.bind import split_bind
+from penstock.plugins.web.bind import is_loopback
+from penstock.plugins.web.secret_file import read_secret
 
 Role: TypeAlias = Literal["read", "write", "admin", "publish"]
 """`read` receives, settles, reads ranges and commits; `write` stores messages; `admin` creates,
@@ -46,9 +46,6 @@ ALL_QUEUES: Final = "*"
 it."""
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-LEAST_SECRET_CHARACTERS: Final = 16
-"""Of a secret: a shorter one could be guessed over the network."""
-
 _Name = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
 
 
@@ -241,14 +238,8 @@ class QueueAccess:
         self._by_digest, self._by_key = by_digest, by_key
 
     def _secret(self, file: str, where: str) -> str:
-        path = Path(self.file).parent / file
-        text = read_text(path, named_by=NamedBy(self.file, f"{where}.secret_file")).strip()
-        if len(text) < LEAST_SECRET_CHARACTERS or not (text.isascii() and text.isprintable()):
-            allowed = f"{LEAST_SECRET_CHARACTERS} printable ASCII characters or more"
-            raise ConfigError(
-                self.file, [ConfigProblem(f"{where}.secret_file", f"{path}: another text", allowed)]
-            )
-        return text
+        named_by = NamedBy(self.file, f"{where}.secret_file")
+        return read_secret(Path(self.file).parent / file, named_by)
 
     def bearer(self, authorization: str | None) -> Caller | None:
         """Return who sends a request, by its Authorization header; None where it is unknown."""
@@ -281,18 +272,10 @@ def require_tokens(access: QueueAccess, key: str, bind: str, policy_file: str) -
     Raises:
         ConfigError: names the key.
     """
-    host, _ = split_bind(bind)
-    if not access.is_open or host == "localhost" or _is_loopback(host):
+    if not access.is_open or is_loopback(bind):
         return
     allowed = (
         "an address of this machine, such as 127.0.0.1:8080, while callers need no token; to serve "
         "other machines, name a file of tokens: plugins: {queue: {tokens: FILE}}"
     )
     raise ConfigError(policy_file, [ConfigProblem(key, bind, allowed)])
-
-
-def _is_loopback(host: Any) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a host name, which may have any address
-        return False

@@ -169,6 +169,11 @@ class QueuePlugin(Plugin):
             if self._sqs is not None:
                 self.sqs_url = await self._sqs.start(config.sqs)
                 logger.info("Amazon SQS listens on %s", self.sqs_url)
+            if config.tokens is None and (self.http_url or self.sqs_url):
+                logger.info(
+                    "without plugins.queue.tokens, every account of this machine may store, take "
+                    "and delete there"
+                )
         except BaseException:
             await self.close()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Annotated, Final
 
@@ -20,6 +21,15 @@ def split_bind(bind: str) -> tuple[str, int]:
     if match is None or int(match["port"]) > 65_535:
         raise ValueError("HOST:PORT, with a port of 0 to 65535")
     return match["host"].strip("[]"), int(match["port"])
+
+
+def is_loopback(bind: str) -> bool:
+    """Say whether an address that `split_bind` accepts is reached from this machine alone."""
+    host, _ = split_bind(bind)
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a host name, which may have any address
+        return False
 
 
 def _checked(bind: str) -> str:

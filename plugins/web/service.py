@@ -155,6 +155,7 @@ class HttpServer:
         application.middlewares.insert(0, self._guard())
         self._own_name: str | None = None
         application.middlewares.append(self._check_host())
+        _refuse_expectations(application)
         # A waiting request is cancelled when its client leaves, so that it takes no messages.
         self._runner = web.AppRunner(
             application,
@@ -280,6 +281,23 @@ class HttpServer:
             self._listening.close()
         self._guards.close()
         await self._runner.cleanup()
+
+
+def _refuse_expectations(application: web.Application) -> None:
+    """Answer a header Expect that cannot be met by 417, before aiohttp does.
+
+    aiohttp repeats what it has read, and fails where that is no UTF-8.
+    """
+    resolve = application.router.resolve
+
+    async def checked(request: web.Request) -> web.UrlMappingMatchInfo:
+        asked = request.headers.get("Expect")
+        if asked and asked.lower() != "100-continue":
+            told = {"error": f"Expect: read {show(asked)}; allowed: 100-continue"}
+            raise web.HTTPExpectationFailed(text=json.dumps(told), content_type="application/json")
+        return await resolve(request)
+
+    application.router.resolve = checked  # type: ignore[method-assign]
 
 
 def _parts(pieces: Pieces) -> Iterator[bytes | memoryview]:

@@ -278,6 +278,7 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.queue.wire.connection",
     "plugins.web.bodies",
     "plugins.web.guard",
+    "plugins.web.secret_file",
     "plugins.web.service",
     "plugins.web.slices",
     "plugins.web.tls",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,7 @@ from penstock.plugins.queue.http.requests import (
     read_queue_spec,
     text_of,
 )
-from penstock.plugins.web.service import RequestError, error_answer
+from penstock.plugins.web.service import RequestError, error_answer, show
 
 
 class Operation:
@@ -173,4 +174,26 @@ class Operation:
         path = text_of(await context.object(request, "path"), "path", "")
         if not path or "\0" in path:
             raise RequestError("path: read no path; allowed: that of a new file on the server")
+        if context.access.is_open:
+            _check_beside(path, context.service.engine.figures().get("path"))
         return web.json_response({"bytes": await context.service.engine.backup(path)})
+
+
+def _check_beside(path: str, database: str | None) -> None:
+    """Check that a copy is to be in the folder of the database: callers need no token.
+
+    Every account of the machine may call then, and must not have files written elsewhere as the
+    user of the broker, who may be root.
+
+    Raises:
+        RequestError: 403, it is to be elsewhere.
+    """
+    if database is None:  # the engine has no copies
+        return
+    folder, given = (os.path.realpath(os.path.dirname(one) or ".") for one in (database, path))  # noqa: PTH120
+    if folder != given:
+        raise RequestError(
+            f"path: read {show(path)}; allowed: a new file in {folder}, as callers need no token; "
+            "elsewhere with a file of tokens: plugins: {queue: {tokens: FILE}}",
+            403,
+        )

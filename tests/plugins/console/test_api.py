@@ -222,3 +222,74 @@ def test_where_there_are_no_clients_there_is_no_console() -> None:
     context = PluginContext(logging.getLogger("test"), "proxy.yaml", lambda: 0.0)
     with pytest.raises(ConfigError, match=r"plugins\.console: read a plugin that tells"):
         ConsolePlugin(ConsoleConfig(), context)
+
+
+TOKEN = "a token of the console"
+
+
+def context_of(broker: VirtualBroker) -> PluginContext:
+    """Return what the plugin is given."""
+    reports = Reports(lambda: broker.now)
+    reports.attach(broker.core)
+    return PluginContext(logging.getLogger("test"), "policy.yaml", lambda: 0.0, (), reports)
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0:0", "[::]:0", "console.example:80"])
+def test_other_machines_need_a_token(bind: str) -> None:
+    """The API names clients, users and topics."""
+    with pytest.raises(ConfigError) as raised:
+        ConsolePlugin(ConsoleConfig(http=bind), context_of(broker_of()))
+    told = f"policy.yaml: plugins.console.http: read {bind}; allowed: an address of this machine"
+    assert str(raised.value).startswith(told)
+    assert str(raised.value).endswith("plugins: {console: {token_file: FILE}}")
+
+
+async def test_with_a_token_other_machines_are_answered(tmp_path: Path) -> None:
+    """Nobody else is, whichever path is asked for; SIGHUP takes another token."""
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    config = ConsoleConfig(http="0.0.0.0:0", token_file=str(file))
+    plugin = ConsolePlugin(config, context_of(broker_of("a")))
+    await plugin.start()
+    try:
+        url = URL(plugin.http_url).with_host("127.0.0.1")
+
+        async def status(path: str, token: str | None, host: str = "console.example") -> int:
+            headers = {"Host": host} | ({} if token is None else {"Authorization": token})
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(url.with_path(path), headers=headers) as answer,
+            ):
+                assert (answer.headers.get("WWW-Authenticate") == "Bearer") == (
+                    answer.status == 401
+                )
+                return answer.status
+
+        for path in ("/clients", "/clients/a", "/nowhere"):
+            for wrong in (None, "Bearer", f"Bearer {TOKEN}x", f"Basic {TOKEN}", "Bearer \xe4"):
+                assert await status(path, wrong) == 401
+        assert await status("/clients/a", f"bearer  {TOKEN} ") == 200
+        assert await status("/nowhere", f"Bearer {TOKEN}") == 404
+        file.write_text("another token of it")
+        assert await plugin.reload() == [f"token_file {file}"]
+        assert await status("/clients/a", f"Bearer {TOKEN}") == 401
+        file.write_text("short")
+        with pytest.raises(ConfigError, match="allowed: 16 printable"):
+            await plugin.reload()
+        assert await status("/clients/a", "Bearer another token of it") == 200
+    finally:
+        await plugin.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "read"), [(None, "No such file"), ("a\nb", "another text"), ("é" * 20, "another text")]
+)
+async def test_a_file_without_a_token_ends_the_start(
+    text: str | None, read: str, tmp_path: Path
+) -> None:
+    """It is no part of the error."""
+    file = tmp_path / "token"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=rf"plugins\.console\.token_file: read .*: {read}"):
+        await ConsolePlugin(ConsoleConfig(token_file=str(file)), context_of(broker_of())).start()

@@ -147,3 +147,20 @@ def test_why_a_large_message_is_held_by_a_real_broker(
     assert "50,000 bytes on pictures/large, looked at again in " in told
     assert "  because conservative: L_now " in told
     assert " 1 withheld" in told
+
+
+def test_the_token_of_a_console_comes_from_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without it the console's own words say what it wants."""
+    token = tmp_path / "token"
+    token.write_text("a token of the console\n")
+    plugins = {"console": {"http": "127.0.0.1:0", "token_file": str(token)}}
+    with running_broker(anonymous_policy(plugins), tmp_path) as broker:
+        url = ("--url", broker.console_url)
+        assert main(["c", *url]) == 2
+        assert "401: Authorization: read nothing; allowed: Bearer" in capsys.readouterr().err
+        assert main(["c", *url, "--token-file", str(token)]) == 1
+        assert "a client that has a session" in capsys.readouterr().err
+        assert main(["c", *url, "--token-file", str(tmp_path / "none")]) == 2
+        assert "none: file: read No such file" in capsys.readouterr().err

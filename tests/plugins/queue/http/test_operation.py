@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.plugins.queue.client import AccessError, QueueClient
 from penstock.plugins.queue.config import LogicalQueueConfig
+from tests.helpers.process import anonymous_policy, running_broker
 from tests.plugins.queue.http.serving import serving
 
 
@@ -187,3 +190,25 @@ async def test_health_says_what_is_set_aside(monkeypatch: pytest.MonkeyPatch) ->
         answer = await server.ask("GET", "/health")
     assert answer.status == 200
     assert answer.json == {"status": "damaged", "set_aside": {"work": 2}}
+
+
+async def test_without_tokens_a_copy_is_written_beside_the_database_alone(tmp_path: Path) -> None:
+    """Any account of the machine may ask, and the broker's user may be root."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "data").mkdir()
+    database = tmp_path / "data" / "queue.db"
+    policy = anonymous_policy({"queue": {"http": "127.0.0.1:0", "path": str(database)}})
+    with running_broker(policy, tmp_path) as broker:
+        broker.wait_for_log("every account of this machine")
+        client = QueueClient(broker.queue_url)
+        for path in (
+            tmp_path / "elsewhere" / "copy.db",
+            tmp_path / "data" / ".." / "elsewhere" / "copy.db",
+            Path("copy.db"),
+            Path("/etc/cron.d/copy"),
+        ):
+            with pytest.raises(AccessError, match=f"a new file in {database.parent}, as"):
+                client.backup(str(path))
+        assert client.backup(str(tmp_path / "elsewhere" / ".." / "data" / "copy.db"))
+        assert (tmp_path / "data" / "copy.db").exists()
+        assert not list((tmp_path / "elsewhere").iterdir())
