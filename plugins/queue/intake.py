@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import repeat
 from logging import Logger
@@ -165,6 +166,7 @@ class Intake:
         self._flush_handle: asyncio.Handle | None = None
         self._commits: set[asyncio.Future[AppendResult]] = set()
         self._is_closing = False
+        self._held: asyncio.Future[None] | None = None
         self._least_refused: int | None = None
         self._drops_newest = spec.when_full == "drop_newest"
         self._n_awaited = 0
@@ -271,8 +273,10 @@ class Intake:
     async def store(self, messages: Sequence[NewMessage]) -> list[Stored]:
         """Store the messages of a request; return what became of each, in their order.
 
-        If the caller is cancelled, they are stored all the same.
+        If the caller is cancelled, they are stored all the same, where that has begun.
         """
+        while self._held is not None:
+            await asyncio.shield(self._held)
         counts = self.requested
         counts.matched += len(messages)
         outcomes = [Stored(-1, -1, "")] * len(messages)
@@ -312,9 +316,28 @@ class Intake:
             for number, dealt in self._deal(taken).items()
         ]
 
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Have messages wait while a block changes where they belong.
+
+        The block begins when all earlier ones are stored or refused.
+        """
+        self._flush()
+        self._held = asyncio.get_running_loop().create_future()
+        try:
+            if self._commits:
+                await asyncio.wait(self._commits)
+            yield
+        finally:
+            self._held.set_result(None)
+            self._held = None
+            self._flush()
+
     async def close(self) -> None:
         """Refuse further messages, and wait until all earlier ones are stored or refused."""
         self._is_closing = True
+        if self._held is not None:
+            await asyncio.shield(self._held)
         self._flush()
         if self._commits:
             await asyncio.wait(self._commits)
@@ -379,6 +402,8 @@ class Intake:
         if self._flush_handle is not None:
             self._flush_handle.cancel()
             self._flush_handle = None
+        if self._held is not None:
+            return
         group, self._group = self._group, []
         for number, dealt in self._deal(group).items() if group else ():
             for some in self._apart(dealt):

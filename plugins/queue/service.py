@@ -32,6 +32,7 @@ from penstock.plugins.queue.engines.contract import (
     GroupKindError,
     GroupSnapshot,
     GroupSpec,
+    KeyOrderError,
     NewMessage,
     Position,
     QueueSnapshot,
@@ -111,6 +112,7 @@ class QueueService:
         self._logger = logger
         self._budget = PendingBudget(config.max_pending_messages, config.max_pending_bytes)
         self._closing: set[asyncio.Task[None]] = set()
+        self._wanted: dict[str, QueueSpec] = {}
         self._queues = {
             name: self._make(name, queue_spec(queue)) for name, queue in config.queues.items()
         }
@@ -145,7 +147,13 @@ class QueueService:
         snapshot = self.engine.snapshot(name)
         queue.spec = replace(queue.spec, tags=snapshot.spec.tags)
         if snapshot.spec != queue.spec:
-            await self.engine.change_queue(name, queue.spec)
+            try:
+                await self.engine.change_queue(name, queue.spec)
+            except KeyOrderError as error:
+                self._logger.warning("%s. It goes on with that until it is empty", error)
+                self._wanted[name] = queue.spec
+                queue.set_up(_placed_as(queue.spec, snapshot.spec))
+                await self.engine.change_queue(name, queue.spec)
         for group, spec in queue.spec.groups.items():
             existing = snapshot.groups.get(group)
             if existing is None or existing.spec == spec:
@@ -188,11 +196,44 @@ class QueueService:
         """
         try:
             await self.engine.maintain()
+            for name in list(self._wanted):
+                await self._place_as_wanted(name)
         finally:
             self._follow()
             for name in self.engine.queues():
                 if name in self._queues:  # it is in the engine first
                     self._queues[name].intake.look_for_room()
+
+    async def _place_as_wanted(self, name: str) -> None:
+        """Give a queue the key and number of physical queues of the file once it is empty."""
+        if name not in self._queues or self.engine.outline(name).messages:
+            return
+        wanted = self._wanted[name]
+        try:
+            await self._change(name, _placed_as(self.engine.snapshot(name).spec, wanted))
+        except KeyOrderError:
+            if self.engine.outline(name).messages:  # one has just come
+                return
+        else:
+            self._logger.info(
+                "queue %s: it is empty: physical_queues is %d, key is %s from now on",
+                name,
+                wanted.physical_queues,
+                wanted.key,
+            )
+        del self._wanted[name]
+
+    async def _change(self, name: str, spec: QueueSpec) -> QueueSnapshot:
+        """Give a queue other settings; see `change`."""
+        queue = self.queue(name)
+        if spec == _placed_as(spec, queue.spec):
+            snapshot = await self.engine.change_queue(name, spec)
+            self._follow()
+            return snapshot
+        async with queue.intake.held():
+            snapshot = await self.engine.change_queue(name, spec)
+            self._follow()
+        return snapshot
 
     def _follow(self) -> list[asyncio.Task[None]]:
         """Serve the queues that the engine has, as it has them.
@@ -275,13 +316,14 @@ class QueueService:
         Raises:
             UnknownQueueError: there is none of this name.
             SettingError: a setting that is not allowed.
+            KeyOrderError: the messages of a key would be in two physical queues.
             StorageError: nothing has changed.
         """
         self.queue(name)
         groups = {group: held.spec for group, held in self.engine.outline(name).groups.items()}
         self._check(name, replace(spec, groups={**spec.groups, **groups}))
-        snapshot = await self.engine.change_queue(name, spec)
-        self._follow()
+        snapshot = await self._change(name, spec)
+        self._wanted.pop(name, None)
         return snapshot
 
     async def delete(self, name: str) -> None:
@@ -577,3 +619,8 @@ def _waiting(start: PlanStart, earliest: Mapping[int, int], latest: Mapping[int,
 def _holds_messages(start: PlanStart, plan: Plan) -> bool:
     """Say whether a planned range may hold messages."""
     return _waiting(PlanStart(start.position, plan.end.offsets), plan.earliest, plan.latest) > 0
+
+
+def _placed_as(spec: QueueSpec, other: QueueSpec) -> QueueSpec:
+    """Return settings with what says in which physical queue the messages of a key are."""
+    return replace(spec, physical_queues=other.physical_queues, key=other.key)

@@ -202,6 +202,8 @@ class Catalogue:
 
         def build(transaction: Transaction) -> None:
             check_exists(found)
+            if found.messages:
+                found.check_keys(spec, f"while it holds messages ({found.messages})")
             if known_parts != set(found.physical) or new_groups.keys() & found.groups.keys():
                 raise ExistsError(f"queue {queue}: it was changed at the same moment")
             changes = transaction.changes

@@ -103,6 +103,10 @@ class ExistsError(PenstockError):
     """A queue or group of this name exists, with other settings."""
 
 
+class KeyOrderError(PenstockError):
+    """A change after which the messages of a key could be in two physical queues."""
+
+
 class GroupKindError(PenstockError):
     """A call that is only for groups of the other kind."""
 
@@ -419,6 +423,8 @@ class Engine(Protocol):
         """Give a queue other settings; its groups are left as they are, missing ones are created.
 
         Raises:
+            KeyOrderError: it is to have a key, and that or the number of its physical queues would
+                be another one, while messages are in it or other programs may store in it.
             StorageError: nothing has changed.
         """
 

@@ -10,6 +10,7 @@ from penstock.plugins.queue.engines.contract import (
     GroupKindError,
     GroupSpec,
     IncarnationError,
+    KeyOrderError,
     OffsetError,
     Position,
     QueueSpec,
@@ -20,6 +21,7 @@ from penstock.plugins.queue.engines.contract import (
 )
 from penstock.plugins.queue.engines.keys import key_reader
 from penstock.plugins.queue.engines.waited import Waited
+from penstock.plugins.queue.strategies.enqueue import physical_queue_of
 
 
 class Extent(Protocol):
@@ -98,6 +100,40 @@ class Logical(Waited, Generic[PartT, GroupT]):
         self.spec = spec
         self.key_of = key_reader(spec.key)
         self.is_limited = spec.max_messages is not None or spec.max_bytes is not None
+
+    def check_keys(self, spec: QueueSpec, allowed: str) -> None:
+        """Refuse settings by which the messages of a key would go to another physical queue.
+
+        Args:
+            spec: the settings.
+            allowed: when the present ones may be changed, for the error.
+
+        Raises:
+            KeyOrderError: they are others than before.
+        """
+        if spec.key is None:
+            return
+        for name in ("physical_queues", "key"):
+            before, after = getattr(self.spec, name), getattr(spec, name)
+            if before != after:
+                raise KeyOrderError(
+                    f"queue {self.name}: {name}: read {after}; allowed: {before}, {allowed}. Later "
+                    "messages of a key would be in another physical queue than those that are "
+                    "there, and could be received before them"
+                )
+
+    def place_of(self, number: int, topic: str, publisher: str, properties: str) -> int:
+        """Return the physical queue for a message that comes from another one.
+
+        Args:
+            number: of the physical queue in which it was, for one without a key.
+            topic: its Topic Name.
+            publisher: its publisher.
+            properties: in JSON.
+        """
+        n_parts = self.spec.physical_queues
+        key = None if self.spec.key is None else self.key_of(topic, publisher, properties)
+        return number % n_parts if key is None else physical_queue_of(key, n_parts)
 
     def part(self, number: int) -> PartT:
         """Return a physical queue.

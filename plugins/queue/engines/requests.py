@@ -285,10 +285,10 @@ class Bury(Settle):
         super().build(transaction)
         if target is None:
             return
-        numbers = list(target.physical)[: target.spec.physical_queues]
         for place, first, bit, row in self.letters:
             if self._settled.get((place, first), 0) >> bit & 1:
-                number = numbers[place.physical.number % len(numbers)]
+                topic, _, _, publisher, _, properties = row
+                number = target.place_of(place.physical.number, topic, publisher, properties)
                 transaction.incoming(target, number).add_row(*row)
 
 

@@ -101,9 +101,10 @@ class Upkeep:
             except UnknownQueueError as error:
                 unknown = error
                 break
-            numbers = [one for one in to.physical if one < to.spec.physical_queues]
-            number = part.number if number is None else number
-            letters.append(Letter(first, index, to, numbers[number % len(numbers)], row))
+            topic, _, _, publisher, _, properties = row
+            from_number = part.number if number is None else number
+            number = to.place_of(from_number, topic, publisher, properties)
+            letters.append(Letter(first, index, to, number, row))
             if len(letters) % LETTERS_IN_A_STEP == 0:
                 await asyncio.sleep(0)
         n_moved = 0

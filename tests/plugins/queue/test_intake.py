@@ -30,6 +30,7 @@ from penstock.plugins.queue.intake import (
     Stored,
 )
 from penstock.plugins.queue.service import queue_spec
+from penstock.plugins.queue.strategies.enqueue import physical_queue_of
 from tests.helpers.clock import Clock
 from tests.helpers.effort import examples
 from tests.plugins.queue.running import LOGGER, Receipts, message, queue_config, until
@@ -201,6 +202,38 @@ async def test_receipt_is_settled_after_the_commit_and_not_before() -> None:
     await engine.commit_all()
     assert receipts.codes == [SUCCESS]
     assert (intake.published.queued, intake.published.stored) == (0, 1)
+
+
+async def test_messages_wait_while_it_changes_where_they_belong() -> None:
+    """Those before it are stored by the old number, those that come meanwhile by the new one."""
+    intake, engine = make_intake(key="topic", physical_queues=1)
+    after = queue_spec(queue_config(queues={"q": {"key": "topic"}}).queues["q"])
+    offer(intake, message(b"before"), None)
+    has_begun = asyncio.Event()
+
+    async def change() -> None:
+        async with intake.held():
+            has_begun.set()
+            await asyncio.sleep(0)
+            intake.set_up(after)
+
+    changing = asyncio.create_task(change())
+    await until(lambda: bool(engine.appended))
+    offer(intake, message(b"published"), None)
+    asked = asyncio.create_task(intake.store([NewMessage(message(b"asked"))]))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not has_begun.is_set()
+    ((number, messages, _),) = engine.appended
+    assert (number, payloads(messages)) == (0, [b"before"])
+    await engine.commit_all()
+    await changing
+    await until(lambda: len(engine.appended) == 2)
+    belongs = physical_queue_of("plant/1", after.physical_queues)
+    assert belongs
+    assert {number for number, _, _ in engine.appended} == {belongs}
+    await engine.commit_all()
+    assert [one.reason for one in await asked] == [""]
 
 
 async def test_messages_go_where_they_are_stored_in_time() -> None:

@@ -13,6 +13,7 @@ from penstock.plugins.queue.engines.contract import (
     EngineStartError,
     GroupKindError,
     GroupSpec,
+    KeyOrderError,
     NewMessage,
     QueueSpec,
     UnknownGroupError,
@@ -21,6 +22,7 @@ from penstock.plugins.queue.engines.contract import (
 from penstock.plugins.queue.group_receiver import ReceiveRequest
 from penstock.plugins.queue.intake import Stored
 from penstock.plugins.queue.service import InUseError, QueueService, SettingError
+from penstock.plugins.queue.strategies.enqueue import physical_queue_of
 from tests.plugins.queue.running import (
     LONG_SECONDS,
     Receipts,
@@ -263,6 +265,56 @@ async def test_changed_queue_deals_and_receives_over_its_physical_queues() -> No
         outcomes = await service.store("q", [NewMessage(message())] * 3)
         assert [each.physical_queue for each in outcomes] == [0, 1, 2]
         assert len(await service.receive("q", "default", AT_ONCE)) == 3
+
+
+async def test_the_file_parts_no_key_until_its_queue_is_empty(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A later message of each key waits for the earlier one, though the file has other numbers."""
+    keys: dict[str, Any] = {"key": "topic", "groups": {"default": {"order": "key"}}}
+    topics = [f"t/{number}" for number in range(20)]
+    async with running_service(folder=tmp_path, physical_queues=2, **keys) as service:
+        for topic in topics:
+            await put(service, b"1", topic=topic)
+    caplog.set_level("INFO")
+    async with running_service(folder=tmp_path, physical_queues=8, **keys) as service:
+        assert "queue q: physical_queues: read 8; allowed: 2, while it holds" in caplog.text
+        for topic in topics:
+            await put(service, b"2", topic=topic)
+        receive = ReceiveRequest(100)
+        leased = []
+        while received := await service.receive("q", "default", receive):
+            leased += received
+        assert sorted((one.topic, one.payload) for one in leased) == sorted(
+            (topic, payload) for topic in topics for payload in (b"1", b"2")
+        )
+        first = {one.topic: one.payload for one in reversed(leased)}
+        assert set(first.values()) == {b"1"}
+        await service.maintain()
+        assert service.engine.outline("q").spec.physical_queues == 2
+        handles = [one.receipt_handle for one in leased]
+        await service.settle("q", "default", "ack", handles, 0.0)
+        await service.maintain()
+        assert service.engine.outline("q").spec.physical_queues == 8
+        assert "queue q: it is empty: physical_queues is 8, key is topic" in caplog.text
+        outcomes = await service.store("q", [NewMessage(message(topic=one)) for one in topics])
+        assert [one.physical_queue for one in outcomes] == [
+            physical_queue_of(one, 8) for one in topics
+        ]
+
+
+async def test_a_request_that_would_part_keys_is_refused_until_the_queue_is_empty() -> None:
+    """Nothing has changed then."""
+    async with running_service(key="topic", physical_queues=2) as service:
+        await put(service, b"1")
+        spec = service.engine.snapshot("q").spec
+        with pytest.raises(KeyOrderError, match="read 4; allowed: 2, while it holds messages"):
+            await service.change("q", replace(spec, physical_queues=4))
+        await service.change("q", replace(spec, max_messages=5))
+        (received,) = await service.receive("q", "default", AT_ONCE)
+        await service.settle("q", "default", "ack", [received.receipt_handle], 0.0)
+        await service.change("q", replace(spec, physical_queues=4))
+        assert service.engine.snapshot("q").spec.physical_queues == 4
 
 
 async def test_a_message_that_waits_when_its_queue_is_deleted_is_refused() -> None:

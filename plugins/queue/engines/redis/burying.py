@@ -74,7 +74,7 @@ class Burying:
     ) -> None:
         """Store dead letters, once each, however often this is repeated."""
         now = told_now(told)
-        args: list[bytes] = []
+        args: dict[int, list[bytes]] = {}
         for at in range(0, len(flat), 4):
             row = read_row(int(flat[at]), flat[at + 2], flat[at + 3])
             properties = dead_properties(
@@ -87,11 +87,12 @@ class Burying:
             )
             letter = row._replace(properties=properties)
             identifier = f"dead {queue.incarnation} {part.number} {row.offset} {group.id}"
-            args += written_row(letter, now - row.clock, target.key_of, identifier=_own(identifier))
-        if args:
-            numbers = list(target.physical)[: target.spec.physical_queues]
-            to = target.physical[numbers[part.number % len(numbers)]]
-            await plain(self._storing.submit(target, to, args), target)
+            number = target.place_of(part.number, row.topic, row.publisher, properties)
+            args.setdefault(number, []).extend(
+                written_row(letter, now - row.clock, target.key_of, identifier=_own(identifier))
+            )
+        for number, some in args.items():
+            await plain(self._storing.submit(target, target.physical[number], some), target)
 
     async def redrive(self, queue: str, target: str | None, max_messages: int | None) -> int:
         """Move dead letters back."""
@@ -127,8 +128,8 @@ class Burying:
             except UnknownQueueError as error:
                 unknown = error
                 break
-            numbers = [one for one in to.physical if one < to.spec.physical_queues]
-            number = numbers[(part.number if number is None else number) % len(numbers)]
+            from_number = part.number if number is None else number
+            number = to.place_of(from_number, row.topic, row.publisher, properties)
             letter = row._replace(properties=properties)
             identifier = _own(f"redrive {source.incarnation} {part.number} {row.offset}")
             into = args.setdefault((to.name, number), [])

@@ -163,6 +163,11 @@ class Catalogue:
         async with self._lock:
             while True:
                 queue = self.find(name)
+                queue.check_keys(
+                    spec,
+                    "with which it was created, as another program may store in it at any moment: "
+                    "create another queue",
+                )
                 entry = json.loads(queue.raw)
                 old_parts, old_groups = entry["parts"], entry["groups"]
                 new_parts = [one for one in range(spec.physical_queues) if one not in old_parts]

@@ -165,6 +165,21 @@ async def test_deleting_a_dead_letter_queue_in_use_is_a_conflict() -> None:
         assert (answer.status, "work/default" in answer.json["error"]) == (409, True)
 
 
+async def test_a_change_that_would_part_the_messages_of_a_key_is_a_conflict() -> None:
+    """The error says what to do."""
+    keys = {"key": "topic", "physical_queues": 2}
+    async with serving(queues={"work": keys}) as server:
+        await server.store_rows("work", "x")
+        answer = await server.ask("PUT", "/queues/work", keys | {"physical_queues": 3})
+        assert answer.status == 409
+        told = "queue work: physical_queues: read 3; allowed: 2, while it holds messages (1)"
+        assert answer.json["error"].startswith(told)
+        await server.ask("POST", "/queues/work/purge", {})
+        assert (
+            await server.ask("PUT", "/queues/work", keys | {"physical_queues": 3})
+        ).status == 200
+
+
 async def test_a_full_queue_that_was_purged_takes_messages_again() -> None:
     """At once."""
     async with serving(queues={"work": {"max_messages": 1}}) as server:

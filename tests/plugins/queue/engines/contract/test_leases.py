@@ -13,6 +13,7 @@ from penstock.plugins.queue.engines.contract import (
     QueueSpec,
     UnknownQueueError,
 )
+from penstock.plugins.queue.strategies.enqueue import physical_queue_of
 from penstock.plugins.queue.wire.frames import ReceivedMessage
 from tests.plugins.queue.engines.contract.harness import (
     LEASE,
@@ -638,6 +639,29 @@ async def test_some_dead_letters_go_to_another_queue(running: Running) -> None:
     assert await running.payloads(queue="target") == [b"a", b"b"]
     assert await running.drain(queue="dead") == [b"c"]
     assert await running.engine.redrive("dead", "target", None) == 0
+
+
+async def test_a_dead_letter_is_where_its_key_belongs(running: Running) -> None:
+    """Whatever physical queue it was in: its key's other messages there are in order with it."""
+    await running.create("dead", physical_queues=5, key="topic")
+    await running.create("target", physical_queues=7, key="topic")
+    await running.create(groups={"g": GroupSpec(dead_letter_queue="dead")})
+    topics = [f"t/{number}" for number in range(20)]
+    for topic in topics:
+        await running.store(topic.encode(), topic=topic)
+    await running.settle("dead", await running.receive())
+
+    async def where(queue: str) -> dict[str, int]:
+        usage = running.snapshot(queue).usage
+        return {
+            topic: number
+            for number, held in usage.items()
+            for topic in (await running.batch(0, held.next, queue=queue, number=number)).topic
+        }
+
+    assert await where("dead") == {topic: physical_queue_of(topic, 5) for topic in topics}
+    assert await running.engine.redrive("dead", "target", None) == 20
+    assert await where("target") == {topic: physical_queue_of(topic, 7) for topic in topics}
 
 
 async def test_dead_letters_survive_a_redrive_and_a_kill(durable: Running) -> None:

@@ -11,6 +11,7 @@ from penstock.plugins.queue.engines.contract import (
     ExistsError,
     GroupSpec,
     IncarnationError,
+    KeyOrderError,
     Position,
     QueueSpec,
     UnknownQueueError,
@@ -158,6 +159,55 @@ async def test_surplus_physical_queues_are_read_until_they_are_empty(durable: Ru
     assert durable.snapshot().messages == 1
     assert await durable.drain(number=2) == [b"a"]
     assert durable.snapshot().messages == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "change"),
+    [
+        ("topic", {"physical_queues": 4}),
+        ("topic", {"physical_queues": 1}),
+        ("topic", {"key": "topic:1"}),
+        (None, {"key": "topic"}),
+    ],
+    ids=str,
+)
+async def test_a_change_that_would_part_the_messages_of_a_key_is_refused(
+    running: Running, before: str | None, change: dict[str, Any]
+) -> None:
+    """A later message would be elsewhere, and be received before an earlier one is settled."""
+    await running.create(physical_queues=2, key=before)
+    await running.store(b"1", number=1)
+    (received,) = await running.receive(number=1)
+    spec = running.snapshot().spec
+    with pytest.raises(KeyOrderError, match=r"queue q: (physical_queues|key): read .*; allowed: "):
+        await running.change(**change)
+    assert running.snapshot().spec == spec
+    await running.change(max_messages=5)
+    await running.ack([received])
+    if running.storage.keeps_leases:  # another program could store in the old place at this moment
+        with pytest.raises(KeyOrderError, match="create another queue"):
+            await running.change(**change)
+    else:
+        await running.change(**change)
+        assert replace(spec, max_messages=5, **change) == running.snapshot().spec
+
+
+async def test_a_queue_without_key_may_have_any_number(running: Running) -> None:
+    """Also one that gives its key up."""
+    await running.create(physical_queues=2, key="topic")
+    await running.store(b"1", number=1)
+    await running.change(physical_queues=4, key=None)
+    await running.change(physical_queues=3)
+    assert await running.payloads(number=1) == [b"1"]
+
+
+async def test_a_change_behind_a_message_on_its_way_is_refused(running: Running) -> None:
+    """What was appended before counts, though it is not stored yet."""
+    await running.create(physical_queues=2, key="topic")
+    stored = running.append([running.new(b"1")], number=1)
+    with pytest.raises(KeyOrderError):
+        await running.change(physical_queues=4)
+    await stored
 
 
 async def test_a_deleted_queue_is_gone(running: Running) -> None:
