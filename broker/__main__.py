@@ -10,6 +10,7 @@ import typer
 
 from penstock.broker.config.command_line import CommandLine
 from penstock.broker.config.policy import load_policy
+from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.process.program import (
     Debug,
     LogLevel,
@@ -34,8 +35,19 @@ def broker(
     """Run the MQTT broker with a policy file."""
     set_up_log(log_level, debug=debug)
     logging.getLogger("transitions").setLevel(logging.WARNING)
-    server = Server(load_policy(config))
-    run_until_stopped(server)
+    try:
+        policy = load_policy(config)
+    except ConfigError as error:
+        from penstock.broker.import_mosquitto.directives import (  # noqa: PLC0415 - of no other use
+            is_mosquitto_conf,
+        )
+
+        if not is_mosquitto_conf(config):
+            raise
+        allowed = "a policy file; penstock import-mosquitto makes one of it"
+        problem = ConfigProblem("file", "a mosquitto.conf", allowed)
+        raise ConfigError(config, [problem]) from error
+    run_until_stopped(Server(policy))
 
 
 def main(argv: list[str] | None = None) -> int:

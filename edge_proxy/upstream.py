@@ -30,6 +30,7 @@ from collections.abc import Callable
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from penstock.broker.config.listener_config import Tls
+from penstock.broker.config.secret_file import warn_of_readers
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
 from penstock.broker.mqtt.packets import Connect
@@ -115,6 +116,24 @@ class Dialled(NamedTuple, Generic[P]):
     protocol: P
 
 
+def new_context(keys: UpstreamTlsKeys, path: str) -> ssl.SSLContext:
+    """Return the context of connections to a broker; it reads all files of TLS.
+
+    Args:
+        keys: of TLS.
+        path: of the keys above them in the policy file.
+
+    Raises:
+        UpstreamError: a file cannot be used.
+    """
+    if keys.keyfile is not None:
+        warn_of_readers(f"{path}.tls.keyfile", keys.keyfile)
+    try:
+        return make_client_context(_as_tls(keys), is_verifying=keys.verify)
+    except TlsFilesError as error:
+        raise UpstreamError(f"{path}.tls: {error}") from error
+
+
 class Upstreams:
     """The addresses of one upstream broker.
 
@@ -158,19 +177,13 @@ class Upstreams:
         now = clock()
         self.each = tuple(Upstream(address, now) for address in keys.read_addresses())
         self._checks: list[asyncio.Task[None]] = []
-        self._context = None if keys.tls is None else self._new_context(keys.tls)
+        self._context = None if keys.tls is None else new_context(keys.tls, path)
         if keys.tls is not None and not keys.tls.verify:
             logger.warning("%s.tls.verify: false: any certificate is accepted", path)
 
     def __str__(self) -> str:
         """Return the addresses for the log."""
         return ", ".join(map(str, self.each))
-
-    def _new_context(self, keys: UpstreamTlsKeys) -> ssl.SSLContext:
-        try:
-            return make_client_context(_as_tls(keys), is_verifying=keys.verify)
-        except TlsFilesError as error:
-            raise UpstreamError(f"{self._path}.tls: {error}") from error
 
     # -- which address ------------------------------------------------------------------------
 
@@ -383,7 +396,7 @@ class Upstreams:
         keys = self._keys.tls
         if keys is None:
             return []
-        self._context = self._new_context(keys)
+        self._context = new_context(keys, self._path)
         return _as_tls(keys).files()
 
     async def close(self) -> None:

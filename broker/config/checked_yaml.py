@@ -49,6 +49,8 @@ _reader: Final[Callable[[type], TypeAdapter[Any]]] = functools.cache(TypeAdapter
 
 _MISSING = frozenset({"missing", "missing_argument"})
 
+_COMMENT = re.compile(rb"^(?:\xef\xbb\xbf)?#.*", re.MULTILINE)
+
 _TOLD = re.compile(r"(?:(\w+): )?read (.+); allowed: (.+)", re.DOTALL)
 
 NOT_IN_FILE: Final[dict[str, Any]] = {"is_key": False}
@@ -77,7 +79,13 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     return parse_mapping(read_text(path, form="YAML"), str(path))
 
 
-def read_text(path: str | Path, *, form: str = "text", named_by: NamedBy | None = None) -> str:
+def read_text(
+    path: str | Path,
+    *,
+    form: str = "text",
+    named_by: NamedBy | None = None,
+    has_comments: bool = False,
+) -> str:
     """Return a file's text, without the U+FEFF that editors and spreadsheets may put first.
 
     Args:
@@ -86,6 +94,7 @@ def read_text(path: str | Path, *, form: str = "text", named_by: NamedBy | None 
         named_by: the key that names it: the file must then be a regular one, and an error that
             it cannot be read names the key. None for a file that a command line names, which may
             be a pipe.
+        has_comments: lines that begin with ``#`` may be in any encoding, as in mosquitto's files.
 
     Raises:
         ConfigError: it cannot be read, or is not UTF-8.
@@ -93,7 +102,10 @@ def read_text(path: str | Path, *, form: str = "text", named_by: NamedBy | None 
     try:
         if named_by is not None:
             check_is_no_pipe(path)
-        return Path(path).read_text(encoding="utf-8-sig")
+        data = Path(path).read_bytes()
+        if has_comments:
+            data = _COMMENT.sub(b"#", data)
+        return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except OSError as error:
         reason, allowed = error.strerror or str(error), "a file that can be read"
         if named_by is not None:
@@ -101,7 +113,8 @@ def read_text(path: str | Path, *, form: str = "text", named_by: NamedBy | None 
             raise ConfigError(named_by.file, [problem]) from error
         raise ConfigError(str(path), [ConfigProblem("file", reason, allowed)]) from error
     except UnicodeDecodeError as error:
-        problem = ConfigProblem(f"byte {error.start}", "no UTF-8", f"{form} in UTF-8")
+        line = data.count(b"\n", 0, error.start) + 1
+        problem = ConfigProblem(f"line {line}", "no UTF-8", f"{form} in UTF-8")
         raise ConfigError(str(path), [problem]) from error
 
 

@@ -18,6 +18,8 @@ from penstock.broker.config.policy import Policy, parse_policy
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.import_mosquitto.conf_file import read_conf
 from penstock.broker.import_mosquitto.translate import Note, translate
+from penstock.broker.network.listeners import ListenError
+from penstock.broker.network.tls import TlsFilesError, make_context, revocation_lists
 from penstock.broker.plugin_loader import load_plugins
 from penstock.broker.process.program import exit_status
 
@@ -106,6 +108,13 @@ async def _check(policy: Policy) -> None:
     finally:
         for plugin in plugins.plugins:
             await plugin.close()
+    for name, listener in policy.listeners.items():
+        if listener.tls is not None:
+            try:
+                make_context(listener.tls, ())
+                revocation_lists(listener.tls)
+            except TlsFilesError as error:
+                raise ListenError(f"listener {name}: {error}") from error
     folder = Path(policy.persistence.path).parent if policy.persistence is not None else Path()
     if not folder.is_dir():
         problem = ConfigProblem("persistence.path", f"no folder {folder}", "an existing folder")

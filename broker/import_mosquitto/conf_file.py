@@ -53,12 +53,12 @@ def read_conf(path: Path) -> list[Line]:
         ConfigError: a file or folder cannot be read.
     """
     lines: list[Line] = []
-    for line in parse_lines(read_text(path), str(path)):
+    for line in parse_lines(read_text(path, has_comments=True), str(path)):
         lines.append(line)
         if line.name != "include_dir" or not line.value:
             continue
         for included in _included(Path(line.value), line):
-            inner = parse_lines(read_text(included), str(included))
+            inner = parse_lines(read_text(included, has_comments=True), str(included))
             # mosquitto takes no further folder from an included file.
             _refuse_nested(inner)
             lines += inner

@@ -14,7 +14,9 @@ from typing import Final
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from penstock.broker.config.checked_yaml import read_mapping
+from penstock.broker.config.checked_yaml import read_mapping, read_text
+from penstock.broker.errors import ConfigError
+from penstock.broker.import_mosquitto.conf_file import parse_lines
 
 NO_MAXIMUM: Final = 2**31 - 1
 """Maximum of C's int, which mosquitto uses for numbers."""
@@ -111,6 +113,17 @@ def find(name: str) -> Directive | None:
         if name.startswith(prefix) and name != prefix:
             return DIRECTIVES[f"{prefix}*"]
     return None
+
+
+def is_mosquitto_conf(file: str) -> bool:
+    """Say whether a file looks like a mosquitto.conf: most lines begin with a directive."""
+    if not Path(file).is_file():
+        return False
+    try:
+        lines = parse_lines(read_text(file, has_comments=True), file)
+    except ConfigError:
+        return False
+    return 2 * sum(find(line.name) is not None for line in lines) > len(lines)
 
 
 def value_of(directive: Directive, text: str) -> str:

@@ -7,11 +7,12 @@ decided about clients, no client is let in until the operator decides again.
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from penstock.broker.config.checked_yaml import suggest
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.import_mosquitto.conf_file import Line
 from penstock.broker.import_mosquitto.directives import (
@@ -48,6 +49,8 @@ _DURATIONS: Final = {
     "m": 30 * 24 * _HOUR,
     "y": 365 * 24 * _HOUR,
 }
+
+_DIRECTIVE: Final = re.compile("[A-Za-z0-9_.]{1,64}")
 
 _TLS_NAMES: Final = ("cafile", "capath", "crlfile", "certfile", "keyfile", "ciphers")
 _TLS_VERSIONS: Final = {"tlsv1.3": 1.3, "tlsv1.2": 1.2, "tlsv1.1": 1.2}
@@ -214,8 +217,7 @@ class _Reading:
         for line in lines:
             directive = find(line.name)
             if directive is None:
-                known = [name for name in DIRECTIVES if not name.endswith("*")]
-                self._wrong(line, "an unknown directive", suggest(line.name, known))
+                self._wrong_name(line)
                 continue
             taken = line._replace(value=value_of(directive, line.value))
             allowed = problem_of(directive, taken.value)
@@ -231,6 +233,20 @@ class _Reading:
                 allowed = f"plugin_opt_{plugin.key} with a file below it"
                 self._wrong(plugin.line, plugin.line.value, allowed)
         self._give_up()
+
+    def _wrong_name(self, line: Line) -> None:
+        """Note an unknown directive.
+
+        Raises:
+            ConfigError: the line is of another kind of file, which may have secrets.
+        """
+        if not _DIRECTIVE.fullmatch(line.name):
+            allowed = "a directive of mosquitto.conf(5), such as listener or password_file"
+            read = "a line of another kind of file, which is not shown"
+            raise ConfigError(line.file, [ConfigProblem(line.place, read, allowed)])
+        near = difflib.get_close_matches(line.name, DIRECTIVES, n=1)
+        allowed = f"a directive of mosquitto.conf(5){f' (perhaps {near[0]})' if near else ''}"
+        self._wrong(line, "an unknown directive", allowed)
 
     def _wrong(self, line: Line, read: str, allowed: str) -> None:
         problem = ConfigProblem(f"{line.place}, {line.name}", read, allowed)

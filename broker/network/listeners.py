@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.config.listener_config import Listener, Tls
+from penstock.broker.config.secret_file import warn_of_readers
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.proxy_header import ProxyHeaderError, read_proxy_header
 from penstock.broker.network.accepted import AcceptedConnection, Layer, Reception
@@ -218,6 +219,7 @@ class Listening:
     def _new_context(self, tls: Tls) -> ssl.SSLContext:
         protocols = ALPN_WEBSOCKET if self.listener.is_websocket else ALPN_MQTT
         context = make_context(tls, protocols)
+        warn_of_readers(f"listener {self.listener.name}: keyfile", tls.keyfile)
         problem = problem_of_certificate(context, tls)
         if problem is not None:
             self._log(f"certfile {tls.certfile}: {problem}: clients will refuse it")

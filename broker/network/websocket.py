@@ -16,8 +16,9 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any, Final
 
+from websockets.exceptions import SecurityError
 from websockets.frames import CloseCode, Frame, Opcode
-from websockets.http11 import Request
+from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS, Request
 from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
@@ -152,18 +153,32 @@ class WebSocketLayer(Layer):
         protocol.receive_data(head + end)
         requests = protocol.events_received()
         if not requests or not isinstance(requests[0], Request):
-            self._refuse_as_no_request()
+            self._refuse_as_no_request(protocol.handshake_exc)
             return b""
         self._answer(requests[0])
         return rest
 
-    def _refuse_as_no_request(self) -> None:
+    def _refuse_as_no_request(self, error: Exception | None = None) -> None:
+        """Answer what is not understood.
+
+        Args:
+            error: of the library; None for what is no request at all.
+        """
         self._is_closing = True
-        response = self._protocol.reject(
-            HTTPStatus.BAD_REQUEST, "This is a WebSocket listener for MQTT.\n"
-        )
-        self.below.write(response.serialize())
-        self.arrival.fail("websocket", "no WebSocket: not a GET request of HTTP/1.1")
+        status = HTTPStatus.BAD_REQUEST
+        text, detail = "This is a WebSocket listener for MQTT.", "not a GET request of HTTP/1.1"
+        cause = None if error is None else error.__cause__ or error
+        if isinstance(cause, SecurityError):
+            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            text = (
+                f"Allowed: {MAX_NUM_HEADERS} headers, each of {MAX_LINE_LENGTH} bytes; such as a "
+                "shorter cookie."
+            )
+            detail = f"{status.value}: {cause}; {text[0].lower()}{text[1:-1]}"
+        elif cause is not None:
+            detail = f"not a GET request of HTTP/1.1: {cause}"
+        self.below.write(self._protocol.reject(status, f"{text}\n").serialize())
+        self.arrival.fail("websocket", f"no WebSocket: {detail}")
 
     def _answer(self, request: Request) -> None:
         protocol = self._protocol

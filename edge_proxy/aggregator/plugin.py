@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 
+from penstock.broker.config.secret_file import warn_of_readers
 from penstock.broker.counters import by_name
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.events import (
@@ -26,6 +27,7 @@ from penstock.edge_proxy.aggregator.connecting import recorded_states
 from penstock.edge_proxy.aggregator.lanes import LARGE, Lane, lanes_of
 from penstock.edge_proxy.aggregator.preparation import forget_states
 from penstock.edge_proxy.aggregator.uplink import Uplink, join_uplinks
+from penstock.edge_proxy.upstream import new_context
 
 
 class UplinkPlugin(Plugin):
@@ -131,6 +133,10 @@ class UplinkPlugin(Plugin):
         self._add_leaving(local_clients)
         await self._end_gone(local_clients)
         self._keep_order(local_clients)
+        for name, (uplink, *_) in self._lanes.items():
+            if uplink.keys.password_file is not None:
+                key = f"plugins.uplink.uplinks.{name}.password_file"
+                warn_of_readers(key, uplink.keys.password_file)
         for uplink in self.uplinks:
             await uplink.prepare()
         self._keep_order(local_clients)
@@ -193,6 +199,17 @@ class UplinkPlugin(Plugin):
             for uplink in self.uplinks
             for name, n in by_name(uplink.counts).items()
         }
+
+    async def start(self) -> None:
+        """Read the files of TLS where the policy file is only checked; else each uplink does.
+
+        Raises:
+            UpstreamError: one cannot be used.
+        """
+        if self._local_clients is None:
+            for name, keys in self.config.uplinks.items():
+                if keys.upstream.tls is not None:
+                    new_context(keys.upstream.tls, f"plugins.uplink.uplinks.{name}.upstream")
 
     async def close(self) -> None:
         """Disconnect from the cloud."""

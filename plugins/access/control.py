@@ -37,6 +37,7 @@ from penstock.broker.access_control import (
 )
 from penstock.broker.config.addresses import address_key
 from penstock.broker.config.checked_yaml import NamedBy, check_listeners, read_text
+from penstock.broker.config.secret_file import warn_of_readers
 from penstock.broker.extensions import Plugin, PluginContext
 from penstock.plugins.access import certificate
 from penstock.plugins.access.acl import READ, WRITE, AccessList, parse_acl
@@ -84,7 +85,11 @@ class Scope:
         """
 
         def text_of(key: str, file: str) -> str:
-            return read_text(file, named_by=NamedBy(policy_file, f"{path}.{key}"))
+            if key != "acl_file":
+                warn_of_readers(f"{path}.{key}", file)
+            return read_text(
+                file, named_by=NamedBy(policy_file, f"{path}.{key}"), has_comments=True
+            )
 
         self.rules = rules
         self.passwords: dict[str, StoredPassword] = {}

@@ -131,10 +131,11 @@ def _ask() -> str:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8-sig")
+        # Comments may be in any encoding; no other line is changed either.
+        return file.read_text(encoding="utf-8-sig", errors="surrogateescape")
     except FileNotFoundError:
         return ""
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise PasswdError(f"{file}: cannot be read: {error}") from error
 
 
@@ -144,7 +145,7 @@ def _write(file: Path, text: str) -> None:
     temporary = None
     try:
         descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as opened:
             opened.write(text)
             with contextlib.suppress(FileNotFoundError):
                 status = target.stat()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.broker.config.checked_yaml import NamedBy, read_text
+from penstock.broker.config.secret_file import warn_of_readers
 from penstock.broker.errors import ConfigError, ConfigProblem
 
 LEAST_SECRET_CHARACTERS: Final = 16
@@ -23,6 +24,7 @@ def read_secret(path: str | Path, named_by: NamedBy | None = None) -> str:
         ConfigError: it cannot be read, or is no secret; it is no part of the text.
     """
     text = read_text(path, named_by=named_by).strip()
+    warn_of_readers("secret file" if named_by is None else named_by.key, path)
     if len(text) >= LEAST_SECRET_CHARACTERS and text.isascii() and text.isprintable():
         return text
     file, key, read = str(path), "file", "another text"

@@ -11,6 +11,7 @@ import ssl
 from typing import Any, Final, Protocol
 
 from penstock.broker.config.listener_config import Tls
+from penstock.broker.config.secret_file import warn_of_readers
 from penstock.broker.errors import PenstockError
 from penstock.broker.network.accepted import AcceptedConnection
 from penstock.broker.network.tls import TlsFilesError, TlsLayer, make_context
@@ -51,6 +52,7 @@ class ServerTls:
         Raises:
             TlsError: a file cannot be used; the certificate of before stays.
         """
+        warn_of_readers(f"{self._policy_key}.key", self._files.keyfile)
         try:
             self.context = make_context(self._files, _PROTOCOLS)
         except TlsFilesError as error:

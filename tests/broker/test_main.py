@@ -136,3 +136,17 @@ def test_help_is_status_0(capsys: pytest.CaptureFixture[str]) -> None:
     """`--help` names the options and is no mistake."""
     assert main(["--help"]) == 0
     assert "--config" in capsys.readouterr().out
+
+
+def test_a_mosquitto_conf_is_told_from_a_policy_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who moves from mosquitto tries it first; the error names what makes a policy file of it."""
+    path = tmp_path / "mosquitto.conf"
+    path.write_bytes(b"# f\xfcr alle\nlistener 1883\nallow_anonymous true\n")
+    assert main(["-c", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"penstock broker: {path}: file: read a mosquitto.conf; allowed: a policy file; penstock "
+        "import-mosquitto makes one of it"
+    )

@@ -206,7 +206,7 @@ def test_text_has_no_mark_of_its_editor_before_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "path", "allowed"),
-    [(None, "file", "a file that can be read"), (b"joe\n\xff", "byte 4", "users in UTF-8")],
+    [(None, "file", "a file that can be read"), (b"joe\n\xff", "line 2", "users in UTF-8")],
 )
 def test_text_that_cannot_be_read_names_its_file(
     tmp_path: Path, content: bytes | None, path: str, allowed: str

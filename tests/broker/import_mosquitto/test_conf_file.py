@@ -47,8 +47,8 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     main.write_text(f"\ninclude_dir {tmp_path / 'none'}\n")
     with pytest.raises(ConfigError, match=r"line 2, include_dir .*none: read No such file"):
         read_conf(main)
-    main.write_bytes(b"user \xff")
-    with pytest.raises(ConfigError, match=r"byte 5: read no UTF-8"):
+    main.write_bytes(b"\nuser \xff")
+    with pytest.raises(ConfigError, match=r"line 2: read no UTF-8"):
         read_conf(main)
 
 
@@ -63,3 +63,16 @@ def test_an_included_file_includes_nothing(tmp_path: Path) -> None:
         ConfigError, match=r"a\.conf: line 1: read include_dir; allowed: in the main"
     ):
         read_conf(main)
+
+
+def test_a_comment_may_be_in_any_encoding(tmp_path: Path) -> None:
+    """Mosquitto does not read it; files of twenty years ago are in Latin-1."""
+    folder = tmp_path / "conf.d"
+    folder.mkdir()
+    (folder / "a.conf").write_bytes(b"user b\n#\xfcber\r\n")
+    main = tmp_path / "mosquitto.conf"
+    main.write_bytes(b"\xef\xbb\xbf# f\xfcr alle\nuser a\n#\xff\ninclude_dir %b" % bytes(folder))
+    assert [(line.number, line.value) for line in read_conf(main) if line.name == "user"] == [
+        (2, "a"),
+        (1, "b"),
+    ]

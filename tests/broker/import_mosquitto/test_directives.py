@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from penstock.broker.import_mosquitto.directives import (
     DIRECTIVES,
     Loosens,
     find,
+    is_mosquitto_conf,
     problem_of,
     value_of,
 )
@@ -84,3 +87,24 @@ def test_others_are_not() -> None:
 def test_values_are_those_of_the_manual(name: str, value: str, allowed: str) -> None:
     """What may stand there is told; of one word, what follows on the line is passed over."""
     assert problem_of(DIRECTIVES[name], value_of(DIRECTIVES[name], value)) == allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        (b"listener 1883\npassword_file p\n", True),
+        (b"# f\xfcr alle\nlistener 1883\nlisener 2\nuser a\n", True),
+        (b"listeners:\n  default:\n    bind: 127.0.0.1:1883\n", False),
+        (b"- listener\n- user: a\n", False),
+        (b"", False),
+        (b"\xff\n", False),
+    ],
+)
+def test_a_mosquitto_conf_is_known_by_its_lines(
+    text: bytes, is_one: object, tmp_path: Path
+) -> None:
+    """Whatever its name is, and with a mistake in it, too."""
+    file = tmp_path / "file"
+    file.write_bytes(text)
+    assert is_mosquitto_conf(str(file)) is is_one
+    assert not is_mosquitto_conf(str(tmp_path))

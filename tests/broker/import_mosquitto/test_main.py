@@ -6,6 +6,7 @@ import pytest
 
 from penstock.broker.config.policy import load_policy
 from penstock.broker.import_mosquitto.__main__ import main
+from tests.helpers.certificates import Authority
 
 
 @pytest.fixture
@@ -88,6 +89,27 @@ def test_what_the_start_would_read_is_read(
     assert main([str(conf), "-o", "policy.yaml"]) == 1
     assert told in capsys.readouterr().err
     assert Path("policy.yaml").exists()
+
+
+@pytest.mark.parametrize("is_of_bridge", [False, True], ids=["listener", "bridge"])
+def test_a_key_of_another_certificate_is_told(
+    conf: Path, capsys: pytest.CaptureFixture[str], *, is_of_bridge: bool
+) -> None:
+    """The start would end with it; so would a revocation list that is none."""
+    authority = Authority(Path())
+    certfile, other = authority.issue(file="a").certfile, authority.issue(file="b").keyfile
+    above, its = ("connection c\naddress a\ntopic t\n", "bridge_") if is_of_bridge else ("", "")
+    files = f"{above}{its}cafile {authority.cafile}\n{its}certfile {certfile}\n"
+    conf.write_text(f"listener 8883\n{files}{its}keyfile {other}\n")
+    assert main([str(conf), "-o", "policy.yaml"]) == 1
+    told = capsys.readouterr().err
+    place = "plugins.uplink.uplinks.c.upstream.tls" if is_of_bridge else "listener mqtt-8883"
+    assert f"{place}: keyfile {other}: not the key of certfile {certfile}" in told
+    if not is_of_bridge:
+        key = authority.issue(file="a").keyfile
+        conf.write_text(f"listener 8883\n{files}keyfile {key}\ncrlfile {certfile}\n")
+        assert main([str(conf)]) == 1
+        assert f"listener mqtt-8883: crlfile {certfile}: " in capsys.readouterr().err
 
 
 def test_a_password_of_a_bridge_is_written_beside_the_policy_or_asked_for(

@@ -580,7 +580,7 @@ def test_every_mistake_is_told() -> None:
         "line 7, persistent_client_expiration",
         "line 9, auto_id_prefix",
     ]
-    assert "(perhaps listener)" in problems[0][2]
+    assert problems[0][2] == "a directive of mosquitto.conf(5) (perhaps listener)"
     assert problems[5] == ("line 6, persistence", "nothing", "true or false")
     assert problems[7] == ("line 9, auto_id_prefix", "again, after line 8", "once")
 
@@ -601,3 +601,13 @@ def test_what_may_be_given_again() -> None:
     )
     assert keys(text)["sys_interval"] == 2
     assert keys(text)["plugins"] == {"access": {}}
+
+
+@pytest.mark.parametrize(
+    "line", ["ann:$7$101$c2FsdA==$c2VjcmV0", "ann:secret", "$argon2id$x", "-----BEGIN", "a" * 65]
+)
+def test_a_file_of_another_kind_is_not_shown(line: str) -> None:
+    """It may be one of passwords; one line is enough to tell."""
+    (problem,) = problems_of(f"{line}\n{line}\nlisener 1\n")
+    assert problem[:2] == ("line 1", "a line of another kind of file, which is not shown")
+    assert problem[2].startswith("a directive of mosquitto.conf(5), such as listener")

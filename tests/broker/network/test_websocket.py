@@ -384,6 +384,8 @@ async def test_any_path_is_mqtts_by_default() -> None:
         (b"POST / HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 400 "),
         (b"GET / HTTP/2.0\r\nHost: x\r\n\r\n", b"HTTP/1.1 400 "),
         (write_packet(Connect(client_id="c"), 5), b"HTTP/1.1 400 "),
+        (b"GET / HTTP/1.1\r\nCookie: " + b"x" * 9_000 + b"\r\n\r\n", b"HTTP/1.1 431 "),
+        (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 129 + b"\r\n", b"HTTP/1.1 431 "),
         (b"GET /" + b"x" * 20_000, b""),
     ],
 )
@@ -500,3 +502,32 @@ async def test_refused_connection_is_freed_without_the_collector(
             await client.rest_bytes()
             client.close()
             await until(lambda: not objects_of_connections() - before)
+
+
+@pytest.mark.parametrize(
+    ("header", "told", "answered"),
+    [
+        (
+            b"Cookie: " + b"x" * 9_000,
+            "431: line too long; allowed: 128 headers, each of 8192 bytes; such as",
+            b"Allowed: 128 headers, each of 8192 bytes; such as a shorter cookie.\n",
+        ),
+        (
+            b"Cookie x",
+            "not a GET request of HTTP/1.1: invalid HTTP header line: Cookie x",
+            b"This is a WebSocket listener for MQTT.\n",
+        ),
+    ],
+)
+async def test_a_request_that_cannot_be_read_is_told_why(
+    header: bytes, told: str, answered: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A page's cookies may have grown: its developer sees it in the answer, an operator here."""
+    caplog.set_level(logging.INFO)
+    async with (
+        serving(listeners=listeners()) as server,
+        await WireClient.dial(port_of(server, "ws")) as client,
+    ):
+        await client.send_bytes(b"GET / HTTP/1.1\r\n%b\r\n\r\n" % header)
+        assert (await client.rest_bytes()).endswith(answered)
+        await until(lambda: f"no WebSocket: {told}" in caplog.text)

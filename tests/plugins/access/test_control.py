@@ -543,7 +543,7 @@ async def test_a_file_that_cannot_be_used_ends_the_start(tmp_path: Path, key: st
         await plugin_of(**{key: str(file)})
     file.unlink()
     file.write_bytes(b"ab\xff")
-    with pytest.raises(ConfigError, match=r"byte 2: read no UTF-8"):
+    with pytest.raises(ConfigError, match=r"line 1: read no UTF-8"):
         await plugin_of(**{key: str(file)})
     file.write_text("nonsense")
     with pytest.raises(ConfigError, match=r"line 1: read"):
@@ -572,4 +572,32 @@ async def test_guesses_from_one_address_hold_up_no_other(
     strangers = [f"2001:db8::{number}" for number in range(1, 6)]
     await asyncio.gather(*map(log_in, [*strangers, "192.0.2.1"]))
     assert order.index("192.0.2.1") == 2
+    await plugin.close()
+
+
+async def test_a_comment_may_be_in_any_encoding(files: Files) -> None:
+    """As in mosquitto, which does not read it."""
+    for file in (files.passwords, files.acl, files.scram):
+        file.write_bytes(b"# f\xfcr alle\n" + file.read_bytes())
+    await (
+        await plugin_of(
+            password_file=str(files.passwords), acl_file=str(files.acl), scram_file=str(files.scram)
+        )
+    ).close()
+
+
+async def test_files_of_passwords_that_everybody_can_read_are_told(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their hashes can be tried at leisure; that of topics has no secret."""
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        control_module, "warn_of_readers", lambda key, file: told.append((key, str(file)))
+    )
+    keys = {"password_file": str(files.passwords), "acl_file": str(files.acl)}
+    plugin = await plugin_of(**keys, listeners={"default": {"scram_file": str(files.scram)}})
+    assert told == [
+        ("plugins.access.password_file", str(files.passwords)),
+        ("plugins.access.listeners.default.scram_file", str(files.scram)),
+    ]
     await plugin.close()
