@@ -11,6 +11,7 @@ from penstock.broker.outbox.last_clients import LastClient
 from penstock.broker.quotas.session_quota import SessionQuota
 from penstock.broker.sessions import redelivery, retained_delivery
 from penstock.broker.sessions.session import Session
+from penstock.broker.sessions.takeovers import Takeovers
 from penstock.broker.sessions.wills import send_will, will_bytes, will_delay
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class SessionRegistry:
         self.quota = SessionQuota(core.limits)
         self.will_bytes = 0
         self._leaving: dict[Session, tuple[Client, float]] = {}
+        self._takeovers = Takeovers()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -84,6 +86,11 @@ class SessionRegistry:
         client = leaving[0] if leaving is not None else session.client
         if client is None:
             return False
+        peer = f"{client.remote_address}:{client.remote_port}"
+        told = self._takeovers.add(session.client_id, peer, now)
+        core = self._core
+        if told and core.told.is_due(f"takeovers {session.client_id}", now):
+            core.logger.warning("client %s: %s", session.client_id, told)
         client.close(ReasonCode.SESSION_TAKEN_OVER, now)
         return True
 

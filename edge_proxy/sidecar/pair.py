@@ -169,7 +169,9 @@ class Pair:
                 self.has_given_up = self.client.connack is None
             if self.wants_broker and not self._has_broker and not reason:
                 return
-        self._end(self._how_it_ended(direction, reason))
+        # A stranger that has sent no CONNECT is a load balancer's health check, all day.
+        level = logging.INFO if self.wants_broker else logging.DEBUG
+        self._end(self._how_it_ended(direction, reason), level)
 
     def _how_it_ended(self, direction: Direction, reason: str) -> str:
         """Return why one of the connections has ended, for the log.

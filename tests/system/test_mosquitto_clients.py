@@ -207,3 +207,18 @@ def test_a_fleet_is_sent_to_another_server(tmp_path: Path) -> None:
             )
             assert done.returncode
             assert words in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("version", ["31", "311"])
+def test_two_clients_that_have_one_id_are_told(broker: BrokerProcess, version: str) -> None:
+    """Each throws the other one out as fast as it reconnects; with MQTT 5, mosquitto_sub ends."""
+    client_id = f"twin-{version}"
+    command = ["mosquitto_sub", "-p", str(broker.port), "-V", f"mqttv{version}", "-i", client_id]
+    twins = [subprocess.Popen([*command, "-t", "twins"]) for _ in range(2)]
+    try:
+        told = rf"WARNING .*client {client_id}: its connection was taken over 3 times in .* s, of "
+        broker.wait_for_match(rf"{told}127.0.0.1:\d+ and 127.0.0.1:\d+.*: two clients may have")
+    finally:
+        for twin in twins:
+            twin.kill()
+            twin.wait()

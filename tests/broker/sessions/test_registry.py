@@ -380,3 +380,18 @@ def test_input_of_a_vanished_client_that_is_dropped_is_counted(
     assert broker.core.counters.publish_refused == {"publisher gone": n_dropped}
     assert f"gone; {n_dropped} of its messages were not handled" in caplog.text
     assert broker.core.sessions.get("s") is None
+
+
+def test_clients_that_fight_for_one_id_are_told_once_an_hour(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Both work for a second at a time, and without this line nothing says why."""
+    broker = VirtualBroker()
+    for _ in range(20):
+        for _ in range(5):
+            broker.connect("s")
+            broker.advance(1)
+        broker.advance(300)
+    told = [message for message in caplog.messages if "two clients may have" in message]
+    assert len(told) == 2
+    assert told[0].startswith("client s: its connection was taken over 3 times in 2 s, of ")

@@ -208,6 +208,24 @@ def test_a_refusal_by_the_broker_passes(caplog: pytest.LogCaptureFixture) -> Non
     assert pair.shared.n_ended == 0
 
 
+@pytest.mark.parametrize("reason", ["", "broke: reset"])
+@pytest.mark.parametrize("data", [b"", b"\x10"])
+def test_a_stranger_that_leaves_without_a_connect_is_no_line(
+    reason: str, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A load balancer's health checks come all day."""
+    caplog.set_level("DEBUG")
+    pair = VirtualPair()
+    if data:
+        pair.pair.receive_data(UP, data, pair.now)
+    pair.pair.connection_lost(UP, pair.now, reason)
+    (line,) = caplog.records
+    assert line.levelname == "DEBUG"
+    assert (
+        line.message == f"client at test:1: ended: the client's connection {reason or 'was closed'}"
+    )
+
+
 @pytest.mark.parametrize("version", [4, 5])
 def test_without_a_broker_the_client_is_refused(
     version: int, caplog: pytest.LogCaptureFixture
