@@ -6,6 +6,7 @@ defaults bound the cost of one client.
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
@@ -52,6 +53,13 @@ _LEAST_PLAN_BYTES: Final = 8 * 1024 * 1024
 low: few bytes may belong to many topics."""
 
 _PLANS_PER_BYTE: Final = 16
+
+_UNWANTED: Final = re.compile(
+    "[\x01-\x1f\x7f-\x9f\ufdd0-\ufdef"
+    + "".join(chr(plane << 16 | last) for plane in range(17) for last in (0xFFFE, 0xFFFF))
+    + "]"
+)
+"""What a string of MQTT should not have (MQTT 5.0, 1.5.4)."""
 
 QueueFull = Literal["reject", "drop_newest", "drop_oldest", "disconnect"]
 
@@ -107,6 +115,9 @@ class Limits:
         topic_levels: levels of the deepest Topic Name or Topic Filter; `a/b` has two. A level takes
             some 250 bytes in a subscription or retained message. No naming scheme in use comes near
             128; a topic of 65,535 bytes may have 32,768.
+        topic_control_characters: a Topic Name or Topic Filter may have U+0001 to U+001F, U+007F to
+            U+009F and noncharacters such as U+FFFF, which MQTT 5.0, 1.5.4, advises against. False:
+            it is refused, as by mosquitto.
         subscriptions: subscriptions of one session, shared ones included. At 1 KB each, 10,000 take
             10 MB.
         subscription_bytes: the same in bytes of memory: each filter with all its levels. A further
@@ -198,6 +209,7 @@ class Limits:
     payload_bytes: Annotated[Size, Field(ge=1, le=_MAX_PACKET_SIZE)] | None = None
     topic_bytes: Annotated[Size, Field(ge=1, le=MAX_STRING_BYTES)] = MAX_STRING_BYTES
     topic_levels: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES + 1)] = 128
+    topic_control_characters: bool = False
     subscriptions: Positive = 10_000
     subscription_bytes: PositiveSize = 32 * 1024 * 1024
     total_subscription_bytes: PositiveSize | None = None
@@ -298,7 +310,7 @@ class Limits:
         _check_bytes("properties of PUBLISH", n_bytes, self.properties_bytes)
 
     def topic_problem(self, topic: str) -> str:
-        """Say which limit a Topic Name or Topic Filter exceeds; "" for none.
+        """Say why a Topic Name or Topic Filter is beyond the limits; "" where it is not.
 
         Args:
             topic: valid; for a Shared Subscription, the filter without its ``$share/NAME/``.
@@ -309,7 +321,18 @@ class Limits:
         n_levels = topic.count("/") + 1
         if n_levels > self.topic_levels:
             return f"topic of {n_levels} levels; allowed: at most {self.topic_levels}"
-        return ""
+        return self.character_problem(topic)
+
+    def character_problem(self, topic: str) -> str:
+        """Say which character a topic, or the name of a share, must not have; "" for none."""
+        if self.topic_control_characters or topic.isprintable():
+            return ""
+        found = _UNWANTED.search(topic)
+        if found is None:
+            return ""
+        return (
+            f"topic with U+{ord(found[0]):04X}; allowed: no control characters and no noncharacters"
+        )
 
 
 def _check_bytes(kind: str, n_bytes: int, most_bytes: int) -> None:

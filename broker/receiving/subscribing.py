@@ -138,6 +138,7 @@ async def _subscribe(
         if (
             checks_subscribe
             or len(topic_filter) > unquestioned
+            or not topic_filter.isprintable()
             or session.subscription_bytes >= most_bytes
             or core.tree.n_bytes >= most_bytes_of_all
         ):
@@ -246,7 +247,7 @@ def _asked_sizes(client: Client, packet: Subscribe) -> tuple[SizeClass | None, s
 
 
 def _unquestioned_characters(client: Client, n_filters: int) -> int:
-    """Return the length up to which none of so many filters is refused by `_refusal`.
+    """Return the length up to which no printable one of so many filters is refused by `_refusal`.
 
     One SUBSCRIBE may have thousands. A character has four bytes at most, and a level one character
     at least, with the ``/`` before it.
@@ -273,7 +274,8 @@ def _refusal(client: Client, topic_filter: str) -> tuple[ReasonCode, str] | None
     session = client.session
     if core.journal is not None and core.journal.is_failing and session.journal:
         return ReasonCode.QUOTA_EXCEEDED, "the disk refuses"
-    problem = limits.topic_problem(parse_share(topic_filter).topic_filter)
+    share_name, inner = parse_share(topic_filter)
+    problem = limits.topic_problem(inner) or limits.character_problem(share_name)
     if problem:
         return ReasonCode.TOPIC_FILTER_INVALID, problem
     code = refusal_of_filter(core.options, topic_filter)

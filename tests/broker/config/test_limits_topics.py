@@ -26,7 +26,7 @@ from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 LIMITS = Limits(topic_bytes=6, topic_levels=3)
 
 WITHIN = ["a/b/c", "abcdef", "a/äö", "//"]
-BEYOND = ["a/b/c/d", "abcdefg", "a/äöü", "///"]
+BEYOND = ["a/b/c/d", "abcdefg", "a/äöü", "///", "a\tb", "\x7f"]
 
 INVALID_NAME = "topic name invalid (0x90)"
 
@@ -164,3 +164,19 @@ def test_one_packet_with_more_filters_than_a_session_may_have_closes(
     assert client.inbox == []
     assert client.is_lost
     assert broker.core.counters.peer_errors == {ReasonCode.QUOTA_EXCEEDED: 1}
+
+
+@pytest.mark.parametrize("topic", ["a\tb", "\x01", "\x9f", "\ufdd0", "a/\U0010ffff"])
+def test_control_characters_are_allowed_where_the_policy_file_says_so(topic: str) -> None:
+    """The specification advises against them, and does not forbid them."""
+    broker = VirtualBroker(Limits(topic_control_characters=True))
+    subscriber = broker.connect("s")
+    assert subscriber.subscribe(f"$share/a\tb/{topic}", 1) == 1
+    broker.connect("p").publish(topic, b"x", qos=1)
+    assert subscriber.payloads() == [b"x"]
+
+
+def test_the_name_of_a_share_has_none_either() -> None:
+    """It is shown as topics are."""
+    subscriber = VirtualBroker().connect("s")
+    assert subscriber.subscribe("$share/a\tb/c") == ReasonCode.TOPIC_FILTER_INVALID
