@@ -107,11 +107,14 @@ class SessionView(Protocol):
 
     Attributes:
         client_id: Client Identifier.
+        known_as: the Client Identifier by which it is judged: where a client has two lanes, that of
+            the first one for both.
         username: user name of the newest connection, or None.
         listener: name of the newest connection's listener; "" before there was one.
     """
 
     client_id: str
+    known_as: str
     username: str | None
     listener: str
 

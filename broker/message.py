@@ -19,7 +19,8 @@ SizeClass: TypeAlias = Literal["small", "large"]
 SIZE_PROPERTY: Final = "penstock-size"
 """User Property of SUBSCRIBE that names the size class of the messages to subscribe to; with the
 value ``large`` in a CONNECT that names the other lane: this lane takes that one's large messages,
-whatever subscription they come by."""
+whatever subscription they come by; with ``small`` in that of the other one: they are to wait for
+it."""
 
 LANE_PROPERTY: Final = "penstock-lane-of"
 """User Property of CONNECT that names the client which is the other lane of the same subscriber."""

@@ -40,7 +40,8 @@ class Client(_aiomqtt.Client):  # type: ignore[no-redef]
         paho: Any = self._client
         paho.__class__ = _PahoClient  # aiomqtt makes it itself
         paho.event_loop = self._loop
-        paho.begin()
+        asked = more.get("protocol")
+        paho.begin(may_have_lanes=asked in (None, _aiomqtt.ProtocolVersion.V5))
 
     # Of the first lane as in aiomqtt. The socket of the large lane comes and goes in the loop's own
     # thread.

@@ -10,21 +10,21 @@ a thread, because they block, and alarms must not wait for them.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion, LogLevel, MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
 
 if TYPE_CHECKING:
-    from paho.mqtt.reasoncodes import ReasonCode
-
     from penstock.lanes.client import Client
 
 LOGGER: Final = logging.getLogger("penstock.lanes")
@@ -39,7 +39,13 @@ was lost with it."""
 
 PATIENCE_SECONDS: Final = 10.0
 """For so long large messages wait for this lane before they go on the first one: as long as the
-broker lets them wait for it (`lane_takeover_seconds`)."""
+broker lets them wait for it (`lane_takeover_seconds`). As long it may take to the CONNACK."""
+
+PROBE_SECONDS: Final = 3.0
+"""The same while nothing has told that the broker knows lanes."""
+
+MOST_PROBES: Final = 3
+"""Connections that may end without a CONNACK before the broker is taken for one without lanes."""
 
 LANE_IDS: Final = 1 << 16
 """Added to the Packet Identifiers of received messages: those of the first lane may be the same."""
@@ -49,6 +55,7 @@ NOWHERE: Final = "penstock/lanes/none"
 was sent before."""
 
 _SETTINGS: Final = (
+    "_userdata",
     "_transport",
     "_host",
     "_port",
@@ -78,6 +85,16 @@ def new_properties(packet_type: int) -> Properties:
 def user_properties(properties: Properties | None) -> dict[str, str]:
     """Return the user properties of a packet."""
     return dict(getattr(properties, "UserProperty", ()))
+
+
+def read_connack(client: mqtt.Client) -> tuple[int, Properties]:
+    """Return reason code and properties of the CONNACK that a client has received."""
+    packet = bytes(client._in_packet["packet"])
+    properties = new_properties(PacketTypes.CONNACK)
+    if client._protocol == mqtt.MQTTv5:
+        with contextlib.suppress(Exception):  # paho says what is wrong
+            properties.unpack(packet[2:])  # type: ignore[no-untyped-call]
+    return packet[1], properties
 
 
 def connect_properties(properties: Properties | None, **told: str) -> Properties:
@@ -118,24 +135,28 @@ def put(client: mqtt.Client, message: mqtt.MQTTMessage) -> None:
         message.state = mqtt.mqtt_ms_publish
 
 
+def _of_first(name: str) -> Any:
+    """Return the property of a callback for sockets, which paho calls with the client of each."""
+    return property(lambda lane: getattr(lane._first(), name, None))
+
+
 class LargeLane(mqtt.Client):
     """The lane of large messages.
 
-    All methods are called by the loop of the first lane, but for `put`.
-
     Attributes:
+        is_wanted: the broker knows lanes.
         is_up: the broker has taken it for a lane of the first one, and it is connected.
-        is_awaited: large messages wait for it while it is not up.
+        is_awaited: large messages are held while it is not up.
         has_left: its DISCONNECT is sent, or about to be.
+        held: messages that are to be sent on it, in order; guarded by the lock of both lanes.
     """
 
-    def __init__(self, first: Client, client_id: str, *, is_clean: bool) -> None:
-        """Prepare a lane that `tend` connects.
+    def __init__(self, first: Client, client_id: str) -> None:
+        """Prepare a lane that `tend` connects, once `be_lane_of` was called.
 
         Args:
             first: the first lane, which the application sees.
             client_id: of this lane.
-            is_clean: a session that this lane has is to end.
         """
         super().__init__(CallbackAPIVersion.VERSION2, client_id, protocol=mqtt.MQTTv5)
         self._first = weakref.ref(first)
@@ -144,72 +165,86 @@ class LargeLane(mqtt.Client):
         self._in_callback_mutex = first._in_callback_mutex
         # Makes paho leave all writing to the loop.
         self._thread = threading.current_thread()
-        self._clean_start = is_clean
-        self._first_id = ""
+        self._first_id = self._told = ""
         self._sent: dict[int, tuple[bytes, int]] = {}
         self._answers: dict[int, bytes] = {}
         self._unsent0: list[Any] = []
         self._dialled: deque[mqtt.SocketLike | Exception] = deque()
         self._is_dialling = False
-        self._dial_at = 0.0
-        self._delay = 0.0
-        self._misc_at = 0.0
-        self._patience_ends = mqtt.time_func() + PATIENCE_SECONDS
-        self._told = ""
-        self.is_up = False
+        self._dial_at = self._delay = self._misc_at = 0.0
+        self._patience_ends = self._answer_by = 0.0
+        self._n_probes = 0 if first.protocol == mqtt.MQTTv5 else MOST_PROBES
+        self.is_wanted = self.is_up = self.has_left = False
         self.is_awaited = True
-        self.has_left = False
+        self.held: list[mqtt.MQTTMessage] = []
 
     @property
     def first(self) -> Client:
-        """The first lane."""
+        """The first lane, whose loop calls."""
         first = self._first()
-        assert first is not None  # noqa: S101 (its loop calls)
+        if first is None:
+            raise ReferenceError("the client is gone")
         return first
+
+    on_socket_open = _of_first("on_socket_open")
+    on_socket_close = _of_first("on_socket_close")
+    on_socket_register_write = _of_first("on_socket_register_write")
+    on_socket_unregister_write = _of_first("on_socket_unregister_write")
 
     # -- the connection ------------------------------------------------------------------------
 
-    def be_lane_of(self, client_id: str) -> None:
-        """Name the first lane in the CONNECT; connect again where that is another one."""
-        if client_id != self._first_id and self._sock is not None:
-            self._sock_close()
-            self._lost("the first lane has another client id")
+    def be_lane_of(self, client_id: str, *, is_clean: bool) -> None:
+        """Connect as a lane of the first lane, which is connected.
+
+        Args:
+            client_id: of the first lane.
+            is_clean: it has asked for a new session.
+        """
+        if client_id != self._first_id:
+            self._clean_start = is_clean
+            if self._sock is not None:
+                self._sock_close()
+                self._lost("the first lane has another client id")
         self._first_id = client_id
+        self.is_wanted = True
         self._dial_at = 0.0
+        self._be_patient(mqtt.time_func())
+
+    def _be_patient(self, now: float) -> None:
+        self._patience_ends = now + (PROBE_SECONDS if self._n_probes else PATIENCE_SECONDS)
 
     def tend(self, now: float) -> None:
         """Do what is due: connect, keep alive, or wait no more."""
+        if not self.is_wanted or (self.is_up and now < self._misc_at and not self.held):
+            return
         first = self.first
         if self._dialled:
             self._is_dialling = False
-            dialled = self._dialled.popleft()
-            if isinstance(dialled, Exception):
-                self._lost(str(dialled) or repr(dialled))
+            if isinstance(self._dialled[0], Exception):
+                self._lost(repr(self._dialled.popleft()), is_reached=False)
             else:
-                self._dialled.append(dialled)
                 self._connect()
         if self._sock is not None:
             if now >= self._misc_at:
                 self._misc_at = now + 1.0
                 self.loop_misc()
-        elif (
-            now >= self._dial_at
-            and first.is_connected()
-            and not (self._is_dialling or self.has_left)
-        ):
+            if not self.is_up and now >= self._answer_by:
+                self._sock_close()
+                self._lost("no answer")
+        elif now >= self._dial_at and first.is_connected() and not self._is_dialling:
             self._dial()
         if self.is_up or not first.is_connected():
-            self._patience_ends = now + PATIENCE_SECONDS
+            self._be_patient(now)
         elif self.is_awaited and now >= self._patience_ends:
-            self._refused(f"no connection for {PATIENCE_SECONDS:g} s")
+            self._give_up("it is not there in time")
+        first.release()
 
     def _dial(self) -> None:
         """Open the TCP connection in a thread; `tend` finds it in `_dialled`."""
         for name in _SETTINGS:
             setattr(self, name, getattr(self.first, name))
         self._is_dialling = True
-        name = f"paho-mqtt-lane-{self._client_id.decode()}"
-        threading.Thread(target=self._open_socket, name=name, daemon=True).start()
+        threading.Thread(target=self._open_socket, name="penstock-lane", daemon=True).start()
 
     def _open_socket(self) -> None:
         try:
@@ -221,52 +256,57 @@ class LargeLane(mqtt.Client):
             first.wake()
 
     def _create_socket(self) -> mqtt.SocketLike:
-        """Return the socket that was opened for `reconnect`."""
-        opened = self._dialled.popleft()
-        assert not isinstance(opened, Exception)  # noqa: S101 (`tend` has looked)
-        return opened
+        """Return the socket that was opened."""
+        return cast("mqtt.SocketLike", self._dialled.popleft())
 
     def _connect(self) -> None:
-        first = self.first
         properties = connect_properties(
-            first.asked_properties, lane_of=self._first_id, size="large", yields="yes"
+            self.first.lane_properties(), lane_of=self._first_id, size="large", yields="yes"
         )
         expiry = getattr(properties, "SessionExpiryInterval", 0)
         properties.SessionExpiryInterval = max(expiry, SESSION_SECONDS)
         self._connect_properties = properties
-        # paho takes messages of QoS 0 that were not sent for lost. Nothing of them has arrived.
         self._keep_unsent0()
+        self._answer_by = mqtt.time_func() + PATIENCE_SECONDS
         self.reconnect()
 
     def _keep_unsent0(self) -> None:
+        """Keep messages of QoS 0 that paho takes for lost: nothing of them has arrived."""
         for packet in self._out_packet:
             if packet["command"] & 0xF0 == mqtt.PUBLISH and not packet["qos"]:
                 packet["pos"], packet["to_process"] = 0, len(packet["packet"])
                 self._unsent0.append(packet)
         self._out_packet.clear()
 
-    def on_connect(
-        self, _lane: Any, _userdata: Any, _flags: Any, reason: Any, properties: Any
-    ) -> None:
-        """Take the CONNACK: be the large lane, or let it be."""
-        lane_of = user_properties(properties).get(LANE_OF)
-        if reason.is_failure:
+    def _handle_connack(self) -> MQTTErrorCode:
+        """Be the large lane, or let it be."""
+        code, properties = read_connack(self)
+        told = user_properties(properties)
+        why = ""
+        if code:
+            why = f"{ReasonCode(PacketTypes.CONNACK, identifier=code)}"
+        elif told.get(LANE_OF) != self._first_id:
+            why = f"it is taken for a lane of {told.get(LANE_OF)!r}"
+        if self._n_probes and (code or LANE_OF not in told):
+            self.first.have_no_lane(self._first_id)
+        elif why:
             self._sock_close()
-            self._refused(f"the broker refuses it: {reason}")
-        elif lane_of != self._first_id:
-            self._sock_close()
-            self._refused(f"the broker takes it for a lane of {lane_of!r}")
-        else:
-            self._clean_start = False
-            self._delay = 0.0
-            self.is_up = self.is_awaited = True
-            for packet in self._unsent0:
-                self._out_packet.append(packet)
-            self._unsent0.clear()
-            if self._told:
-                LOGGER.warning("%s: two connections again", self._first_id)
-                self._told = ""
-            self.first.lane_is_up()
+            self._lost(why)
+            self._give_up(f"refused by the broker: {why}")
+        if why:
+            return MQTTErrorCode.MQTT_ERR_SUCCESS
+        self.first.take_large_above(told)
+        self._n_probes = 0
+        self._clean_start = False
+        self._delay = 0.0
+        self.is_up = self.is_awaited = True
+        if self._told:
+            LOGGER.warning("%s: two connections", self._first_id)
+            self._told = ""
+        rc = super()._handle_connack()
+        self._out_packet.extend(self._unsent0)
+        self._unsent0.clear()
+        return rc
 
     def on_disconnect(self, *_: Any) -> None:
         """Connect again after a while, unless it has left."""
@@ -275,7 +315,7 @@ class LargeLane(mqtt.Client):
         else:
             self._lost("connection lost")
 
-    def _lost(self, why: str) -> None:
+    def _lost(self, why: str, *, is_reached: bool = True) -> None:
         """Connect again after a while; large messages wait, for some time."""
         first = self.first
         LOGGER.info("%s: the connection for large messages: %s", self._first_id, why)
@@ -286,43 +326,41 @@ class LargeLane(mqtt.Client):
         least, most = first._reconnect_min_delay, first._reconnect_max_delay
         self._delay = min(2 * self._delay or least, most)
         self._dial_at = mqtt.time_func() + self._delay
+        if self._n_probes and is_reached:
+            self._n_probes -= 1
+            if not self._n_probes:
+                first.have_no_lane(self._first_id)
 
-    def _refused(self, why: str) -> None:
+    def _give_up(self, why: str) -> None:
         """Let the first lane have all messages until this one is up after all."""
-        self._lost(why)
         if why != self._told:
+            what = f"the one for large messages, {self._client_id.decode()}, has failed: {why}"
+            level = logging.INFO if self._n_probes else logging.WARNING
+            LOGGER.log(level, "%s: one connection for all messages: %s", self._first_id, what)
             self._told = why
-            LOGGER.warning(
-                "%s: one connection for all messages: the one for large messages, %s: %s",
-                self._first_id,
-                self._client_id.decode(),
-                why,
-            )
         self.is_awaited = False
-        self.first.lane_is_refused()
+        self.first.take_back(self)
 
     def leave(self) -> None:
         """Send DISCONNECT behind what is to be sent; the session ends if that of the first does."""
         self.has_left = True
         properties = None
-        if not getattr(self.first.asked_properties, "SessionExpiryInterval", 0):
+        if not getattr(self.first.lane_properties(), "SessionExpiryInterval", 0):
             properties = new_properties(PacketTypes.DISCONNECT)
             properties.SessionExpiryInterval = 0
         self.disconnect(properties=properties)
 
     def serve(self) -> None:
         """Read and write what can be, without waiting."""
-        if self._sock is not None:
+        self.loop_read()
+        while self.has_pending():
             self.loop_read()
-        while self._sock is not None and self.has_pending():
-            self.loop_read()
-        if self._sock is not None and self.want_write():
+        if self._out_packet:
             self.loop_write()
 
     def has_pending(self) -> bool:
         """Say whether TLS or WebSocket have bytes that the socket does not show."""
-        pending = getattr(self._sock, "pending", None)
-        return pending is not None and pending() > 0
+        return bool(getattr(self._sock, "pending", int)())
 
     # -- what is published ---------------------------------------------------------------------
 
@@ -331,40 +369,35 @@ class LargeLane(mqtt.Client):
         self._sent[message.mid] = message._topic, message.qos
         put(self, message)
 
-    def take_all(self) -> list[mqtt.MQTTMessage]:
-        """Take back what was not acknowledged, and of QoS 0 what was not sent."""
+    def take_all(self) -> tuple[list[mqtt.MQTTMessage], list[Any], list[mqtt.MQTTMessage]]:
+        """Take back what the broker may not have.
+
+        Returns:
+            (what was not acknowledged, packets of QoS 0 that were not sent, what was held).
+        """
         self._keep_unsent0()
-        taken = list(self._out_messages.values())
+        taken = list(self._out_messages.values()), self._unsent0, self.held
         self._out_messages.clear()
-        self._inflight_messages = 0
         self._sent.clear()
         self._answers.clear()
+        self._inflight_messages = 0
+        self._unsent0, self.held = [], []
         return taken
 
-    def take_unsent0(self) -> list[Any]:
-        """Take back packets of QoS 0; after `take_all`."""
-        taken, self._unsent0 = self._unsent0, []
-        return taken
-
-    def on_publish(
-        self, _lane: Any, _userdata: Any, mid: int, reason: ReasonCode, properties: Properties
-    ) -> None:
-        """Tell the application; a message of QoS 0 is sent, not yet with the broker."""
+    def on_publish(self, _lane: Any, _userdata: Any, mid: int, reason: Any, more: Any) -> None:
+        """Tell the application. A message of QoS 0 is sent, but not yet with the broker."""
         topic, qos = self._sent.pop(mid)
-        first = self.first
         if qos:
-            first.left_lane(topic)
+            self.first.left_lane(topic)
         else:
             _, answer = self.unsubscribe(NOWHERE)
             if answer is not None:
                 self._answers[answer] = topic
-        first.tell_published(mid, reason, properties)
+        self.first.tell_published(mid, reason, more)
 
     def on_unsubscribe(self, _lane: Any, _userdata: Any, mid: int, *_: Any) -> None:
-        """A message of QoS 0 is with the broker."""
-        topic = self._answers.pop(mid, None)
-        if topic is not None:
-            self.first.left_lane(topic)
+        """Note that a message of QoS 0 is with the broker."""
+        self.first.left_lane(self._answers.pop(mid, b""))
 
     def _mid_generate(self) -> int:
         return self.first._mid_generate()
@@ -374,7 +407,7 @@ class LargeLane(mqtt.Client):
         self.first.wake()
         return rc
 
-    # -- what is received ----------------------------------------------------------------------
+    # -- what is received, and what else the application is told -------------------------------
 
     def _handle_on_message(self, message: mqtt.MQTTMessage) -> None:
         if message.qos:
@@ -387,33 +420,7 @@ class LargeLane(mqtt.Client):
     def _send_pubcomp(self, mid: int) -> MQTTErrorCode:
         return super()._send_pubcomp(mid % LANE_IDS)
 
-    # -- what else the application is told -----------------------------------------------------
-
     def _easy_log(self, level: LogLevel, fmt: str, *args: Any) -> None:
         first = self._first()
         if first is not None:
             first._easy_log(level, "large lane: " + fmt, *args)
-
-    def on_socket_open(self, _lane: Any, _userdata: Any, sock: mqtt.SocketLike) -> None:
-        """Tell the application's own event loop."""
-        self._tell_loop("on_socket_open", sock)
-
-    def on_socket_close(self, _lane: Any, _userdata: Any, sock: mqtt.SocketLike) -> None:
-        """Tell the application's own event loop."""
-        self._tell_loop("on_socket_close", sock)
-
-    def on_socket_register_write(self, _lane: Any, _userdata: Any, sock: mqtt.SocketLike) -> None:
-        """Tell the application's own event loop."""
-        self._tell_loop("on_socket_register_write", sock)
-
-    def on_socket_unregister_write(self, _lane: Any, _userdata: Any, sock: mqtt.SocketLike) -> None:
-        """Tell the application's own event loop."""
-        self._tell_loop("on_socket_unregister_write", sock)
-
-    def _tell_loop(self, name: str, sock: mqtt.SocketLike) -> None:
-        first = self._first()
-        if first is None:
-            return
-        callback: Any = getattr(first, name)
-        if callback:  # with this client: it is to be called when its socket is ready
-            callback(self, first.user_data_get(), sock)

@@ -34,13 +34,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
+from penstock.broker.link import Link
 from penstock.broker.outbox.delivery import Delivery, DeliveryWatcher, by_sequence
+from penstock.broker.outbox.inflight import Inflight
+from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.outbox import Outbox
 
 if TYPE_CHECKING:
     from penstock.broker.message import Message
-    from penstock.broker.outbox.inflight import Inflight
-    from penstock.broker.outbox.ledger import Ledger
-    from penstock.broker.outbox.outbox import Outbox
 
 SLICE_MESSAGES: Final = 1000
 """Messages that move to another lane in one turn."""
@@ -73,6 +74,7 @@ class LaneOrder(DeliveryWatcher):
         is_given_up: what is unacknowledged here holds back nothing on the other lane.
         is_away: this lane has no connection.
         gives_large: the other lane takes the large messages of this one.
+        awaits: large messages wait for the other lane, which has no session yet.
         on_left: called when messages have left, once for all that leave together; or None.
     """
 
@@ -103,6 +105,7 @@ class LaneOrder(DeliveryWatcher):
         self.is_given_up = False
         self.is_away = False
         self.gives_large = False
+        self.awaits = False
         self.on_left: Callable[[], None] | None = None
         self._wake = wake
         self._later = later
@@ -134,8 +137,11 @@ class LaneOrder(DeliveryWatcher):
             and not other.is_taken_over
             and (delivery.qos > 0 or not other.is_away)
             and _is_own(delivery)
-            and (self.outbox.takes("large", delivery.message) or self._follows(delivery))
+            and (self._is_large(delivery) or self._follows(delivery))
         )
+
+    def _is_large(self, delivery: Delivery) -> bool:
+        return self.outbox.takes("large", delivery.message)
 
     def _follows(self, delivery: Delivery) -> bool:
         """Say whether a small message of QoS 0 follows a large one, which nobody acknowledges."""
@@ -146,7 +152,7 @@ class LaneOrder(DeliveryWatcher):
     def give(self, delivery: Delivery, *, is_restored: bool) -> bool:
         """Let the other lane have a message that has come to this one; as `Outbox.add`."""
         other, message = self.other, delivery.message
-        if not delivery.qos and self.outbox.takes("large", message):
+        if not delivery.qos and self._is_large(delivery):
             large0 = self._large0
             large0.pop(message.topic, None)  # the topics are in the order of their messages
             large0[message.topic] = message.arrived_at
@@ -178,7 +184,12 @@ class LaneOrder(DeliveryWatcher):
             self._move_soon()
 
     def holds(self, delivery: Delivery) -> bool:
-        """Say whether a delivery has to wait for an earlier one of its topic in the other lane."""
+        """Say whether a delivery has to wait for the other lane.
+
+        It does for an earlier one of its topic there, and a large one for a lane that is to come.
+        """
+        if self.awaits and self._is_large(delivery):
+            return True
         if not self.outbox.rules.keeps_topics:
             return False
         first = self.other.first_pending(delivery.message.topic)
@@ -260,8 +271,23 @@ class LaneOrder(DeliveryWatcher):
         self._numbers = numbers
         self._journal, self.inflight.journal = self.inflight.journal, self
 
+    def await_other(self) -> None:
+        """Let large messages wait, until `leave`, for the other lane, which has no session yet."""
+        ledger = Ledger()
+        nobody = LaneOrder(
+            Outbox(Link(""), ledger, self.outbox.rules),
+            Inflight(),
+            ledger,
+            wake=lambda: None,
+            later=self._later,
+        )
+        join_lanes(self, nobody)
+        self.awaits = True
+        self._sort(self._is_large, lambda _: False)
+
     def leave(self) -> None:
         """Keep the order no more: one of the two sessions ends, or is no lane any more."""
+        self.awaits = False
         for lane in (self, self.other):
             lane.inflight.journal = lane._journal  # noqa: SLF001 (of its kind)
             lane.outbox.order = None
@@ -292,12 +318,16 @@ class LaneOrder(DeliveryWatcher):
         """Let the other lane have the large messages that wait here and that come, or no more."""
         is_new = gives and not self.gives_large
         self.gives_large = gives
-        if not is_new or not self.outbox.n_messages:
-            return
-        topics = {each.message.topic for each in self.outbox.waiting() if self.gives(each)}
-        # With those behind them on their topics, which wait for them from now on.
+        if is_new and self.outbox.n_messages:
+            self._sort(self.gives, self.gives)
+
+    def _sort(
+        self, is_wanted: Callable[[Delivery], bool], is_for_other: Callable[[Delivery], bool]
+    ) -> None:
+        """Hand over waiting messages, or park them; those behind them on their topics wait."""
+        topics = {each.message.topic for each in self.outbox.waiting() if is_wanted(each)}
         taken = self.outbox.take_where(lambda each: each.message.topic in topics)
-        self._hand_over(taken, self.gives)
+        self._hand_over(taken, is_for_other)
 
     def give_back(self) -> None:
         """Let the other lane have all that this one has taken of it, before this one is no more.

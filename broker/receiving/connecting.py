@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
     from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.lanes import LargeOf
     from penstock.broker.sessions.session import Session
 
 _ACCEPTED: Final = Accepted()
@@ -210,9 +211,16 @@ async def let_in(
     properties |= extra_properties
     username = packet.username if accepted.username is None else accepted.username
     told = packet.properties.get("user_property", ())
-    # Where the user names the session, two lanes would be one session.
-    is_named = accepted.client_id is None
-    other_lane = core.lanes.asked(client_id, username, told) if told and is_named else ""
+    other_lane = core.lanes.asked(client_id, username, told) if told else ""
+    large = _large_of(core, client_id, told) if other_lane else None
+    if other_lane and accepted.client_id is not None:  # both lanes would have one session
+        if large == "this":
+            raise ProtocolError(
+                f"CONNECT: a second lane of user {username!r}; allowed: none, as the user name is "
+                "the Client Identifier",
+                ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
+            )
+        other_lane = ""
     if other_lane:
         is_there = core.sessions.get(other_lane) is not None
         large_above = core.outbox_rules.default_threshold_s or core.threshold_s("")
@@ -242,6 +250,7 @@ async def let_in(
     client.has_begun_session = not session_present
     session.expiry_interval = expiry_interval
     _set_up(session, client, packet, username)
+    session.known_as = other_lane if large == "this" and is_there else client_id
     core.sessions.quota.count(session, username, client.remote_address)
     connack = ConnAck(session_present, properties=properties)
     if (
@@ -272,8 +281,7 @@ async def let_in(
                 YIELDS_PROPERTY,
                 LANE_PROPERTY,
             )
-        takes_large = bool(other_lane) and (SIZE_PROPERTY, "large") in told
-        core.lanes.connected(session, other_lane, now, yields=yields, takes_large=takes_large)
+        core.lanes.connected(session, other_lane, now, yields=yields, large=large)
     if core.callbacks.client_connected:
         core.guard.tell(core.callbacks.client_connected, ClientConnected(session))
 
@@ -416,6 +424,25 @@ def _says_yes(core: Core, client_id: str, told: Sequence[tuple[str, str]], name:
                 value,
             )
     return is_yes
+
+
+def _large_of(core: Core, client_id: str, told: Sequence[tuple[str, str]]) -> LargeOf:
+    """Return which of two lanes is to take the large messages of both, by the CONNECT of one."""
+    read = [value for name, value in told if name == SIZE_PROPERTY]
+    large: LargeOf = None
+    if read == ["large"]:
+        large = "this"
+    elif read == ["small"]:
+        large = "other"
+    elif read:
+        core.counters.user_properties_ignored += 1
+        core.logger.info(
+            "client %s: CONNECT: user property %s: read %s; allowed: small or large; ignored",
+            client_id,
+            SIZE_PROPERTY,
+            read,
+        )
+    return large
 
 
 def _expiry_interval(core: Core, packet: Connect) -> float | None:

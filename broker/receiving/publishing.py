@@ -361,7 +361,7 @@ def _message(
         is_large=len(payload) > plan.threshold_s,
         expires_at=expires_at,
         properties=properties,
-        publisher=client.session.client_id,
+        publisher=client.session.known_as,
         topic_bytes=plan.topic_bytes,
     )
 

@@ -114,7 +114,7 @@ def pass_run_on(
     """
     core = client.core
     arrived_at = core.arrived_at(now)
-    publisher = client.session.client_id
+    publisher = client.session.known_as
     run = MessageRun(data, segments, qos, client.version, publisher, arrived_at, now)
     n_messages = run.n_messages
     counters = core.counters

@@ -9,6 +9,9 @@ client has a session, and empty if it has none yet.
 A lane that says in CONNECT that it takes what is *large*, by `SIZE_PROPERTY`, needs no
 subscriptions: large messages that the other lane has subscribed to go to it. What it has goes back
 to the other one when its session ends, or when the other one connects as a client without lanes.
+The other lane may say before, by the value ``small``, that large messages are to wait for it.
+A client of MQTT 3.1.1 cannot name its lane; it is one that names it and takes its large messages.
+For No Local and access control, what comes on such a lane comes from the other one.
 Each CONNACK has `LARGE_ABOVE_PROPERTY`, so that a client can tell which of its own messages are
 large.
 
@@ -30,10 +33,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
 from penstock.broker.message import LANE_PROPERTY
+from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.outbox.lane_order import LaneOrder, join_lanes
 from penstock.broker.routing.subscriber import Subscriber
 
@@ -45,6 +49,10 @@ if TYPE_CHECKING:
     from penstock.broker.outbox.delivery import Delivery
     from penstock.broker.outbox.ledger import Ledger
     from penstock.broker.timers import Timer, Timers
+
+
+LargeOf: TypeAlias = Literal["this", "other"] | None
+"""Which of two lanes takes the large messages of both, as one of them sees it."""
 
 
 class Pacer(Protocol):
@@ -113,7 +121,7 @@ class Lanes:
         self._joined: dict[str, str] = {}
         self._timers: dict[str, Timer] = {}
         self._yielding: set[str] = set()
-        self._taking: set[str] = set()
+        self._takers: dict[str, str] = {}
         self._pacers: dict[str, Pacer] = {}
 
     def asked(
@@ -137,7 +145,7 @@ class Lanes:
             why = f"read {names[0]!r}; allowed: the Client Identifier of another client"
         elif other is not None and other.username != username:
             why = f"read {names[0]!r}; allowed: a client of the same user"
-        elif other is not None and self._others.get(names[0], client_id) != client_id:
+        elif other is not None and self._is_lane_of_third(names[0], client_id):
             why = f"read {names[0]!r}; allowed: a client that names no third one"
         if why:
             self._counters.user_properties_ignored += 1
@@ -147,6 +155,10 @@ class Lanes:
             return ""
         return names[0]
 
+    def _is_lane_of_third(self, other_id: str, client_id: str) -> bool:
+        third = self._others.get(other_id, client_id)
+        return third != client_id and self._session_of(third) is not None
+
     def connected(
         self,
         session: LaneSession,
@@ -154,7 +166,7 @@ class Lanes:
         now: float,
         *,
         yields: bool = False,
-        takes_large: bool = False,
+        large: LargeOf = None,
     ) -> None:
         """Take note of a client that has connected.
 
@@ -163,33 +175,62 @@ class Lanes:
             other_id: what `asked` has said.
             now: monotonic seconds.
             yields: what is sent to it yields to the other lane.
-            takes_large: it takes the large messages of the other lane.
+            large: which lane takes the large messages of both: this one or the other; None where
+                each has subscriptions of its own.
         """
         client_id = session.client_id
         self._stop_pacing(session)
-        if not takes_large and client_id in self._taking:
+        if not other_id and session.version < MQTT_5:
+            other_id = self._connected_taker(client_id)  # it cannot name it
+            large = "other" if other_id else None
+        before = self._joined.get(client_id, "")
+        took_large = self._takes(client_id) or self._takes(before)
+        if before != other_id or (took_large and large is None):
             self._part(session)
         (self._yielding.add if yields else self._yielding.discard)(client_id)
-        if self._joined.get(client_id, "") != other_id:
-            self._part(session)
-        (self._taking.add if takes_large else self._taking.discard)(client_id)
         self._others.pop(client_id, None)
         if not other_id:
             return
         self._others[client_id] = other_id
+        if large is not None:
+            taker, giver = (client_id, other_id) if large == "this" else (other_id, client_id)
+            self._takers[giver] = taker
         other = self._session_of(other_id)
         if other is not None and self._may_join(session, other):
+            for one in (session, other):
+                self._await_no_more(one)
             join_lanes(lane_of(session, self._broker_timers), lane_of(other, self._broker_timers))
             self._joined |= {client_id: other_id, other_id: client_id}
+        elif other is None and large == "other" and session.outbox.order is None:
+            lane_of(session, self._broker_timers).await_other()
+            self._timers[client_id] = self._broker_timers.at(
+                now + self._takeover_seconds, lambda _at: self._await_no_more(session)
+            )
         self._look(session, now)
 
+    def _connected_taker(self, client_id: str) -> str:
+        """Return the connected lane that takes the large messages of a client; "" for none."""
+        taker = self._takers.get(client_id, "")
+        other = self._session_of(taker)
+        return taker if other is not None and other.client is not None else ""
+
+    def _takes(self, client_id: str) -> bool:
+        """Say whether a lane takes the large messages of the other one."""
+        return self._takers.get(self._others.get(client_id, "")) == client_id
+
     def _may_join(self, session: LaneSession, other: LaneSession) -> bool:
-        is_named = self._others.get(other.client_id) == session.client_id
-        return (
-            (is_named or other.client is None)
-            and session.outbox.order is None
-            and other.outbox.order is None
+        named = self._others.get(other.client_id)
+        if named is None and other.version < MQTT_5 and self._takes(session.client_id):
+            named = self._others[other.client_id] = session.client_id  # it cannot do so itself
+        return (named == session.client_id or other.client is None) and not any(
+            one.outbox.order is not None and not one.outbox.order.awaits for one in (session, other)
         )
+
+    def _await_no_more(self, session: LaneSession) -> None:
+        order = session.outbox.order
+        if order is not None and order.awaits:
+            self._cancel(session.client_id)
+            order.leave()
 
     def _part(self, session: LaneSession, *, has_ended: bool = False) -> None:
         """End the order of two lanes, if a session is one of them.
@@ -204,8 +245,8 @@ class Lanes:
             if one is None or partner is None:
                 continue
             self._stop_pacing(one)
-            is_kept = partner is other or not has_ended
-            if one.client_id in self._taking and is_kept and one.username == partner.username:
+            is_there = partner is other or not has_ended
+            if is_there and self._takes(one.client_id) and one.username == partner.username:
                 one.resend.clear()
                 if one.outbox.order is not None:
                     one.outbox.order.give_back()
@@ -217,7 +258,7 @@ class Lanes:
 
     def cleared(self, session: LaneSession) -> None:
         """Take note of a session that its client wants to end: nothing of it goes back."""
-        self._taking.discard(session.client_id)
+        self._takers.pop(self._others.get(session.client_id, ""), None)
 
     def connection_lost(self, session: LaneSession, now: float) -> None:
         """Take note of a client that has gone."""
@@ -227,9 +268,12 @@ class Lanes:
     def ended(self, session: LaneSession) -> None:
         """Take note of a session that ends, with its messages still in their places."""
         self._part(session, has_ended=True)
+        if self._takes(session.client_id):
+            del self._takers[self._others[session.client_id]]
+        if self._session_of(self._takers.get(session.client_id, "")) is None:
+            self._takers.pop(session.client_id, None)
         self._others.pop(session.client_id, None)
         self._yielding.discard(session.client_id)
-        self._taking.discard(session.client_id)
 
     def _look(self, session: LaneSession, now: float) -> None:
         """See which of two lanes the other one is to take over."""
@@ -251,8 +295,7 @@ class Lanes:
                 )
         for one, partner in ((session, other), (other, session)):
             if one.outbox.order is not None:
-                takes = partner.client_id in self._taking and one.client_id not in self._taking
-                one.outbox.order.give_large(gives=takes)
+                one.outbox.order.give_large(gives=self._takes(partner.client_id))
 
     def _pace(self, session: LaneSession, order: LaneOrder, *, is_alone: bool) -> None:
         """Pace a lane that yields while both are connected; alone, it has all messages."""
@@ -293,7 +336,7 @@ class Lanes:
 
     def _give_up(self, session: LaneSession) -> None:
         order = session.outbox.order
-        if order is not None and session.client_id in self._taking:
+        if order is not None and self._takes(session.client_id):
             order.give_back()
         elif order is not None and len(session.inflight):
             self._logger.warning(

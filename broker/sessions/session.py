@@ -50,6 +50,8 @@ class Session:
 
     Attributes:
         client_id: Client Identifier.
+        known_as: the same for access control and No Local; of a lane that takes the large messages
+            of another one, that one's.
         username: user name of the newest connection, or None.
         listener: name of the newest connection's listener; "" before there was one.
         counted_user: user for whom `SessionQuota` counts the session; "" for none.
@@ -102,6 +104,7 @@ class Session:
         "inflight",
         "is_direct",
         "journal",
+        "known_as",
         "large_ahead",
         "ledger",
         "link",
@@ -128,7 +131,7 @@ class Session:
     )
 
     def __init__(self, client_id: str, core: Core) -> None:
-        self.client_id = client_id
+        self.client_id = self.known_as = client_id
         self.core = core
         self.username: str | None = None
         self.counted_user = self.counted_address = ""

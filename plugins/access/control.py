@@ -236,7 +236,7 @@ class FileAccess(AccessControl):
         if access_list is None:
             return True
         wanted = WRITE if action is PUBLISH else READ
-        return access_list.allows(session.username or None, session.client_id, topic, wanted)
+        return access_list.allows(session.username or None, session.known_as, topic, wanted)
 
     def close(self) -> None:
         """End the threads without waiting for running verifications."""

@@ -6,18 +6,33 @@ from typing import Any
 import pytest
 
 from penstock.broker.config.mqtt_options import MqttOptions
-from penstock.broker.mqtt.packets import PubAck, Publish
+from penstock.broker.mqtt.packets import (
+    PubAck,
+    Publish,
+    PubRec,
+    Subscribe,
+    SubscriptionRequest,
+)
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 LARGE = b"L".ljust(20_000, b".")
 
 
-def connect(broker: VirtualBroker, client_id: str, other: str, **options: Any) -> VirtualClient:
-    """Connect one lane, which names the other one."""
+def connect(
+    broker: VirtualBroker,
+    client_id: str,
+    other: str,
+    *,
+    told: tuple[()] | tuple[str, str] = (),
+    **options: Any,
+) -> VirtualClient:
+    """Connect one lane, which names the other one, and tells something else."""
     properties: dict[str, Any] = {"user_property": [("penstock-lane-of", other)] if other else []}
+    properties["user_property"] += [told] if told else []
     properties |= {"session_expiry_interval": 1000}
-    return broker.connect(client_id, properties=properties, clean_start=False, **options)
+    options.setdefault("clean_start", False)
+    return broker.connect(client_id, properties=properties, **options)
 
 
 def answered(client: VirtualClient) -> list[tuple[str, str]]:
@@ -224,18 +239,25 @@ def test_a_lane_that_is_away_is_taken_over_and_given_up(
         session.check_invariants()
 
 
+TAKES = ("penstock-size", "large")
+AWAITS = ("penstock-size", "small")
+
+
 def taking(broker: VirtualBroker, **options: Any) -> tuple[VirtualClient, VirtualClient]:
     """Connect a subscriber to all topics, and a lane that takes its large messages."""
     small = connect(broker, "s", "l", **options)
     small.subscribe("#", 1)
-    return small, connect_taking(broker, **options)
+    return small, connect(broker, "l", "s", told=TAKES, **options)
 
 
-def connect_taking(broker: VirtualBroker, **options: Any) -> VirtualClient:
-    """Connect the lane that takes the large messages."""
-    told = [("penstock-lane-of", "s"), ("penstock-size", "large")]
-    properties = {"user_property": told, "session_expiry_interval": 1000}
-    return broker.connect("l", properties=properties, clean_start=False, **options)
+def drained(broker: VirtualBroker, *clients: VirtualClient) -> list[bytes]:
+    """Acknowledge all that comes; return the first byte of each payload in order."""
+    got: list[bytes] = []
+    for _ in range(10):
+        for client in clients:
+            got += [payload[:1] for payload in client.acknowledge()]
+        broker.settle()
+    return got
 
 
 def test_a_lane_takes_the_large_messages_of_the_other_ones_subscriptions() -> None:
@@ -247,12 +269,29 @@ def test_a_lane_takes_the_large_messages_of_the_other_ones_subscriptions() -> No
     sender.publish("cam", LARGE, qos=1)
     sender.publish("cam", b"after", qos=1)
     sender.publish("alarm", b"1", qos=1)
-    sender.publish("cam0", LARGE, qos=0)
     broker.settle()
     assert small.acknowledge() == [b"1"]
-    assert large.acknowledge() == [LARGE, LARGE]
+    assert large.acknowledge() == [LARGE]
     broker.settle()
     assert small.payloads() == [b"after"]
+
+
+def test_messages_of_qos_0_follow_a_large_one_of_their_topic_for_a_while() -> None:
+    """Nobody says when that one has arrived."""
+    broker = VirtualBroker()
+    small, large = taking(broker)
+    sender = publisher(broker)
+    for payload in (b"0", LARGE, b"2"):
+        sender.publish("cam", payload)
+    sender.publish("alarm", b"1")
+    broker.settle()
+    assert small.payloads() == [b"0", b"1"]
+    assert large.payloads() == [LARGE, b"2"]
+    broker.advance(61)
+    sender.publish("other", LARGE)
+    sender.publish("cam", b"3")
+    broker.settle()
+    assert small.payloads() == [b"3"]
 
 
 def test_large_messages_that_wait_go_to_the_lane_that_takes_them() -> None:
@@ -266,7 +305,7 @@ def test_large_messages_that_wait_go_to_the_lane_that_takes_them() -> None:
     sender = publisher(broker)
     for payload in (b"1", LARGE, b"2"):
         sender.publish("cam", payload, qos=1)
-    large = connect_taking(broker)
+    large = connect(broker, "l", "s", told=TAKES)
     small = connect(broker, "s", "l")
     broker.settle()
     assert small.acknowledge() == [b"1"]
@@ -275,9 +314,49 @@ def test_large_messages_that_wait_go_to_the_lane_that_takes_them() -> None:
     assert small.acknowledge() == [b"2"]
 
 
-@pytest.mark.parametrize("end", ["plain", "expired"])
+def test_large_messages_await_a_lane_that_is_announced() -> None:
+    """A retained one and a new one of QoS 0; those behind them on their topics, too."""
+    broker = VirtualBroker()
+    publisher(broker).publish("cam", LARGE, retain=True)
+    small = connect(broker, "s", "l", told=AWAITS)
+    small.subscribe("#", 1)
+    sender = publisher(broker)
+    sender.publish("cam", b"after", qos=1)
+    sender.publish("other", LARGE)
+    sender.publish("alarm", b"1", qos=1)
+    broker.advance(9.9)
+    assert small.acknowledge() == [b"1"]
+    large = connect(broker, "l", "s", told=TAKES)
+    broker.settle()
+    assert large.acknowledge() == [LARGE, LARGE]
+    broker.advance(0.1)
+    assert small.acknowledge() == [b"after"]
+
+
+@pytest.mark.parametrize("has_been_there", [True, False])
+def test_large_messages_do_not_await_a_lane_for_ever(*, has_been_there: bool) -> None:
+    """The lane was refused, or the path carries one connection alone."""
+    broker = VirtualBroker()
+    if has_been_there:
+        taking(broker)[1].lose()
+    small = connect(broker, "s", "l", told=AWAITS)
+    small.subscribe("#", 1)
+    sender = publisher(broker)
+    for payload in (LARGE, b"2"):
+        sender.publish("cam", payload, qos=1)
+    broker.advance(9.9)
+    assert small.payloads() == []
+    broker.advance(0.2)
+    assert drained(broker, small) == [b"L", b"2"]
+    large = connect(broker, "l", "s", told=TAKES)
+    sender.publish("cam", LARGE, qos=1)
+    broker.settle()
+    assert large.acknowledge() == [LARGE]
+
+
+@pytest.mark.parametrize("end", ["plain", "expired", "names none"])
 def test_what_a_lane_has_taken_goes_back_when_it_is_no_more(end: str) -> None:
-    """What waits, and what it has not acknowledged; nothing comes twice that is complete."""
+    """What waits, and what it has not acknowledged."""
     broker = VirtualBroker()
     small, large = taking(broker)
     sender = publisher(broker)
@@ -289,14 +368,29 @@ def test_what_a_lane_has_taken_goes_back_when_it_is_no_more(end: str) -> None:
     if end == "plain":
         small.lose()
         small = connect(broker, "s", "")
+    elif end == "names none":
+        connect(broker, "l", "")
     else:
         broker.advance(1001)
+    assert drained(broker, small) == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_message_of_qos_2_that_was_received_does_not_come_again() -> None:
+    """Its lane is no more: another one would have another packet identifier for it."""
+    broker = VirtualBroker()
+    small, large = taking(broker)
+    small.subscribe("#", 2)
+    sender = publisher(broker)
+    for number in range(2):
+        sender.publish("cam", b"%d" % number + LARGE, qos=2, packet_id=number + 1)
     broker.settle()
-    got: list[bytes] = []
-    for _ in range(5):
-        got += [payload[:1] for payload in small.acknowledge()]
-        broker.settle()
-    assert got == [b"0", b"1", b"2", b"3"]
+    first = large.take(Publish)
+    large.send(PubRec(first.packet_id))
+    large.lose()
+    small.lose()
+    small = connect(broker, "s", "")
+    broker.settle()
+    assert [each.payload[:1] for each in small.inbox if isinstance(each, Publish)] == [b"1"]
 
 
 def test_a_lane_that_is_cleared_gives_nothing_back() -> None:
@@ -307,10 +401,96 @@ def test_a_lane_that_is_cleared_gives_nothing_back() -> None:
     broker.settle()
     small.lose()
     large.lose()
-    small = broker.connect(
-        "s", clean_start=True, properties={"user_property": [("penstock-lane-of", "l")]}
-    )
+    small = connect(broker, "s", "l", told=AWAITS, clean_start=True)
     small.subscribe("#", 1)
-    broker.connect("l", clean_start=True, properties={"user_property": [("penstock-lane-of", "s")]})
+    connect(broker, "l", "s", told=TAKES, clean_start=True)
+    broker.advance(20)
+    assert small.payloads() == []
+
+
+def test_another_user_gets_nothing_back() -> None:
+    """A Client Identifier is no secret."""
+    broker = VirtualBroker()
+    small, large = taking(broker, username="u")
+    publisher(broker).publish("cam", LARGE, qos=1)
+    large.lose()
+    small.lose()
+    small = connect(broker, "s", "", username="v")
     broker.settle()
     assert small.payloads() == []
+
+
+def test_a_lane_may_take_the_large_messages_of_a_client_of_mqtt_3_1_1() -> None:
+    """Which cannot name it, and keeps it when it connects again."""
+    broker = VirtualBroker()
+    small = broker.connect("s", version=4, clean_start=False)
+    small.subscribe("#", 1)
+    large = connect(broker, "l", "s", told=TAKES)
+    assert answered(large) == [("penstock-lane-of", "s")]
+    sender = publisher(broker)
+    for _ in range(2):
+        sender.publish("cam", LARGE, qos=1)
+        sender.publish("alarm", b"1", qos=1)
+        broker.settle()
+        assert large.acknowledge() == [LARGE]
+        assert small.acknowledge() == [b"1"]
+        small.lose()
+        small = broker.connect("s", version=4, clean_start=False)
+    large.lose()
+    sender.publish("cam", LARGE, qos=1)
+    small.lose()
+    small = broker.connect("s", version=4, clean_start=False)
+    broker.settle()
+    assert small.acknowledge() == [LARGE]
+
+
+def test_a_client_of_mqtt_5_must_name_the_lane_that_takes_its_large_messages() -> None:
+    """And one of MQTT 3.1.1 shares the user with it."""
+    broker = VirtualBroker()
+    named = broker.connect("s")
+    other = broker.connect("o", version=4, username="u")
+    for victim in (named, other):
+        victim.subscribe("#", 1)
+        connect(broker, "l", victim.session.client_id, told=TAKES)
+    publisher(broker).publish("cam", LARGE, qos=1)
+    broker.settle()
+    assert named.acknowledge() == other.acknowledge() == [LARGE]
+
+
+def test_a_lane_whose_first_one_is_no_more_may_be_that_of_another() -> None:
+    """The client without a Client Identifier of its own has been assigned another one."""
+    broker = VirtualBroker()
+    small, _ = taking(broker)
+    small.lose()
+    broker.connect("s", clean_start=True, properties={"session_expiry_interval": 0}).lose()
+    other = connect(broker, "t", "l", told=AWAITS)
+    assert answered(other) == [("penstock-lane-of", "l")]
+    connect(broker, "l", "t", told=TAKES)
+    other.subscribe("#", 1)
+    publisher(broker).publish("cam", LARGE, qos=1)
+    broker.settle()
+    assert other.payloads() == []
+
+
+def test_what_a_lane_publishes_comes_from_the_other_one() -> None:
+    """No Local holds for both."""
+    broker = VirtualBroker()
+    small, large = taking(broker)
+    small.send(Subscribe(7, (SubscriptionRequest("#", 1, no_local=True),)))
+    large.publish("cam", LARGE, qos=1)
+    broker.settle()
+    assert small.payloads() == large.payloads() == []
+
+
+@pytest.mark.parametrize("size", ["tiny", ""])
+def test_an_unknown_size_is_ignored_and_counted(size: str) -> None:
+    """The lane is one that has subscriptions of its own."""
+    broker = VirtualBroker()
+    small = connect(broker, "s", "l")
+    small.subscribe("#", 1)
+    large = connect(broker, "l", "s", told=("penstock-size", size))
+    assert broker.core.counters.user_properties_ignored == 1
+    publisher(broker).publish("cam", LARGE, qos=1)
+    broker.settle()
+    assert small.payloads() == [LARGE]
+    assert large.payloads() == []
