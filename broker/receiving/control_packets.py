@@ -20,7 +20,7 @@ from penstock.broker.mqtt.packets import (
     Subscribe,
     Unsubscribe,
 )
-from penstock.broker.mqtt.reader import read_packet
+from penstock.broker.mqtt.reader import USED_FIRST_BYTES_3_1, read_packet
 from penstock.broker.receiving.acknowledging import TAKE_ACKNOWLEDGEMENT
 from penstock.broker.receiving.authenticating import handle_auth
 from penstock.broker.receiving.connecting import expiry_seconds, handle_connect
@@ -50,7 +50,8 @@ def receive(client: Client, first_byte: int, body: bytes, now: float) -> None:
         check_number(client, packet_type, body)
     most_properties = client.core.limits.properties
     packet: Any = read_packet(first_byte, body, client.version, most_properties)
-    take = TAKE_ACKNOWLEDGEMENT.get(first_byte)
+    # What was read is of MQTT 3.1 where it has other flags.
+    take = TAKE_ACKNOWLEDGEMENT.get(USED_FIRST_BYTES_3_1.get(first_byte, first_byte))
     if take is not None:
         take(client, packet.packet_id, now, packet.reason_code)
         return
