@@ -229,8 +229,9 @@ def find_losses(start: QueuePosition, held: Held) -> list[str]:
     if not start.is_of(held):
         recreated = (
             "the queue was deleted and created again since the checkpoint was written (incarnation "
-            f"{start.incarnation}, the queue's is {held.incarnation}): what the query had not read "
-            "is gone, and the checkpoint's offsets mean nothing in the new queue"
+            f"{start.incarnation}, the queue's is {held.incarnation}), or its storage was restored "
+            "from an earlier copy: what the query had not read is gone, and the checkpoint's "
+            "offsets mean nothing in the new queue"
         )
         return [recreated]
     losses = []

@@ -156,6 +156,11 @@ def is_same_incarnation(one: str, other: str) -> bool:
     return one == other or one.replace("-", "") == other.replace("-", "")
 
 
+def is_same_queue(one: str, other: str) -> bool:
+    """Say whether two incarnations are of one queue, before and after its server lost messages."""
+    return is_same_incarnation(one.partition(".")[0], other.partition(".")[0])
+
+
 class OutgoingMessage(NamedTuple):
     """A message for `QueueClient.enqueue`.
 

@@ -16,7 +16,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -32,6 +32,7 @@ from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.process.program import NO_OTHERS
 from penstock.plugins.queue.client import NoAnswerError, QueueClient, UnknownNameError, read_token
 from penstock.plugins.queue.config import QueueConfig
+from penstock.plugins.queue.engines import sqlite_copies
 from penstock.plugins.queue.gateway import Gateway, read_config
 from penstock.plugins.queue.report import peek_lines, stats_lines
 from penstock.plugins.queue.sink import QueuePlugin
@@ -307,6 +308,47 @@ def backup(
     """Write a consistent copy of the database while queues go on."""
     written = place.ask(lambda client: client.backup(path))
     typer.echo(f"{written:,} bytes written to {path}")
+
+
+@app.command()
+def restore(
+    path: Annotated[
+        str | None,
+        typer.Argument(metavar="[FILE]", help="A copy of the database; none with engine: redis."),
+    ] = None,
+    *,
+    config: Annotated[str, typer.Option("-c", "--config", help="Policy file with the queues.")],
+) -> None:
+    """Put a copy of the database in its place, while no server runs.
+
+    With engine: redis, tell the queues that their server's data was restored. Readers of offsets
+    are told in both cases that positions of before mean nothing.
+    """
+    read = read_config(config)
+    if (read.engine == "sqlite") != (path is not None):
+        wanted = "a copy of the database" if read.engine == "sqlite" else "no FILE"
+        raise CommandError(f"FILE: read {path or 'none'}; allowed with {read.engine}: {wanted}")
+    if path is not None:
+        os.umask(os.umask(NO_OTHERS) | NO_OTHERS)
+        n_queues = sqlite_copies.restore(path, read.path)
+        typer.echo(f"{n_queues} queues restored to {read.path}")
+    else:
+        n_queues = asyncio.run(_renew(read, config))
+        typer.echo(f"{n_queues} queues have another incarnation")
+
+
+async def _renew(config: QueueConfig, policy_file: str) -> int:
+    """Give all queues of a server other incarnations; return how many there are."""
+    engine = QueuePlugin.alone(config, logging.getLogger("penstock.queue"), policy_file).engine
+    renew: Callable[[], Awaitable[None]] | None = getattr(engine, "renew", None)
+    if renew is None:
+        raise CommandError(f"plugins.queue.engine: read {config.engine}; allowed: sqlite or redis")
+    await engine.open()
+    try:
+        await renew()
+        return len(engine.queues())
+    finally:
+        await engine.close()
 
 
 @app.command()

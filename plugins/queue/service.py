@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.broker.config.checked_yaml import MisfitError, fit
 from penstock.broker.errors import PenstockError
-from penstock.plugins.queue.client import Plan
+from penstock.plugins.queue.client import Plan, is_same_queue
 from penstock.plugins.queue.config import (
     DEFAULT_GROUP,
     NAME_ALLOWED,
@@ -249,7 +249,7 @@ class QueueService:
         gone = [
             queue
             for name, queue in self._queues.items()
-            if name not in held or held[name].incarnation != queue.incarnation
+            if name not in held or not is_same_queue(held[name].incarnation, queue.incarnation)
         ]
         closings = []
         for queue in gone:

@@ -392,6 +392,7 @@ ABOVE_THE_CONTRACT: Final = {
         "broker.durable.database_file",
         "broker.durable.disk_reserve",
     ),
+    "plugins.queue.engines.sqlite_copies": ("broker.durable.database_file",),
     "plugins.queue.engines.sqlite_format": ("broker.durable.database_file",),
     # Deadlines on a disk are kept by one kind of clock.
     "plugins.queue.engines.local": ("broker.durable.storage_clock",),

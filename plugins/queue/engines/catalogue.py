@@ -36,6 +36,7 @@ from penstock.plugins.queue.engines.requests import (
 from penstock.plugins.queue.engines.snapshots import group_snapshot, queue_snapshot
 from penstock.plugins.queue.engines.state import State
 from penstock.plugins.queue.engines.store import (
+    COPIED,
     DELAYED,
     GroupRow,
     PhysicalRow,
@@ -57,14 +58,22 @@ class Catalogue:
         self._state = state
         self._reader = reader
         self._secret = b""
+        self._is_copy = False
         self._ids = {"queue": 1, "physical": 1, "group": 1}
         self._must_sweep = True
 
     def start_rows(self, transaction: Transaction) -> None:
         """Add what the next start needs."""
         transaction.changes.meta["secret"] = self._secret.hex()
+        if self._is_copy:
+            transaction.changes.meta[COPIED] = ""
+            transaction.changes.queues += [one.row(one.spec) for one in self._state.queues.values()]
         transaction.changes.meta["clock"] = self._state.clock.stored_text()
         self.add_last_uses(transaction)
+
+    def started(self) -> None:
+        """Take note that the storage has these rows."""
+        self._is_copy = False
 
     def add_last_uses(self, transaction: Transaction) -> None:
         """Store when groups were used last, of those that were used since."""
@@ -78,10 +87,18 @@ class Catalogue:
     def restore(self, rows: Rows) -> None:
         """Make the queues and groups that are in the storage."""
         self._secret = bytes.fromhex(rows.meta.get("secret", "")) or secrets.token_bytes(32)
+        self._is_copy = bool(rows.meta.get(COPIED))
+        if self._is_copy:
+            self._state.logger.warning(
+                "queue: %s is a copy of an earlier moment: its queues have new incarnations, and "
+                "refuse positions and receipt handles of before",
+                self._state.store.name,
+            )
         queues: dict[int, LogicalQueue] = {}
         for row in rows.queues:
-            dashed = row._replace(incarnation=_with_dashes(row.incarnation))
-            queue = queues[row.row_id] = LogicalQueue(dashed, queue_spec(row.spec))
+            incarnation = str(uuid.uuid4()) if self._is_copy else _with_dashes(row.incarnation)
+            known = row._replace(incarnation=incarnation)
+            queue = queues[row.row_id] = LogicalQueue(known, queue_spec(row.spec))
             self._state.queues[row.name] = queue
         parts: dict[int, PhysicalQueue] = {}
         for physical_row in rows.physical:

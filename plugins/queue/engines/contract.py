@@ -6,7 +6,9 @@ number of *groups*: each group gets all messages, independent of the others.
 * **Offsets.** A message stored in a physical queue gets the next offset there. Offsets only grow,
   without gaps, and are never reused, not even after a restart.
 * **Incarnation.** A queue that is deleted and created again is another queue: its incarnation, a
-  UUID, is part of every position and receipt handle, so one of the old queue is refused.
+  text that begins with a UUID, is part of every position and receipt handle, so one of the old
+  queue is refused. A copy of the storage that is opened, and a server that has lost what it had
+  stored, give their queues other incarnations: they give offsets again to other messages.
 * **Storing.** The future of `append` completes when its messages are as safe as the engine
   promises; before that nobody can read them. It tells the outcome of each message. Messages of one
   call keep their order. A message with a deduplication identifier that was stored within the
@@ -127,7 +129,7 @@ class ReaderError(PenstockError):
 
 
 class IncarnationError(PenstockError):
-    """A position of a queue that was deleted; one of the same name was created after it.
+    """A position of a queue that was deleted, or of what a storage held that was rolled back.
 
     Attributes:
         queue: its name.
@@ -137,7 +139,8 @@ class IncarnationError(PenstockError):
     def __init__(self, queue: str, read: str, incarnation: str) -> None:
         super().__init__(
             f"incarnation of queue {queue}: read {read}; allowed: {incarnation}. The queue was "
-            "deleted and created again, so positions in the old one mean nothing"
+            "deleted and created again, or its storage is of an earlier moment: positions of "
+            "before mean nothing"
         )
         self.queue = queue
         self.incarnation = incarnation

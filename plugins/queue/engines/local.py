@@ -104,7 +104,7 @@ class LocalEngine:
         self._catalogue.restore(rows)
         state.start_writing(self._commit_max_messages)
         try:
-            await state.change(self._catalogue.start_rows, lambda: None)
+            await state.change(self._catalogue.start_rows, self._catalogue.started)
         except BaseException:
             await self.close()
             raise

@@ -20,12 +20,10 @@ notices damage of its own structures, and gives out bytes of a message as the di
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -47,12 +45,11 @@ from penstock.broker.durable.database_file import (
 from penstock.broker.durable.disk_reserve import DiskReserve
 from penstock.plugins.queue.engines.checkpoints import LOG_PAGES, ROWS_BYTES, Checkpointer
 from penstock.plugins.queue.engines.contract import (
-    BackupExistsError,
-    BackupFolderError,
     EngineStartError,
     StorageError,
     StorageFullError,
 )
+from penstock.plugins.queue.engines.sqlite_copies import backup
 from penstock.plugins.queue.engines.sqlite_format import FORMAT, add_functions
 from penstock.plugins.queue.engines.store import (
     BrokenSegmentError,
@@ -390,39 +387,7 @@ class SqliteStore:
     def backup(self, path: str) -> int:
         """Copy the file while it is in use."""
         self._check_there()
-        there = f"backup to {path}: read a file; allowed: a path without one"
-        if os.path.lexists(path):
-            raise BackupExistsError(there)
-        folder, name = os.path.split(path)
-        try:
-            descriptor, part = tempfile.mkstemp(".part", f"{name}.", folder or ".")
-        except OSError as error:
-            raise BackupFolderError(
-                f"backup to {path}: {error.strerror}; allowed: a new file in a folder that is "
-                "there, to which the user of the server may write"
-            ) from error
-        os.close(descriptor)
-        try:
-            with (
-                closing(connect(self._path, self._busy_seconds)) as source,
-                closing(sqlite3.connect(part)) as target,
-            ):
-                source.backup(target, pages=-1)
-            with Path(part).open("rb+") as written:
-                os.fsync(written.fileno())
-            try:
-                os.link(part, path)  # unlike a rename, it replaces nothing
-            except FileExistsError as error:
-                raise BackupExistsError(there) from error
-            n_bytes = Path(path).stat().st_size
-        except (OSError, DatabaseFileError) as error:
-            raise StorageError(f"backup to {path}: {error}") from error
-        except sqlite3.Error as error:
-            raise StorageError(f"backup to {path}: {in_words(error)}") from error
-        finally:
-            with suppress(OSError):
-                Path(part).unlink()
-        return n_bytes
+        return backup(self._path, path, self._busy_seconds)
 
     def figures(self) -> Mapping[str, Any]:
         """Return the sizes of the file and its log, and of what the reserve holds."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.plugins.queue.engines.contract import StorageError
 
@@ -82,6 +82,10 @@ class PhysicalRow(NamedTuple):
     messages: int
     payload_bytes: int
     stored_bytes: int
+
+
+COPIED: Final = "copied"
+"""Name of the row of `Rows.meta` that marks a copy of the storage which nobody has opened yet."""
 
 
 class GroupRow(NamedTuple):

@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import io
 import json
+import sqlite3
 import sys
+import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import yaml
 
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.__main__ import main
-from penstock.plugins.queue.client import QueueClient, QueueError
-from tests.helpers.gateway import running_gateway
+from penstock.plugins.queue.client import OtherIncarnationError, QueueClient, QueueError
+from tests.helpers.gateway import gateway_of, running_gateway
+from tests.helpers.redis_server import shared_redis
 
 Run = Callable[..., str]
 
@@ -126,6 +131,68 @@ def test_the_database_is_compacted_and_copied(run: Run, at: list[str], tmp_path:
     (tmp_path / "copy.yaml").write_text(policy)
     (work,) = json.loads(run("stats", "work", "--json", "-c", str(tmp_path / "copy.yaml")))
     assert work["messages"] == 2
+
+
+def test_a_copy_takes_the_place_of_the_database(run: Run, tmp_path: Path) -> None:
+    """Made by a backup or by other means; readers learn that offsets are given again."""
+    with running_gateway(tmp_path) as client:
+        fill(client)
+        client.backup(str(tmp_path / "copy.db"))
+        before = client.position("work", "latest")
+    at = ["-c", str(tmp_path / "policy.yaml")]
+    database = tmp_path / "queue.db"
+    restore = ["restore", str(tmp_path / "copy.db"), *at]
+    told = run(*restore, status=2)
+    assert "read a database there; allowed: none. Move it away" in told
+    database.rename(tmp_path / "by hand.db")
+    assert run(*restore) == f"3 queues restored to {database}\n"
+    assert database.stat().st_mode & 0o077 == 0
+    seen = set()
+    for _ in range(2):
+        with running_gateway(tmp_path) as client:
+            assert client.queue("work")["messages"] == 2
+            with pytest.raises(OtherIncarnationError):
+                client.plan("work", before)
+            seen.add(client.position("work").incarnation)
+        if len(seen) == 1:
+            database.unlink()
+            run("restore", str(tmp_path / "by hand.db"), *at)
+    assert len({*seen, before.incarnation}) == 3
+
+
+def test_what_cannot_be_restored_is_told(run: Run, tmp_path: Path) -> None:
+    """Nothing is written."""
+    with running_gateway(tmp_path):
+        pass
+    (tmp_path / "queue.db").unlink()
+    at = ["-c", str(tmp_path / "policy.yaml")]
+    other = tmp_path / "other.db"
+    with closing(sqlite3.connect(other)) as connection:
+        connection.execute("CREATE TABLE t (x)")
+    (tmp_path / "text").write_text("no database" * 1000)
+    for name, wanted in (("missing", "read no file"), ("other.db", "read something else")):
+        assert wanted in run("restore", str(tmp_path / name), *at, status=2)
+    assert "not a database" in run("restore", str(tmp_path / "text"), *at, status=2)
+    assert "allowed with sqlite: a copy of the database" in run("restore", *at, status=2)
+    assert not (tmp_path / "queue.db").exists()
+    with running_gateway(tmp_path) as client:
+        client.backup(str(tmp_path / "copy.db"))
+        assert "in use by process" in run("restore", str(tmp_path / "copy.db"), *at, status=2)
+
+
+def test_queues_of_a_restored_server_get_other_incarnations(run: Run, tmp_path: Path) -> None:
+    """There is no file to restore: the server's own means have done that."""
+    prefix = f"test-{uuid.uuid4().hex}"
+    redis = {"server": f"127.0.0.1:{shared_redis()}", "prefix": prefix}
+    section = {"engine": "redis", "redis": redis, "http": "127.0.0.1:0", "queues": {"q": {}}}
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(yaml.safe_dump({"plugins": {"queue": section}}))
+    with gateway_of(policy) as client:
+        before = client.position("q").incarnation
+        assert run("restore", "-c", str(policy)) == "1 queues have another incarnation\n"
+        assert "allowed with redis: no FILE" in run("restore", "x", "-c", str(policy), status=2)
+    with gateway_of(policy) as client:
+        assert client.position("q").incarnation != before
 
 
 def test_a_server_that_has_the_file_is_told(run: Run, tmp_path: Path) -> None:

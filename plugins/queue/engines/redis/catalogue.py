@@ -33,6 +33,7 @@ from penstock.plugins.queue.engines.logical import find_queue
 from penstock.plugins.queue.engines.queues import group_spec, queue_spec
 from penstock.plugins.queue.engines.receipts import Receipts
 from penstock.plugins.queue.engines.redis.functions import Functions
+from penstock.plugins.queue.engines.redis.messages import root_of
 from penstock.plugins.queue.engines.redis.mirror import Group, Part, Queue
 
 FORMAT: Final = "2"
@@ -91,10 +92,11 @@ class Catalogue:
             return held
         entry = json.loads(raw)
         spec = queue_spec(json.dumps(entry["spec"]))
-        if held is None or held.incarnation != entry["incarnation"]:
+        if held is None or root_of(held.incarnation) != entry["incarnation"]:
             if held is not None:
                 self._forget(held)
             held = self.queues[name] = Queue(name, entry["incarnation"], spec)
+        self._take_life(held, entry)
         held.raw = raw
         held.id_shards = entry.get("id_shards", 0)
         held.change(spec)
@@ -107,7 +109,7 @@ class Catalogue:
             settings = group_spec(json.dumps(values["spec"]))
             if group is None or group.id != values["id"]:
                 group = Group(values["id"], group_name, settings, values["epoch"])
-                group.receipts = Receipts(self._secret, held.incarnation, int(group.id, 16))
+                group.receipts = self._receipts(held, group.id)
                 held.groups[group_name] = group
                 self._functions.watch(group)
             group.spec, group.epoch = settings, values["epoch"]
@@ -115,6 +117,29 @@ class Catalogue:
             for number in held.physical:
                 group.place(number)
         return held
+
+    def _take_life(self, queue: Queue, entry: Mapping[str, Any]) -> None:
+        """Take the name of a queue's life: positions and handles of another one are refused."""
+        life = entry.get("life", "")
+        incarnation = f"{entry['incarnation']}.{life}" if life else entry["incarnation"]
+        if queue.incarnation != incarnation:
+            queue.incarnation = incarnation
+            queue.has_lost = False
+            for group in queue.groups.values():
+                group.receipts = self._receipts(queue, group.id)
+
+    def _receipts(self, queue: Queue, group_id: str) -> Receipts:
+        return Receipts(self._secret, queue.incarnation, int(group_id, 16))
+
+    async def renew(self, name: str) -> None:
+        """Give a queue another life: its server's data is of an earlier moment."""
+        async with self._lock:
+            incarnation = self.find(name).incarnation
+            while (queue := self.find(name)).incarnation == incarnation:
+                entry = json.loads(queue.raw)
+                entry["life"] = secrets.token_hex(4)
+                if not await self._put(name, queue.raw, entry):
+                    await self._refresh()
 
     def _forget(self, queue: Queue) -> None:
         self._functions.arrivals.wake(queue, queue.groups.values())
@@ -152,7 +177,7 @@ class Catalogue:
                 await self._refresh()
                 found = self.find(name)
                 # A repeated call may have been carried out, and another program have changed it.
-                if found.incarnation != entry["incarnation"]:
+                if root_of(found.incarnation) != entry["incarnation"]:
                     await self._discard(entry)
             if found.spec != spec:
                 raise ExistsError(f"queue {name}: it exists with other settings")
@@ -200,16 +225,15 @@ class Catalogue:
             while True:
                 queue = self.find(name)
                 tombstone = _tombstone(json.loads(queue.raw))
-                taken, raw = await self._functions.delete_entry(
-                    name, queue.raw, queue.incarnation, tombstone
-                )
+                root = root_of(queue.incarnation)
+                taken, raw = await self._functions.delete_entry(name, queue.raw, root, tombstone)
                 if taken:
                     break
                 self._take_or_forget(name, raw)
             del self.queues[name]
             self._forget(queue)
         with suppress(StorageError):  # the queue is gone all the same
-            await self._delete_left(queue.incarnation, tombstone)
+            await self._delete_left(root, tombstone)
 
     async def delete_left(self) -> None:
         """Delete what is left of deleted queues, but for what is on nodes that are away.

@@ -115,7 +115,7 @@ class RedisEngine:
         connection = await self._server.connect(self._logger, address)
         try:
             await self._functions.check(connection)
-            await self._functions.attend_ids_on(connection, self._catalogue.queues.values())
+            await self._functions.return_on(connection, self._catalogue.queues.values())
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
@@ -147,6 +147,32 @@ class RedisEngine:
         for queue in self._catalogue.queues.values():
             for group in queue.groups.values():
                 group.used_at += seconds
+
+    async def _find(self, name: str) -> Queue:
+        """Return a queue for readers of offsets; one of which messages were lost has a new life.
+
+        Raises:
+            UnknownQueueError: there is none of this name.
+            StorageError: it cannot get one.
+        """
+        found = self._catalogue.find(name)
+        if found.has_lost:
+            self._logger.error(
+                "queue %s: the Redis server has lost messages that it had stored; the queue has "
+                "another incarnation, and refuses positions of before",
+                name,
+            )
+            await self._catalogue.renew(name)
+        return found
+
+    async def renew(self) -> None:
+        """Give all queues other incarnations: the server's data was restored from a copy.
+
+        Raises:
+            StorageError: some have none yet.
+        """
+        for name in list(self._catalogue.queues):
+            await self._catalogue.renew(name)
 
     async def _attend(self) -> None:
         """Note that this program is there, for the time of which groups are used or not."""
@@ -304,6 +330,9 @@ class RedisEngine:
     ) -> list[bytes]:
         """Return the frames of a range."""
         found = self._catalogue.find(queue)
+        if found.has_lost:
+            await self._find(queue)
+            raise StorageError(f"queue {queue}: the Redis server has lost messages; look anew")
         part = found.part(physical_queue)
         if end > part.next:  # another program may have stored more
             await self._functions.ask(found, part, "look")
@@ -328,7 +357,7 @@ class RedisEngine:
         until: Mapping[int, int] | None = None,
     ) -> Position:
         """Return the end of the next range; bytes are taken to be the same in each message."""
-        found = self._catalogue.find(queue)
+        found = await self._find(queue)
         await self._functions.look([found])
         offsets = found.checked(start)
         if until is not None:
@@ -349,7 +378,7 @@ class RedisEngine:
 
     async def locate(self, queue: str, start: Start) -> Position:
         """Return the position that a `Start` means."""
-        found = self._catalogue.find(queue)
+        found = await self._find(queue)
         return Position(found.incarnation, await self._located(found, start))
 
     async def _located(self, queue: Queue, start: Start) -> dict[int, int]:
@@ -364,7 +393,7 @@ class RedisEngine:
         self, queue: str, group: str, position: Position, reader: str = ""
     ) -> Position:
         """Move an offsets group up to a position."""
-        found = self._catalogue.find(queue)
+        found = await self._find(queue)
         readers = found.offsets_group(group)
         readers.used_at = self._functions.now()
         if reader != readers.reader:
@@ -479,6 +508,7 @@ class RedisEngine:
 
     async def _maintain_queue(self, queue: Queue) -> None:
         """Do so for a queue, but for what is on nodes that are away."""
+        await self._find(queue.name)
         now = self._functions.now()
         parts = self._functions.reached(queue)
         for group in list(queue.groups.values()):

@@ -6,7 +6,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 from zlib import crc32
@@ -24,7 +23,7 @@ from penstock.plugins.queue.engines.contract import (
 )
 from penstock.plugins.queue.engines.redis.library import PREFIX
 from penstock.plugins.queue.engines.redis.login import ask_directly
-from penstock.plugins.queue.engines.redis.messages import arrived_at, part_key
+from penstock.plugins.queue.engines.redis.messages import arrived_at, part_key, root_of
 from penstock.plugins.queue.engines.redis.mirror import Group, Part, Queue, Told
 from penstock.plugins.queue.engines.redis.routes import Routes
 from penstock.plugins.queue.engines.waiting import Arrivals
@@ -49,6 +48,8 @@ _STORED: Final = frozenset(
 loses is a message that is received once more."""
 _LOOK_SECONDS: Final = 0.1
 """Between two looks whether the node of a call that is waited for is away."""
+_KEPT_SECONDS: Final = 1800.0
+"""For which the server certainly keeps the answer of a program's last call."""
 _NUMBERED: Final = frozenset({"append", "lease", "settle"})
 """Functions that must not be carried out twice: the server keeps the answer for a repeat."""
 
@@ -87,6 +88,7 @@ class Functions:
         self._server_clock = server_clock
         self._shift: float | None = None
         self._numbers: dict[str, int] = {}
+        self._appended: dict[str, tuple[int, float]] = {}
         self._secret = b""
         self._away: dict[Queue, tuple[int, Collection[int]]] = {}
         self._away_change = 0
@@ -108,7 +110,7 @@ class Functions:
     def ids_key(self, queue: Queue, identifier: bytes) -> str:
         """Return the same of where a deduplication identifier of a queue is kept."""
         if not queue.id_shards:
-            return f"{self._prefix}:{{{queue.incarnation}}}"
+            return f"{self._prefix}:{{{root_of(queue.incarnation)}}}"
         return self._shard_key(queue.incarnation, crc32(identifier) % queue.id_shards)
 
     def _shard_key(self, incarnation: str, shard: int) -> str:
@@ -126,7 +128,7 @@ class Functions:
 
     def _kept_ids_keys(self, incarnation: str, id_shards: int) -> list[str]:
         if not id_shards:
-            return [f"{self._prefix}:{{{incarnation}}}"]
+            return [f"{self._prefix}:{{{root_of(incarnation)}}}"]
         return [self._shard_key(incarnation, shard) for shard in range(id_shards)]
 
     def part_of(self, queue: Queue, number: int) -> Part:
@@ -160,7 +162,13 @@ class Functions:
             args = (self.program, number, *args)
         future = self.call(function, [part.base, *keys], self.given(), *args)
         future.add_done_callback(partial(self._heard, queue, part))
+        if function == "append":
+            future.add_done_callback(partial(self._note_appended, part, number))
         return future
+
+    def _note_appended(self, part: Part, number: int, future: asyncio.Future[Any]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self._appended[part.base] = number, self._monotonic()
 
     def keep(self, call: asyncio.Future[Any]) -> None:
         """Have a call be carried out however late: what it has done must be known."""
@@ -313,13 +321,21 @@ class Functions:
         answer = await plain(self.call("attend", [key], self.given(), int(is_back)))
         return max(0.0, float(answer))
 
-    async def attend_ids_on(self, connection: AbstractConnection, queues: Iterable[Queue]) -> None:
-        """Do as `attend_ids` on a new connection to a server, before any call is repeated there."""
-        for key in [key for queue in queues for key in self.all_ids_keys(queue)]:
-            with suppress(MovedError):  # another node has it
-                await ask_directly(
-                    connection, "FCALL", f"{PREFIX}attend", "1", key, self.given(), "1"
-                )
+    async def return_on(self, connection: AbstractConnection, queues: Iterable[Queue]) -> None:
+        """Look at a server on a new connection to it, before any call is repeated there.
+
+        Windows leave out the time for which no program was there; see `attend_ids`. A queue of
+        which the server has lost messages is noted.
+        """
+        for queue in queues:
+            for key in self.all_ids_keys(queue):
+                await _ask_there(connection, "attend", key, self.given(), "1")
+            for part in queue.physical.values():
+                number, at = self._appended.get(part.base, (0, 0.0))
+                is_kept = number and self._monotonic() - at < _KEPT_SECONDS
+                told = (part.next, self.program, number if is_kept else "")
+                if await _ask_there(connection, "verify", part.base, *told) == 0:
+                    queue.has_lost = True
 
     async def entries(self) -> dict[str, bytes]:
         """Return the catalogue."""
@@ -441,6 +457,14 @@ class Functions:
             start = answer[1]
             if start >= part.next:
                 return part.next
+
+
+async def _ask_there(connection: AbstractConnection, function: str, *args: Any) -> Any:
+    """Call a function of one key on a new connection; return None where another node has it."""
+    try:
+        return await ask_directly(connection, "FCALL", f"{PREFIX}{function}", "1", *args)
+    except MovedError:
+        return None
 
 
 def _note_failure(call: asyncio.Future[Any]) -> None:

@@ -411,6 +411,17 @@ local function delete(keys)
   return 'OK'
 end
 
+-- argv: the next offset that a program was told, the program, and the number of its last append that
+-- was answered ('' for none). Returns whether the server still has what it has told then.
+local function verify(keys, argv)
+  local next_offset = call('HGET', keys[1] .. ':s', 'next')
+  if not next_offset then return 1 end  -- it was deleted
+  if tonumber(next_offset) < tonumber(argv[1]) then return 0 end
+  if argv[3] == '' then return 1 end
+  local _, values, is_late = kept(keys[1], argv[2], argv[3])
+  return (values or is_late) and 1 or 0
+end
+
 local function look(keys, argv)
   local p = open(keys[1], argv[1])
   if not p then return GONE end
@@ -1170,6 +1181,7 @@ register('claim_ids', claim_ids)
 register('claim_ids_full', claim_ids_full, 'allow-oom')
 register('create', create)
 register('attend', attend_again, 'allow-oom')
+register('verify', verify, 'no-writes')
 register('put', put)
 register('begin', begin)
 register('add_groups', add_groups)

@@ -63,9 +63,14 @@ class Stamp(NamedTuple):
     wall: float
 
 
+def root_of(incarnation: str) -> str:
+    """Return an incarnation without the name of its life, another one after data was lost."""
+    return incarnation.partition(".")[0]
+
+
 def part_key(prefix: str, incarnation: str, number: int) -> str:
     """Return the common beginning of a physical queue's keys, which has a hash tag."""
-    return f"{prefix}:{{{incarnation}.{number}}}"
+    return f"{prefix}:{{{root_of(incarnation)}.{number}}}"
 
 
 def written(new: NewMessage, stamp: Stamp, key_of: KeyReader) -> list[bytes]:

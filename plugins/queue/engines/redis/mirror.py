@@ -248,6 +248,7 @@ class Queue(Logical[Part, Group]):
 
     Attributes:
         raw: its entry in the catalogue.
+        has_lost: whether its server has lost messages, so that it is to have another life.
         id_shards: over so many slots its deduplication identifiers are spread, which are those of
             its first physical queues; 0 where all are in a slot of their own.
     """
@@ -255,6 +256,7 @@ class Queue(Logical[Part, Group]):
     def __init__(self, name: str, incarnation: str, spec: QueueSpec) -> None:
         super().__init__(name, incarnation, spec)
         self.raw = b""
+        self.has_lost = False
         self.id_shards = 0
 
     def count_removed(self, reason: str, n_messages: int) -> None:

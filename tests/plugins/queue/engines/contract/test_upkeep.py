@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.plugins.queue.engines.contract import GroupSpec, StorageError
+from penstock.plugins.queue.engines.contract import GroupSpec, IncarnationError, StorageError
 from tests.plugins.queue.engines.contract.harness import LEASE, OFFSETS, Running
 
 # -- purge ------------------------------------------------------------------------------------
@@ -145,7 +145,6 @@ async def test_a_backup_opens_and_holds_the_same(filed: Running, tmp_path: Path)
     try:
         snapshot = copy.snapshot()
         assert sorted(copy.engine.queues()) == ["other", "q"]
-        assert snapshot.incarnation == at_backup.incarnation
         assert snapshot.usage == at_backup.usage
         assert dict(copy.group("r").position) == {0: 3}
         assert copy.group().waiting == at_backup.groups["g"].waiting
@@ -153,6 +152,35 @@ async def test_a_backup_opens_and_holds_the_same(filed: Running, tmp_path: Path)
         assert await copy.payloads() == [b"1", b"3", b"5", b"7", b"9"]
     finally:
         await copy.close()
+
+
+async def test_a_backup_that_is_opened_is_another_queue(filed: Running, tmp_path: Path) -> None:
+    """Offsets that it gives were others' in the life of before: their readers are told."""
+    await filed.create(groups={"g": LEASE, "r": OFFSETS})
+    await filed.store(*(b"%d" % n for n in range(10)))
+    path = tmp_path / "backup"
+    await filed.engine.backup(str(path))
+    (received,) = await filed.receive(1)
+    await filed.store(*(b"old%d" % n for n in range(10)))
+    seen = filed.position(20)
+    before = filed.snapshot().incarnation
+    copy = Running(filed.storage.of_backup(path), filed.clock)
+    await copy.open()
+    await copy.store(*(b"new%d" % n for n in range(10)))
+    for _ in range(2):
+        incarnation = copy.snapshot().incarnation
+        assert incarnation != before
+        with pytest.raises(IncarnationError, match=before):
+            await copy.engine.plan("q", seen, 100, None)
+        with pytest.raises(IncarnationError, match=before):
+            await copy.engine.commit("q", "r", seen)
+        assert await copy.settle("ack", [received]) == {0: "unknown"}
+        assert len(await copy.held()) == 20
+        await copy.reopen()
+        assert copy.snapshot().incarnation == incarnation
+    await copy.close()
+    await filed.reopen()
+    assert filed.snapshot().incarnation == before
 
 
 async def test_a_backup_replaces_no_file(filed: Running, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,6 +19,7 @@ from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.engines.contract import (
     EngineStartError,
     GroupSpec,
+    IncarnationError,
     NewMessage,
     Position,
     QueueSpec,
@@ -269,6 +271,70 @@ async def test_a_server_that_comes_back_without_its_data_is_refused(tmp_path: Pa
             await until(lambda: "not those of before" in (engine.failure() or ""))
             with pytest.raises(StorageError, match="not those of before"):
                 await store(engine, b"a")
+
+
+@pytest.mark.parametrize("is_stored_at_once", [False, True])
+async def test_a_server_that_comes_back_with_older_data_gives_its_queues_another_life(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_stored_at_once: bool
+) -> None:
+    """Offsets are given to other messages now: readers are told, and handles are of before."""
+    durable = ("appendonly yes", "appendfsync always")
+    groups = {"g": GroupSpec(), "r": GroupSpec(kind="offsets")}
+    with reserved_port() as port:
+        async with AsyncExitStack() as stack:
+            with running_redis(tmp_path / "redis", *durable, port=port) as process:
+                engine = await stack.enter_async_context(opened(impatient(port)))
+                await engine.create_queue("q", replace(SPEC, groups=groups))
+                await store(engine, *(b"kept" for _ in range(10)))
+                process.process.kill()
+                process.process.wait()
+                shutil.copytree(tmp_path / "redis", tmp_path / "older")
+            with running_redis(tmp_path / "redis", *durable, port=port):
+                await until(lambda: engine.failure() is None)
+                await store(engine, *(b"lost" for _ in range(10)))
+                seen = await engine.locate("q", "latest")
+                received = await engine.lease("q", "g", 0, 20, MANY_BYTES)
+            await until(lambda: engine.failure() is not None)
+            with running_redis(tmp_path / "older", *durable, port=port):
+                await until(lambda: engine.failure() is None)
+                if is_stored_at_once:  # so that there are as many as before
+                    await store(engine, *(b"new" for _ in range(15)))
+                with pytest.raises(IncarnationError, match="or its storage is of an earlier"):
+                    await engine.plan("q", seen, 100, None)
+                with pytest.raises(IncarnationError):
+                    await engine.commit("q", "r", seen)
+                assert "has lost messages that it had stored" in caplog.text
+                handles = [one.receipt_handle for one in received]
+                stale = await engine.settle("q", "g", "ack", handles)
+                assert set(stale.values()) == {"unknown"}
+                await store(engine, b"more")
+                now = await engine.locate("q", "latest")
+                async with opened(impatient(port)) as other:
+                    assert await other.locate("q", "latest") == now
+                    await other.renew()
+                    assert (await other.locate("q", "latest")).incarnation != now.incarnation
+                    await other.delete_queue("q")
+                await engine.maintain()
+                assert list(engine.queues()) == []
+
+
+async def test_a_server_that_comes_back_with_all_data_has_the_same_queues(
+    tmp_path: Path,
+) -> None:
+    """Positions in them are good."""
+    durable = ("appendonly yes", "appendfsync always")
+    with reserved_port() as port:
+        async with AsyncExitStack() as stack:
+            with running_redis(tmp_path / "redis", *durable, port=port):
+                engine = await stack.enter_async_context(opened(impatient(port)))
+                await engine.create_queue("q", SPEC)
+                await store(engine, b"a")
+                seen = await engine.locate("q", "latest")
+            await until(lambda: engine.failure() is not None)
+            with running_redis(tmp_path / "redis", *durable, port=port):
+                await until(lambda: engine.failure() is None)
+                await store(engine, b"b")
+                assert (await engine.plan("q", seen, None, None)).offsets == {0: 2}
 
 
 class Relay:
