@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, chdir, contextmanager
+from contextlib import ExitStack, chdir, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -339,7 +340,7 @@ def run(
         folder.mkdir(parents=True, exist_ok=True)
     with held_folders(folders), _naming_log(log_file), ExitStack() as stack:
         session = _start_spark(java, log_file, master, settings, short_run=short_run)
-        stack.callback(session.stop)
+        stack.callback(_stop, session)
         signals = StopSignals()
         signals.install()
         say(f"Spark {session.version} on Java {java.version}, {master}: {about}")
@@ -402,6 +403,19 @@ def _start_spark(
     )
 
 
+def _stop(session: SparkSession) -> None:
+    """Stop Spark, unless its Java has ended by itself, which another error tells."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    with suppress(Py4JError, OSError):
+        session.stop()
+
+
+def _is_told(record: logging.LogRecord) -> bool:
+    """Say whether a record is for users: py4j logs what it raises as well, with tracebacks."""
+    return not record.getMessage().startswith("Exception while sending command")
+
+
 @contextmanager
 def _naming_log(log_file: Path) -> Iterator[None]:
     """Say where Spark's log is, in errors of the block.
@@ -410,8 +424,9 @@ def _naming_log(log_file: Path) -> Iterator[None]:
         JavaGoneError: Java ended while the block ran.
         BridgeError: the block's, with the log's name.
     """
-    from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]  # noqa: PLC0415
+    from py4j.protocol import Py4JNetworkError  # noqa: PLC0415
 
+    logging.getLogger().addFilter(_is_told)
     try:
         try:
             yield
@@ -420,6 +435,8 @@ def _naming_log(log_file: Path) -> Iterator[None]:
     except BridgeError as error:
         error.text += f" (Spark's log: {log_file})"
         raise
+    finally:
+        logging.getLogger().removeFilter(_is_told)
 
 
 @contextmanager

@@ -7,8 +7,16 @@ from typing import Final
 MARK: Final = "penstock: "
 """Begins the text of each of our errors, so that it can be found inside Spark's texts."""
 
+MORE_MEMORY: Final = (
+    "If it ends so again, its micro-batch needs more memory: --conf spark.driver.memory=4g, and "
+    "smaller ones from then on by the source's option maxBytesPerTrigger"
+)
+
 _NO_CAUSE: Final = "(no cause message)"
 """Of Spark, where a Python process of its own ended and its answer with it."""
+
+_OUT_OF_MEMORY: Final = ("OutOfMemoryError", "SparkContext was shut down")
+"""In Spark's texts where Java has had no memory left: it ends the context, then itself."""
 
 _CAUSES: Final = ("Caused by: ", ": ")
 """Beginnings of lines in Java's texts that name an error or its cause."""
@@ -64,8 +72,8 @@ class JavaGoneError(BridgeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "Spark's Java process has ended, as when it is killed or the machine is out of memory; "
-            "start the run again: it goes on from its checkpoints"
+            "Spark's Java process has ended, as when it is killed or has no memory left; start the "
+            f"run again: it goes on from its checkpoints. {MORE_MEMORY}"
         )
 
 
@@ -104,6 +112,8 @@ def one_line(error: BaseException) -> str:
             "Spark gives no reason, as when one of its Python processes is killed or has no "
             f"memory; start the run again: it goes on from its checkpoints: {told}"
         )
+    if any(each in told for each in _OUT_OF_MEMORY):
+        told = f"{told.strip()}: Spark may have run out of memory. {MORE_MEMORY}"
     return told.strip()
 
 

@@ -26,6 +26,10 @@ DEFAULT_MAX_ROWS_PER_TRIGGER: Final = 250_000
 """A few seconds of work: a killed query repeats no more than that, and commits to the queue as
 often."""
 
+DEFAULT_MAX_BYTES_PER_TRIGGER: Final = 128 * 1024 * 1024
+"""A row group of Parquet. Of all of it in one task, Spark's Parquet writer makes some copies, which
+Java's default of 1 GiB has room for."""
+
 DEFAULT_LARGE_ABOVE_BYTES: Final = 10_000
 """The broker's own ``threshold_s`` where the policy file has none."""
 
@@ -95,8 +99,7 @@ class SourceOptions:
         topic_filters: MQTT topic filters, of which a message must match one; empty for all
             messages.
         max_rows_per_trigger: messages of one micro-batch at most, over all queues.
-        max_bytes_per_trigger: the same in stored bytes, about; None for any number. A larger
-            message is read alone.
+        max_bytes_per_trigger: the same in stored bytes, about. A larger message is read alone.
         min_partitions: tasks of a micro-batch or a batch read, at least: long physical queues are
             split. 0 for one task for each physical queue with messages.
         large_above_bytes: payload bytes above which a message is of the size class ``large``.
@@ -123,7 +126,7 @@ class SourceOptions:
     columns: tuple[str, ...] = DEFAULT_COLUMNS
     topic_filters: tuple[str, ...] = ()
     max_rows_per_trigger: int = DEFAULT_MAX_ROWS_PER_TRIGGER
-    max_bytes_per_trigger: int | None = None
+    max_bytes_per_trigger: int = DEFAULT_MAX_BYTES_PER_TRIGGER
     min_partitions: int = 0
     large_above_bytes: int = DEFAULT_LARGE_ABOVE_BYTES
     fail_on_data_loss: bool = True

@@ -52,6 +52,10 @@ _SETTINGS: Final = {
     # Spark's own default is INT96, which the format has given up: it has no time zone and no
     # statistics by which readers leave out what they do not look for.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # The sizes of pages and row groups are looked at from the first row on, not from the hundredth:
+    # a hundred pictures are more than Java has memory for.
+    "spark.hadoop.parquet.page.size.row.check.min": "1",
+    "spark.hadoop.parquet.block.size.row.check.min": "1",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # A worker that is killed by a signal writes a traceback.
     "spark.python.worker.faulthandler.enabled": "true",

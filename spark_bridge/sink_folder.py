@@ -241,6 +241,7 @@ def prepare_folder(folder: Path, checkpoint: Path, partition_by: Sequence[str] =
         str(checkpoint),
         listed=listed,
         planned=max(plans, default=-1),
+        finished=max(_batches(checkpoint / "commits"), default=-1),
         has_files=not plans and any(file.is_file() for file in folder.rglob(_WRITTEN)),
     )
     litter = _finish_joining(folder)
@@ -321,18 +322,26 @@ def check_place(spark: SparkSession, place: str, checkpoint: str) -> None:
         checkpoint,
         listed=max(map(_batch_number, _names(spark, f"{place}/{_LOG}")), default=-1),
         planned=planned,
+        finished=max(map(_batch_number, _names(spark, f"{checkpoint}/commits")), default=-1),
         has_files=planned < 0 and _has_files(spark, place),
     )
 
 
 def _check_owner(
-    place: str, checkpoint: str, *, listed: int, planned: int, has_files: bool
+    place: str, checkpoint: str, *, listed: int, planned: int, finished: int, has_files: bool
 ) -> None:
+    if finished > listed:
+        raise SinkFolderError(
+            f"{place} lacks what its query has written (batches up to {listed} are listed in it, "
+            f"{checkpoint} has finished batches up to {finished}), as where it was deleted; "
+            "allowed: the folder that belongs to the checkpoint. To begin anew, delete the "
+            "checkpoint, too, and run penstock queue seek QUEUE GROUP earliest"
+        )
     if listed > planned or (planned < 0 and has_files):
         raise SinkFolderError(
             f"{place} holds files of another query (batches up to {listed} are listed in it, "
             f"{checkpoint} knows of batches up to {planned}); use an empty folder, or the "
-            "checkpoint that belongs to it"
+            "checkpoint that belongs to it, without which Spark would pass over batches"
         )
 
 

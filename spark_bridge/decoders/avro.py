@@ -68,8 +68,8 @@ def load(schema_text: bytes) -> Decoder:
         ) from error
     if not isinstance(schema, dict) or schema.get("type") != "record":
         raise OptionError("decode.schema_file: read no record; allowed: an Avro schema of a record")
-    # Fingerprints are printed as hexadecimal digits, and sent with the least byte first.
-    header = _MARK + bytes.fromhex(fingerprint)[::-1]
+    # The digits of fastavro are those of the bytes on the wire, with the least byte first.
+    header = _MARK + bytes.fromhex(fingerprint)
 
     def read(payload: bytes) -> Any:
         if payload.startswith(_MARK):

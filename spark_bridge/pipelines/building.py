@@ -218,6 +218,8 @@ class Built:
             state=state_of(plan),
             columns=query.rows.schema.toDDL(),
             steps=steps,
+            types=query.rows.schema.jsonValue(),
+            partition_by=sink.partition_by,
         )
 
     def _step(self, key: str, work: Callable[[], T]) -> T:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from penstock.spark_bridge.errors import BridgeError
@@ -21,6 +21,8 @@ _STATEFUL: Final = (
 _NUMBER: Final = re.compile(r"#\d+L?(-T\d+ms)?")
 _ALIAS: Final = re.compile(r" AS (`[^`]*`|\w+)")
 _LONGEST_NODE: Final = 1_000_000
+_TYPED: Final = ("parquet", "orc")
+"""Formats whose files readers cannot take together where a column has two types."""
 
 
 class ChangeError(BridgeError):
@@ -41,6 +43,8 @@ class QueryRecord:
         state: a line for each operator that keeps state, with its expressions.
         columns: of the rows, as DDL.
         steps: everything between source and sink, as texts.
+        types: of the columns, as Spark's JSON; {} in the record of an older version.
+        partition_by: columns whose values are folders; None in the record of an older version.
     """
 
     queue: str
@@ -50,15 +54,23 @@ class QueryRecord:
     state: tuple[str, ...]
     columns: str
     steps: Mapping[str, str]
+    types: Mapping[str, Any] = field(default_factory=dict)
+    partition_by: tuple[str, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the form in the file."""
-        return asdict(self) | {"state": list(self.state), "steps": dict(self.steps)}
+        folders = None if self.partition_by is None else list(self.partition_by)
+        return asdict(self) | {"state": list(self.state), "partition_by": folders}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> QueryRecord:
         """Read the form in the file back."""
-        return cls(**{**value, "state": tuple(value["state"])})
+        folders = value.get("partition_by")
+        lists = {
+            "state": tuple(value["state"]),
+            "partition_by": None if folders is None else tuple(folders),
+        }
+        return cls(**{**value, **lists})
 
 
 def compare(before: Mapping[str, QueryRecord], present: Mapping[str, QueryRecord]) -> Iterator[str]:
@@ -106,6 +118,41 @@ def _refused(before: QueryRecord, present: QueryRecord) -> Iterator[str]:
         )
     elif before.mode != present.mode and present.state:
         yield f"read mode {present.mode}, and its state is that of {before.mode}"
+    if None not in (before.partition_by, present.partition_by) and (
+        before.partition_by != present.partition_by
+    ):
+        yield (
+            f"read partition_by {list(present.partition_by or ())}, and the files in its folder "
+            f"are by {list(before.partition_by or ())}"
+        )
+    if present.place.split(" ")[0] in _TYPED and before.place == present.place:
+        for name, old, new in _other_types(before.types, present.types, ""):
+            yield f"read {name} as {new}, and the files in its folder have it as {old}"
+
+
+def _other_types(before: Any, present: Any, name: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (name, type before, present type) of columns and parts of columns whose type differs.
+
+    Args:
+        before: a type, as Spark's JSON.
+        present: the same.
+        name: of the column; "" for all columns.
+    """
+    kinds = [each.get("type") if isinstance(each, dict) else each for each in (before, present)]
+    if None in kinds:  # not known
+        return
+    if kinds[0] != kinds[1]:
+        yield name, str(kinds[0]), str(kinds[1])
+    elif kinds[0] == "struct":
+        fields = {each["name"].lower(): each["type"] for each in before["fields"]}
+        for each in present["fields"]:
+            if each["name"].lower() in fields:
+                part = f"{name}.{each['name']}".lstrip(".")
+                yield from _other_types(fields[each["name"].lower()], each["type"], part)
+    else:
+        for part in ("elementType", "keyType", "valueType"):
+            if isinstance(before, dict) and part in before:
+                yield from _other_types(before[part], present[part], name)
 
 
 def _taken_over(before: QueryRecord, present: QueryRecord) -> Iterator[str]:

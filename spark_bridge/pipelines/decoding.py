@@ -36,6 +36,7 @@ MALFORMED: Final = "malformed"
 INCOMPLETE: Final = "incomplete"
 _CORRUPT: Final = "_corrupt"
 _JSON: Final = "_json"
+_PARSED: Final = "_parsed"
 _LONGEST_DETAIL: Final = 200
 
 
@@ -67,12 +68,20 @@ def mark(
     if options is not None:
         decoded = messages.withColumn(_JSON, _json_column(options)(PAYLOAD))
         text, error = f.col(f"{_JSON}.json"), f.col(f"{_JSON}.error")
-    told = StructType(list(schema)).add(_CORRUPT, "string")
-    data = f.from_json(text, told.toDDL(), {"columnNameOfCorruptRecord": _CORRUPT})
-    decoded = decoded.withColumn(DATA, data)
-    # Of a list of objects, from_json returns the first.
-    is_whole = f.col(DATA).isNotNull() & f.col(f"{DATA}.{_CORRUPT}").isNull()
-    is_whole &= ~f.coalesce(f.ltrim(text).startswith("["), f.lit(False))
+    # Spark reads the first value of a text and passes over what follows, such as another object on
+    # the next line. What is one value within an object, and within an array, is one value.
+    told = StructType().add(DATA, schema).add(_CORRUPT, "string")
+    within = f.concat(f.lit(f'{{"{DATA}":'), text, f.lit("}"))
+    parsed = f.from_json(within, told.toDDL(), {"columnNameOfCorruptRecord": _CORRUPT})
+    decoded = decoded.withColumn(_PARSED, parsed)
+    is_whole = f.col(f"{_PARSED}.{_CORRUPT}").isNull()
+    decoded = decoded.withColumn(DATA, f.col(f"{_PARSED}.{DATA}"))
+    is_whole &= f.col(DATA).isNotNull()
+    if options is None:
+        listed = f.from_json(
+            f.concat(f.lit("["), text, f.lit("]")), f"ARRAY<STRUCT<{_PARSED}: INT>>"
+        )
+        is_whole &= f.coalesce(f.size(listed) == 1, f.lit(False))
     missing = [
         f.when(f.col(f"{DATA}.{_quoted(field.name)}").isNull(), field.name)
         for field in schema
@@ -87,7 +96,7 @@ def mark(
             lacking != "", f.concat(f.lit("no value for "), lacking)
         ),
     )
-    decoded = decoded.withColumn(DATA, f.col(DATA).dropFields(_CORRUPT))
+    decoded = decoded.drop(_PARSED)
     if options is not None:
         decoded = decoded.drop(_JSON)
     for reason, condition in refuse.items():

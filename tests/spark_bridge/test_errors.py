@@ -51,6 +51,15 @@ def test_a_query_that_ends_without_a_reason_is_told_with_what_to_do() -> None:
     assert told.endswith(f"start the run again: it goes on from its checkpoints: {text}")
 
 
+def test_a_java_without_memory_is_told_with_what_to_do() -> None:
+    """The plan of the micro-batch stays in the checkpoint: to start again is not enough."""
+    for text in (
+        "Job 0 cancelled because SparkContext was shut down\n=== Streaming Query ===",
+        "Job aborted\nCaused by: java.lang.OutOfMemoryError: Java heap space\n\tat x",
+    ):
+        assert "--conf spark.driver.memory=4g" in one_line(RuntimeError(text))
+
+
 def test_an_error_of_java_alone_is_told_by_its_message() -> None:
     """PySpark has no class for it; any other error is told as before."""
 

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
@@ -26,12 +29,19 @@ from penstock.spark_bridge.options import read_options
 from penstock.spark_bridge.pipelines.config import read_pipeline
 from penstock.spark_bridge.sink_folder import held_folders
 from tests.helpers.gateway import running_gateway
+from tests.helpers.process import Program
 
 
 def arguments(folder: Path, url: str, *more: str) -> list[str]:
     """Return the program's arguments for a run in a folder."""
     given = ["--url", url, "--queue", "telemetry", "--output", str(folder / "messages")]
     return [*given, "--checkpoint", str(folder / "checkpoint"), *more]
+
+
+def started(given: Sequence[str]) -> Program:
+    """Start the program; its log has what it prints, too."""
+    command = shlex.join([sys.executable, "-m", "penstock.spark_bridge", *given])
+    return Program(["bash", "-c", f"exec {command} 1>&2"])
 
 
 @pytest.mark.parametrize(
@@ -220,6 +230,27 @@ def test_a_java_that_ended_by_itself_is_told(tmp_path: Path, gone: Exception) ->
         raise gone
     assert re.search(told, caught.value.text)
     assert caught.value.status == 1
+
+
+def test_a_java_that_is_killed_ends_the_run_with_one_line(tmp_path: Path) -> None:
+    """Without a traceback of what could not be reached any more."""
+    with running_gateway(tmp_path) as client:
+        given = arguments(tmp_path, client.url, "--trigger", "0.2", "--option", "group=one")
+        program = started(given)
+        try:
+            program.wait_for_log("local[2]: queue")
+            (java,) = [
+                each
+                for each in psutil.Process(program.process.pid).children(recursive=True)
+                if each.name() == "java"
+            ]
+            java.kill()
+            assert program.wait() == 1
+        finally:
+            program.kill()
+    told = [line for line in program.log.splitlines() if "local[2]: queue" not in line]
+    assert len(told) == 1, program.log
+    assert told[0].startswith("penstock spark: Spark's Java process has ended, as when it is kil")
 
 
 def test_signals_are_counted_not_raised() -> None:

@@ -19,6 +19,12 @@ from penstock.spark_bridge.options import (
 NEEDED = {"url": "http://127.0.0.1:8080", "queue": "telemetry"}
 
 
+def test_a_micro_batch_is_limited_in_rows_and_bytes_by_default() -> None:
+    """One of large messages fits into the memory that Spark gives Java."""
+    options = read_options({"url": "http://h:1", "queue": "q"})
+    assert (options.max_rows_per_trigger, options.max_bytes_per_trigger) == (250_000, 2**27)
+
+
 def test_defaults_are_filled_in() -> None:
     """Only url and queue must be given."""
     assert read_options(NEEDED) == SourceOptions(url="http://127.0.0.1:8080", queues=("telemetry",))

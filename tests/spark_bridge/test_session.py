@@ -23,6 +23,13 @@ from penstock.spark_bridge.session import (
 JAVA = Java(Path("/usr/bin/java"), "17.0.1")
 
 
+def test_parquet_looks_at_sizes_from_the_first_row_on(spark: SparkSession) -> None:
+    """A hundred pictures in one page are more than Java has memory for."""
+    settings = spark.sparkContext._jsc.hadoopConfiguration()
+    for kind in ("page", "block"):
+        assert settings.get(f"parquet.{kind}.size.row.check.min") == "1"
+
+
 def test_workers_take_compiled_modules_not_spark_s_zip(spark: SparkSession) -> None:
     """A worker that imports Spark from its zip compiles it anew, for half a second each."""
 

@@ -169,6 +169,25 @@ def test_a_new_checkpoint_on_a_used_folder_is_refused(spark: SparkSession, tmp_p
     assert listed_names(folder) == {file.name for file in folder.glob("part-*.parquet")}
 
 
+def test_an_output_that_was_deleted_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark would go on, and stop for good where it compacts its list."""
+    folder, checkpoint = tmp_path / "rows", tmp_path / "checkpoint"
+    plan(checkpoint, 0, 1, 2)
+    (checkpoint / "commits").mkdir()
+    (checkpoint / "commits" / "1").write_text("v1")
+    list_files(folder, 1)
+    assert prepare_folder(folder, checkpoint) == []
+    list_files(folder, 0)
+    (folder / "_spark_metadata" / "1").unlink()
+    told = (
+        r"rows lacks what .* \(batches up to 0 are listed in it, .* finished batches up to 1\), as"
+    )
+    with pytest.raises(SinkFolderError, match=told):
+        prepare_folder(folder, checkpoint)
+    with pytest.raises(SinkFolderError, match=told):
+        check_place(spark, folder.as_uri(), checkpoint.as_uri())
+
+
 def test_a_place_elsewhere_is_its_querys_or_refused(spark: SparkSession, tmp_path: Path) -> None:
     """As on this machine: batches that its checkpoint does not know of, and files of others."""
     place, checkpoint = f"{tmp_path.as_uri()}/rows", f"{tmp_path.as_uri()}/checkpoint"

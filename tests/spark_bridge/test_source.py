@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -266,6 +267,27 @@ def test_a_notebook_that_peeks_deletes_nothing_and_is_told_how_to_look(
     assert ingest(spark, gateway, tmp_path / "notebook", group="notebook") == [140]
     assert ingest(spark, gateway, tmp_path) == [40]
     assert written(spark, tmp_path) == Counter(texts)
+
+
+def test_a_lost_checkpoint_is_told_where_the_output_is_kept(
+    spark: SparkSession, gateway: QueueClient, tmp_path: Path
+) -> None:
+    """Spark would pass over the batches whose numbers are in the output's list."""
+    put(gateway, 0, 20)
+    assert ingest(spark, gateway, tmp_path) == [20]
+    shutil.rmtree(tmp_path / "checkpoint")
+    texts = put(gateway, 20, 30)
+    told = failure(spark, gateway, tmp_path)
+    assert "If the checkpoint of that query is gone and this one is to take its place, give" in told
+    assert told.endswith(
+        "an empty output, too, and run: penstock queue seek telemetry spark earliest"
+    )
+    assert held(gateway) == 50
+    for folder in ("checkpoint", "rows"):
+        shutil.rmtree(tmp_path / folder)
+    gateway.seek("telemetry", "spark", "earliest")
+    assert ingest(spark, gateway, tmp_path) == [50]
+    assert written(spark, tmp_path) >= Counter(texts)
 
 
 def test_a_checkpoint_is_wound_back_as_far_as_the_retention_goes(

@@ -22,6 +22,26 @@ def test_a_map_becomes_json() -> None:
     assert cbor.load().to_json(bytes.fromhex("a16161f7")) == '{"a": null}'
 
 
+@pytest.mark.parametrize(
+    ("payload", "read"),
+    [
+        ("a0", {}),
+        ("a201020304", {"1": 2, "3": 4}),
+        ("a26161016162820203", {"a": 1, "b": [2, 3]}),
+        ("a56161614161626142616361436164614461656145", dict(zip("abcde", "ABCDE", strict=True))),
+        ("bf61610161629f0203ffff", {"a": 1, "b": [2, 3]}),
+        ("bf6346756ef563416d7421ff", {"Fun": True, "Amt": -2}),
+        ("a1616182f93c00fb3ff199999999999a", {"a": [1.0, 1.1]}),
+        ("a161611bffffffffffffffff", {"a": 2**64 - 1}),
+        ("a16161c074323031332d30332d32315432303a30343a30305a", {"a": "2013-03-21T20:04:00+00:00"}),
+        ("a161614401020304", {"a": "AQIDBA=="}),
+    ],
+)
+def test_the_examples_of_the_specification_are_read(payload: str, read: dict[str, object]) -> None:
+    """RFC 8949, appendix A; what is no map there stands in one."""
+    assert json.loads(cbor.load().to_json(bytes.fromhex(payload))) == read
+
+
 def test_every_part_of_a_payload_and_what_follows_it_is_an_error() -> None:
     """A truncated payload is never taken for a smaller message."""
     decoder = cbor.load()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,43 @@ def test_what_spark_takes_over_is_told() -> None:
         "penstock queue delete plant plant-windows"
     )
     assert notes(replace(RECORD, state=()), replace(RECORD, state=(), mode="update")) == []
+
+
+def typed(**columns: Any) -> QueryRecord:
+    """Return a record with columns of these types."""
+    fields = [{"name": name, "type": kind} for name, kind in columns.items()]
+    return replace(RECORD, types={"type": "struct", "fields": fields})
+
+
+def test_a_column_of_another_type_is_refused_where_files_have_types() -> None:
+    """Readers could not take old and new files together; columns may come and go."""
+    part = {"type": "struct", "fields": [{"name": "x", "type": "long"}]}
+    more = {"type": "struct", "fields": [*part["fields"], {"name": "y", "type": "string"}]}
+    before = typed(v="double", gone="string", parts={"type": "array", "elementType": part})
+    assert notes(before, typed(V="double", parts={"type": "array", "elementType": more})) == []
+    for present, told in (
+        (typed(v="string"), "sinks.windows: read v as string, and the files in its folder have"),
+        (typed(v="decimal(10,2)"), "read v as decimal(10,2), and the files in its folder have it"),
+        (typed(parts={"type": "array", "elementType": "long"}), "read parts as long, and the fil"),
+    ):
+        with pytest.raises(ChangeError) as caught:
+            notes(before, present)
+        assert told in caught.value.text
+    as_json = (replace(each, place="json data/windows") for each in (before, typed(v="string")))
+    assert notes(*as_json) == []
+    assert notes(RECORD, before) == []  # of an older version
+    assert QueryRecord.from_json(json.loads(json.dumps(before.to_json()))) == before
+
+
+def test_other_folders_for_values_are_refused() -> None:
+    """Spark does not read a folder that has both."""
+    before = replace(RECORD, partition_by=("day",))
+    assert notes(RECORD, before) == notes(before, before) == []
+    with pytest.raises(
+        ChangeError, match=r"read partition_by \[\], and the files in its folder are"
+    ):
+        notes(before, replace(RECORD, partition_by=()))
+    assert QueryRecord.from_json(json.loads(json.dumps(before.to_json()))) == before
 
 
 def test_sinks_that_come_and_go_are_told() -> None:

@@ -78,6 +78,21 @@ def test_json_is_decoded_or_has_a_reason(spark: SparkSession) -> None:
     assert data[10].at is None
 
 
+def test_more_than_one_json_value_is_quarantined(spark: SparkSession) -> None:
+    """Spark reads the first value alone; a line's end behind it is nothing."""
+    one = json.dumps({"host": "a", "value": 1}).encode()
+    whole = [one + b"\n", b" " + one, one[:-1] + b', "at": NaN}', one.replace(b'"', b"'")]
+    left_over = [
+        *(one + b"\n" + one, one + one, one + b" trailing", one + b"," + one),
+        *(one + b', "at": 1', one + b"}", one + b"]", one + b"} x", one + b"] x", one + b', "x"]'),
+        *(one + b"\x00", one + b"// " + one, one + b"\n{", b"[" + one + b"]", one + b" 1"),
+    ]
+    data, reasons = decode(spark, [*whole, *left_over], None)
+    assert set(data) == set(range(len(whole)))
+    assert {reason for reason, _ in reasons.values()} == {"malformed"}
+    assert set(reasons) == set(range(len(whole), len(whole) + len(left_over)))
+
+
 def test_other_formats_take_the_same_way(spark: SparkSession) -> None:
     """With the decoder's own reason as detail."""
     payloads = [
