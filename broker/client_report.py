@@ -197,7 +197,8 @@ class ClientReport(NamedTuple):
         gone_seconds: since its session ended, or its connection to a proxy; None while it has one.
         username: of its newest connection, or None.
         listener: of its newest connection; "" before its first.
-        why_away: why it is not connected, of a client of a plugin such as an uplink; else "".
+        why_away: of a client of a plugin such as an uplink: why it is not connected, or why it is
+            by one connection in place of two; else "".
         subscriptions: how many, and of which size class; None where that is not known, as in a
             proxy and of a client that has gone.
         link: its path.

@@ -582,12 +582,12 @@ class LocalClients(Protocol):
             drops_oldest: what has waited longest is dropped, and not what comes.
         """
 
-    def explain_absence(self, client_id: str, why: Callable[[], str]) -> None:
-        """Have reports say why a client is not connected.
+    def explain(self, client_id: str, why: Callable[[], str]) -> None:
+        """Have reports say of a client why it is not connected, or what else it is to be told of.
 
         Args:
             client_id: of the client.
-            why: returns it in words; called at each report while the client is not connected.
+            why: returns it in words, "" for nothing; called at each report.
         """
 
     def keep_order(self, one: str, other: str) -> None:
@@ -620,6 +620,19 @@ class LocalClients(Protocol):
 
         Returns:
             How many messages it has not acknowledged.
+        """
+
+    def hand_over(self, client_id: str, packet_id: int | None = None) -> int:
+        """Let the other of two clients have what one was sent, and what waits for it.
+
+        Args:
+            client_id: one of two clients of `keep_order`.
+            packet_id: of a message that it has not acknowledged, and which was not taken; None for
+                all of them. Then the client is not connected. What it has acknowledged by PUBREC
+                counts as delivered.
+
+        Returns:
+            How many messages the other one has got that may have been taken before.
         """
 
     def drop_older(self, client_id: str, seconds: float) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
@@ -310,11 +311,13 @@ class InProcessClients:
                 max_bytes=common.max_bytes if n_bytes is None else n_bytes,
                 drops_oldest=drops_oldest,
             )
+            if session.outbox.order is None:
+                session.outbox.sort_anew()
             if core.journal is not None:
                 core.journal.limited(session)
 
-    def explain_absence(self, client_id: str, why: Callable[[], str]) -> None:
-        """Have reports say why a client is not connected."""
+    def explain(self, client_id: str, why: Callable[[], str]) -> None:
+        """Have reports say something of a client; see `LocalClients.explain`."""
         self._driver.core.why_away[client_id] = why
 
     def keep_order(self, one: str, other: str) -> None:
@@ -340,6 +343,29 @@ class InProcessClients:
             return 0
         self._driver.take_turn(order.give_up)
         return len(session.inflight)
+
+    def hand_over(self, client_id: str, packet_id: int | None = None) -> int:
+        """Let the other client have what one was sent; see `LocalClients.hand_over`."""
+        session = self._driver.core.sessions.get(client_id)
+        order = None if session is None else session.outbox.order
+        if session is None or order is None:
+            return 0
+        inflight = session.inflight
+        unsure = [each for each in inflight if not inflight.is_released(each.packet_id)]
+
+        def hand_over_all() -> None:
+            order.give_back()
+            for delivery in list(inflight):
+                session.ledger.delivered += 1
+                inflight.finish(delivery.packet_id, delivery.qos)
+
+        if packet_id is None:
+            self._driver.take_turn(hand_over_all)
+            return len(unsure)
+        for delivery in unsure:
+            if delivery.packet_id == packet_id:
+                self._driver.take_turn(partial(order.hand_over, delivery))
+        return 0
 
     def drop_older(self, client_id: str, seconds: float) -> None:
         """Drop what has waited for a client for longer."""

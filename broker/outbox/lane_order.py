@@ -314,6 +314,17 @@ class LaneOrder(DeliveryWatcher):
         for topic in list(self.pending):
             self._look(topic)
 
+    def hand_over(self, delivery: Delivery) -> None:
+        """Let the other lane have a message that was sent here, and has not been taken.
+
+        What waits here, and what comes, goes there as well: it stays behind this message.
+        """
+        self.take_over(is_away=True)
+        self.inflight.take_back(delivery)
+        topic = delivery.message.topic
+        behind = self.outbox.take_where(lambda each: _is_own(each) and each.message.topic == topic)
+        self._hand_over([delivery, *behind])
+
     def give_large(self, *, gives: bool) -> None:
         """Let the other lane have the large messages that wait here and that come, or no more."""
         is_new = gives and not self.gives_large

@@ -215,7 +215,7 @@ class Outbox:
                 return True
             if order.gives(delivery):
                 return order.give(delivery, is_restored=is_restored)
-        is_large = message.is_large and self.is_large(message)
+        is_large = (message.is_large or self._rules.is_of_one) and self.is_large(message)
         if is_large or delivery.after is not None:  # it may have been large for another subscriber
             delivery.after = NOTHING_BEFORE if is_large else None
         if is_large:
@@ -267,7 +267,7 @@ class Outbox:
         order = self.order
         assert order is not None  # noqa: S101 (there are lanes)
         message = delivery.message
-        is_large = message.is_large and self.is_large(message)
+        is_large = self.is_large(message)
         delivery.after = NOTHING_BEFORE if is_large else None
         delivery.sequence = sequence
         self._enter(delivery)
@@ -279,6 +279,30 @@ class Outbox:
             self._park(delivery)
         else:
             self._held.insert(delivery)
+
+    def sort_anew(self) -> None:
+        """Decide again which messages are large, as the rules are others; there is no other lane.
+
+        What is large now waits behind all that is small.
+        """
+        topics = {
+            delivery.message.topic
+            for delivery in self.waiting()
+            if self.is_large(delivery.message) != (delivery.after is not None)
+        }
+        for delivery in self.take_where(lambda delivery: delivery.message.topic in topics):
+            is_large = self.is_large(delivery.message)
+            delivery.after = NOTHING_BEFORE if is_large else None
+            self._sequence += 1
+            delivery.sequence = self._sequence
+            self._enter(delivery)
+            behind = self._held.chains.get(delivery.message.topic) if self._held else None
+            if behind is None or not (is_large or self._rules.keeps_topics):
+                self._place(delivery)
+                continue
+            behind.append(delivery)
+            if self._held is not None and is_large:
+                self._held.await_mark(delivery)
 
     def _park(self, delivery: Delivery) -> None:
         """Let a message wait until the other lane has none of its topic that is earlier."""

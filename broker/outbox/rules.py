@@ -41,7 +41,8 @@ class OutboxRules:
         logger: gets debug lines about large messages.
         half_messages: half of `max_messages`.
         half_bytes: half of `max_bytes`.
-        is_of_one: they are those of one session: its publishers are not refused, nor do they wait.
+        is_of_one: they are those of one session: its publishers are not refused, nor do they wait,
+            and small messages pass large ones whether the gate has a threshold or not.
         over_half: outboxes, and the backlog, that are more than half full.
         keeps_topics: a small message waits behind a withheld large one of its topic.
         supersedes: a large message of QoS 0 replaces the one before on its topic.
@@ -108,6 +109,8 @@ class OutboxRules:
             message: to be delivered.
             link: of the subscriber.
         """
+        if self.is_of_one and self.default_threshold_s is not None:
+            return message.payload_bytes > self.default_threshold_s
         is_large = self.is_large
         if not message.is_large or is_large is None:
             return message.is_large

@@ -116,7 +116,7 @@ class Subject(NamedTuple):
 def subject_of(session: Session) -> Subject:
     """Return what the report of a session's client is made of."""
     core = session.core
-    why_away = None if session.is_connected else core.why_away.get(session.client_id)
+    why_away = core.why_away.get(session.client_id)
     return Subject(
         session.client_id,
         session.is_connected,

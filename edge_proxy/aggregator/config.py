@@ -26,6 +26,9 @@ MARKER_TOPIC: Final = "penstock/uplink/{client_id}"
 STATE_TOPIC: Final = "$SYS/broker/connection/{client_id}/state"
 """Where bridges of mosquitto announce themselves."""
 
+_LONGEST_CLIENT_ID: Final = 65_000
+"""Its topics and the client id of its second connection are longer, and have 65,535 at most."""
+
 _NAME_ALLOWED: Final = "letters, digits, '-', '_' and '.'"
 
 
@@ -100,7 +103,7 @@ class UplinkKeys:
         backlog: what may wait for the cloud.
         up: topics that go up.
         down: topics that come down.
-        lanes: two connections in place of one; None: one.
+        lanes: two connections in place of one, or ``auto`` for the defaults; None: one.
         linger_seconds: for which the cloud is still asked for what the last client of the site has
             given up, under a rule with ``when: subscribed``.
         outgoing_retain: what goes up retained is retained in the cloud. False: nothing is, for a
@@ -140,7 +143,7 @@ class UplinkKeys:
     backlog: BacklogKeys = field(default_factory=BacklogKeys)
     up: list[Rule] = field(default_factory=list)
     down: list[DownRule] = field(default_factory=list)
-    lanes: LanesKeys | None = None
+    lanes: LanesKeys | None = field(default_factory=LanesKeys)
     linger_seconds: Seconds = 30.0
     outgoing_retain: bool = True
     clear_retained: bool = True
@@ -158,6 +161,20 @@ class UplinkKeys:
     @classmethod
     def _read_version(cls, version: Any) -> Any:
         return str(version) if isinstance(version, int) else version
+
+    @field_validator("client_id")
+    @classmethod
+    def _check_client_id(cls, client_id: str | None) -> str | None:
+        if client_id is not None and not 0 < len(client_id.encode()) <= _LONGEST_CLIENT_ID:
+            raise ValueError(f"a client id of 1 to {_LONGEST_CLIENT_ID} bytes")
+        return client_id
+
+    @field_validator("lanes", mode="before")
+    @classmethod
+    def _read_lanes(cls, lanes: Any) -> Any:
+        if isinstance(lanes, str) and lanes != "auto":
+            raise ValueError("auto, null for one connection, or a mapping with the keys of lanes")
+        return {} if lanes == "auto" else lanes
 
     @field_validator("notification_topic")
     @classmethod

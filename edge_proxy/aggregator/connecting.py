@@ -73,6 +73,8 @@ class JointSettings:
         maximum_packet_size: bytes of the largest packet that the site's broker takes.
         cloud_packet_size: the same of the cloud's broker, as configured; None for what it says.
         yields: what comes down yields to the other lane.
+        is_optional: it is a lane that the uplink may do without: what the cloud's broker does not
+            let its client publish, the other lane is to have.
     """
 
     up_id: str
@@ -95,6 +97,7 @@ class JointSettings:
     cloud_packet_size: int | None = None
     outgoing_retain: bool = True
     yields: bool = False
+    is_optional: bool = False
 
 
 def connect_cloud(settings: JointSettings, *, forgets: bool = False) -> bytes:

@@ -114,6 +114,8 @@ class Joint:
             `watches_retained`.
         watches_retained: they are wanted.
         largest: (bytes, topic at the site) of the largest message that went up; (0, "") for none.
+        not_taken: (packet identifier, topic) of messages, not handed over yet, that the cloud's
+            broker does not let this client publish; of an optional lane alone.
         answers: of the cloud's broker, not taken yet: (topic filter, reason code), and None as the
             code of a subscription that has ended.
     """
@@ -151,6 +153,7 @@ class Joint:
         self.lanes_are_kept = False
         self.has_other_lane = False
         self.answers: list[tuple[str, int | None]] = []
+        self.not_taken: list[tuple[int, str]] = []
         self.markers: list[bytes | None] = []
         self.retained: list[str] = []
         self.watches_retained = False
@@ -684,6 +687,10 @@ class _Cloud:
         topic = up.topics.get(packet_id, "")
         if first_byte != _PUBREC or code >= 0x80:
             up.topics.pop(packet_id, None)
+        if code == ReasonCode.NOT_AUTHORIZED and joint.settings.is_optional:
+            up.lowered.discard(packet_id)
+            joint.not_taken.append((packet_id, topic))
+            return
         if code >= 0x80 and first_byte != _PUBCOMP:
             joint.drop("up", "refused", topic, f": {describe_reason_code(code)}")
         if first_byte == _PUBCOMP and packet_id in up.freeing:

@@ -12,6 +12,11 @@ cloud's broker is a Penstock, which keeps the order in the same way
 A lane that cannot connect while the other one stands is taken over: what waits to go up on it goes
 by the other lane. What is unacknowledged waits for its session, and later messages of its topics
 wait for that, for a while.
+
+With ``by: auto``, the lane of large messages is *optional*: it connects when the other one stands,
+and where the cloud's broker does not take it (`SecondConnection`), it is taken over at once and for
+good. An uplink of MQTT 3.1.1 has one lane then: such a broker may drop what the second client
+publishes, and acknowledges it all the same.
 """
 
 from __future__ import annotations
@@ -33,6 +38,28 @@ from penstock.edge_proxy.aggregator.remapping import DownRule, Rule
 LARGE: Final = "large"
 """Name of the lane of large messages; the other one has the name of the uplink alone."""
 
+AGAIN_SECONDS: Final = 600.0
+"""After a refusal, the second connection is tried again so much later: the limit that refused it
+may be another then. It costs a connection, and no message."""
+
+REFUSALS: Final = frozenset({"refused", "configuration"})
+"""Reasons for which an attempt failed that say no."""
+
+UNANSWERED: Final = frozenset({"closed", "connack", "disconnected", "protocol"})
+"""Reasons that may say so as well: some brokers close a connection that they do not allow. Or the
+network has lost it."""
+
+UNANSWERED_IN_A_ROW: Final = 3
+
+MUTUAL_IN_A_ROW: Final = 3
+"""Where one connection ends as the other one begins, and then the other one, and so on, the broker
+takes both for connections of one client."""
+
+BOTH_TAKE_OVER: Final = (
+    "each of two connections ends the other, as if both had one client id (mosquitto: "
+    "use_username_as_clientid)"
+)
+
 _AnyRule = TypeVar("_AnyRule", bound=Rule)
 
 
@@ -41,7 +68,8 @@ class LanesKeys:
     """Two connections in place of one; the keys under `lanes`.
 
     Attributes:
-        by: what tells the lanes apart: ``size`` or ``topic``.
+        by: what tells the lanes apart: ``size`` or ``topic``. ``auto`` is ``size`` where the
+            cloud's broker takes a second connection, and one connection where it does not.
         large: with ``by: topic``: topic filters of the site. A rule belongs to the lane of large
             messages if one of them holds all of its topics.
         takeover_seconds: what waits to go up on a lane goes by the other one after the lane could
@@ -53,7 +81,7 @@ class LanesKeys:
             queue (`penstock.broker.network.pacing`); what comes down, by Penstock in the cloud.
     """
 
-    by: Literal["size", "topic"] = "size"
+    by: Literal["auto", "size", "topic"] = "auto"
     large: list[str] = field(default_factory=list)
     takeover_seconds: Seconds = 10.0
     give_up_seconds: Seconds = 60.0
@@ -77,8 +105,8 @@ class LanesKeys:
             raise ValueError("give_up_seconds of at least takeover_seconds")
         if self.by == "topic" and not self.large:
             raise ValueError("topic filters of the site under large, beside by: topic")
-        if self.by == "size" and self.large:
-            raise ValueError("filters under large only beside by: topic, not by: size")
+        if self.by != "topic" and self.large:
+            raise ValueError(f"filters under large only beside by: topic, not by: {self.by}")
 
     def check(self, rules: Sequence[Rule]) -> None:
         """Check that each rule belongs to one lane, and that both lanes have one.
@@ -89,7 +117,7 @@ class LanesKeys:
         Raises:
             ValueError: says what is allowed.
         """
-        if self.by == "size":
+        if self.by != "topic":
             return
         for rule in rules:
             for name in self.large:
@@ -125,6 +153,7 @@ class Lane:
         leaves: it is to end, or is configured no more. It carries what is left in its sessions, and
             ends them.
         yields: it is that of large messages, and is paced while the other one stands.
+        is_optional: the uplink does without it where the cloud's broker does not take it.
     """
 
     name: str
@@ -133,14 +162,25 @@ class Lane:
     sizes: SizeClass | None = None
     leaves: bool = False
     yields: bool = False
+    is_optional: bool = False
 
     def of(self, text: str, separator: str) -> str:
         """Return a name for this lane alone; that of the uplink where it has none of its own."""
         return f"{text}{separator}{self.name}" if self.name else text
 
 
+def leaving_lane(name: str) -> Lane:
+    """Return a lane that carries what is left in its sessions; a large one may not be there."""
+    return Lane(name, [], [], leaves=True, is_optional=bool(name))
+
+
 def lanes_of(
-    keys: LanesKeys | None, up: Sequence[Rule], down: Sequence[DownRule], *, leaves: bool = False
+    keys: LanesKeys | None,
+    up: Sequence[Rule],
+    down: Sequence[DownRule],
+    *,
+    is_5: bool = True,
+    leaves: bool = False,
 ) -> list[Lane]:
     """Return the lanes of an uplink, that of small messages first.
 
@@ -148,14 +188,19 @@ def lanes_of(
         keys: of its lanes; None where it has none.
         up: its rules of what goes up.
         down: its rules of what comes down.
+        is_5: it speaks MQTT 5 with the cloud's broker.
         leaves: it is to end.
     """
+    if keys is None or (keys.by == "auto" and not is_5):
+        return [leaving_lane("") if leaves else Lane("", up, down)]
     if leaves:
-        return [Lane(name, [], [], leaves=True) for name in ("", *([LARGE] if keys else []))]
-    if keys is None:
-        return [Lane("", up, down)]
-    if keys.by == "size":
-        return [Lane("", up, down, "small"), Lane(LARGE, up, down, "large", yields=keys.yields)]
+        return [leaving_lane(""), leaving_lane(LARGE)]
+    if keys.by != "topic":
+        is_optional = keys.by == "auto"
+        return [
+            Lane("", up, down, "small"),
+            Lane(LARGE, up, down, "large", yields=keys.yields, is_optional=is_optional),
+        ]
     return [
         Lane(
             LARGE if is_large else "",
@@ -165,3 +210,78 @@ def lanes_of(
         )
         for is_large in (False, True)
     ]
+
+
+class SecondConnection:
+    """Whether the cloud's broker takes the optional lane, as far as is known.
+
+    Attributes:
+        refused: why it does not, as the last attempt has shown; "" where it may.
+    """
+
+    def __init__(self) -> None:
+        self.refused = ""
+        self._again_at = 0.0
+        self._n_unanswered = 0
+        self._n_mutual = 0
+        self._last_back: str | None = None
+        self._told = ""
+
+    def wait_seconds(self, now: float) -> float:
+        """Return after which time it may be tried; 0.0 for now."""
+        return max(0.0, self._again_at - now) if self.refused else 0.0
+
+    def accepted(self) -> None:
+        """Note that the cloud's broker has accepted it."""
+        self.refused = ""
+        self._n_unanswered = 0
+
+    @property
+    def is_other(self) -> bool:
+        """Whether the broker takes both connections for one client."""
+        return self.refused == BOTH_TAKE_OVER
+
+    def other_accepted(self) -> None:
+        """Note a new connection of the other lane: this may be another broker."""
+        if not self.is_other:
+            self._again_at = 0.0
+
+    def failed(self, reason: str, told: str, now: float) -> None:
+        """Take note of an attempt that failed.
+
+        Args:
+            reason: in one word, as it is counted.
+            told: in words.
+            now: monotonic seconds.
+        """
+        if reason in UNANSWERED:
+            self._n_unanswered += 1
+        if reason in REFUSALS or self._n_unanswered >= UNANSWERED_IN_A_ROW:
+            self.give_up(told, now)
+
+    def came_back(self, lane: str, *, is_mutual: bool, now: float) -> None:
+        """Take note of a lane that the cloud's broker has accepted again.
+
+        Args:
+            lane: its name.
+            is_mutual: its last connection has ended soon after the other lane was accepted, which
+                has stood since.
+            now: monotonic seconds.
+        """
+        is_in_turn = is_mutual and lane != self._last_back
+        self._last_back = lane if is_mutual else None
+        self._n_mutual = self._n_mutual + 1 if is_in_turn else int(is_mutual)
+        if self._n_mutual >= MUTUAL_IN_A_ROW:
+            self._n_mutual = 0
+            self.give_up(BOTH_TAKE_OVER, now)
+
+    def give_up(self, told: str, now: float) -> None:
+        """Do without it for a while."""
+        self.refused = told
+        self._n_unanswered = 0
+        self._again_at = now + AGAIN_SECONDS
+
+    def to_tell(self) -> str:
+        """Return `refused` where it is another than the last time; else ""."""
+        told, self._told = self._told, self.refused
+        return "" if told == self.refused else self.refused

@@ -180,6 +180,11 @@ class Link:
             return
         if joint.is_accepted and not self._is_local:
             self._connect_locally()
+        partnership = self.uplink.partnership
+        if joint.not_taken:
+            partnership.not_taken(joint)
+        elif side is self.cloud and partnership.is_refused:
+            partnership.leave_soon()
         is_safe_now = joint.is_safe and not self._is_safe
         self._is_safe = joint.is_safe
         if is_safe_now or joint.answers or joint.markers or joint.retained:

@@ -24,7 +24,7 @@ from penstock.broker.extensions import (
 from penstock.edge_proxy.aggregator.conditions import Budget
 from penstock.edge_proxy.aggregator.config import UplinkConfig
 from penstock.edge_proxy.aggregator.connecting import recorded_states
-from penstock.edge_proxy.aggregator.lanes import LARGE, Lane, lanes_of
+from penstock.edge_proxy.aggregator.lanes import LARGE, Lane, lanes_of, leaving_lane
 from penstock.edge_proxy.aggregator.preparation import forget_states
 from penstock.edge_proxy.aggregator.uplink import Uplink, join_uplinks
 from penstock.edge_proxy.upstream import new_context
@@ -50,7 +50,9 @@ class UplinkPlugin(Plugin):
             )
             raise ConfigError(context.policy_file, [problem])
         lanes = {
-            name: lanes_of(keys.lanes, keys.up, keys.down, leaves=keys.leaves)
+            name: lanes_of(
+                keys.lanes, keys.up, keys.down, is_5=keys.version == "5", leaves=keys.leaves
+            )
             for name, keys in config.uplinks.items()
         }
         self.open_files = sum(map(len, lanes.values()))
@@ -95,8 +97,7 @@ class UplinkPlugin(Plugin):
             one, *others = lanes
             if others:
                 continue
-            lane = Lane(LARGE, [], [], leaves=True)
-            leaving = self._lane(name, lane, local_clients, one.budget)
+            leaving = self._lane(name, leaving_lane(LARGE), local_clients, one.budget)
             if any(local_clients.subscriptions(each) is not None for each in leaving.local_ids):
                 self.context.logger.warning(
                     "uplink %s: it is configured no more: what is left in its sessions passes, "
@@ -131,6 +132,8 @@ class UplinkPlugin(Plugin):
         if local_clients is None:
             return
         self._add_leaving(local_clients)
+        for uplink in self.uplinks:
+            uplink.limit()
         await self._end_gone(local_clients)
         self._keep_order(local_clients)
         for name, (uplink, *_) in self._lanes.items():

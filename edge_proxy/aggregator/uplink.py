@@ -38,9 +38,10 @@ from penstock.edge_proxy.aggregator.link import (
     WRITE_LOW_BYTES,
     Link,
 )
+from penstock.edge_proxy.aggregator.partnership import Partnership
 from penstock.edge_proxy.aggregator.preparation import Forgetting, prepare_session
 from penstock.edge_proxy.aggregator.remapping import Loops, Remapping, in_parts, of_parts
-from penstock.edge_proxy.aggregator.subscriptions import NOTHING, Classes, join_lanes
+from penstock.edge_proxy.aggregator.subscriptions import join_lanes
 from penstock.edge_proxy.upstream import Upstream, UpstreamError, Upstreams
 
 SHORT_SECONDS: Final = 10.0
@@ -74,6 +75,7 @@ class Uplink:
         name: in the policy file; of the lane of large messages, ``/large`` follows.
         lane: which messages it carries.
         lanes: all lanes of the uplink, this one included; set once all are made.
+        partnership: what it does about the other lane.
         counts: what it has done.
         client_id: at the cloud's broker.
         up_id: Client Identifier of its local client that subscribes.
@@ -115,6 +117,7 @@ class Uplink:
         self.keys = keys
         self.lane = lane
         self.lanes: Sequence[Uplink] = (self,)
+        self.partnership = Partnership(self)
         self.counts = UplinkCounts()
         self.client_id = lane.of(keys.client_id or f"{site}-{name}", "-")
         self.up_id = lane.of(f"{LOCAL_CLIENT_PREFIX}{name}/up", "-")
@@ -167,8 +170,6 @@ class Uplink:
         self._short = 0
         self._is_stopping = False
         self._sweeping: asyncio.TimerHandle | None = None
-        self._taking: asyncio.TimerHandle | None = None
-        self._down_sizes = ""
         self._n_passed = 0
         self._quiet_since = 0.0
         self._absence = Absence(clock, f"connecting to {self.address}")
@@ -224,6 +225,13 @@ class Uplink:
         filters = self.remapping.up_filters()
         sizes = self.lane.sizes
         await prepare_session(self.local_clients, self.up_id, filters, self._old_filters, sizes)
+        self.limit()
+        for client_id in self.local_ids:
+            self.local_clients.explain(client_id, self._in_words)
+        self._restore_subscriptions()
+
+    def limit(self) -> None:
+        """Give what waits to go up, if there is a session for it, limits of its own."""
         backlog = self.keys.backlog
         self.local_clients.limit(
             self.up_id,
@@ -231,9 +239,12 @@ class Uplink:
             n_bytes=backlog.bytes,
             drops_oldest=backlog.when_full == "drop_oldest",
         )
-        for client_id in self.local_ids:
-            self.local_clients.explain_absence(client_id, self._absence.in_words)
-        self._restore_subscriptions()
+
+    def _in_words(self) -> str:
+        """Say why it is not connected, or has one connection in place of two; "" for neither."""
+        told = self.partnership.why_one
+        is_away = not (self.counts.connected or (told and self.partnership.is_refused))
+        return self._absence.in_words() if is_away else told
 
     def _restore_subscriptions(self) -> None:
         """Find out what the cloud was asked for before a restart, and what clients want."""
@@ -304,7 +315,7 @@ class Uplink:
         joint.answers.clear()
         joint.retained.clear()
         joint.markers.clear()
-        self.subscriptions.take(self._classes_down(joint))
+        self.subscriptions.take(self.partnership.classes_down(joint))
         asks = asking.take(self.clock())
         joint.subscribe(asks.subscribe, asks.marker)
         if asks.ends_marker:
@@ -322,43 +333,10 @@ class Uplink:
         at = asking.next_deadline()
         return None if at is None else max(0.0, at - self.clock())
 
-    def _classes_down(self, joint: Joint) -> Classes:
-        """Return what is to come down on this lane while both stand.
-
-        Where the cloud's broker keeps no order across lanes, or they are connected to two brokers,
-        all comes on the lane of small messages.
-        """
-        sizes, other = self.lane.sizes, self._other
-        if sizes is None or other is None:
-            return None
-        of_one_lane: Classes = NOTHING if self.lane.name else None
-        is_told = self._down_sizes
-        if not joint.lanes_are_kept:
-            if is_told != "one lane":
-                self._down_sizes = "one lane"
-                self.logger.warning(
-                    "uplink %s: %s takes no subscriptions of one size class that keep the order of "
-                    "topics, as Penstock does: %s",
-                    self.name,
-                    self.address,
-                    "nothing comes down on this lane"
-                    if self.lane.name
-                    else "all messages come down on this lane",
-                )
-            return of_one_lane
-        self._down_sizes = ""
-        is_elsewhere = other.counts.connected and other.link_address != self.link_address
-        return of_one_lane if is_elsewhere else sizes
-
     @property
     def link_address(self) -> str:
         """Address of the cloud's broker to which this lane is connected; "" for none."""
         return str(self._link.upstream) if self.counts.connected and self._link else ""
-
-    @property
-    def _other(self) -> Uplink | None:
-        """The other lane; None where there is one alone."""
-        return next((lane for lane in self.lanes if lane is not self), None)
 
     def start(self) -> None:
         """Connect, and connect again whenever the connection has ended."""
@@ -376,9 +354,9 @@ class Uplink:
     async def stop(self) -> None:
         """Say goodbye to the cloud, and end."""
         self._is_stopping = True
-        for timer in (self._sweeping, self._taking):
-            if timer is not None:
-                timer.cancel()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        self.partnership.stop()
         if self._link is not None:
             await self._link.say_goodbye()
         if self._task is not None:
@@ -398,6 +376,8 @@ class Uplink:
             if self._is_stopping:
                 return
             self._connected_is(0)
+            was_accepted = self._link is not None and self._link.is_accepted
+            self.partnership.ended(reason, told, was_accepted=was_accepted)
             if reason == WISHED:
                 self.logger.info("uplink %s: disconnected: %s", self.name, told)
                 self._failures = 0
@@ -406,10 +386,23 @@ class Uplink:
                     return
                 continue
             count(self.counts.failures, reason)
+            if self.partnership.is_refused:
+                continue
             wait = self._wait_seconds(reason, self.clock() - began_at)
             self.logger.warning("uplink %s: %s; the next attempt in %.1f s", self.name, told, wait)
             self._absence.lasts(told, next_in_seconds=wait)
             await self._wait_for_retry(wait)
+
+    @property
+    def has_new_session(self) -> bool:
+        """Whether the cloud's broker had no session of this lane when it accepted it last."""
+        link = self._link
+        return link is not None and link.is_accepted and not link.joint.session_present
+
+    def leave(self, why: str) -> None:
+        """Disconnect, if there is a connection; the uplink goes on without this lane."""
+        if self._link is not None and not self._link.ended.done():
+            self._link.leave(why, for_good=True)
 
     def _is_quiet(self, now: float) -> bool:
         """Say whether all that was left in the sessions of a lane has passed."""
@@ -429,6 +422,10 @@ class Uplink:
                 settings = self._settings(dialled.upstream)
                 await self._forget(settings, dialled.transport, clears_state=True)
             except PenstockError as error:
+                if isinstance(error, UplinkRefusedError):
+                    self.partnership.ended(error.reason, str(error), was_accepted=False)
+                    if self.partnership.is_refused:  # there is no session, or no way to it
+                        break
                 wait = self._wait_seconds("", 0.0)
                 told = f"its session in the cloud cannot be ended: {error}"
                 self.logger.warning(
@@ -463,6 +460,12 @@ class Uplink:
             opening = self._schedule.at(self._wall())
             is_wanted = self.lane.leaves or self._demand.wants_start(self.n_waiting)
             if opening.is_open and is_wanted:
+                wait = self.partnership.may_connect_in()
+                if wait:
+                    has_waited = True
+                    self._absence.lasts("it waits for the other connection")
+                    await self._wait_for_retry(wait)
+                    continue
                 self.budget.set_rate(opening.max_bytes_per_second, self.clock())
                 if has_waited:
                     self._absence.lasts(f"connecting to {self.address}")
@@ -636,13 +639,15 @@ class Uplink:
         keys = self.keys
         local = self.local_clients
         is_5 = keys.version == "5"
+        other = self.partnership.other
         return JointSettings(
             up_id=self.up_id,
             down_id=self.down_id_of(upstream),
             own_prefix=self._own_prefix,
             sizes=self.lane.sizes,
-            other_lane="" if self._other is None else self._other.client_id,
+            other_lane="" if other is None else other.client_id,
             yields=self.lane.yields,
+            is_optional=self.lane.is_optional,
             client_id=self.client_id,
             version=MQTT_5 if is_5 else ProtocolVersion.MQTT_3_1_1,
             is_bridge=keys.bridge_bit and not is_5,
@@ -661,8 +666,11 @@ class Uplink:
 
     @property
     def state_topic(self) -> str | None:
-        """Where its state is retained; None for nowhere."""
-        if not self.keys.notifications:
+        """Where its state is retained; None for nowhere.
+
+        An optional lane has none: the uplink stands without it.
+        """
+        if not self.keys.notifications or (self.lane.is_optional and not self.lane.leaves):
             return None
         topic = self.keys.notification_topic
         return self.lane.of(topic, "/") if topic else STATE_TOPIC.format(client_id=self.client_id)
@@ -694,64 +702,15 @@ class Uplink:
             self._absence.begins()
         self.counts.connected = connected
         for lane in self.lanes:
-            lane.look_at_takeover()
+            lane.partnership.look_at_takeover()
             lane.see_to_pace()
-        if self._other is not None:
-            self._other.want_subscriptions()
+            if lane is not self:
+                lane.want_subscriptions()
 
     def see_to_pace(self) -> None:
         """Have the link, if there is one, see whether it is to be paced."""
         if self._link is not None:
             self._link.see_to_pace()
-
-    def look_at_takeover(self) -> None:
-        """Begin to wait for a takeover of this lane, or end that or the takeover."""
-        keys = self.keys.lanes
-        if keys is None:
-            return
-        other = self._other
-        assert other is not None  # noqa: S101 (there are lanes)
-        is_due = not self.counts.connected and bool(other.counts.connected)
-        if is_due and not self.counts.taken_over and self._taking is None:
-            loop = asyncio.get_running_loop()
-            self._taking = loop.call_later(keys.takeover_seconds, self._let_take_over, other.name)
-        elif not is_due:
-            if self._taking is not None:
-                self._taking.cancel()
-                self._taking = None
-            if self.counts.taken_over:
-                self.counts.taken_over = 0
-                self.local_clients.take_over(self.up_id, is_away=False)
-                self.logger.warning("uplink %s: what comes from now on waits for it", self.name)
-
-    def _let_take_over(self, other: str) -> None:
-        self._taking = None
-        self.counts.taken_over = 1
-        self.counts.takeovers += 1
-        self.local_clients.take_over(self.up_id, is_away=True)
-        self.logger.warning(
-            "uplink %s: not connected: what waits to go up goes by %s", self.name, other
-        )
-        if self.keys.lanes is not None:
-            wait = self.keys.lanes.give_up_seconds - self.keys.lanes.takeover_seconds
-            self._taking = asyncio.get_running_loop().call_later(wait, self._give_up)
-
-    def _give_up(self) -> None:
-        """Let later messages wait no more for what is unacknowledged on this lane."""
-        n_messages = self.local_clients.give_up_order(self.up_id)
-        if n_messages:
-            self.counts.order_given_up += n_messages
-            self.logger.warning(
-                "uplink %s: still not connected: later messages of the topics of %d that are "
-                "unacknowledged wait for these no more",
-                self.name,
-                n_messages,
-            )
-
-    def cloud_has_no_session(self) -> None:
-        """Note that the cloud's broker has told the other lane so."""
-        if not self.counts.connected:
-            self.subscriptions.cloud_has_lost()
 
     @property
     def _refreshes(self) -> bool:
@@ -774,11 +733,7 @@ class Uplink:
             self.local_clients.end_sessions(lambda client_id: client_id in others)
         self._old_filters = tuple(self.remapping.up_filters())
         self.asking.accepted(session_present=joint.session_present, refreshes=self._refreshes)
-        other = self._other
-        if other is not None:
-            other.retry_now()
-            if joint.lanes_are_kept and not joint.has_other_lane:
-                other.cloud_has_no_session()
+        self.partnership.accepted(joint)
         self._connected_is(1)
         self.counts.connections += 1
         self.logger.info(

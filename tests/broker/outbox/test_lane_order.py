@@ -334,6 +334,23 @@ def test_what_moves_keeps_its_place_among_the_messages_of_its_topic() -> None:
     assert drain(lanes.small) == names
 
 
+def test_what_was_sent_and_not_taken_passes_to_the_other_lane_in_its_place() -> None:
+    """With what waits behind it, and what comes."""
+    lanes = Lanes().joined()
+    names = ["L1", "s2", "L3", "s4"]
+    for text in names:
+        lanes.put(text, "cam", qos=2)
+    sent = lanes.large.take()
+    assert sent is not None
+    lanes.large.order.hand_over(sent)
+    assert not lanes.large.inflight.n_messages
+    lanes.put("L5", "cam")
+    lanes.settle()
+    assert drain(lanes.large) == []
+    assert drain(lanes.small) == [*names, "L5"]
+    assert lanes.large.ledger.moved == lanes.small.ledger.matched == 3
+
+
 class Order(RuleBasedStateMachine):
     """Messages of some topics on two lanes, which come, leave, are acknowledged, and move."""
 
@@ -382,6 +399,18 @@ class Order(RuleBasedStateMachine):
         """Let a lane be away, or come back."""
         self.both[is_large].order.take_over(is_away=is_away)
         self.both[not is_large].order.take_over(is_away=False)
+
+    @rule(is_large=st.booleans())
+    def hand_over(self, *, is_large: bool) -> None:
+        """Let the other lane have what is unacknowledged on one."""
+        lane = self.both[is_large]
+        self.both[not is_large].order.take_over(is_away=False)
+        mine = [delivery for on, delivery in self.unacknowledged if on is lane]
+        for delivery in mine:
+            lane.order.hand_over(delivery)
+            topic, number = delivery.message.topic, int(name(delivery)[1:])
+            self.left[topic] = min(self.left[topic], number - 1)
+        self.unacknowledged = [each for each in self.unacknowledged if each[0] is not lane]
 
     @rule()
     def settle(self) -> None:

@@ -36,6 +36,7 @@ def test_an_address_and_a_rule_are_enough() -> None:
     keys = read().uplinks["cloud"]
     assert keys.upstream == UpstreamKeys("cloud")
     assert (keys.version, keys.up, keys.down) == ("5", [Rule("#")], [])
+    assert keys.lanes == read(lanes="auto").uplinks["cloud"].lanes == LanesKeys()
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,9 @@ def test_an_address_and_a_rule_are_enough() -> None:
         ),
         ({"speed": 1}, "speed"),
         ({"lanes": {"by": "colour"}}, "lanes.by"),
+        ({"lanes": "two"}, "auto, null for one connection, or a mapping"),
+        ({"lanes": {"large": ["#"]}}, "filters under large only beside by: topic, not by: auto"),
+        ({"client_id": ""}, "a client id of 1 to 65000 bytes"),
         ({"lanes": {"by": "topic"}}, "topic filters of the site under large"),
         ({"lanes": {"give_up_seconds": 1.0}}, "give_up_seconds of at least takeover_seconds"),
         ({"lanes": {"by": "size", "large": ["#"]}}, "filters under large only beside by: topic"),

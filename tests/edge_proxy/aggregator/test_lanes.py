@@ -14,7 +14,12 @@ from penstock.broker.config.policy import parse_policy
 from penstock.broker.mqtt.packets import Publish
 from penstock.broker.network.pacing import Pacing
 from penstock.broker.server import Server
-from penstock.edge_proxy.aggregator.lanes import LanesKeys, lanes_of
+from penstock.edge_proxy.aggregator.lanes import (
+    AGAIN_SECONDS,
+    LanesKeys,
+    SecondConnection,
+    lanes_of,
+)
 from penstock.edge_proxy.aggregator.remapping import DownRule, Rule
 from penstock.edge_proxy.aggregator.uplink import Uplink
 from penstock.edge_proxy.upstream import UpstreamError, Upstreams
@@ -60,6 +65,82 @@ def test_by_size_both_lanes_have_all_rules() -> None:
     small, large = lanes_of(LanesKeys("size"), [Rule("a/#")], [DownRule("b/#")])
     assert (small.up, small.down, small.sizes) == ([Rule("a/#")], [DownRule("b/#")], "small")
     assert (large.up, large.down, large.sizes) == (small.up, small.down, "large")
+
+
+def test_by_default_the_large_lane_is_optional_and_there_is_none_with_mqtt_3_1_1() -> None:
+    """Such a broker may drop what the second client publishes, and acknowledges it."""
+    keys = LanesKeys()
+    small, large = lanes_of(keys, [Rule("a/#")], [DownRule("b/#")])
+    assert (small.is_optional, large.is_optional, large.sizes, large.yields) == (
+        False,
+        True,
+        "large",
+        True,
+    )
+    [lane] = lanes_of(keys, [Rule("a/#")], [DownRule("b/#")], is_5=False)
+    assert (lane.sizes, lane.is_optional) == (None, False)
+
+
+def test_a_second_connection_is_refused_by_a_word_or_by_silence_again_and_again() -> None:
+    """What a network may have lost is tried again; what the broker says counts at once."""
+    second = SecondConnection()
+    for _ in range(2):
+        second.failed("closed", "it was closed", 1.0)
+        second.failed("unreachable", "no route", 1.0)
+    assert not second.refused
+    second.failed("closed", "it was closed", 1.0)
+    assert (second.refused, second.to_tell(), second.to_tell()) == (
+        "it was closed",
+        "it was closed",
+        "",
+    )
+    assert second.wait_seconds(2.0) == AGAIN_SECONDS - 1.0
+    second.other_accepted()
+    assert second.wait_seconds(2.0) == 0.0
+    second.accepted()
+    second.failed("refused", "quota exceeded", 3.0)
+    assert second.to_tell() == "quota exceeded"
+
+
+def test_two_connections_that_end_each_other_in_turn_are_one_client_to_the_broker() -> None:
+    """One that ends alone, again and again, is not; nor are both when they end together."""
+    second = SecondConnection()
+    for _ in range(5):
+        second.came_back("", is_mutual=True, now=0.0)
+    second.came_back("large", is_mutual=True, now=0.0)
+    second.came_back("", is_mutual=False, now=0.0)
+    assert not second.refused
+    for name in ("", "large", ""):
+        second.came_back(name, is_mutual=True, now=0.0)
+    assert second.is_other
+    second.other_accepted()
+    assert second.wait_seconds(1.0) == AGAIN_SECONDS - 1.0
+
+
+async def test_what_waited_before_a_restart_is_passed_by_small_messages(tmp_path: Path) -> None:
+    """With one connection, and no word of withholding; each topic keeps its order."""
+    keys: dict[str, Any] = {
+        "lanes": None,
+        "start": {"when": "never"},
+        "policy": {"persistence": {"path": str(tmp_path / "edge.db")}},
+    }
+    pictures = [b"L" * 20_000, b"after"]
+    async with site(1, **keys) as edge, await connected(port_of(edge), "near") as near:
+        # The first one leaves for the client that subscribes at each start.
+        await deliver(near, Publish("up/first", b"0", qos=1, packet_id=1))
+        for payload in pictures:
+            await deliver(near, Publish("up/cam", payload, qos=1, packet_id=1))
+    async with serving() as cloud, await connected(port_of(cloud), "far") as far:
+        await far.subscribe("up/#", 1)
+        async with (
+            site(1, **keys) as edge,
+            await connected(port_of(edge), "near") as near,
+        ):
+            await deliver(near, Publish("up/alarm", b"1", qos=1, packet_id=1))
+        keys["start"] = {"when": "always"}
+        async with site(port_of(cloud), **keys):
+            got = [(await take_message(far)).payload for _ in range(4)]
+    assert got == [b"0", b"1", *pictures]
 
 
 LANES_BY_TOPIC: dict[str, Any] = {
@@ -225,7 +306,7 @@ async def test_a_lane_that_is_configured_no_more_ends_when_nothing_is_left_in_it
                 await deliver(near, Publish("up/cam", payload, qos=1, packet_id=number))
                 await deliver(far, Publish("down/cam", payload, qos=1, packet_id=number))
         async with (
-            site(port_of(cloud), policy=policy) as edge,
+            site(port_of(cloud), policy=policy, lanes=None) as edge,
             await connected(port_of(edge), "near", **kept) as near,
         ):
             for taker in (far, near):

@@ -151,14 +151,14 @@ async def test_a_restart_of_the_site_knows_what_the_cloud_was_asked_for(tmp_path
     keys = {"persistence": {"path": str(tmp_path / "edge.db")}}
     a, b = ([{"filter": name, "when": "always"}] for name in ("a/#", "b/#"))
     async with serving() as cloud:
-        async with site(port_of(cloud), policy=keys, down=a) as edge:
+        async with site(port_of(cloud), policy=keys, down=a, lanes=None) as edge:
             uplink = uplink_of(edge)
             records = uplink.local_clients.subscriptions
             await until(lambda: "$uplink/cloud/2/a/#" in (records(uplink.down_id) or ()))
         session = cloud.core.sessions.get("berlin-cloud")
         assert session is not None
         assert list(session.subscriptions) == ["a/#"]
-        async with site(port_of(cloud), policy=keys, down=b):
+        async with site(port_of(cloud), policy=keys, down=b, lanes=None):
             await until(lambda: list(session.subscriptions) == ["b/#"])
 
 
@@ -436,7 +436,7 @@ async def test_an_uplink_on_demand_stays_for_a_message_that_comes(
     async with (
         serving() as cloud,
         held_back(port_of(cloud), 100_000) as (port, is_held),
-        site(port, start=start) as edge,
+        site(port, start=start, lanes=None) as edge,
         await connected(port_of(edge), "near") as near,
         await connected(port_of(cloud), "far") as far,
     ):
