@@ -3,15 +3,15 @@
 Rerun: ``python -m benchmarks.decision_cost``; a look in seconds with ``--quick``.
 
 The very gate of the plugin is asked about a 1 MB message in this process, for one subscriber on a
-calm path, one in congestion and one whose 48 last congestions are remembered, the most there are;
-an RTT estimate, that policies which learn are told, is timed too. The least of some repetitions
-counts: what is above it was the machine's other work. Memory is what the gate holds for each of
-many subscribers, their `Link` apart, which every session has.
+good path, one on a bad path of which it is known what a message takes there, and one with another
+message on its way. What policies that learn are told is timed too: an RTT estimate, and that a
+message leaves and is acknowledged. The least of some repetitions counts: what is above it was the
+machine's other work. Memory is what the gate holds for each of many subscribers, their `Link`
+apart, which every session has.
 """
 
 from __future__ import annotations
 
-import random
 import sys
 import timeit
 import tracemalloc
@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks.program import Program, Quick, describe_run, tell
-from penstock.broker.link import Link, TcpLook
+from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.plugins.withholding.config import WithholdingConfig
 from penstock.plugins.withholding.gate import WithholdingGate
-from penstock.plugins.withholding.history import MAX_LENGTHS
 
 POLICIES: Final = ("none", "conservative", "probabilistic", "historic", "adaptive")
 MESSAGE: Final = Message("pictures/1", bytes(1_000_000), is_large=True)
+DECISIONS: Final = ("good", "bad", "on the way")
 TARGET_MICROSECONDS: Final = 10.0
 CALM_RTT: Final = 0.04
 CONGESTED_RTT: Final = 2.0
@@ -63,41 +63,37 @@ class Subscriber:
     def __init__(self, gate: WithholdingGate, name: str) -> None:
         self.link = Link(name)
         self.link.rtt_min = CALM_RTT
-        self.link.tcp = TcpLook(0.0, congestion_control="cubic")
         self.now = 1000.0
         self._gate = gate
 
     def estimate(self, rtt: float) -> None:
         """A sampler has a new RTT."""
         self.now += 1.0
-        link = self.link
-        link.small_messages += 2
-        link.rtt_latest, link.rtt_updated_at = rtt, self.now
-        if link.tcp is not None:
-            link.tcp.looked_at = self.now
-            link.tcp.rtt, link.tcp.rttvar = rtt, rtt / 4
-            link.tcp.segments += 100
-            link.tcp.retransmissions += rtt > CALM_RTT
-        self._gate.observe(link)
+        self.link.rtt_latest, self.link.rtt_updated_at = rtt, self.now
+        self._gate.observe(self.link)
 
-    def congestion(self, seconds: int) -> None:
-        """There is congestion for so long, and calm after it."""
-        for _ in range(seconds):
-            self.estimate(CONGESTED_RTT)
-        self.estimate(CALM_RTT)
+    def send(self) -> None:
+        """A large message leaves."""
+        self._gate.large_sent(self.link, MESSAGE.payload_bytes, self.now)
+
+    def let_one_pass(self) -> None:
+        """A large message takes 8 s."""
+        self.send()
+        self.now += 8.0
+        self._gate.large_acknowledged(self.link, self.now)
 
 
 def subscribers_of(gate: WithholdingGate) -> dict[str, Subscriber]:
     """Return one for each situation that is timed."""
-    found = {}
-    for name, n_congestions in (("calm", 0), ("congested", 0), ("congested often", MAX_LENGTHS)):
-        subscriber = found[name] = Subscriber(gate, name)
-        rng = random.Random(1)  # noqa: S311 - no secret
+    found = {name: Subscriber(gate, name) for name in DECISIONS}
+    for subscriber in found.values():
         subscriber.estimate(CALM_RTT)
-        for _ in range(n_congestions):
-            subscriber.congestion(rng.randint(3, 60))
-        if name != "calm":
-            subscriber.estimate(CONGESTED_RTT)
+    bad = found["bad"]
+    bad.estimate(CONGESTED_RTT)
+    bad.let_one_pass()
+    for _ in range(8):  # the pause is over
+        bad.estimate(CONGESTED_RTT)
+    found["on the way"].send()
     return found
 
 
@@ -117,8 +113,9 @@ def measure_decisions(policy: str, effort: Effort) -> dict[str, float]:
         )
         for name, each in found.items()
     }
-    often = found["congested often"]
-    taken["estimate"] = _microseconds(lambda: often.estimate(CONGESTED_RTT), effort)
+    bad = found["bad"]
+    taken["estimate"] = _microseconds(lambda: bad.estimate(CONGESTED_RTT), effort)
+    taken["sent and acknowledged"] = _microseconds(bad.let_one_pass, effort)
     return taken
 
 
@@ -133,8 +130,8 @@ def measure_memory(policy: str, effort: Effort) -> float:
     tracemalloc.start()
     for subscriber in subscribers:
         gate.observe(subscriber.link)
-        for _ in range(MAX_LENGTHS):
-            subscriber.congestion(2)
+        subscriber.let_one_pass()
+        subscriber.send()
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return held / effort.subscribers
@@ -145,7 +142,7 @@ def to_markdown(
 ) -> list[str]:
     """Return the conclusion in a line, and a table."""
     slowest = max(
-        taken for times in decisions.values() for name, taken in times.items() if name != "estimate"
+        taken for times in decisions.values() for name, taken in times.items() if name in DECISIONS
     )
     is_met = slowest < TARGET_MICROSECONDS
     situations = list(next(iter(decisions.values())))

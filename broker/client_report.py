@@ -118,6 +118,27 @@ class SmallWaitFigures(NamedTuple):
     since_seconds: float
 
 
+class PassageFigures(NamedTuple):
+    """How the client's large messages of QoS 1 and 2 pass, as far as the gate notes it.
+
+    Attributes:
+        last_seconds: what the newest of them took, from when it was sent, or the one before it was
+            acknowledged, until its acknowledgement; None before the first.
+        bytes_per_second: the same as a rate, without the round trip.
+        bad_bytes_per_second: of the newest that passed a bad path; None before the first.
+        pause_seconds: for which the next one waits as the last was slow; 0 for none.
+        on_way_bytes: payload bytes that are sent and not acknowledged.
+        on_way_seconds: since the oldest of these was sent; 0 for none.
+    """
+
+    last_seconds: float | None
+    bytes_per_second: float | None
+    bad_bytes_per_second: float | None
+    pause_seconds: float
+    on_way_bytes: int
+    on_way_seconds: float
+
+
 class WithholdingFigures(NamedTuple):
     """What the gate does to the client's large messages.
 
@@ -131,6 +152,7 @@ class WithholdingFigures(NamedTuple):
             a hold (``sent``), oldest first.
         small_waits: None where no small message has waited lately; where the client has lanes, as
             these have no connection in common; and in a proxy.
+        passage: how they pass; None where the gate notes nothing.
     """
 
     withheld: int
@@ -140,6 +162,7 @@ class WithholdingFigures(NamedTuple):
     last_decision: DecisionFigures | None
     recent: list[DecisionFigures]
     small_waits: SmallWaitFigures | None
+    passage: PassageFigures | None
 
 
 class LedgerFigures(NamedTuple):

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from penstock.broker.access_control import AccessControl, Authenticator
-from penstock.broker.client_report import ClientReport
+from penstock.broker.client_report import ClientReport, PassageFigures
 from penstock.broker.counters import Metric
 from penstock.broker.events import Callbacks
 from penstock.broker.link import Link
@@ -141,6 +141,24 @@ class DeliveryGate:
 
         The same estimate may be shown more than once.
         """
+
+    def large_sent(self, link: Link, payload_bytes: int, now: float) -> None:
+        """Take note of a large message of QoS 1 or 2 that is handed to the connection.
+
+        Also of one that an earlier connection has left unacknowledged, and that is sent again.
+        """
+
+    def large_acknowledged(self, link: Link, now: float) -> bool:  # noqa: ARG002
+        """Take note of the PUBACK or PUBREC of one of them; clients answer in the order of sending.
+
+        Returns:
+            Whether the gate is to be asked again about what the subscriber has withheld.
+        """
+        return False
+
+    def passage(self, link: Link, now: float) -> PassageFigures | None:  # noqa: ARG002
+        """Return what is known of a subscriber's large messages, for reports; None for nothing."""
+        return None
 
     def forget(self, link: Link) -> None:
         """Drop whatever is kept for this subscriber: its session has ended."""

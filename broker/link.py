@@ -69,12 +69,8 @@ class Link:
         asked_threshold_l: the same as given by the subscriber's CONNECT, or None where it gave
             none.
         unsent_bytes: bytes that the connection has taken and the kernel has not.
-        small_messages: small messages that have come for the subscriber, as of the last look at its
-            connection.
         gets_small: whether its subscriptions can bring small messages; False where all that it made
             are for large ones.
-        large_bytes: payload bytes of the large messages that have left its outbox.
-        large_sent_at: monotonic seconds at which the newest of them left.
         outstanding_since: monotonic seconds at which the oldest unacknowledged timed packet was
             sent, or None.
         outstanding_bytes: payload bytes of that packet; 0 for a bare acknowledgement.
@@ -98,10 +94,7 @@ class Link:
     rtt_quartile: float | None = None
     threshold_l: float | None = None
     unsent_bytes: int = 0
-    small_messages: int = 0
     gets_small: bool = True
-    large_bytes: int = 0
-    large_sent_at: float = 0.0
     outstanding_since: float | None = None
     outstanding_bytes: int = 0
     quiet_until: float = 0.0

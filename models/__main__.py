@@ -36,12 +36,9 @@ from penstock.models.withholding.connection_sweep import (
     connection_tables,
     sensitivity_tables,
 )
-from penstock.models.withholding.other_paths import run_paths
 from penstock.models.withholding.plot import check_picture, draw, draw_trace
 from penstock.models.withholding.report import (
     describe,
-    describe_paths,
-    path_tables,
     sweep_tables,
     to_markdown,
     traces_table,
@@ -182,9 +179,6 @@ def withholding(
         str,
         typer.Option(help="When all policies know an RTT: by the period, or on arrival."),
     ] = "period",
-    other_paths: Annotated[
-        bool, typer.Option("--other-paths", help="Paths unlike the paper's instead.")
-    ] = False,
     figures: Figures = None,
     plot: Annotated[Path | None, typer.Option(help="Write figures 8 and 9 there.")] = None,
     plot_trace: Annotated[
@@ -210,13 +204,6 @@ def withholding(
     def rngs() -> list[random.Random]:
         return [random.Random(seed + i) for i in range(traces)]  # noqa: S311 (a simulation)
 
-    if other_paths:
-        if file or plot is not None or plot_trace is not None:
-            raise typer.BadParameter("goes without --file and plots", param_hint="--other-paths")
-        output = _Output(context, figures)
-        found = run_paths(rngs, seconds, periods, read_by)
-        output.tell(describe_paths(found), path_tables(found))
-        return
     output = _Output(context, figures, plot)
     if plot_trace is not None:
         _write(check_picture, plot_trace, "--plot-trace")

@@ -78,9 +78,7 @@ def run_withholding(is_quick: bool, tell: Tell) -> Found:  # noqa: FBT001 - the 
     results = withholding.run(withholding.Sweep([generate_trace(rng, seconds) for rng in rngs]))
     tell("withholding")
     claims = [
-        (each.claim, each.standing, each.found)
-        for each in withholding_claims.verdicts(results)
-        if each.subject != withholding.ADAPTIVE
+        (each.claim, each.standing, each.found) for each in withholding_claims.verdicts(results)
     ]
     return Found(list(withholding_claims.numbers(results)), claims)
 

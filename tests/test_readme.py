@@ -71,7 +71,7 @@ def test_the_reason_shown_is_what_the_gate_says() -> None:
     gate = WithholdingGate(WithholdingConfig(threshold_l=0.5))
     link = Link("dashboard")
     for second in (2, 3, 4):  # a small message in each
-        link.rtt_latest, link.rtt_updated_at, link.small_messages = 2.001, second + 0.1, second
+        link.rtt_latest, link.rtt_updated_at = 2.001, second + 0.1
         gate.observe(link)
     verdict = gate.decide(Message("pictures/gate", bytes(1_000_000)), link, 0.0, 4.2)
     assert not verdict.deliver

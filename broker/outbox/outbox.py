@@ -45,6 +45,7 @@ from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.rules import SWEEP_SECONDS, OutboxRules
 
 if TYPE_CHECKING:
+    from penstock.broker.client_report import PassageFigures
     from penstock.broker.outbox.lane_order import LaneOrder
 
 _GATE_FAILED: Final = Verdict(deliver=True, reason="the gate failed", cause="gate_failed")
@@ -490,7 +491,7 @@ class Outbox:
                         if large.withheld_since is not None:
                             self._rules.record.count("gone", "expired")
                         continue
-                    self._leaves_for_link(large, now)
+                    self._note_latency(large, now)
                     return large
             if source is None:
                 return None
@@ -503,13 +504,28 @@ class Outbox:
             return delivery
         return None
 
-    def _leaves_for_link(self, large: Delivery, now: float) -> None:
-        """Note a large message that is handed to the connection."""
-        message = large.message
-        self._link.large_bytes += message.payload_bytes
-        self._link.large_sent_at = now
+    def _note_latency(self, large: Delivery, now: float) -> None:
+        """Note when a large message of QoS 0 left, as nothing acknowledges it."""
         if not large.qos:
-            self._rules.record.observe_latency("large", "sent", now - message.arrived_at)
+            seconds = now - large.message.arrived_at
+            self._rules.record.observe_latency("large", "sent", seconds)
+
+    def large_sent(self, large: Delivery, now: float) -> None:
+        """Tell the gate of a large message of QoS 1 or 2 that was handed to the connection."""
+        tell = self._rules.large_sent
+        if tell is not None:
+            tell(self._link, large.message.payload_bytes, now)
+
+    def large_acknowledged(self, now: float) -> None:
+        """Tell the gate of the PUBACK or PUBREC of a large message."""
+        tell = self._rules.large_acknowledged
+        if tell is not None and tell(self._link, now):
+            self._ask = True
+
+    def passage(self, now: float) -> PassageFigures | None:
+        """Return what the gate knows of the subscriber's large messages, for reports."""
+        gate, guard = self._rules.gate, self._rules.guard
+        return guard.call(gate, gate.passage, self._link, now, otherwise=None)
 
     def _is_next(self, large: Delivery) -> bool:
         """Say whether all messages of its QoS that were ready before a large one have left."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from penstock.broker.link import Link
 from penstock.broker.message import Message
-from penstock.broker.outbox.delivery import NO_QUEUE, Delivery, first_of
+from penstock.broker.outbox.delivery import NO_QUEUE, NOTHING_BEFORE, Delivery, first_of
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.outbox import Outbox
 from penstock.broker.outbox.rules import OutboxRules
@@ -86,8 +86,9 @@ class PriorityOutbox(Outbox):
             self._remove(delivery)
             if self._has_expired(delivery, now):
                 continue
-            if delivery.message.is_large:
-                self._leaves_for_link(delivery, now)
+            if delivery.message.is_large and self.is_large(delivery.message):
+                delivery.after = NOTHING_BEFORE  # it leaves alone, as other large ones
+                self._note_latency(delivery, now)
             if self.n_messages > len(self._first) + len(self._first0):
                 self._first_bytes += delivery.link_bytes
             return delivery

@@ -53,6 +53,8 @@ class OutboxRules:
         is_first: the gate's; None where it has none.
         is_large: the same.
         observe: the same.
+        large_sent: the same.
+        large_acknowledged: the same.
         record: counts what becomes of large messages.
     """
 
@@ -75,6 +77,8 @@ class OutboxRules:
     is_first: Callable[..., bool] | None = field(init=False)
     is_large: Callable[..., bool] | None = field(init=False)
     observe: Callable[..., None] | None = field(init=False)
+    large_sent: Callable[..., None] | None = field(init=False)
+    large_acknowledged: Callable[..., bool] | None = field(init=False)
     record: WithholdingRecord = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,6 +96,10 @@ class OutboxRules:
         self.is_large = guard.over(gate, overridden(gate.is_large, DeliveryGate.is_large), True)
         self.record = WithholdingRecord(gate.policy_name or type(gate).__name__, self.logger)
         self.observe = guard.over(gate, overridden(gate.observe, DeliveryGate.observe), None)
+        sent = overridden(gate.large_sent, DeliveryGate.large_sent)
+        self.large_sent = guard.over(gate, sent, None)
+        acknowledged = overridden(gate.large_acknowledged, DeliveryGate.large_acknowledged)
+        self.large_acknowledged = guard.over(gate, acknowledged, False)
 
     def of_one(self, *, max_messages: int, max_bytes: int, drops_oldest: bool) -> OutboxRules:
         """Return the rules of one outbox that has limits of its own; all else is shared."""

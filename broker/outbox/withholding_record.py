@@ -25,14 +25,17 @@ CAUSES: Final = {
     "behind": "behind a message that was held, in the order of arrival",
     "bound": "held for as long as the policy holds a message at most",
     "calm": "the RTT was not above `threshold_l`",
-    "congested": "the RTT was so high that the policy waits for a lower one",
+    "congested": "the path was bad: its RTT was above `threshold_l`, or an answer was overdue",
     "cost": "the path was congested, and waiting was expected to cost more than sending",
+    "exposure": "it was expected to take no longer than `exposure`",
     "expired": "its Message Expiry Interval passed while it was held",
     "gate_failed": "the gate raised an exception",
     "no_estimate": "no recent RTT was known",
-    "no_limit": "nothing is gained by holding it: policy `none`, or no small message is delayed",
+    "no_limit": "nothing is gained by holding it: policy `none`, or no small message can come",
+    "on_way": "another large message was on its way and not acknowledged",
     "other": "a gate that names no cause",
     "overdue": "as `congested`; the RTT is the time for which a packet has been unanswered so far",
+    "pause": "the large message before it was slow",
 }
 """Every cause of a decision, and its meaning."""
 
@@ -44,7 +47,7 @@ Until = Literal["acknowledged", "sent"]
 connection."""
 
 SOJOURN_BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
-"""Seconds; `adaptive` holds for 40 s at most by default."""
+"""Seconds; several messages that are held one after the other wait longer than `max_withhold`."""
 
 LATENCY_BOUNDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Seconds: from a small message on a local network to a picture in long congestion."""

@@ -45,13 +45,16 @@ def acknowledged(
         return
     if reason_code < 0x80:
         session.ledger.delivered += 1
-        if delivery.after is not None:
-            seconds = now - delivery.message.arrived_at
-            core.outbox_rules.record.observe_latency("large", "acknowledged", seconds)
     else:
         session.ledger.drop("refused")
-    if delivery.after is not None and session.large_ahead is not None:
-        session.large_ahead.acknowledged(session, delivery, now)
+    if delivery.after is not None:
+        if reason_code < 0x80:
+            seconds = now - delivery.message.arrived_at
+            core.outbox_rules.record.observe_latency("large", "acknowledged", seconds)
+        if session.large_ahead is not None:
+            session.large_ahead.acknowledged(session, delivery, now)
+        if qos == 1:
+            session.outbox.large_acknowledged(now)
     if qos == 1 and core.timing:
         sample(session, core, packet_id, 1, now, delivery)
     if delivery.is_leased:
@@ -143,6 +146,9 @@ def handle_pubrec(client: Client, packet_id: int, now: float, reason_code: int =
         return
     if core.timing:
         sample(session, core, packet_id, 1, now, delivery)
+    if delivery.after is not None:
+        session.outbox.large_acknowledged(now)
+        made_room(client, session)
     if reason_code >= 0x80:
         acknowledged(client, packet_id, 2, now, reason_code)
     else:

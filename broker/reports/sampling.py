@@ -75,9 +75,6 @@ class Sampling:
                 self._sample(session, client, now)
 
     def _sample(self, session: Session, client: Client, now: float) -> None:
-        session.link.small_messages = (
-            session.ledger.matched + session.n_direct - session.ledger.large
-        )
         try:
             has_news = self._sampler.sample(session.link, client.outgoing.served.fileno, now)
         except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)

@@ -16,6 +16,7 @@ from penstock.broker.sessions.redelivery import may_take_over, take_over
 from penstock.broker.sessions.retained_delivery import SLICE_MESSAGES, send_due
 
 if TYPE_CHECKING:
+    from penstock.broker.outbox.delivery import Delivery
     from penstock.broker.sending.outgoing import Outgoing
     from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.session import Session
@@ -62,7 +63,7 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
             repeat = session.resend.popleft()
             sender.send_again(repeat, now)
             if repeat.after is not None:
-                large_sent(session, repeat, now)
+                _large_sent(session, repeat, now)
             continue
         delivery = session.outbox.take(now, has_quota=sender.has_quota())
         if delivery is None:
@@ -78,7 +79,7 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
         if session.retained_due:
             send_due(session, now, 1)
         if is_large:
-            large_sent(session, delivery, now)
+            _large_sent(session, delivery, now)
             outgoing.wants_more = True
             break
     else:  # it may have been all: found in the next pump only, what comes till then would wait
@@ -90,6 +91,14 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
         )
     outgoing.wants_more |= is_refilled  # there may be more of it
     _after_pump(client, session, now)
+
+
+def _large_sent(session: Session, delivery: Delivery, now: float) -> None:
+    """Tell of a large message that was handed to the connection; at QoS 2 not of its PUBREL."""
+    large_sent(session, delivery, now)
+    inflight = session.inflight
+    if inflight.holds(delivery) and not inflight.is_released(delivery.packet_id):
+        session.outbox.large_sent(delivery, now)
 
 
 def _after_pump(client: Client, session: Session, now: float) -> None:

@@ -613,6 +613,8 @@ class ClientSide:
             if self.is_unreadable:
                 return
             if is_sent and delivery.after is not None:
+                if delivery.qos:
+                    outbox.large_sent(delivery, now)
                 self.wants_pump = True
                 break
         else:
@@ -643,7 +645,6 @@ class ClientSide:
             fileno: file descriptor of the client's socket, or -1.
             now: monotonic seconds.
         """
-        self._link.small_messages = self.ledger.matched - self.ledger.large
         if self.samplers.sample(fileno, now):
             self.link_changed()
         for at in (self._look_again_at, self._retry_at):
@@ -780,6 +781,8 @@ class ClientSide:
         if is_first_answer and self.samplers.acknowledged(packet_id, now):
             self.link_changed()
         is_timed = sent_at is not None and self._link.outstanding_since != sent_at
+        if is_first_answer and packet_id in self._arrivals and self._arrivals[packet_id][1]:
+            self.outbox.large_acknowledged(now)
         if is_timed or self._arrivals:
             self._observe_latency(packet_id, outcome, sent_at if is_timed else None, now)
         return True

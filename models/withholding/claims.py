@@ -1,4 +1,4 @@
-"""The claims of paper 002 about figures 8 and 9, and ours about `adaptive`, checked on results.
+"""The claims of paper 002 about figures 8 and 9, checked on results.
 
 A claim holds where the 95 % confidence interval of the result is clear of its bound, does not hold
 where the interval is clear of it on the other side, and is not shown in between.
@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 
 from penstock.models.reported import Reported
 from penstock.models.withholding.sweep import (
-    ADAPTIVE,
     BASELINE,
     CLAIRVOYANT,
     WRONG_RATE,
@@ -42,10 +41,6 @@ GAIN_TOLERANCE = 1.0
 FLAT_SECONDS = 0.5
 """Least movement of historic over threshold_l that would show in the paper's figure 8."""
 
-TARGET_CLOSED = {1: 0.74, 3: 0.60, 5: 0.54}
-"""T_Q to the part of the baseline's distance to clairvoyant that `adaptive` is to close. A policy
-that knows the law of congestion closes at most about 78, 65 and 58 %."""
-
 FIGURE_8 = "fig. 8"
 FIGURE_9 = "fig. 9"
 
@@ -66,7 +61,7 @@ class Verdict(NamedTuple):
         found: the results.
         short: the claim as text beside a plot.
         brief: the results, likewise.
-        subject: what the claim is about: a figure of the paper, as in `FIGURE_8`, or `ADAPTIVE`.
+        subject: the figure of the paper that the claim is about, as in `FIGURE_8`.
     """
 
     claim: str
@@ -114,9 +109,6 @@ def verdicts(results: Results) -> list[Verdict]:
     found.append(_clairvoyant_is_lowest(results))
     if 5 in periods:
         found += [_conservative_at_five(results), _historic_at_five(results)]
-    found += [_adaptive_beats(results, "historic"), _adaptive_beats(results, "probabilistic")]
-    if results.sweep.answers == "period":  # the reading for which the targets were found
-        found += [_adaptive_closes(results, each) for each in TARGET_CLOSED if each in periods]
     return found
 
 
@@ -255,37 +247,3 @@ def _historic_at_five(results: Results) -> Verdict:
     claim = "Historic stays better than the baseline and than conservative at T_Q = 5 s"
     standing = all_of([above(gain, 0) for gain in (*gains, *over_conservative)])
     return _gains_verdict(results, claim, FIGURE_9, gains, standing)
-
-
-def _adaptive_beats(results: Results, other: str) -> Verdict:
-    sweep = results.sweep
-    gains = {
-        (period, threshold_l): results.gain(ADAPTIVE, other, period, threshold_l)
-        for period in sweep.probe_periods
-        for threshold_l in sweep.thresholds
-    }
-    period, threshold_l = min(gains, key=lambda cell: gains[cell].low)
-    least = gains[period, threshold_l]
-    return Verdict(
-        f"Adaptive beats {other} at every T_Q and threshold_l",
-        all_of([above(gain, 0) for gain in gains.values()]),
-        f"least gain {least} s, at T_Q {period} s and threshold_l {threshold_l:g} s",
-        f"Beats {other} at every T_Q and threshold_l",
-        f"least gain {least.value:+.2f} s",
-        ADAPTIVE,
-    )
-
-
-def _adaptive_closes(results: Results, probe_period: int) -> Verdict:
-    target = TARGET_CLOSED[probe_period]
-    # threshold_l is no matter to any of the three.
-    closed = results.closed(ADAPTIVE, probe_period, results.sweep.thresholds[0])
-    claim = f"{target:.0%} of the baseline's distance to {CLAIRVOYANT} at T_Q = {probe_period} s"
-    return Verdict(
-        f"Adaptive closes {claim}",
-        above(closed, target),
-        f"{closed.value:.1%} ({closed.low:.1%} to {closed.high:.1%})",
-        f"Closes {claim}",
-        f"closes {closed.value:.0%}",
-        ADAPTIVE,
-    )

@@ -8,8 +8,8 @@ message that has begun. The broker's own gate decides, and is told what the brok
   bytes at a rate, which stands for what TCP makes of it, and delivers them half an RTT later.
 * In a bad state each packet of a small message may be lost; it is then sent again after 0.3 s, and
   each time after twice as long. What comes behind it waits, as TCP keeps the order.
-* RTT samples are those of small messages, one at a time, and each T_Q the kernel's: its smoothed
-  RTT, its rate if a large message was in transfer, and what was sent and lost.
+* RTT samples are those of small messages, one at a time, and each T_Q the kernel's smoothed RTT.
+  Each large message is acknowledged.
 
 Time goes in steps of 10 ms. Not modelled: slow start, cross traffic, the client.
 """
@@ -21,9 +21,9 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
-from penstock.broker.link import Link, TcpLook
+from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.plugins.probing.config import (
     DEFAULT_MAX_AGE_SECONDS,
@@ -39,8 +39,6 @@ STEP_SECONDS: Final = 0.01
 
 SMALL_BYTES: Final = 150
 """Of a small message with its headers."""
-
-SEGMENT_BYTES: Final = 1448
 
 RETRANSMIT_SECONDS: Final = 0.3
 """Until a lost packet is sent for the second time."""
@@ -86,7 +84,6 @@ class Case:
         small_seconds: mean time between two small messages; infinite for none.
         large_seconds: the same of large ones.
         is_random: whether messages come at random (Poisson) and not regularly.
-        congestion_control: name of the connection's.
         small_bytes: of a small message with its headers.
         large_bytes: of a large one.
     """
@@ -98,7 +95,6 @@ class Case:
     small_seconds: float = 0.5
     large_seconds: float = 5.0
     is_random: bool = False
-    congestion_control: Literal["cubic", "bbr"] = "cubic"
     small_bytes: int = SMALL_BYTES
     large_bytes: int = 1_000_000
 
@@ -106,7 +102,7 @@ class Case:
 CASES: Final = {
     "lossy": Case("20 % loss and 100 ms each way for 17.5 s on average, cubic"),
     "long": Case("the same for 60 s", mean_seconds=(17.5, 60.0)),
-    "bbr": Case("lossy with bbr", bad=State(1_000_000, 0.2, 0.2), congestion_control="bbr"),
+    "bbr": Case("lossy with bbr", bad=State(1_000_000, 0.2, 0.2)),
     "shared": Case(
         "another connection fills the link, for 10 s on average of 30",
         bad=State(900_000, 0.24, 0.01),
@@ -167,10 +163,6 @@ class _Kernel:
     """What TCP_INFO would say."""
 
     srtt: float
-    rate: float = 0.0
-    was_full: bool = False
-    segments: float = 0.0
-    retransmissions: float = 0.0
     moved_bytes: float = 0.0
 
 
@@ -209,7 +201,6 @@ class Connection:
         self._waiting: deque[tuple[float, float | None]] = deque()  # due at, held since
         self._sending: deque[_Sending] = deque()
         self._kernel = _Kernel(case.good.rtt)
-        self._look = TcpLook(0.0, congestion_control=case.congestion_control)
         self._sources = [
             SourceEstimates(
                 name,
@@ -220,6 +211,7 @@ class Connection:
             for name in ("tcp_info", "puback")
         ]
         self._acknowledged: list[tuple[float, float]] = []  # at, of a packet sent at
+        self._large_acknowledged: deque[float] = deque()
         self._timed_at: float | None = None
         self._time_next_at = 0.0
         self.gate.probe_period = self.probe_period
@@ -247,7 +239,6 @@ class Connection:
         while self._changes and self._changes[0][0] <= self.now:
             self._state = self._changes.popleft()[1]
         while self._small_due and self._small_due[0] <= self.now:
-            self.link.small_messages += 1
             small = _Sending(self.case.small_bytes, self._small_due.popleft(), is_large=False)
             if self._timed_at is None and self.now >= self._time_next_at:
                 small.timed_at = self._timed_at = self.now
@@ -259,7 +250,7 @@ class Connection:
         if self._waiting and not in_transfer:
             self._ask()
         self._carry(in_transfer=in_transfer)
-        self._sample(in_transfer=in_transfer)
+        self._sample()
 
     def _ask(self) -> None:
         """Ask the gate about the oldest large message, if there is something new."""
@@ -274,8 +265,7 @@ class Connection:
         if verdict.deliver:
             self._waiting.popleft()
             self._sending.append(_Sending(self._large_bytes, due_at, is_large=True))
-            self.link.large_bytes += self._large_bytes
-            self.link.large_sent_at = self.now
+            self.gate.large_sent(self.link, self._large_bytes, self.now)
             self._asks = True
         else:
             held = ((at, self.now if since is None else since) for at, since in self._waiting)
@@ -295,34 +285,26 @@ class Connection:
             if first.left_bytes <= 0:
                 self._sending.popleft()
                 self._deliver(first)
-        segments = moved / SEGMENT_BYTES / (1 - state.loss)
-        kernel.segments += segments
-        kernel.retransmissions += segments * state.loss
         kernel.moved_bytes += moved
         if in_transfer:
-            kernel.was_full = True
-            # The kernel's rate is that of the last RTT or so.
-            gain = min(1.0, STEP_SECONDS / max(0.05, state.rtt)) if kernel.rate else 1.0
-            kernel.rate += gain * (moved / STEP_SECONDS - kernel.rate)
             kernel.srtt += STEP_SECONDS / state.rtt / 8 * (state.rtt - kernel.srtt)
 
     def _deliver(self, done: _Sending) -> None:
         state, kernel = self._state, self._kernel
         delay, again = state.rtt / 2, RETRANSMIT_SECONDS
         if not done.is_large:
-            kernel.segments += 1
             while state.loss and self._losses.random() < state.loss:
                 delay += again
                 again *= 2
-                kernel.segments += 1
-                kernel.retransmissions += 1
         at = self._delivered_at = max(self._delivered_at, self.now + delay)
         (self.found.large if done.is_large else self.found.small).append(at - done.due_at)
+        if done.is_large:
+            self._large_acknowledged.append(at + state.rtt / 2)
         if done.timed_at is not None:
             heappush(self._acknowledged, (at + state.rtt / 2, done.timed_at))
         kernel.srtt += (state.rtt - kernel.srtt) / 8
 
-    def _sample(self, *, in_transfer: bool) -> None:
+    def _sample(self) -> None:
         """Tell the gate what samplers would, as `RttSampler` does."""
         by_kernel, by_puback = self._sources
         has_news = False
@@ -331,10 +313,13 @@ class Connection:
             by_puback.add(self.now - sent_at, 100, self.now)
             self._timed_at, has_news = None, True
             self._time_next_at = self.now + DEFAULT_PUBACK_SPACING_SECONDS
+        link = self.link
+        while self._large_acknowledged and self._large_acknowledged[0] <= self.now:
+            self._large_acknowledged.popleft()
+            self._asks |= self.gate.large_acknowledged(link, self.now)
         if self.now >= self._look_at:
             self._look_at += self.probe_period
-            has_news |= self._look_at_kernel(in_transfer=in_transfer)
-        link = self.link
+            has_news |= self._look_at_kernel()
         counting = [
             source
             for source in (by_kernel, by_puback)
@@ -353,23 +338,18 @@ class Connection:
         if source is by_kernel and newer and by_puback in counting:
             source = by_puback
         link.rtt_latest, link.rtt_updated_at = source.latest, source.updated_at
+        link.rtt_source = source.name
         link.rtt_min, link.rtt_quartile = source.minimum.value, source.quartile.value
         link.threshold_l = source.average.value
         self._tell()
 
-    def _look_at_kernel(self, *, in_transfer: bool) -> bool:
-        """Take the kernel's figures; return whether something was acknowledged."""
-        kernel, look = self._kernel, self._look
-        if kernel.moved_bytes:
-            self._sources[0].add_smoothed(kernel.srtt, kernel.srtt / 8, self.now)
-            look.is_app_limited = not kernel.was_full
-            if kernel.was_full:
-                look.delivery_rate = int(kernel.rate)
+    def _look_at_kernel(self) -> bool:
+        """Take the kernel's RTT; return whether something was acknowledged."""
+        kernel = self._kernel
         has_news = kernel.moved_bytes > 0
-        look.looked_at, look.rtt, look.rttvar = self.now, kernel.srtt, kernel.srtt / 8
-        look.segments, look.retransmissions = int(kernel.segments), int(kernel.retransmissions)
-        kernel.moved_bytes, kernel.was_full = 0.0, in_transfer
-        self.link.tcp = look
+        if has_news:
+            self._sources[0].add_smoothed(kernel.srtt, kernel.srtt / 8, self.now)
+        kernel.moved_bytes = 0.0
         return has_news
 
     def _tell(self) -> None:

@@ -23,7 +23,7 @@ from penstock.netem.figures.estimates import (
     ratio,
 )
 from penstock.netem.figures.figure_file import Table
-from penstock.plugins.withholding import adaptive, history, policies, thresholds
+from penstock.plugins.withholding import adaptive, passage, thresholds
 from penstock.plugins.withholding.config import PolicyName, WithholdingConfig
 
 BASELINE: Final[PolicyName] = "none"
@@ -53,13 +53,9 @@ class Target(NamedTuple):
 
 TARGETS: Final = (
     Target("lossy", "small p90", 0.5),
-    Target("lossy", "small p99", 0.7),
-    Target("bbr", "large mean", 1.05),
-    Target("shared", "large mean", 1.05),
-    Target("no small", "large mean", 1.05),
-    Target("rare small", "large mean", 1.05),
+    Target("lossy", "large mean", 2.0),
+    Target("cliff", "small p90", 1.1),
     Target("busy", "small p99", 1.1),
-    Target("busy", "large mean", 1.05),
 )
 
 
@@ -78,18 +74,11 @@ class Varied(NamedTuple):
 
 
 CONSTANTS: Final = (
-    Varied(adaptive, "OVERDUE_RATIO", (1.0, 4.0)),
-    Varied(policies, "FUSE_RATIO", (1.0, 1e6)),
-    Varied(adaptive, "PRICE_RATIO", (0.1, 1e6)),
-    Varied(history, "MAX_LENGTHS", (12, 192)),
-    Varied(history, "PRIOR_LENGTHS", ((1.0, 2.0, 4.0), (4.0, 8.0, 16.0, 32.0, 64.0, 128.0))),
-    Varied(history, "GAIN", (1 / 16, 1 / 4)),
-    Varied(history, "FAR_DEVIATIONS", (2.0, 8.0)),
-    Varied(history, "NEAR_RATIO", (1 / 16, 1 / 4)),
-    Varied(history, "SUPPOSED_LOSS_RATIO", (0.01, 0.1)),
-    Varied(history, "REMEMBERED_SEGMENTS", (40.0, 160.0)),
-    Varied(history, "RATE_SECONDS", (60.0, 1500.0)),
-    Varied(history, "CALM_RATE_RATIO", (1 / 4, 3 / 4)),
+    Varied(adaptive, "WAIT_RATIO", (1.0, 4.0)),
+    Varied(adaptive, "GIVE_UP_SECONDS", (30.0, 120.0)),
+    Varied(passage, "PAUSE_RATIO", (0.5, 2.0)),
+    Varied(passage, "MOST_PAUSE_SECONDS", (2.5, 10.0)),
+    Varied(passage, "RECENT_SECONDS", (5.0, 20.0)),
     Varied(thresholds, "SPREAD_RATIO", (2.0, 8.0)),
 )
 

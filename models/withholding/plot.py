@@ -22,7 +22,6 @@ from penstock.models.withholding.claims import (
 from penstock.models.withholding.clairvoyant import least_latencies
 from penstock.models.withholding.simulation import Setting, simulate
 from penstock.models.withholding.sweep import (
-    ADAPTIVE,
     BASELINE,
     CLAIRVOYANT,
     GIVEN_THRESHOLD_L,
@@ -34,8 +33,7 @@ from penstock.netem.figures.estimates import Standing
 from penstock.netem.figures.figure_file import check_writable
 
 SHOWN_SECONDS: Final = 300
-"""Length of the trace's end that is shown, when `adaptive` has learned; the policies run on all of
-it."""
+"""Length of the trace's end that is shown; the policies run on all of it."""
 
 FIGURE_INCHES: Final = (16, 9)
 """Size of a slide."""
@@ -46,15 +44,13 @@ LOOKS: Final = {
     "probabilistic": ("tab:green", 1.8),
     WRONG_RATE: ("tab:olive", 1.8),
     "historic": ("tab:purple", 1.8),
-    ADAPTIVE: ("tab:red", 2.8),
     CLAIRVOYANT: ("black", 1.8),
 }
-"""Label to color and width of its line: the broker's default policy stands out."""
+"""Label to color and width of its line."""
 
 COLUMNS: Final = {
     FIGURE_8: "The paper on figure 8",
     FIGURE_9: "The paper on figure 9",
-    ADAPTIVE: "Adaptive, with the same information",
 }
 """Subjects of claims to the heading above them, from the left."""
 
@@ -74,7 +70,7 @@ LINE_HEIGHT: Final = 0.053
 INDENT: Final = 0.05
 """Of the width of a column, of claims behind their marks."""
 
-SHOWN: Final = (BASELINE, "conservative", "probabilistic", "historic", ADAPTIVE)
+SHOWN: Final = (BASELINE, "conservative", "probabilistic", "historic")
 """Panels from the top; the clairvoyant one comes last."""
 
 
@@ -101,7 +97,7 @@ def draw_trace(trace: Sequence[float], setting: Setting, file: Path) -> None:
 
     Args:
         trace: RTT of the query in each second, seconds.
-        setting: its threshold_l is not None.
+        setting: of the simulation.
         file: as for `draw`.
 
     Raises:
@@ -117,12 +113,11 @@ def draw_trace(trace: Sequence[float], setting: Setting, file: Path) -> None:
     latencies = {label: simulate(POLICIES[label], trace, setting) for label in SHOWN}
     latencies[CLAIRVOYANT] = least_latencies(trace)
     begin = max(0, len(trace) - SHOWN_SECONDS)
-    threshold_l = setting.threshold_l or 0.0
     figure, panels = plt.subplots(
         len(latencies), 1, figsize=(11, 1.5 * len(latencies)), sharex=True, sharey=True
     )
     for axes, (label, all_of_them) in zip(panels, latencies.items(), strict=True):
-        for since, until in congested_times(trace, threshold_l):
+        for since, until in congested_times(trace, setting.threshold_l):
             axes.axvspan(since, until, color="tab:red", alpha=0.12, lw=0)
         arrivals = range(0, len(trace), setting.message_period)
         shown = [(at, took) for at, took in zip(arrivals, all_of_them, strict=True) if at >= begin]
@@ -151,8 +146,8 @@ def congested_times(trace: Sequence[float], threshold_l: float) -> Iterator[tupl
 def draw(results: Results, file: Path) -> None:
     """Draw latency by threshold_l at the least T_Q, and by T_Q at the middle threshold_l.
 
-    Below are the paper's claims about each figure and the targets of `adaptive`, each with the
-    results. An arrow beside the curves shows how far below the baseline the paper reports historic.
+    Below are the paper's claims about each figure, each with the results. An arrow beside the
+    curves shows how far below the baseline the paper reports historic.
 
     Args:
         results: of a sweep.
@@ -194,7 +189,7 @@ def draw_figures(results: Results, figure: Any) -> None:
         handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.96), ncols=8, frameon=False
     )
     for column, (subject, heading) in enumerate(COLUMNS.items()):
-        panel = figure.add_subplot(grid[1, 4 * column : 4 * column + 4])
+        panel = figure.add_subplot(grid[1, 6 * column : 6 * column + 6])
         panel.axis("off")
         panel.text(0, 1, heading, fontsize=12, weight="bold", va="top")
         height = 1 - 1.6 * LINE_HEIGHT

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import mean
 
 from penstock.models.recording.traces import Trace
 from penstock.models.reported import reported_table
 from penstock.models.withholding.claims import WORDS, numbers, verdicts
-from penstock.models.withholding.other_paths import HISTORIC, MOST_RATIO, PathResult
 from penstock.models.withholding.sweep import (
     BASELINE,
     CLAIRVOYANT,
@@ -90,33 +88,3 @@ def _row(results: Results, label: str, probe_period: int) -> list[str]:
     # threshold_l has no effect on it: one value for all.
     value = str(results.latency(label, probe_period, thresholds[0]))
     return [label, value, *[""] * (len(thresholds) - 1)]
-
-
-def describe_paths(results: Sequence[PathResult]) -> str:
-    """Return what the table of other paths shows."""
-    n_traces = len(next(iter(results[0].means.values())))
-    return (
-        f"Mean latency in seconds on other paths, over {n_traces} independent traces of each, and"
-        " the ratio of adaptive to the best of the paper's policies and to historic, each with its"
-        f" 95 % confidence interval (bootstrap). The target is at most {MOST_RATIO} of historic."
-    )
-
-
-def path_tables(results: Sequence[PathResult]) -> dict[str, Table]:
-    """Return adaptive beside the paper's policies on paths unlike the paper's."""
-    names = list(results[0].means)
-    rows = []
-    for result in results:
-        best = result.best_of_the_paper()
-        rows.append(
-            [
-                result.path,
-                str(result.probe_period),
-                *(f"{mean(result.means[name]):.2f}" for name in names),
-                f"{result.ratio(best)}, {best}",
-                str(result.ratio(HISTORIC)),
-                result.standing(),
-            ]
-        )
-    columns = ["path", "T_Q, s", *names, "over the best", "over historic", "target"]
-    return {"other paths": Table(columns, rows)}

@@ -21,18 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.broker.link import Link
 from penstock.models.withholding.trace import Arrival, periodic
-from penstock.plugins.probing.estimators import LowerQuartile, WindowedMinimum
-from penstock.plugins.withholding.config import DEFAULT_FLOOR_SECONDS, DEFAULT_MARGIN_RATIO
-from penstock.plugins.withholding.history import CongestionHistory
 from penstock.plugins.withholding.policy import Policy, Situation
-from penstock.plugins.withholding.thresholds import Thresholds
 
 Answers = Literal["period", "arrival"]
-
-WINDOW_SECONDS = 300.0
-"""Window from which threshold_l is learned; the default of `probing`."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +32,14 @@ class Setting:
     """Parameters of a simulation, besides policy and trace.
 
     Attributes:
-        threshold_l: RTT of the query on the uncongested path, seconds; None to learn it from the
-            least RTT, as the broker does with ``auto``.
+        threshold_l: RTT of the query on the uncongested path, seconds.
         probe_period: T_Q, whole seconds.
         message_period: whole seconds between two large messages.
         size_scale: latency of the large message over that of the query.
         answers: when an RTT is known, as the module says.
     """
 
-    threshold_l: float | None = 0.5
+    threshold_l: float = 0.5
     probe_period: int = 1
     message_period: int = 5
     size_scale: float = 10.0
@@ -59,37 +50,24 @@ class Prober:
     """What is known from the queries so far.
 
     Attributes:
-        link: the subscriber's, written as the broker's sampler would.
-        history: the subscriber's, fed as the gate would.
         overdue: age of the oldest unanswered query, seconds, if that is more than threshold_l;
             otherwise 0. Always 0 with ``period``.
     """
 
     def __init__(self, trace: Sequence[float], setting: Setting) -> None:
-        self.link = Link("simulated")
-        self.history = CongestionHistory()
         self.overdue = 0
         self._trace = trace
         self._setting = setting
-        self._thresholds = Thresholds(
-            fixed=setting.threshold_l,
-            margin_ratio=DEFAULT_MARGIN_RATIO,
-            floor_seconds=DEFAULT_FLOOR_SECONDS,
-        )
-        self._minimum = WindowedMinimum(WINDOW_SECONDS)
-        self._quartile = LowerQuartile(WINDOW_SECONDS)
+        # Before the first answer only the path's own RTT is known.
+        self._latest = setting.threshold_l
         self._unanswered: deque[int] = deque()
-
-    def threshold_l(self) -> float:
-        """Return threshold_l of the query, seconds."""
-        return self._thresholds.threshold_l(self.link)
 
     def advance(self, second: int) -> bool:
         """Send and receive the queries of this second; return whether there is a new RTT."""
         if self._setting.answers == "period":
             if second == 0 or second % self._setting.probe_period:
                 return False
-            self._take(rtt_at(self._trace, second - 1), second - 1, second)
+            self._latest = rtt_at(self._trace, second - 1)
             return True
         queries = self._unanswered
         answered = [sent_at for sent_at in queries if self._known_at(sent_at) <= second]
@@ -97,29 +75,19 @@ class Prober:
             sent_at = queries.popleft()
             # One that a newer one overtook is given up: its RTT is its age at least.
             is_known = self._known_at(sent_at) <= second
-            rtt = rtt_at(self._trace, sent_at) if is_known else second - sent_at
-            self._take(rtt, sent_at, second)
+            self._latest = rtt_at(self._trace, sent_at) if is_known else second - sent_at
         if second % self._setting.probe_period == 0:
             queries.append(second)
         age = second - queries[0] if queries else 0
-        self.overdue = age if age > self.threshold_l() else 0
+        self.overdue = age if age > self._setting.threshold_l else 0
         return bool(answered)
 
     def rtt(self) -> float:
         """Return the RTT as far as it is known: for an overdue query, its age."""
-        # Before the first answer only the path's own RTT is known.
-        latest = self.link.rtt_latest
-        return max(self.threshold_l() if latest is None else latest, self.overdue)
+        return max(self._latest, self.overdue)
 
     def _known_at(self, sent_at: int) -> float:
         return sent_at + rtt_at(self._trace, sent_at)
-
-    def _take(self, rtt: float, sent_at: int, second: int) -> None:
-        self.link.rtt_latest = rtt
-        self.link.rtt_min = self._minimum.add(rtt, second)
-        self._quartile.add(rtt, self.link.rtt_min, self._setting.probe_period)
-        self.link.rtt_quartile = self._quartile.value
-        self.history.observe(rtt, sent_at, second, self.threshold_l())
 
 
 def simulate(
@@ -175,11 +143,7 @@ def _situation(prober: Prober, setting: Setting, message: Arrival, second: int) 
     arrival, scale = message
     return Situation(
         l_now=scale * prober.rtt() / 2,
-        threshold_l=scale * prober.threshold_l(),
+        threshold_l=scale * setting.threshold_l,
         sojourn=second - arrival,
         probe_period=setting.probe_period,
-        now=second,
-        size_ratio=scale,
-        overdue=prober.overdue,
-        history=prober.history,
     )

@@ -153,6 +153,8 @@ def _large_messages(withholding: Report) -> Iterator[str]:
     else:
         yield f"  the last was held {age} ago and has expired, was dropped or moved: {what}"
     yield f"  because {printable(decision['reason'])}"
+    if withholding["passage"] is not None:
+        yield from _passage(withholding["passage"])
     for one in withholding["recent"]:
         yield _recent(one)
 
@@ -168,6 +170,22 @@ def _small_waits(waits: Report | None) -> Iterator[str]:
         f"{'minute' if minutes == 1 else f'{minutes} minutes'}; with two lanes "
         f"{'it' if n == 1 else 'they'} would not: docs/lanes.md"
     )
+
+
+def _passage(passage: Report) -> Iterator[str]:
+    """Say what large messages take, and what is on its way."""
+    last, rate, bad_rate = (
+        passage[name] for name in ("last_seconds", "bytes_per_second", "bad_bytes_per_second")
+    )
+    if last is not None:
+        at_a_rate = "" if rate is None else f", {_bytes(round(rate))} a second"
+        on_bad = "not known yet" if bad_rate is None else f"{_bytes(round(bad_rate))} a second"
+        yield f"  the last one took {_seconds(last)}{at_a_rate}; on the bad path: {on_bad}"
+    if passage["pause_seconds"]:
+        yield f"  a pause after a slow one, for {_seconds(passage['pause_seconds'])} more"
+    if passage["on_way_bytes"]:
+        age = _seconds(passage["on_way_seconds"])
+        yield f"  on the way, not acknowledged: {_bytes(passage['on_way_bytes'])}, for {age}"
 
 
 def _recent(decision: Report) -> str:

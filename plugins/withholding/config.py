@@ -12,6 +12,7 @@ from penstock.broker.config.key_types import STRICT, PerSecond, Seconds, Size, r
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.message import DEFAULT_THRESHOLD_S
 from penstock.broker.mqtt.topics import parse_share, validate_topic_filter
+from penstock.plugins.withholding.adaptive import DEFAULT_EXPOSURE
 from penstock.plugins.withholding.classes import SizeClasses
 from penstock.plugins.withholding.profile import LatencyProfile
 from penstock.plugins.withholding.thresholds import LearnedFrom, Thresholds
@@ -54,6 +55,21 @@ def _read_threshold_l(value: Any) -> Any:
     raise ValueError("seconds above 0, or auto")
 
 
+def _read_exposure(value: Any) -> Any:
+    """Return the exposure as given: a number above 0.
+
+    Raises:
+        ValueError: it is not.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and 0 < value < float("inf"):
+        return value
+    raise ValueError(
+        "seconds above 0 for which a small message may wait behind a large one, such as 2; "
+        "policy: conservative withholds whatever a large one takes"
+    )
+
+
 def _check_filters(topic_filters: Iterable[str], where: str) -> None:
     """Check topic filters that are not subscriptions.
 
@@ -70,6 +86,7 @@ def _check_filters(topic_filters: Iterable[str], where: str) -> None:
             raise ValueError(f"topic filters without $share{where} (not {topic_filter!r})")
 
 
+Exposure = Annotated[float, BeforeValidator(_read_exposure)]
 ThresholdL = Annotated[float | None, BeforeValidator(_read_threshold_l)]
 
 
@@ -92,8 +109,8 @@ class WithholdingConfig:
 
     Attributes:
         policy: ``none`` (deliver always), ``conservative``, ``probabilistic``, ``historic`` or
-            ``adaptive``. Adaptive by default: it learns how long each subscriber's congestion lasts
-            and what its path carries, and needs no parameters.
+            ``adaptive``. Adaptive by default: it goes by what large messages took on the way to
+            this subscriber, and needs to be told nothing of the network.
         threshold_s: payload bytes above which, strictly, a message is large.
         threshold_s_by_topic: topic filter to threshold_s; the first filter that matches
             decides, over `listeners` and `threshold_s`; null means never large.
@@ -113,11 +130,11 @@ class WithholdingConfig:
             the distance of the lower quartile.
         floor_seconds: ``auto`` never goes below this; with ``minimum``, never closer than this to
             the least RTT, as far as `margin_ratio` allows.
-        max_withhold: D in seconds, for `conservative` and `probabilistic`; `adaptive` withholds
-            twice as long at most. For all policies it is also the most that one overdue
-            acknowledgement can say of the RTT.
-        small_weight: seconds of a large message's latency that one second of a small one's delay is
-            worth, for `adaptive`; 0 for large messages alone.
+        max_withhold: D in seconds, for `conservative`, `probabilistic` and `adaptive`. For the
+            paper's policies it is also the most that one overdue acknowledgement can say of the
+            RTT.
+        exposure: seconds for which a small message may wait behind a large one, for `adaptive`:
+            one that is expected to take no longer is not withheld.
         congestion_rate: λ in 1/s, the inverse of the mean duration of congestion, for
             `probabilistic`.
         profile: payload bytes to relative latency, at least one row; see `LatencyProfile`.
@@ -141,7 +158,7 @@ class WithholdingConfig:
     floor_seconds: Annotated[float, Field(ge=0)] = DEFAULT_FLOOR_SECONDS
     max_withhold: Seconds = DEFAULT_MAX_WITHHOLD
     congestion_rate: PerSecond = DEFAULT_CONGESTION_RATE
-    small_weight: Annotated[float, Field(ge=0)] = 1.0
+    exposure: Exposure = DEFAULT_EXPOSURE
     profile: dict[Size, float] = Field(default_factory=DEFAULT_PROFILE.copy)
     priority: list[str] = Field(default_factory=list)
     ordering: Ordering = "topic"

@@ -1,12 +1,13 @@
 """The delivery gate: asks the policy about one message for one subscriber at one time.
 
-Theory of operation. What is known of a subscriber is in its `Link`; how long a message has waited
-is known to the outbox. Both come with the question. Where the policy learns, the gate keeps one
-`CongestionHistory` for each link that has had an estimate, until the broker forgets the link.
+Theory of operation. What is known of a subscriber's path is in its `Link`; how long a message has
+waited is known to the outbox. Both come with the question. Where the policy learns, the gate keeps
+one `Passage` for each link, until the broker forgets the link.
 
-L_now is half the RTT (paper 002, equation 1), scaled by the latency profile from the size of the
-packet that was timed to the size of the message. threshold_l is scaled from the profile's first row
-to the size of the message. Where the paper and the methods page are silent:
+For the paper's policies, L_now is half the RTT (paper 002, equation 1), scaled by the latency
+profile from the size of the packet that was timed to the size of the message. threshold_l is scaled
+from the profile's first row to the size of the message. Where the paper and the methods page are
+silent:
 
 * No RTT estimate, or no recent one: deliver. There is no evidence of congestion, and the delivery
   itself brings the next estimate; withholding would bring none.
@@ -20,16 +21,16 @@ to the size of the message. Where the paper and the methods page are silent:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+from penstock.broker.client_report import PassageFigures
 from penstock.broker.config.checked_yaml import check_listeners
 from penstock.broker.extensions import DeliveryGate, Plugin, PluginContext, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.plugins.withholding.classes import FirstTopics
 from penstock.plugins.withholding.config import WithholdingConfig
-from penstock.plugins.withholding.history import CongestionHistory
+from penstock.plugins.withholding.passage import Passage
 from penstock.plugins.withholding.policies import make_policy
 from penstock.plugins.withholding.policy import Policy, Situation
 from penstock.plugins.withholding.profile import LatencyProfile
@@ -38,8 +39,10 @@ from penstock.plugins.withholding.thresholds import read_asked
 STRICTLY_AFTER_SECONDS = 0.001
 """Added to a release time; far above the rounding of clocks, far below any RTT that matters."""
 
-_NOTHING_KNOWN = CongestionHistory()
-"""The history of a subscriber without estimates; never changed."""
+KERNEL = "tcp_info"
+"""Source of RTTs that end at the next TCP endpoint, such as a load balancer."""
+
+_NO_ESTIMATE = Verdict(deliver=True, reason="no recent RTT estimate", cause="no_estimate")
 
 
 class WithholdingGate(DeliveryGate):
@@ -47,7 +50,7 @@ class WithholdingGate(DeliveryGate):
 
     Attributes:
         policy: the object that decides; it has no state, so that a simulation can ask it, too.
-        histories: what the policy learns from, by link; empty where it does not learn.
+        passages: what the policy decides by, by link; empty where it does not learn.
     """
 
     def __init__(self, config: WithholdingConfig) -> None:
@@ -55,7 +58,7 @@ class WithholdingGate(DeliveryGate):
             config.policy,
             max_withhold=config.max_withhold,
             congestion_rate=config.congestion_rate,
-            small_weight=config.small_weight,
+            exposure=config.exposure,
         )
         self.policy_name = config.policy
         self.keeps_topics = config.ordering == "topic"
@@ -66,7 +69,8 @@ class WithholdingGate(DeliveryGate):
         self._thresholds = config.thresholds()
         self._profile = LatencyProfile(config.profile)
         self._max_overdue = config.max_withhold
-        self.histories: dict[Link, CongestionHistory] = {}
+        self._exposure = config.exposure
+        self.passages: dict[Link, Passage] = {}
 
     def threshold_s(self, topic: str) -> int | None:
         """Return the least threshold_s of `topic` for any subscriber; None for never large."""
@@ -80,6 +84,9 @@ class WithholdingGate(DeliveryGate):
 
     def connected(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> str:
         """Take the threshold_l in the subscriber's newest CONNECT."""
+        passage = self.passages.get(link)
+        if passage is not None:
+            passage.connection_lost()
         link.asked_threshold_l, problem = read_asked(user_properties)
         return problem
 
@@ -87,62 +94,120 @@ class WithholdingGate(DeliveryGate):
         """Ask the policy; small messages are always delivered."""
         if not self.is_large(message, link):
             return Verdict(deliver=True, reason="small")
-        rtt = self._rtt(link)
-        history = self.histories.get(link, _NOTHING_KNOWN)
-        overdue = self._overdue(link, now, history)
+        if self.policy.learns:
+            return self._decide_by_passage(message, link, sojourn, now)
+        rtt, overdue = self._rtt(link), self._overdue(link, now)
         if rtt is None and not overdue:
-            return Verdict(deliver=True, reason="no recent RTT estimate", cause="no_estimate")
+            return _NO_ESTIMATE
         threshold_l = self._thresholds.threshold_l(link)
         scale = self._profile.relative(message.payload_bytes)
         counted = max(rtt or 0.0, overdue)
+        is_overdue = overdue > threshold_l
         situation = Situation(  # by position, which is faster than by name
-            scale * counted / 2,
-            scale * threshold_l,
-            sojourn,
-            self.probe_period,
-            now,
-            scale,
-            overdue if overdue > threshold_l else 0.0,
-            _bytes_to_send(message, link),
-            history.small_per_second,
-            history,
+            scale * counted / 2, scale * threshold_l, sojourn, self.probe_period, is_overdue, now
         )
         unanswered = " so far" if overdue and overdue == counted else ""
         return self._verdict(
-            situation, f"RTT {counted:.4g} s{unanswered}, threshold_l {threshold_l:.4g} s"
+            situation,
+            f"RTT {counted:.4g} s{unanswered}, threshold_l {threshold_l:.4g} s, size x{scale:.4g}, "
+            f"withheld {sojourn:.4g} s, T_Q {self.probe_period:.4g} s",
         )
+
+    def _decide_by_passage(
+        self, message: Message, link: Link, sojourn: float, now: float
+    ) -> Verdict:
+        """Ask a policy that learns."""
+        if not link.gets_small:
+            return Verdict(
+                deliver=True, reason="its subscriptions bring no small message", cause="no_limit"
+            )
+        passage = self._passage_of(link)
+        threshold_l, since = self._thresholds.threshold_l(link), link.outstanding_since
+        is_bad = passage.is_bad(threshold_l, since, now)
+        n_bytes = message.payload_bytes
+        situation = Situation(
+            0.0, threshold_l, sojourn, self.probe_period, False, now, n_bytes, is_bad, passage
+        )
+        measured = "no recent RTT" if link.rtt_latest is None else f"RTT {link.rtt_latest:.4g} s"
+        if since is not None:
+            measured = f"{measured}, unanswered for {now - since:.4g} s"
+        verdict = self._verdict(situation, f"{measured}, threshold_l {threshold_l:.4g} s")
+        return _NO_ESTIMATE if verdict.cause == "calm" and link.rtt_latest is None else verdict
+
+    def _verdict(self, situation: Situation, measured: str) -> Verdict:
+        """Ask the policy.
+
+        Args:
+            situation: what it decides on.
+            measured: RTT and threshold_l, in words.
+        """
+        delivers, cause, why, release_sojourn = self.policy.judge(situation)
+        reason = f"{self.policy_name}: {why} ({measured})"
+        if delivers:
+            return Verdict(True, None, reason, cause)
+        release_in = max(0.0, release_sojourn - situation.sojourn)
+        return Verdict(False, situation.now + release_in + STRICTLY_AFTER_SECONDS, reason, cause)
 
     def threshold_l(self, link: Link) -> float:
         """Return threshold_l of this subscriber, for a packet of the profile's first row."""
         return self._thresholds.threshold_l(link)
 
     def observe(self, link: Link) -> None:
-        """Add a new RTT estimate to the subscriber's history, if the policy learns."""
-        if not self.policy.learns:
+        """Show a new RTT estimate to a policy that learns."""
+        rtt, known_at = self._rtt(link), link.rtt_updated_at
+        if not self.policy.learns or rtt is None or link.rtt_latest is None or known_at is None:
             return
-        history = self.histories.get(link)
-        rtt = self._rtt(link)
-        if rtt is None or link.rtt_latest is None or link.rtt_updated_at is None:
-            if history is not None:
-                history.lose_sight()
+        passage = self._passage_of(link)
+        if known_at <= passage.known_at:
             return
-        if history is None:
-            history = self.histories[link] = CongestionHistory()
-            if not link.gets_small:
-                history.small_per_second = 0.0
-        known_at = link.rtt_updated_at
-        if history.sampled_at is None or known_at > history.known_at:
-            sent_at = known_at - link.rtt_latest
-            self._observe_large(link, history)
-            rtt = max(link.rtt_min or 0.0, rtt - history.own_seconds(sent_at))
-            history.observe(rtt, sent_at, known_at, self._thresholds.threshold_l(link))
-            history.observe_small(link.small_messages, known_at)
-        if link.tcp is not None:
-            history.observe_look(link.tcp)
+        passage.known_at = known_at
+        sent_at = known_at - link.rtt_latest
+        if link.rtt_source == KERNEL:
+            # It is smoothed over what came since the look before.
+            passage.observe_hint(rtt, sent_at - self.probe_period, known_at)
+        else:
+            passage.observe(rtt, sent_at, self._thresholds.threshold_l(link), known_at)
+
+    def large_sent(self, link: Link, payload_bytes: int, now: float) -> None:
+        """Show a large message that leaves to a policy that learns."""
+        if self.policy.learns:
+            passage = self._passage_of(link)
+            threshold_l = self._thresholds.threshold_l(link)
+            is_bad = passage.is_bad(threshold_l, link.outstanding_since, now)
+            passage.sent(payload_bytes, is_bad=is_bad, now=now)
+
+    def large_acknowledged(self, link: Link, now: float) -> bool:
+        """Show that a large message has passed; the next one may go."""
+        passage = self.passages.get(link)
+        if passage is None:
+            return False
+        passage.acknowledged(now)
+        return True
+
+    def passage(self, link: Link, now: float) -> PassageFigures | None:
+        """Return what a policy that learns knows of a subscriber's large messages."""
+        passage = self.passages.get(link)
+        if passage is None:
+            return None
+        n_bytes = passage.bytes_on_way
+        return PassageFigures(
+            passage.last_seconds,
+            _rate(passage.seconds_per_byte),
+            _rate(passage.bad_seconds_per_byte),
+            max(0.0, passage.pause_until - now),
+            n_bytes,
+            now - passage.oldest_at if n_bytes else 0.0,
+        )
 
     def forget(self, link: Link) -> None:
         """Drop what was learned of the subscriber."""
-        self.histories.pop(link, None)
+        self.passages.pop(link, None)
+
+    def _passage_of(self, link: Link) -> Passage:
+        passage = self.passages.get(link)
+        if passage is None:
+            passage = self.passages[link] = Passage(self._exposure)
+        return passage
 
     def _rtt(self, link: Link) -> float | None:
         """Return the newest RTT of a packet of the profile's first row, seconds, or None."""
@@ -150,67 +215,17 @@ class WithholdingGate(DeliveryGate):
             return None
         return link.rtt_latest / self._profile.relative(link.rtt_bytes)
 
-    def _overdue(self, link: Link, now: float, history: CongestionHistory) -> float:
-        """Return a lower bound of the RTT from what is unanswered, seconds; 0 for nothing.
-
-        The time for which it waits for the connection's own large messages does not count.
-        """
-        since = link.outstanding_since
-        if since is None:
+    def _overdue(self, link: Link, now: float) -> float:
+        """Return a lower bound of the RTT from what is unanswered, seconds; 0 for nothing."""
+        if link.outstanding_since is None:
             return 0.0
-        if history is not _NOTHING_KNOWN:
-            self._observe_large(link, history)
-        age = min(now - since - history.own_seconds(since), self._max_overdue)
+        age = min(now - link.outstanding_since, self._max_overdue)
         return max(0.0, age) / self._profile.relative(link.outstanding_bytes)
 
-    def _observe_large(self, link: Link, history: CongestionHistory) -> None:
-        """Note what large messages have left since the last time."""
-        n_new = link.large_bytes - history.large_bytes
-        if n_new:
-            history.large_bytes = link.large_bytes
-            least_seconds = self._profile.relative(n_new) * (link.rtt_min or 0.0) / 2
-            history.observe_large(n_new, least_seconds, link.large_sent_at)
 
-    def _verdict(self, situation: Situation, measured: str) -> Verdict:
-        """Ask the policy.
-
-        Args:
-            situation: what it decides on.
-            measured: RTT and threshold_l before they were scaled, in words.
-        """
-        policy = self.policy
-        l_now, threshold_l, sojourn, probe_period, now, size_ratio, overdue, _, _, _ = situation
-        delivers, latency, limit, release_sojourn = policy.judge(situation)
-        if limit == math.inf:
-            why = f"L_now {latency:.4g} s, no limit"
-            cause = "calm" if l_now <= threshold_l / 2 else "no_limit"
-        elif latency < limit:
-            why = f"{policy.compares} {latency:.4g} s < {limit:.4g} s"
-            cause = "calm" if l_now <= threshold_l / 2 else "cost"
-        elif delivers:
-            why = (
-                f"withheld {sojourn:.4g} s > {policy.max_withhold:.4g} s; "
-                f"{policy.compares} {latency:.4g} s"
-            )
-            cause = "bound"
-        else:
-            why = f"{policy.compares} {latency:.4g} s >= {limit:.4g} s"
-            cause = "overdue" if overdue else "congested"
-        reason = (
-            f"{policy.name}: {why} ({measured}, size x{size_ratio:.4g}, "
-            f"withheld {sojourn:.4g} s, T_Q {probe_period:.4g} s)"
-        )
-        if delivers:
-            return Verdict(True, None, reason, cause)
-        release_in = max(0.0, release_sojourn - sojourn)
-        return Verdict(False, now + release_in + STRICTLY_AFTER_SECONDS, reason, cause)
-
-
-def _bytes_to_send(message: Message, link: Link) -> int:
-    """Return the bytes of a message and of those before it; 0 where the kernel gives none."""
-    if link.tcp is None:
-        return 0
-    return message.payload_bytes + link.unsent_bytes + link.tcp.unsent_bytes
+def _rate(seconds_per_byte: float | None) -> float | None:
+    """Return bytes in a second; None where that is not known, or without end."""
+    return 1 / seconds_per_byte if seconds_per_byte else None
 
 
 class WithholdingPlugin(Plugin):

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from penstock.plugins.withholding.adaptive import FUSE_RATIO, AdaptivePolicy
+from penstock.plugins.withholding.adaptive import DEFAULT_EXPOSURE, AdaptivePolicy
 from penstock.plugins.withholding.policy import Judgement, Policy, Situation
 
 
@@ -25,9 +25,20 @@ class PaperPolicy(Policy):
 
     def judge(self, situation: Situation) -> Judgement:
         """Compare L_now with the limit."""
-        l_now, limit = situation.l_now, self.latency_limit(situation)
-        delivers = l_now < limit or situation.sojourn > self.max_withhold
-        return Judgement(delivers, l_now, limit, self.release_sojourn(situation))
+        l_now, limit, sojourn = situation.l_now, self.latency_limit(situation), situation.sojourn
+        if l_now < limit:
+            is_calm = l_now <= situation.threshold_l / 2
+            if limit == math.inf:
+                why, cause = f"L_now {l_now:.4g} s, no limit", "no_limit"
+            else:
+                why, cause = f"L_now {l_now:.4g} s < {limit:.4g} s", "cost"
+            return Judgement(delivers=True, cause="calm" if is_calm else cause, why=why)
+        if sojourn > self.max_withhold:
+            why = f"withheld {sojourn:.4g} s > {self.max_withhold:.4g} s; L_now {l_now:.4g} s"
+            return Judgement(delivers=True, cause="bound", why=why)
+        why = f"L_now {l_now:.4g} s >= {limit:.4g} s"
+        cause = "overdue" if situation.is_overdue else "congested"
+        return Judgement(False, cause, why, self.release_sojourn(situation))
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,7 @@ class HistoricPolicy(PaperPolicy):
 
 
 def make_policy(
-    name: str, *, max_withhold: float, congestion_rate: float, small_weight: float = 1.0
+    name: str, *, max_withhold: float, congestion_rate: float, exposure: float = DEFAULT_EXPOSURE
 ) -> Policy:
     """Return the policy of that name.
 
@@ -108,7 +119,7 @@ def make_policy(
         name: ``none``, ``conservative``, ``probabilistic``, ``historic`` or ``adaptive``.
         max_withhold: D in seconds, for those that have it.
         congestion_rate: λ in 1/s, for those that have it.
-        small_weight: weight of a second of a small message, for `adaptive`.
+        exposure: seconds, for `adaptive`.
 
     Raises:
         ValueError: there is no such policy.
@@ -123,7 +134,7 @@ def make_policy(
         case HistoricPolicy.name:
             return HistoricPolicy()
         case AdaptivePolicy.name:
-            return AdaptivePolicy(FUSE_RATIO * max_withhold, small_weight)
+            return AdaptivePolicy(max_withhold, exposure)
     raise ValueError(
         f"policy {name!r}; allowed: none, conservative, probabilistic, historic or adaptive"
     )

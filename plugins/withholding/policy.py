@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from penstock.plugins.withholding.history import CongestionHistory
+from penstock.plugins.withholding.passage import Passage
 
 
 class Situation(NamedTuple):
@@ -23,48 +23,44 @@ class Situation(NamedTuple):
         threshold_l: RTT of the uncongested path, scaled to the message's size.
         sojourn: ΔS, how long the message has been withheld so far.
         probe_period: T_Q, time until the next RTT estimate.
+        is_overdue: whether L_now is that of a packet that has not been answered so far.
         now: monotonic seconds.
-        size_ratio: latency of the message over that of the packets in `history`.
-        overdue: least RTT of a packet of `history` at present, from the age of what is unanswered;
-            0 where that is not above threshold_l.
-        n_bytes: of the message and of unsent data before it; 0 where nothing is known of the
-            connection, as in a simulation.
-        small_per_second: small messages that come for this subscriber, 1/s.
-        history: this subscriber's congestion, for policies that learn.
+        n_bytes: of the message's payload.
+        is_bad: whether the path is bad, by `Passage.is_bad`.
+        passage: of the subscriber's large messages, for policies that learn.
     """
 
     l_now: float
     threshold_l: float
     sojourn: float
     probe_period: float
+    is_overdue: bool = False
     now: float = 0.0
-    size_ratio: float = 1.0
-    overdue: float = 0.0
     n_bytes: int = 0
-    small_per_second: float = 0.0
-    history: CongestionHistory | None = None
+    is_bad: bool = False
+    passage: Passage | None = None
 
 
 class Judgement(NamedTuple):
-    """A policy's answer; all times in seconds.
+    """A policy's answer.
 
     Attributes:
         delivers: whether the message is delivered now.
-        latency: expected latency of a message sent now.
-        limit: what `latency` was compared with.
-        release_sojourn: ΔS above which a withheld message is delivered, unless a new RTT estimate
-            causes an earlier decision.
+        cause: one of `penstock.broker.outbox.withholding_record.CAUSES`.
+        why: the same in words, with what was compared.
+        release_sojourn: ΔS in seconds above which a withheld message is delivered, unless news of
+            the path causes an earlier decision.
     """
 
     delivers: bool
-    latency: float
-    limit: float
-    release_sojourn: float
+    cause: str
+    why: str
+    release_sojourn: float = 0.0
 
 
 @dataclass(frozen=True)
 class Policy(ABC):
-    """Common to all policies: deliver if a latency is below a limit or ``ΔS > D``.
+    """Common to all policies.
 
     A policy is a frozen object: the broker, the proxy and the simulation ask the same one. All
     inequalities are strict.
@@ -75,10 +71,8 @@ class Policy(ABC):
     """
 
     name: ClassVar[str]
-    compares: ClassVar[str] = "L_now"
-    """What `Judgement.latency` is, for reports."""
     learns: ClassVar[bool] = False
-    """Whether `judge` reads `Situation.history`."""
+    """Whether `judge` reads `Situation.passage`."""
     max_withhold: float = math.inf
 
     @abstractmethod

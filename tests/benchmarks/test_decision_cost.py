@@ -6,7 +6,6 @@ from benchmarks import decision_cost
 from benchmarks.decision_cost import POLICIES, Effort, main, subscribers_of, to_markdown
 from penstock.plugins.withholding.config import WithholdingConfig
 from penstock.plugins.withholding.gate import WithholdingGate
-from penstock.plugins.withholding.history import MAX_LENGTHS
 
 
 def test_decisions_and_memory_are_measured(
@@ -24,22 +23,20 @@ def test_decisions_and_memory_are_measured(
 
 
 def test_situations_are_what_they_are_called() -> None:
-    """Nothing is held on a calm path; the last one is as much as can be remembered."""
+    """Each has the cause that it is to time."""
     gate = WithholdingGate(WithholdingConfig(policy="adaptive"))
-    found = subscribers_of(gate)
-    delivers = {
-        name: gate.decide(decision_cost.MESSAGE, each.link, 1.0, each.now).deliver
-        for name, each in found.items()
+    causes = {
+        name: gate.decide(decision_cost.MESSAGE, each.link, 1.0, each.now).cause
+        for name, each in subscribers_of(gate).items()
     }
-    assert delivers == {"calm": True, "congested": False, "congested often": False}
-    assert len(gate.histories[found["congested often"].link].lengths) == MAX_LENGTHS
+    assert causes == {"good": "calm", "bad": "congested", "on the way": "on_way"}
 
 
 @pytest.mark.parametrize(("slowest", "verdict"), [(9.94, "Met"), (12.0, "Missed")])
 def test_the_slowest_decision_is_the_conclusion(slowest: float, verdict: str) -> None:
     """Estimates are shown and do not count."""
-    times = {"calm": 4.0, "congested": slowest, "estimate": 30.0}
+    times = {"good": 4.0, "bad": slowest, "estimate": 30.0}
     first, _, heads, _, line = to_markdown({"adaptive": times}, {"adaptive": 1_200.0})
     assert first == f"{verdict}: a decision takes {slowest:.1f} µs at most."
-    assert heads == "| policy | calm, µs | congested, µs | estimate, µs | B a subscriber |"
+    assert heads == "| policy | good, µs | bad, µs | estimate, µs | B a subscriber |"
     assert line == f"| adaptive | 4.00 | {slowest:.2f} | 30.00 | 1,200 |"

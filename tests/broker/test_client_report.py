@@ -10,6 +10,7 @@ from penstock.broker.client_report import (
     DecisionFigures,
     LedgerFigures,
     LinkFigures,
+    PassageFigures,
     SmallWaitFigures,
     TcpFigures,
     WithholdingFigures,
@@ -18,6 +19,7 @@ from penstock.broker.client_report import (
 
 DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 
+PASSAGE = PassageFigures(1.5, 700_000.0, None, 0.0, 5, 0.25)
 DECISION = DecisionFigures("held", "closed", "congested", "cam/1", 1_000_000, 3.25, 0.25)
 PARTS: tuple[Any, ...] = (
     ClientReport,
@@ -27,13 +29,14 @@ PARTS: tuple[Any, ...] = (
     DecisionFigures,
     SmallWaitFigures,
     LedgerFigures,
+    PassageFigures,
 )
 
 
 def test_a_report_is_an_object_of_objects() -> None:
     """Its parts keep their names, tuples within tuples too, and JSON takes all of it."""
     figures = WithholdingFigures(
-        1, 2, 1, 0.5, DECISION, [DECISION], SmallWaitFigures(412, 1.25, 480.0)
+        1, 2, 1, 0.5, DECISION, [DECISION], SmallWaitFigures(412, 1.25, 480.0), PASSAGE
     )
     decision = {
         "outcome": "held",
@@ -52,6 +55,14 @@ def test_a_report_is_an_object_of_objects() -> None:
         "last_decision": decision,
         "recent": [decision],
         "small_waits": {"messages": 412, "mean_seconds": 1.25, "since_seconds": 480.0},
+        "passage": {
+            "last_seconds": 1.5,
+            "bytes_per_second": 700_000.0,
+            "bad_bytes_per_second": None,
+            "pause_seconds": 0.0,
+            "on_way_bytes": 5,
+            "on_way_seconds": 0.25,
+        },
     }
 
 

@@ -51,21 +51,10 @@ def test_same_seed_same_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert told[0] == told[1] != told[2]
 
 
-def test_other_paths_are_run_instead(capsys: pytest.CaptureFixture[str]) -> None:
-    """One row for each kind of path, and the claim."""
-    assert main(["withholding", *QUICK, "--other-paths"]) == 0
-    told = capsys.readouterr().out
-    assert "| permanent congestion | 1 |" in told
-    assert "The target is at most 1.05 of historic." in told
-
-
-@pytest.mark.parametrize("options", [[], ["--other-paths"]])
-def test_tables_are_written_for_pages(
-    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tables_are_written_for_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All that were printed, with the command that makes them again."""
     file = tmp_path / "out.json"
-    words = ["withholding", *QUICK, *options, "--figures", str(file)]
+    words = ["withholding", *QUICK, "--figures", str(file)]
     assert main(words) == 0
     told = capsys.readouterr().out
     origin, tables = read_figure_file(file)
@@ -96,8 +85,6 @@ def test_plot_is_written(tmp_path: Path) -> None:
         (["--answers", "never"], "read 'never'; allowed: period or arrival"),
         (["--traces", "0"], "--traces"),
         (["--file", "missing.csv"], "missing.csv"),
-        (["--other-paths", "--plot", "x.png"], "goes without --file and plots"),
-        (["--other-paths", "--plot-trace", "x.png"], "goes without --file and plots"),
         (["--plot-trace", "folder/that/is/not/x.png"], "folder/that/is/not"),
         (["--plot", "folder/that/is/not/x.png"], "folder/that/is/not"),
         (["--figures", "folder/that/is/not/x.json"], "--figures: folder/that/is/not/x.json: no"),

@@ -18,8 +18,7 @@ def plugins(policy: str) -> Mapping[str, Any]:
     """Return plugins with a policy that holds a large message for some ten seconds at least.
 
     The round trip of a bad link is above threshold_l, that of a good one below. A large message
-    takes twenty times as long as a small one: longer than anybody would send on a bad link. The
-    small ones are few and urgent.
+    takes twenty times as long as a small one: longer than anybody would send on a bad link.
     """
     return {
         "probing": {"sources": ["tcp_info", "puback"], "probe_period": 0.1, "max_age_seconds": 20},
@@ -29,7 +28,6 @@ def plugins(policy: str) -> Mapping[str, Any]:
             "threshold_l": 0.3,
             "max_withhold": 60.0,
             "congestion_rate": 1.0,
-            "small_weight": 100.0,
             "profile": {10_000: 1.0, 1_000_000: 100.0},
         },
     }
@@ -65,6 +63,7 @@ def test_large_messages_wait_for_the_link_and_small_ones_do_not(
         publisher.publish("picture/1", b"000" + bytes(LARGE_BYTES))
         first = far.message()
         assert first.topic == "picture/1"
+        ledger.wait_until(lambda of: of("withholding/latency_seconds/large/acknowledged/count") > 0)
         link.switch("bad")
         publisher.publish("alarm/probe", b"000")
         publisher.publish("alarm/probe", b"001")

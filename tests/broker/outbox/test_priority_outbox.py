@@ -86,17 +86,16 @@ def test_first_topics_leave_before_others_whatever_their_size() -> None:
     assert outbox.n_messages == 1
 
 
-def test_large_messages_of_first_topics_are_on_the_link_like_others() -> None:
-    """What policies learn from counts their bytes, as they delay what comes behind them."""
-    link = Link("c")
-    first = make_outbox(link, Ledger(), OutboxRules(Gate(), NoFaults()))
+def test_large_messages_of_first_topics_are_large_when_they_leave() -> None:
+    """They occupy the connection as others do: each leaves alone, and the gate hears of it."""
+    first, _ = box()
     assert isinstance(first, PriorityOutbox)
     put(first, "picture", "!1", size=LARGE)
     put(first, "alarm", "!1")
-    first.take(7.0)
-    assert (link.large_bytes, link.large_sent_at) == (LARGE, 7.0)
-    first.take(8.0)
-    assert (link.large_bytes, link.large_sent_at) == (LARGE, 7.0)
+    picture, alarm = first.take(7.0), first.take(8.0)
+    assert picture is not None
+    assert alarm is not None
+    assert (picture.after is not None, alarm.after) == (True, None)
 
 
 def test_without_quota_first_topics_of_qos0_leave_and_then_others_of_qos0() -> None:

@@ -54,7 +54,7 @@ def test_a_client_of_which_nothing_is_known_has_empty_figures() -> None:
     link = found.link
     assert (link.rtt_latest, link.rtt_age_seconds, link.rtt_source) == (None, None, "")
     assert (link.threshold_l, link.outstanding_age_seconds, link.tcp) == (None, None, None)
-    assert found.withholding == (0, 0, 0, None, None, [], None)
+    assert found.withholding == (0, 0, 0, None, None, [], None, None)
     assert found.ledger == (0, 0, 0, 0, 0, 0, 0, {}, 0, "empty")
 
 

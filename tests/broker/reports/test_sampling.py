@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from penstock.broker.extensions import DeliveryGate, LinkSampler
+from penstock.broker.extensions import LinkSampler
 from penstock.broker.link import Link
 from penstock.broker.reports.sampling import MOST_SEEN, SLICE, Sampling
 from tests.helpers.virtual import VirtualBroker
@@ -104,37 +104,3 @@ def test_news_of_a_link_reaches_the_outbox() -> None:
     session.outbox._ask = False
     broker.advance(10.0)
     assert session.outbox._ask
-
-
-class Threshold(DeliveryGate):
-    """Messages above 10 bytes are large; nothing is held."""
-
-    def threshold_s(self, topic: str) -> int | None:  # noqa: ARG002 (of all topics)
-        """Return the threshold of all topics."""
-        return 10
-
-
-def test_each_look_counts_the_small_messages_that_came() -> None:
-    """Of both ways, past the outbox and through it; large ones are counted as they leave."""
-    broker = VirtualBroker(gate=Threshold())
-    client = broker.connect("c0")
-    client.subscribe("t")
-    setattr(client, "fileno", 0)  # noqa: B010 (the transport has it, the client not)
-    Sampling(broker.core, Sampler(), 10.0).start(broker.now)
-    publisher = broker.connect("publisher")
-    link = broker.session("c0").link
-    for _ in range(3):
-        publisher.publish("t", b"small")
-    publisher.publish("t", b"large enough to be held")
-    left_at = broker.now
-    broker.advance(10.5)
-    assert link.small_messages == 3
-    assert link.large_bytes == len(b"large enough to be held")
-    assert link.large_sent_at == left_at
-    client.stall()
-    for _ in range(2):
-        publisher.publish("t", b"small")
-    publisher.publish("t", b"large enough to be held")
-    broker.advance(10.5)
-    assert link.small_messages == 5
-    assert link.large_bytes == len(b"large enough to be held")

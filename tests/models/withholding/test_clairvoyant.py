@@ -10,7 +10,7 @@ from penstock.models.withholding.simulation import Setting, simulate
 from penstock.models.withholding.trace import generate_trace
 from penstock.plugins.withholding.policies import make_policy
 
-NAMES = ("none", "conservative", "probabilistic", "historic", "adaptive")
+NAMES = ("none", "conservative", "probabilistic", "historic")
 
 
 def test_sends_in_the_best_second() -> None:

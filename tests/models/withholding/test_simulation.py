@@ -9,7 +9,6 @@ import penstock.models.withholding.simulation
 import penstock.plugins.withholding.policy
 from penstock.models.withholding.simulation import Setting, simulate
 from penstock.models.withholding.trace import generate_trace
-from penstock.plugins.withholding.adaptive import AdaptivePolicy
 from penstock.plugins.withholding.policies import ConservativePolicy, HistoricPolicy, NonePolicy
 from penstock.plugins.withholding.policy import Policy
 
@@ -118,35 +117,3 @@ def test_overdue_query_counts_as_its_age() -> None:
     trace = [0.2] * 3 + [9.0] * 40
     latencies = simulate(ConservativePolicy(20.0), trace, Setting(answers="arrival"))
     assert latencies[1] == 21 + 45.0
-
-
-def test_learned_threshold_l_follows_the_least_rtt() -> None:
-    """None stands for ``auto``: where 0.2 s is calm, 0.28 s is, and no message waits."""
-    trace = ([0.2] * 5 + [0.28] * 5) * 2
-    fixed, learned = (Setting(threshold_l=value) for value in (0.25, None))
-    assert simulate(ConservativePolicy(20.0), trace, fixed)[1:] == pytest.approx(
-        [1.4, 1 + 1.0, 1.4]
-    )
-    assert simulate(ConservativePolicy(20.0), trace, learned)[1:] == pytest.approx([1.4, 1.0, 1.4])
-
-
-def test_learned_threshold_l_narrows_on_a_steady_path() -> None:
-    """After two minutes of 0.2 s alone, 0.26 s are congestion and 0.24 s are none."""
-    steady, learned = [0.2] * 120, Setting(threshold_l=None)
-    calm, bad = ([*steady, *[rtt] * 5, 0.2] for rtt in (0.24, 0.26))
-    assert simulate(ConservativePolicy(20.0), calm, learned)[25] == pytest.approx(1.0)
-    assert simulate(ConservativePolicy(20.0), bad, learned)[25] == pytest.approx(1 + 1.0)
-
-
-def test_adaptive_sends_in_the_second_in_which_congestion_has_always_ended() -> None:
-    """Congestion that lasts 10 s each time is waited out to the second, before a query shows it."""
-    trace = ([0.2] * 10 + [6.0] * 10) * 50
-    latencies = simulate(AdaptivePolicy(40.0), trace, Setting(threshold_l=None))
-    # Arrivals in seconds 0, 5, 10 and 15 of a cycle. That of 10 cannot know that calm is over.
-    assert latencies[-8:-4] == [1.0, 1.0, 30.0, 5 + 1.0]
-
-
-def test_adaptive_waits_for_nothing_where_congestion_never_ends() -> None:
-    """After the first message every one goes at once: no length speaks for a wait."""
-    latencies = simulate(AdaptivePolicy(40.0), [0.2] * 5 + [6.0] * 500, Setting(threshold_l=None))
-    assert latencies[-50:] == [30.0] * 50

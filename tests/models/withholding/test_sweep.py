@@ -8,7 +8,6 @@ from penstock.models.withholding.clairvoyant import least_latencies
 from penstock.models.withholding.simulation import Setting, simulate
 from penstock.models.withholding.sweep import (
     CLAIRVOYANT,
-    GIVEN_THRESHOLD_L,
     POLICIES,
     Results,
     Sweep,
@@ -26,20 +25,11 @@ def test_each_policy_is_run_on_each_trace() -> None:
     assert results.of(CLAIRVOYANT, 5, 2.0) == [mean(least_latencies(trace)) for trace in TRACES]
 
 
-def test_adaptive_learns_its_own_threshold_l() -> None:
-    """It is run once, whatever threshold_l the others are given."""
-    results = small_results()
-    assert results.of("adaptive", 1, 0.2) is results.of("adaptive", 1, 2.0)
-    learned = simulate(POLICIES["adaptive"], TRACES[0], Setting(threshold_l=None))
-    assert results.of("adaptive", 1, 0.2)[0] == mean(learned)
-
-
 def test_all_policies_have_the_same_information() -> None:
     """How answers become known is a setting of the sweep, for each policy alike."""
     results = run(Sweep(TRACES[:1], (0.5,), (5,), "arrival"))
-    for label in ("historic", "adaptive"):
-        threshold_l = 0.5 if label in GIVEN_THRESHOLD_L else None
-        setting = Setting(threshold_l=threshold_l, probe_period=5, answers="arrival")
+    for label in ("historic", "none"):
+        setting = Setting(threshold_l=0.5, probe_period=5, answers="arrival")
         expected = mean(simulate(POLICIES[label], TRACES[0], setting))
         assert results.of(label, 5, 0.5) == [expected]
 
@@ -47,19 +37,19 @@ def test_all_policies_have_the_same_information() -> None:
 def test_gain_is_paired() -> None:
     """What both policies owe to a trace cancels out: the interval is that of the differences."""
     results = Results(Sweep([[0.2]] * 6))
-    results.means["historic", 1, 0.5] = [8.0, 18.0] * 3
-    results.means["adaptive", 1, None] = [7.0, 16.9] * 3
+    results.means["conservative", 1, 0.5] = [8.0, 18.0] * 3
+    results.means["historic", 1, 0.5] = [7.0, 16.9] * 3
     results.means["none", 1, None] = [10.0, 20.0] * 3
     results.means[CLAIRVOYANT, 0, None] = [5.0, 15.0] * 3
-    gain = results.gain("adaptive", "historic", 1, 0.5)
+    gain = results.gain("historic", "conservative", 1, 0.5)
     assert gain == pytest.approx((1.05, 1.0, 1.1, 6))
     # Of the baseline's 5 s to clairvoyant, 3.05 s are gained.
-    assert results.closed("adaptive", 1, 0.5).value == pytest.approx(0.61)
+    assert results.closed("historic", 1, 0.5).value == pytest.approx(0.61)
 
 
 def test_nothing_is_closed_where_there_is_no_distance() -> None:
     """A path without congestion leaves nothing to gain, and the share is no number."""
     results = Results(Sweep([[0.2]]))
-    for key in (("none", 1, None), ("adaptive", 1, None), (CLAIRVOYANT, 0, None)):
+    for key in (("none", 1, None), ("historic", 1, 0.5), (CLAIRVOYANT, 0, None)):
         results.means[key] = [1.0]
-    assert str(results.closed("adaptive", 1, 0.5)) == "-"
+    assert str(results.closed("historic", 1, 0.5)) == "-"

@@ -87,6 +87,7 @@ def client(**parts: dict[str, Any]) -> dict[str, Any]:
         "last_decision": DECISION,
         "recent": RECENT,
         "small_waits": {"messages": 412, "mean_seconds": 1.23, "since_seconds": 480.0},
+        "passage": None,
     }
     ledger = {
         "matched": 1_020,
@@ -267,6 +268,48 @@ def test_a_client_whose_large_messages_were_all_sent_at_once() -> None:
     once = {"withheld_total": 1, "released_total": 0}
     told = describe(client(withholding=once))
     assert "large messages: 1 was withheld, 0 of them sent then" in told
+
+
+PASSAGE = {
+    "last_seconds": 2.4,
+    "bytes_per_second": 430_000.4,
+    "bad_bytes_per_second": 25_000.0,
+    "pause_seconds": 1.2,
+    "on_way_bytes": 1_000_000,
+    "on_way_seconds": 0.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        (
+            {},
+            [
+                (
+                    "  the last one took 2.4 s, 430,000 bytes a second; "
+                    "on the bad path: 25,000 bytes a second"
+                ),
+                "  a pause after a slow one, for 1.2 s more",
+                "  on the way, not acknowledged: 1,000,000 bytes, for 500 ms",
+            ],
+        ),
+        (
+            {"bytes_per_second": None, "bad_bytes_per_second": None, "pause_seconds": 0.0},
+            [
+                "  the last one took 2.4 s; on the bad path: not known yet",
+                "  on the way, not acknowledged: 1,000,000 bytes, for 500 ms",
+            ],
+        ),
+        ({"last_seconds": None, "pause_seconds": 0.0, "on_way_bytes": 0}, []),
+    ],
+)
+def test_how_large_messages_pass_is_told(changes: dict[str, Any], lines: list[str]) -> None:
+    """What the gate goes by, below what it has decided; nothing of what does not apply."""
+    found = describe(client(withholding={"passage": PASSAGE | changes}))
+    at = found.index(f"  because {REASON}") + 1
+    assert found[at : at + len(lines)] == lines
+    assert found[at + len(lines)].startswith("  31.0 s ago: released")
 
 
 def test_a_rate_of_a_path_that_had_too_little_to_send_is_a_least_one() -> None:

@@ -1,14 +1,18 @@
+"""The default policy on the real core and a virtual clock, with what the core tells its gate."""
+
 from __future__ import annotations
 
 import logging
 
 import pytest
 
-from penstock.broker.link import TcpLook
+from penstock.broker.client_report import PassageFigures
+from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.plugins.probing.config import ProbingConfig
 from penstock.plugins.probing.sampler import RttSampler
 from penstock.plugins.withholding.config import WithholdingConfig
 from penstock.plugins.withholding.gate import WithholdingGate
+from tests.helpers.held_machine import FOR_EVER
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 CALM, BAD = 0.1, 2.0
@@ -16,24 +20,23 @@ PICTURE = b"x" * 1_000_000
 
 
 class Path:
-    """A broker that learns, one subscriber, and a path of which the test says how slow it is.
+    """A broker with the default policy, one subscriber, and what the test makes of its path.
 
     The broker has no time but this one's; each reading crosses the path before the next is sent.
-
-    Attributes:
-        lost: of ten segments a second, those that the kernel has sent again in congestion; None
-            where it is not asked.
     """
 
-    def __init__(self, lost: int | None = None) -> None:
-        self.lost = lost
-        self._segments = self._retransmissions = 0
-        self.gate = WithholdingGate(WithholdingConfig(policy="adaptive"))
+    def __init__(self, *, qos: int = 1) -> None:
+        self.gate = WithholdingGate(WithholdingConfig())
         sampler = RttSampler(ProbingConfig(sources=("puback",)), logging.getLogger("test"))
         self.broker = VirtualBroker(gate=self.gate, samplers=[sampler])
         self.publisher = self.broker.connect("sensor")
-        self.subscriber: VirtualClient = self.broker.connect("site-7")
-        self.subscriber.subscribe("#", qos=1)
+        self.subscriber = self.connect()
+        self.subscriber.subscribe("#", qos=qos)
+
+    def connect(self) -> VirtualClient:
+        """Let the subscriber come, or come back."""
+        self.subscriber = self.broker.connect("site-7", clean_start=False, properties=FOR_EVER)
+        return self.subscriber
 
     def readings(self, seconds: float, rtt: float) -> None:
         """For so long, publish small messages that are acknowledged an RTT later."""
@@ -41,94 +44,141 @@ class Path:
         while self.broker.now < ends_at - 0.001:
             self.publisher.publish("reading", b"21.5", qos=1)
             self.broker.advance(rtt)
-            self._look(rtt)
             assert b"21.5" in self.subscriber.acknowledge()
             self.broker.advance(max(0.0, 1.0 - rtt))
 
-    def _look(self, rtt: float) -> None:
-        if self.lost is not None:
-            link = self.broker.session("site-7").link
-            link.small_messages += 1
-            tcp = link.tcp = TcpLook(self.broker.now, congestion_control="cubic")
-            tcp.rtt, tcp.rttvar = rtt, rtt / 4
-            self._segments += 10
-            self._retransmissions += self.lost if rtt > CALM else 0
-            tcp.segments, tcp.retransmissions = self._segments, self._retransmissions
+    def publish_pictures(self, n_pictures: int, *, qos: int = 1) -> None:
+        """Publish large messages, each on a topic of its own."""
+        for number in range(n_pictures):
+            self.publisher.publish(f"picture/{number}", PICTURE, qos=qos, packet_id=number + 1)
+            if qos == 2:
+                self.publisher.send(PubRel(number + 1))
 
-    def learn(self, n_congestions: int, seconds: float) -> None:
-        """Let the subscriber have congestion of always the same length."""
-        for _ in range(n_congestions):
-            self.readings(20.0, CALM)
-            self.readings(seconds, BAD)
-        self.readings(20.0, CALM)
+    def take_pictures(self) -> list[int]:
+        """Take the packets that have come, and return the packet ids of pictures."""
+        return [p.packet_id for p in self.subscriber.take_all(Publish) if p.payload == PICTURE]
 
-    def wait_for_picture(self, seconds: float) -> float:
-        """Publish a large message and return how long it was withheld, at most `seconds`."""
-        self.publisher.publish("picture", PICTURE)
-        began_at = self.broker.now
-        while PICTURE not in self.subscriber.acknowledge():
-            assert self.broker.now - began_at < seconds
-            self.broker.advance(0.1)
-        return self.broker.now - began_at
+    @property
+    def passage(self) -> PassageFigures:
+        """What the gate knows, by the session's own link."""
+        found = self.gate.passage(self.broker.session("site-7").link, self.broker.now)
+        assert found is not None
+        return found
 
 
-def test_picture_waits_for_the_end_of_what_has_always_been_short() -> None:
-    """Congestion of 6 s each time; a picture that comes 2 s into it waits for most of the rest."""
-    path = Path()
-    path.learn(15, 6.0)
-    path.readings(2.0, BAD)
-    assert 2.0 <= path.wait_for_picture(20.0) <= 7.0
-
-
-def test_picture_is_not_held_where_congestion_has_always_been_long() -> None:
-    """The same two seconds on a path whose congestion takes two minutes: at once."""
-    path = Path()
-    path.learn(15, 120.0)
-    path.readings(2.0, BAD)
-    assert path.wait_for_picture(1.0) == 0.0
-
-
-def test_gate_learns_while_nothing_waits() -> None:
-    """No picture was ever sent, and the lengths of congestion are known."""
-    path = Path()
-    path.learn(5, 6.0)
-    link = path.broker.session("site-7").link
-    own = list(path.gate.histories[link].lengths)
-    assert sum(length == pytest.approx(7.0, abs=1.0) for length in own) >= 5
-
-
-def test_history_ends_with_the_session() -> None:
-    """The broker forgets the link, and the gate with it."""
+def test_pictures_go_one_at_a_time_until_one_has_shown_what_they_take() -> None:
+    """The next one leaves with the acknowledgement of the first; then both at once."""
     path = Path()
     path.readings(3.0, CALM)
-    link = path.broker.session("site-7").link
-    assert list(path.gate.histories) == [link]
-    path.subscriber.lose()
-    assert not path.gate.histories
+    path.publish_pictures(2)
+    [first] = path.take_pictures()
+    assert path.passage.on_way_bytes == len(PICTURE)
+    path.broker.advance(0.6)
+    assert path.take_pictures() == []
+    path.subscriber.send(PubAck(first))
+    [second] = path.take_pictures()
+    path.broker.advance(0.6)
+    path.subscriber.send(PubAck(second))
+    path.publish_pictures(3)
+    assert len(path.take_pictures()) == 3
+
+
+def test_a_slow_picture_is_followed_by_a_pause() -> None:
+    """Small messages find a free link meanwhile, whatever the RTT says of it."""
+    path = Path()
+    path.readings(3.0, CALM)
+    path.publish_pictures(2)
+    [first] = path.take_pictures()
+    path.broker.advance(4.1)
+    path.subscriber.send(PubAck(first))
+    path.readings(3.0, CALM)
+    assert path.take_pictures() == []
+    path.broker.advance(1.1)
+    assert len(path.take_pictures()) == 1
+
+
+def test_pictures_wait_while_the_path_is_bad_and_go_when_it_is_good() -> None:
+    """What they would take is not known, and is not tried out."""
+    path = Path()
+    path.readings(3.0, CALM)
+    path.readings(4.0, BAD)
+    path.publish_pictures(1)
+    path.readings(6.0, BAD)
+    assert path.take_pictures() == []
+    path.readings(2.0, CALM)
+    assert path.passage.on_way_bytes == len(PICTURE)
 
 
 def test_picture_to_a_silent_subscriber_goes_in_the_end() -> None:
     """A packet without answer holds it; no answer holds it for ever."""
     path = Path()
-    path.learn(3, 6.0)
+    path.readings(3.0, CALM)
     path.publisher.publish("reading", b"21.5", qos=1)
     path.broker.advance(3.0)
-    path.publisher.publish("picture", PICTURE)
-    assert PICTURE not in path.subscriber.payloads()
-    path.broker.advance(60.0)
-    assert PICTURE in path.subscriber.payloads()
+    path.publish_pictures(1)
+    assert path.take_pictures() == []
+    path.broker.advance(19.9)
+    assert path.take_pictures() == []
+    path.broker.advance(0.2)
+    assert len(path.take_pictures()) == 1
 
 
-def test_what_the_kernel_says_of_losses_holds_a_picture() -> None:
-    """The RTT rises to 0.4 s and no more; with losses a picture would take minutes, not seconds."""
-    holds = []
-    for lost in (0, 2):
-        path = Path(lost=lost)
-        for _ in range(8):
-            path.readings(20.0, CALM)
-            path.readings(6.0, 0.4)
-        path.readings(20.0, CALM)
-        path.readings(2.0, 0.4)
-        path.publisher.publish("picture", PICTURE)
-        holds.append(PICTURE not in path.subscriber.payloads())
-    assert holds == [False, True]
+def test_a_picture_of_qos_2_has_passed_with_its_pubrec() -> None:
+    """Its PUBCOMP comes a round trip later, and says nothing more."""
+    path = Path(qos=2)
+    path.publish_pictures(2, qos=2)
+    [first] = path.take_pictures()
+    path.broker.advance(0.5)
+    path.subscriber.send(PubRec(first))
+    [second] = path.take_pictures()
+    assert second != first
+    assert path.passage.last_seconds == pytest.approx(0.5)
+    path.broker.advance(0.5)
+    path.subscriber.send(PubComp(first))
+    assert path.passage.on_way_bytes == len(PICTURE)
+    path.subscriber.send(PubRec(second, 0x80))
+    assert path.passage.on_way_bytes == 0
+
+
+def test_a_picture_that_is_sent_again_is_on_its_way_again() -> None:
+    """A connection that ends takes with it what was on it; the next one begins with that."""
+    path = Path()
+    path.publish_pictures(2)
+    assert len(path.take_pictures()) == 1
+    path.broker.advance(1.0)
+    path.subscriber.lose()
+    path.broker.advance(1.0)
+    path.connect()
+    [again] = path.take_pictures()
+    assert path.passage.on_way_bytes == len(PICTURE)
+    path.broker.advance(0.7)
+    path.subscriber.send(PubAck(again))
+    assert path.passage.last_seconds == pytest.approx(0.7)
+    assert len(path.take_pictures()) == 1
+
+
+def test_pictures_of_qos_0_are_not_waited_for() -> None:
+    """Nothing acknowledges them."""
+    path = Path(qos=0)
+    path.publish_pictures(3, qos=0)
+    assert path.subscriber.payloads() == [PICTURE] * 3
+
+
+def test_what_is_known_ends_with_the_session() -> None:
+    """The broker forgets the link, and the gate with it."""
+    path = Path()
+    path.readings(3.0, CALM)
+    link = path.broker.session("site-7").link
+    assert list(path.gate.passages) == [link]
+    path.broker.connect("site-7", clean_start=True)
+    assert link not in path.gate.passages
+
+
+def test_a_client_report_has_what_the_gate_knows() -> None:
+    """As `penstock why` tells it."""
+    path = Path()
+    path.publish_pictures(1)
+    path.broker.advance(0.25)
+    session = path.broker.session("site-7")
+    assert session.outbox.passage(path.broker.now) == path.passage
+    assert path.passage == (None, None, None, 0.0, len(PICTURE), 0.25)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from penstock.plugins.probing.config import ProbingConfig
-from penstock.plugins.probing.sampler import RttSampler
 from penstock.plugins.withholding.config import Ordering, PolicyName, WithholdingConfig
 from penstock.plugins.withholding.gate import WithholdingGate
-from penstock.plugins.withholding.history import PRIOR_LENGTHS
 from tests.helpers.effort import examples
-from tests.helpers.held_machine import FOR_EVER, LARGE, HeldMachine
-from tests.helpers.virtual import VirtualBroker
+from tests.helpers.held_machine import LARGE, HeldMachine
 
 POLICIES: list[PolicyName] = ["none", "conservative", "probabilistic", "historic", "adaptive"]
 ORDERINGS: list[Ordering] = ["topic", "none"]
@@ -76,26 +70,3 @@ TestPolicyMachine = PolicyMachine.TestCase
 TestPolicyMachine.settings = settings(
     max_examples=examples(100), stateful_step_count=40, deadline=None
 )
-
-
-def test_an_absence_is_not_learned_as_congestion() -> None:
-    """Nobody saw how long it lasted; a client that is away for an hour has shown no such length."""
-    gate = WithholdingGate(WithholdingConfig(threshold_l=0.5))
-    sampler = RttSampler(ProbingConfig(), logging.getLogger("test"))
-    broker = VirtualBroker(gate=gate, samplers=(sampler,))
-    client = broker.connect("s", clean_start=False, properties=FOR_EVER)
-    client.subscribe("t", 1)
-    publisher = broker.connect("p")
-    publisher.publish("t", b"late", qos=1)
-    broker.advance(3.0)
-    client.acknowledge()
-    history = gate.histories[broker.session("s").link]
-    assert history.began_at is not None
-    client.lose()
-    broker.advance(3600.0)
-    client = broker.connect("s", clean_start=False, properties=FOR_EVER)
-    publisher.publish("t", b"soon", qos=1)
-    broker.advance(0.1)
-    client.acknowledge()
-    assert history.began_at is None
-    assert list(history.lengths) == list(PRIOR_LENGTHS)

@@ -25,7 +25,7 @@ BOUNDS = {
     "none": 0.0,
     "conservative": D,
     "probabilistic": D,
-    "adaptive": 2 * D,
+    "adaptive": D,
     # Equation 6: L_now - T_Q - threshold_l / 2, at the worst RTT of a large message.
     "historic": SIZE_RATIO * WORST_RTT / 2 - 1.0 - SIZE_RATIO * 0.5 / 2,
 }

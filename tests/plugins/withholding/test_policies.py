@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.plugins.withholding.adaptive import AdaptivePolicy
 from penstock.plugins.withholding.policies import (
     ConservativePolicy,
     HistoricPolicy,
     NonePolicy,
+    PaperPolicy,
     ProbabilisticPolicy,
     make_policy,
 )
@@ -142,11 +144,13 @@ def test_table_computed_by_hand(
 ) -> None:
     """What L_now is held against, when the wait ends, and the decision (equations 2 to 6)."""
     policy = make_policy(name, max_withhold=D, congestion_rate=HALF_LIFE_10)
-    judgement = policy.judge(Situation(l_now, 3.0, sojourn, 1.0))
-    assert judgement.latency == l_now
-    assert judgement.limit == pytest.approx(limit, abs=0.0005)
-    assert judgement.release_sojourn == pytest.approx(release)
+    assert isinstance(policy, PaperPolicy)
+    situation = Situation(l_now, 3.0, sojourn, 1.0)
+    judgement = policy.judge(situation)
+    assert policy.latency_limit(situation) == pytest.approx(limit, abs=0.0005)
+    assert policy.release_sojourn(situation) == pytest.approx(release)
     assert judgement.delivers is delivers
+    assert delivers or judgement.release_sojourn == pytest.approx(release)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +225,23 @@ def test_release_sojourn_is_where_the_wait_ends(situation: Situation) -> None:
         assert not policy.judge(before).delivers, name
 
 
+@pytest.mark.parametrize(
+    ("name", "situation", "cause", "why"),
+    [
+        ("none", at(9.0), "no_limit", "L_now 9 s, no limit"),
+        ("none", at(0.2), "calm", "L_now 0.2 s, no limit"),
+        ("conservative", at(0.2), "calm", "L_now 0.2 s < 0.25 s"),
+        ("conservative", at(9.0), "congested", "L_now 9 s >= 0.25 s"),
+        ("conservative", at(9.0)._replace(is_overdue=True), "overdue", "L_now 9 s >= 0.25 s"),
+        ("conservative", at(9.0, 21.0), "bound", "withheld 21 s > 20 s; L_now 9 s"),
+        ("historic", at(5.0), "cost", "L_now 5 s < 5.25 s"),
+    ],
+)
+def test_each_judgement_says_why(name: str, situation: Situation, cause: str, why: str) -> None:
+    """In a word, which is counted, and in the numbers that were compared."""
+    assert policy_named(name).judge(situation)[1:3] == (cause, why)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_policies_are_made_by_their_name(name: str) -> None:
     """The name in a policy file is the name that reports show."""
@@ -232,6 +253,8 @@ def test_parameters_reach_the_policy() -> None:
     policy = make_policy("probabilistic", max_withhold=3.0, congestion_rate=0.5)
     assert policy == ProbabilisticPolicy(3.0, 0.5)
     assert make_policy("conservative", max_withhold=3.0, congestion_rate=0.5).max_withhold == 3.0
+    made = make_policy("adaptive", max_withhold=3.0, congestion_rate=0.5, exposure=1.5)
+    assert made == AdaptivePolicy(3.0, 1.5)
 
 
 def test_unknown_policy_names_what_is_allowed() -> None:

@@ -27,6 +27,6 @@ def test_calm_path_is_no_reason_to_wait(name: str) -> None:
 
 
 def test_only_adaptive_learns() -> None:
-    """For the others no history has to be kept."""
+    """For the others nothing of large messages has to be kept."""
     made = [make_policy(name, max_withhold=20.0, congestion_rate=1.0) for name in NAMES]
     assert [policy.learns for policy in made] == [False] * 4 + [True]
