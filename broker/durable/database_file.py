@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import sqlite3
 import stat
@@ -23,6 +24,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from penstock.broker.errors import PenstockError
+
+_LOGGER: Final = logging.getLogger("penstock.database")
 
 PRIVATE_MODE: Final = 0o600
 """Mode of files that hold messages: only their owner has access."""
@@ -109,9 +112,11 @@ class DatabaseFile:
         self._is_filled = False
         self._watched: dict[str, tuple[int, int]] = {}
         self._descriptor = -1
+        had_lock = os.path.lexists(f"{path}.lock")
         self._lock = self._take_lock()
         try:
             self._check_log()
+            self._tell_if_empty(was_used=had_lock)
             with suppress(OSError):
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
                 self._descriptor = os.open(path, flags, PRIVATE_MODE)
@@ -156,6 +161,24 @@ class DatabaseFile:
                 f"read no database, or an empty one, beside {name} of {n_bytes:,} bytes; allowed: "
                 "both files, or neither. Put the database back to keep what it held; to begin "
                 f"without, move {name} away"
+            )
+
+    def _tell_if_empty(self, *, was_used: bool) -> None:
+        """Log that nothing is restored: the start may be in another folder, or a copy has failed.
+
+        Args:
+            was_used: its lock file was there before.
+        """
+        place = os.path.abspath(self.path)  # noqa: PTH100
+        if not os.path.lexists(self.path):
+            if was_used:
+                _LOGGER.warning("%s is gone, and its lock file is there: it begins empty", place)
+            else:
+                _LOGGER.info("%s: no database is there, a new one begins empty", place)
+        elif not _size(self.path):
+            _LOGGER.warning(
+                "%s has no bytes: it begins empty; if it held anything, stop and put a copy back",
+                place,
             )
 
     def _tighten(self) -> None:

@@ -359,3 +359,26 @@ async def test_publishers_of_both_versions_lose_nothing_to_a_full_queue(tmp_path
             old.close()
         assert found == [b"%d" % number for number in range(n_messages)]
         assert "client s: full (limits.queued_messages: 10" in broker.log
+
+
+def test_a_start_without_what_was_stored_is_told(tmp_path: Path) -> None:
+    """In another folder all is new; a file without a byte may be a copy that has failed."""
+    policy = durable_policy()
+    policy["plugins"]["queue"] = {"http": None, "queues": {"work": {"topics": ["work/#"]}}}
+    databases = ("sessions.db", "penstock-queue.db")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for folder in (tmp_path, elsewhere):
+        with running_broker(policy, folder) as broker:
+            for name in databases:
+                line = rf"INFO .*: {folder / name}: no database is there, a new one begins empty\n"
+                broker.wait_for_match(line)
+            assert broker.stop() == 0
+    with running_broker(policy, tmp_path) as broker:
+        assert broker.stop() == 0
+        assert "begins empty" not in broker.log
+    for name in databases:
+        (tmp_path / name).write_bytes(b"")
+    with running_broker(policy, tmp_path) as broker:
+        for name in databases:
+            broker.wait_for_match(rf"WARNING .*: {tmp_path / name} has no bytes: it begins empty;")

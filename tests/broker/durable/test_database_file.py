@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import stat
@@ -62,6 +63,33 @@ def test_files_that_everybody_may_read_are_tightened(path: Path, before: int, af
     with opened(path) as file:
         assert mode(path) == after
         assert file.tightened == ([str(path)] if before != after else [])
+
+
+def test_what_begins_empty_is_told_with_its_whole_name(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start may be in another folder, the file may be gone, or a copy of it have failed."""
+    monkeypatch.chdir(path.parent)
+    caplog.set_level(logging.INFO)
+
+    def told() -> list[tuple[str, str]]:
+        with opened(Path(path.name)):
+            pass
+        lines = [(record.levelname, record.message) for record in caplog.records]
+        caplog.clear()
+        return lines
+
+    assert told() == [("INFO", f"{path}: no database is there, a new one begins empty")]
+    assert told() == [
+        (
+            "WARNING",
+            f"{path} has no bytes: it begins empty; if it held anything, stop and put a copy back",
+        )
+    ]
+    path.unlink()
+    assert told() == [("WARNING", f"{path} is gone, and its lock file is there: it begins empty")]
+    path.write_bytes(b"x")
+    assert told() == []
 
 
 @pytest.mark.parametrize("make", [Path.symlink_to, Path.hardlink_to])
