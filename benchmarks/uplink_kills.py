@@ -295,6 +295,7 @@ class Brokers:
             ],
             "reconnect": {"min_seconds": 0.05, "max_seconds": 0.2},
         }
+        uplink["lanes"] = None
         if self.lanes is not None:
             large = {"large": ["up/large/+", "down/large/+"]} if self.lanes == "topic" else {}
             uplink["lanes"] = {"by": self.lanes, **large}

@@ -110,6 +110,7 @@ def edge_policy(settings: Mapping[str, Any], host: str, broker_address: str) -> 
         "upstream": {"address": f"{broker_address}:{PORT}"},
         "up": [{"filter": "#"}],
         "down": [{"filter": "#"}],
+        "lanes": None,
     }
     policy = penstock_policy({"plugins": {"uplink": {"site": host, "uplinks": {UPLINK: uplink}}}})
     filled: dict[str, Any] = _fill(settings, host, broker_address)

@@ -229,7 +229,7 @@ class Edges:
         hosts: where one runs.
         kind: ``penstock``, with the plugin `uplink`; or ``mosquitto``, with a bridge.
         settings: of Penstock: keys of the policy file, laid over the runner's own, which has one
-            uplink ``cloud`` for all topics in both directions.
+            uplink ``cloud`` for all topics in both directions, on one connection.
         lines: of mosquitto's configuration file, behind the runner's own, which begins one
             connection, ``cloud``: its topics are for these lines to say.
 

@@ -163,6 +163,7 @@ def test_an_edge_broker_has_an_uplink_to_the_broker_behind_it(tmp_path: Path) ->
                 "up": [{"filter": "up/#", "remote_prefix": "site/"}],
                 "down": [{"filter": "#"}],
                 "client_id": "at-198.19.0.1",
+                "lanes": None,
             }
         },
     }
