@@ -31,11 +31,7 @@ from penstock.models.recording.options import (
     Username,
 )
 from penstock.models.recording.traces import Trace, read_traces
-from penstock.models.withholding.connection_sweep import (
-    Effort,
-    connection_tables,
-    sensitivity_tables,
-)
+from penstock.models.withholding.links_report import Effort, links_tables, sensitivity_tables
 from penstock.models.withholding.plot import check_picture, draw, draw_trace
 from penstock.models.withholding.report import (
     describe,
@@ -227,26 +223,26 @@ def withholding(
 
 
 @app.command()
-def connection(
+def links(
     context: typer.Context,
     *,
-    links: Annotated[int, typer.Option(min=1, help="Independent connections of each kind.")] = 24,
+    links: Annotated[int, typer.Option(min=1, help="Independent links of each kind.")] = 24,
     seconds: Annotated[float, typer.Option(min=10, help="Length of each.")] = 600,
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="Vary the constants of adaptive instead.")
     ] = False,
     figures: Figures = None,
 ) -> None:
-    """Compare the withholding policies where small and large messages share a connection.
+    """Compare the withholding policies on many kinds of bad links.
 
-    All run on the same links. The result is printed as Markdown.
+    Small and large messages share a connection. The result is printed as Markdown.
     """
     output = _Output(context, figures)
-    make = sensitivity_tables if sensitivity else connection_tables
+    make = sensitivity_tables if sensitivity else links_tables
     tables = make(Effort(links, seconds), partial(typer.echo, err=True))
     heading = (
-        f"Latencies over those without a policy, of {links} independent links of {seconds:g} s"
-        " each; 95 % confidence intervals (bootstrap over links)."
+        f"{links} independent links of {seconds:g} s of each kind; 95 % confidence intervals"
+        " (bootstrap over links)."
     )
     output.tell(heading, tables)
 

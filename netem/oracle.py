@@ -36,8 +36,8 @@ from penstock.netem.oracle_file import TOLD, State, Told, read_told
 EXPOSURE_SECONDS: Final = 2.0
 """For which a large message may occupy a connection: small ones wait for that long."""
 
-MOST_HOLD_SECONDS: Final = 40.0
-"""After which a message goes whatever the link is: twice the product's `max_withhold`."""
+MOST_HOLD_SECONDS: Final = 20.0
+"""After which a message goes whatever the link is: the product's `max_withhold`."""
 
 SEGMENT_BYTES: Final = 1_448
 """Of a TCP connection over links of 1,500 bytes, with time stamps."""

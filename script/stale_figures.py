@@ -30,7 +30,7 @@ MEASURED: Final = {
     "penstock plan patterns": ("models/patterns", *_QUEUE),
     "penstock plan visibility": ("models/visibility", *_QUEUE),
     "penstock plan withholding": ("models/withholding", *_WITHHOLDING),
-    "penstock plan connection": ("models/withholding", *_WITHHOLDING),
+    "penstock plan links": ("models/withholding", *_WITHHOLDING),
     "python -m benchmarks.fabric_faults": (*_QUEUE, "models/fabric", "benchmarks"),
     "python -m benchmarks.queue_strategies": (*_QUEUE, "benchmarks/queue_strategies.py"),
     "python -m benchmarks.redis_store": (*_QUEUE, "benchmarks/redis_store.py"),

@@ -1,26 +1,23 @@
 """What each withholding policy does to small and large messages of one subscriber.
 
-The simulation is that of `penstock.models.withholding.connection`: the broker's own gate and
-policies, small and large messages on one connection whose path is good and bad in turn. It is run
-where a subscriber's link has bad phases and its messages are of two sizes.
+The simulation is that of `penstock.models.withholding.links`: the broker's own gate and policies,
+small and large messages on one connection whose link is good and bad in turn. It is run where a
+subscriber's link has bad phases and its messages are of two sizes.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from penstock.models.planner.fleet import Fleet
 from penstock.models.planner.load import Flow, flows
-from penstock.models.withholding.connection import (
-    Case,
-    Latencies,
-    State,
-    simulate_connection,
-)
+from penstock.models.withholding.kinds import in_turn
+from penstock.models.withholding.links import Change, Latencies, State, Traffic, simulate
 from penstock.netem.figures.estimates import (
     Estimate,
     bootstrap,
@@ -34,6 +31,7 @@ from penstock.plugins.withholding.config import (
     PolicyName,
     WithholdingConfig,
 )
+from penstock.plugins.withholding.gate import WithholdingGate
 
 NONE: Final[PolicyName] = "none"
 DEFAULT: Final[PolicyName] = "adaptive"
@@ -60,6 +58,24 @@ LEAST_SECONDS: Final = 300.0
 MOST_SECONDS: Final = 600.0
 D_OVER_MEAN: Final = DEFAULT_MAX_WITHHOLD * DEFAULT_CONGESTION_RATE
 """D over the mean length of congestion: 20 s over 17.5 s in paper 002."""
+
+
+class Case(NamedTuple):
+    """What one subscriber meets.
+
+    Attributes:
+        about: in words.
+        good: its link at first.
+        bad: its link in between.
+        mean_seconds: mean time for which it is good, and bad.
+        traffic: its messages.
+    """
+
+    about: str
+    good: State
+    bad: State
+    mean_seconds: tuple[float, float]
+    traffic: Traffic
 
 
 class Sizes(NamedTuple):
@@ -174,12 +190,14 @@ def make_case(fleet: Fleet, name: str, threshold_s: int | None) -> tuple[Case, f
         State(link.bytes_per_second, link.rtt_seconds),
         State(link.bad.bytes_per_second, link.bad.rtt_seconds, link.bad.loss_ratio),
         (link.good_seconds, link.bad_seconds),
-        1 / simulated_rate,
-        1 / sum(each.rate for each in large),
-        is_random=True,
-        # Fewer and longer ones take the same of the link.
-        small_bytes=round(_mean_bytes(small) * small_rate / simulated_rate),
-        large_bytes=round(_mean_bytes(large)),
+        Traffic(
+            1 / simulated_rate,
+            1 / sum(each.rate for each in large),
+            # Fewer and longer ones take the same of the link.
+            small_bytes=round(_mean_bytes(small) * small_rate / simulated_rate),
+            large_bytes=round(_mean_bytes(large)),
+            is_random=True,
+        ),
     )
     return case, simulated_rate / small_rate
 
@@ -217,22 +235,42 @@ def simulate_policies(
     seconds = min(max(CYCLES * sum(case.mean_seconds), LEAST_SECONDS), MOST_SECONDS)
     bad_seconds = case.mean_seconds[1]
 
-    def run(run_case: Case, policy: PolicyName) -> list[Latencies]:
+    def run(traffic: Traffic, policy: PolicyName) -> list[Latencies]:
         tell(f"{case.about}: {policy}")
-        settings = config(policy, bad_seconds, min(threshold_s, case.large_bytes - 1))
+        settings = config(policy, bad_seconds, min(threshold_s, traffic.large_bytes - 1))
         return [
-            simulate_connection(settings, run_case, 1000 * link, seconds, probe_period)
+            simulate(
+                _changes(case, link, seconds),
+                lambda _: WithholdingGate(settings),
+                traffic,
+                link,
+                seconds,
+                probe_period=probe_period,
+            )
             for link in range(LINKS)
         ]
 
-    found: dict[str, Sequence[Latencies]] = {name: run(case, name) for name in POLICIES}
-    small = run(replace(case, large_seconds=math.inf), NONE)
-    large = run(replace(case, small_seconds=math.inf), NONE)
+    found: dict[str, Sequence[Latencies]] = {name: run(case.traffic, name) for name in POLICIES}
+    small = run(case.traffic._replace(large_seconds=math.inf), NONE)
+    large = run(case.traffic._replace(small_seconds=math.inf), NONE)
     found[TWO_LANES] = [
         Latencies(one.small, other.large) for one, other in zip(small, large, strict=True)
     ]
     figures = {name: figures_of(each) for name, each in found.items()}
     return Held(case, found, figures, small_ratio, seconds)
+
+
+def _changes(case: Case, seed: int, seconds: float) -> list[Change]:
+    rng = random.Random(f"{case.about} {seed}")  # noqa: S311 (a simulation)
+    good_seconds, bad_seconds = case.mean_seconds
+    return in_turn(
+        rng,
+        seconds,
+        lambda at, _end: [Change(at, case.bad)],
+        good=case.good,
+        mean_good_seconds=good_seconds,
+        mean_bad_seconds=bad_seconds,
+    )
 
 
 def choose(found: Sequence[Held]) -> PolicyName:

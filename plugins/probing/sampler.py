@@ -171,11 +171,15 @@ class RttSampler(LinkSampler):
         self._n_overdue = 0
         self._paths: dict[Link, SubscriberPath] = {}
 
+    def read_tcp_info(self, fileno: int) -> TcpInfo | None:
+        """Ask the kernel; a simulation answers itself."""
+        return read_tcp_info(fileno)
+
     def sample(self, link: Link, fileno: int, now: float) -> bool:
         """Read the connection's TCP figures, and let estimates age."""
         path = self._paths.get(link) or self._path(link)
         if self._reads_kernel and fileno >= 0:
-            info = read_tcp_info(fileno)
+            info = self.read_tcp_info(fileno)
             if info is not None:
                 is_waiting = info.unacked > 0 or info.notsent_bytes > 0
                 is_new = path.stall.look(info.bytes_acked, is_waiting=is_waiting, now=now)

@@ -164,6 +164,29 @@ MODULE_ARROWS: Final = {
         "netem.runs.broker_process",
         "netem.runs.peer_run",
     ),
+    # The simulation of links drives the broker's own gate and sampler, as a broker does.
+    "models.withholding.links": (
+        "models",
+        "plugins",
+        "broker.extensions",
+        "broker.link",
+        "broker.message",
+        "broker.network.tcp_info",
+    ),
+    "models.withholding.links_report": (
+        "models",
+        "plugins",
+        "broker.extensions",
+        "netem.figures.estimates",
+        "netem.figures.figure_file",
+    ),
+    "models.withholding.oracle": (
+        "models",
+        "plugins",
+        "broker.extensions",
+        "broker.link",
+        "broker.message",
+    ),
     # So are the real runs beside the models of papers 003 and 004.
     "models.patterns.trial": (
         "models",
@@ -287,6 +310,7 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
 
 DRIVEN_BY_MODELS: Final = {
     "plugins.withholding.gate",
+    "plugins.probing.sampler",
     # Groups and their leases, and what these are made of: without storage, tasks or clock.
     "plugins.queue.client",
     "plugins.queue.engines.contract",

@@ -166,16 +166,16 @@ def test_plot_without_matplotlib_names_the_extra(
 
 
 @pytest.mark.parametrize("options", [[], ["--sensitivity"]])
-def test_connections_are_compared(
+def test_links_are_compared(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Tables on standard output and in the file for pages, what is run on standard error."""
     file = tmp_path / "out.json"
-    words = ["connection", "--links", "1", "--seconds", "10", *options, "--figures", str(file)]
+    words = ["links", "--links", "1", "--seconds", "10", *options, "--figures", str(file)]
     assert main(words) == 0
     told = capsys.readouterr().out
     origin, tables = read_figure_file(file)
-    assert origin.command.startswith("penstock plan connection --links 1")
+    assert origin.command.startswith("penstock plan links --links 1")
     assert all(str(table) in told for table in tables.values())
 
 

@@ -14,7 +14,7 @@ from penstock.models.planner.holding import (
     make_case,
     threshold,
 )
-from penstock.models.withholding.connection import Latencies
+from penstock.models.withholding.links import Latencies
 from tests.models.planner.small_plan import make_fleet, small_plan
 
 
@@ -46,8 +46,9 @@ def test_a_case_is_what_one_subscriber_meets() -> None:
     assert small_ratio == 1.0
     assert (case.good.rate, case.bad.rate, case.bad.loss) == (500_000, 10_000, 0.1)
     assert case.mean_seconds == (20, 10)
-    assert (case.small_seconds, case.large_seconds) == pytest.approx((0.5, 5))
-    assert (case.small_bytes, case.large_bytes) == (220, 100_120)
+    traffic = case.traffic
+    assert (traffic.small_seconds, traffic.large_seconds) == pytest.approx((0.5, 5))
+    assert (traffic.small_bytes, traffic.large_bytes) == (220, 100_120)
 
 
 def test_of_many_small_messages_a_part_is_simulated() -> None:
@@ -57,7 +58,7 @@ def test_of_many_small_messages_a_part_is_simulated() -> None:
     assert found is not None
     case, small_ratio = found
     assert small_ratio == 0.2
-    assert case.small_bytes / case.small_seconds == pytest.approx(100 * 220)
+    assert case.traffic.small_bytes / case.traffic.small_seconds == pytest.approx(100 * 220)
 
 
 def test_there_is_no_case_without_bad_phases_or_two_sizes() -> None:
