@@ -7,9 +7,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, chdir, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
@@ -20,7 +20,7 @@ from penstock.broker.config.command_line import CommandLine
 from penstock.broker.errors import ConfigError
 from penstock.spark_bridge.errors import BridgeError, JavaGoneError, OptionError
 from penstock.spark_bridge.java import Java, find_java
-from penstock.spark_bridge.options import SourceOptions, read_options
+from penstock.spark_bridge.options import DEFAULT_WAIT_SECONDS, SourceOptions, read_options
 from penstock.spark_bridge.pipelines.config import (
     AVAILABLE_NOW,
     EXAMPLE_QUEUE,
@@ -49,9 +49,15 @@ PROGRAM: Final = "penstock spark"
 INGEST: Final = "ingest"
 """Name of the query of `stream`, and of its checkpoint."""
 
+INTERRUPTED: Final = 130
+"""Exit status of a program that Ctrl-C has ended, as shells give it."""
+
 LONG_RUN_MESSAGES: Final = 2_000_000
 """Waiting messages from which Java's second compiler saves more than it takes: some 12 s of
 processor time against 9 us a row."""
+
+START_PATIENCE_SECONDS: Final = 30.0
+"""For a queue that does not answer when the program starts: its address may be wrong."""
 
 app = CommandLine()
 
@@ -81,13 +87,16 @@ TRIGGER_HELP: Final = f"{AVAILABLE_NOW}, or SECONDS between two micro-batches."
 
 
 class StopSignals:
-    """Counts SIGINT and SIGTERM: one ends the run in good order, a second one ends it at once."""
+    """Counts SIGINT and SIGTERM: one ends the run in good order, a second one ends it at once.
+
+    One that comes while Spark starts ends the run as soon as that is done.
+    """
 
     def __init__(self) -> None:
         self.count = 0
 
     def install(self) -> None:
-        """Handle the two signals in place of Spark, which would fail the queries on them."""
+        """Handle the two signals: Spark would fail the queries on them."""
         signal.signal(signal.SIGINT, self._note)
         signal.signal(signal.SIGTERM, self._note)
 
@@ -167,6 +176,8 @@ def run_pipeline(
     with _in_folder(file):
         pipeline = read_pipeline(Path(file.name), name)
         seconds = pipeline.trigger_seconds if trigger is None else read_trigger(trigger)
+        source = with_wait(as_texts(pipeline.source), seconds)
+        pipeline = replace(pipeline, source={**source})
         java = find_java(os.environ)
         n_waiting = check_queue(read_options(pipeline.source_texts(next(iter(pipeline.sinks)))))
         sinks = pipeline.all_sinks.values()
@@ -237,10 +248,11 @@ def stream(
 
     The name of the command may be left out. The trigger and the signals are those of `run`.
     """
-    texts = read_pairs("--option", option or []) | {"url": url, "queue": queue}
+    trigger_seconds = read_trigger(trigger)
+    given = read_pairs("--option", option or []) | {"url": url, "queue": queue}
+    texts = with_wait(given, trigger_seconds)
     source = read_options(texts)
     settings = read_pairs("--conf", conf or [])
-    trigger_seconds = read_trigger(trigger)
     java = find_java(os.environ)
     n_waiting = check_queue(source)
 
@@ -273,6 +285,21 @@ def stream(
     )
 
 
+def with_wait(texts: Mapping[str, str], trigger_seconds: float | None) -> dict[str, str]:
+    """Return options of the source by which it waits for less than the time between two triggers.
+
+    Spark warns of a query that falls behind where an idle one is held for longer.
+
+    Args:
+        texts: options of the source; one that says how long stays.
+        trigger_seconds: see `running.run`.
+    """
+    is_said = any(name.lower() == "waitseconds" for name in texts)
+    if is_said or trigger_seconds is None:
+        return dict(texts)
+    return {**texts, "waitSeconds": str(min(DEFAULT_WAIT_SECONDS, trigger_seconds / 2))}
+
+
 def is_short(trigger_seconds: float | None, n_waiting: int) -> bool:
     """Return whether a run is expected to end within minutes.
 
@@ -294,7 +321,8 @@ def check_queue(source: SourceOptions) -> int:
     """
     from penstock.spark_bridge.queue_reader import QueueReader  # noqa: PLC0415 - needs the extra, as Spark
 
-    reader = QueueReader(source)
+    patience = min(source.retry_seconds, START_PATIENCE_SECONDS)
+    reader = QueueReader(replace(source, retry_seconds=patience))
     try:
         held = [reader.held(queue) for queue in source.queues]
     finally:
@@ -338,11 +366,14 @@ def run(
     check_nesting([folder for folder in map(local_folder, outputs) if folder is not None])
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
+    signals = StopSignals()
+    signals.install()
     with held_folders(folders), _naming_log(log_file), ExitStack() as stack:
         session = _start_spark(java, log_file, master, settings, short_run=short_run)
         stack.callback(_stop, session)
-        signals = StopSignals()
-        signals.install()
+        if signals.count:
+            say("ended before a query began")
+            return
         say(f"Spark {session.version} on Java {java.version}, {master}: {about}")
         check_paths(session, places)
         if metrics is not None:
@@ -479,7 +510,7 @@ def main(argv: list[str] | None = None) -> int:
 
     Returns:
         0; 1 where a query failed, the queue did not answer or a folder cannot be written; 2 for
-        a wrong file, wrong arguments or no Java.
+        a wrong file, wrong arguments or no Java; 130 where Ctrl-C came before Spark was started.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help"):
@@ -493,6 +524,8 @@ def main(argv: list[str] | None = None) -> int:
         for line in str(error).splitlines():
             typer.echo(f"{PROGRAM}: {line}", err=True)
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except OSError as error:
         typer.echo(f"{PROGRAM}: cannot write {error.filename}: {error.strerror}", err=True)
         return 1

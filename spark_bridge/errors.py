@@ -67,6 +67,18 @@ class GroupTakenError(BridgeError):
         )
 
 
+class SparkVersionError(BridgeError, ImportError):
+    """A PySpark that has no source in Python with limits."""
+
+    status = 2
+
+    def __init__(self, version: str) -> None:
+        super().__init__(
+            f"PySpark: read version {version}; allowed: 4.2 or later, as older ones know no limits "
+            "of a micro-batch for a source in Python: pip install 'pyspark>=4.2'"
+        )
+
+
 class JavaGoneError(BridgeError):
     """Spark's Java process has ended by itself."""
 

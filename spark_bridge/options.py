@@ -30,6 +30,12 @@ DEFAULT_MAX_BYTES_PER_TRIGGER: Final = 128 * 1024 * 1024
 """A row group of Parquet. Of all of it in one task, Spark's Parquet writer makes some copies, which
 Java's default of 1 GiB has room for."""
 
+DEFAULT_WAIT_SECONDS: Final = 1.0
+
+DEFAULT_RETRY_SECONDS: Final = 300.0
+"""A gateway that stands, or is moved to another machine, is back by then; a query that fails needs
+somebody to start it again."""
+
 DEFAULT_LARGE_ABOVE_BYTES: Final = 10_000
 """The broker's own ``threshold_s`` where the policy file has none."""
 
@@ -133,9 +139,9 @@ class SourceOptions:
     token: str = field(default="", repr=False)
     token_file: str = ""
     ca_file: str = ""
-    wait_seconds: float = 1.0
+    wait_seconds: float = DEFAULT_WAIT_SECONDS
     timeout_seconds: float = 30.0
-    retry_seconds: float = 30.0
+    retry_seconds: float = DEFAULT_RETRY_SECONDS
     redis: RedisOptions | None = None
 
     @property

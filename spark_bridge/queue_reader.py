@@ -15,6 +15,7 @@ checkpoint holds.
 from __future__ import annotations
 
 import logging
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -68,6 +69,9 @@ _BAD_REQUEST: Final = 400
 _NOT_FOUND: Final = 404
 _TOO_MANY: Final = 429
 _SERVER_ERRORS: Final = 500
+
+_NEVER_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
+"""What OpenSSL calls an answer without TLS; one of these by its version."""
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
@@ -562,6 +566,12 @@ class QueueReader:
                     raise _RefusedError(error.status, error.message, error.answer) from error
                 if not may_pass(error) or self._clock() + pause > give_up_at:
                     raise self._unavailable(queue, error) from error
+                if pause == _FIRST_PAUSE_SECONDS:
+                    self._log.warning(
+                        "penstock: %s; asked again for %g s",
+                        error.message,
+                        self.options.retry_seconds,
+                    )
             self._sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
@@ -621,5 +631,15 @@ def make_client(options: ServerOptions, kind: type[_C]) -> _C:
 
 
 def may_pass(error: QueueError) -> bool:
-    """Whether asking again can help: no answer, or the server's own trouble."""
+    """Whether asking again can help: no answer, or the server's own trouble.
+
+    No answer is for good where certificates do not fit, or one side does not speak TLS.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return False
+        if isinstance(cause, ssl.SSLError) and cause.reason in _NEVER_TLS:
+            return False
+        cause = cause.__cause__ or cause.__context__
     return error.status in (_NO_ANSWER, _TOO_MANY) or error.status >= _SERVER_ERRORS

@@ -12,8 +12,10 @@ import contextlib
 import hashlib
 import os
 import shlex
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final
@@ -190,11 +192,13 @@ def build_session(
     for name, value in chosen.items():
         builder = builder.config(name, value)
     try:
-        with _standard_error_to(log_file):
+        with _standard_error_to(log_file), _interrupts_held() as held:
             spark = builder.getOrCreate()
         register(spark)
     except (PySparkException, Py4JError) as error:
         raise SessionError(f"Spark does not start: {one_line(error)}") from error
+    if held:
+        signal.raise_signal(signal.SIGINT)
     return spark
 
 
@@ -221,6 +225,27 @@ def write_checkpoints_by_rename(spark: SparkSession) -> None:
             continue
         spark.conf.set(CHECKPOINT_FILES, name)
         return
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[list[int]]:
+    """Note Ctrl-C inside the block, and leave its handler as it was, which Spark replaces.
+
+    A KeyboardInterrupt while Java starts would leave it: PySpark deletes the file that Java is to
+    write, without which it does not notice that this process has gone.
+
+    Yields:
+        Gets the signals that come.
+    """
+    held: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield held
+        return
+    kept = signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+    try:
+        yield held
+    finally:
+        signal.signal(signal.SIGINT, kept)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from penstock.spark_bridge.errors import OptionError, PublishError
 from penstock.spark_bridge.sink_options import SinkOptions, read_sink_options
 from penstock.spark_bridge.sink_rows import check_columns
 
-_QUERY_ID: Final = "sql.streaming.queryId"
+QUERY_ID: Final = "sql.streaming.queryId"
 """Under which Spark tells a task the id of its query."""
 
 
@@ -62,7 +62,7 @@ class _Writer:
     def _stage(self, rows: Iterator[Row]) -> Staged:
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
-        query_id = None if context is None else context.getLocalProperty(_QUERY_ID)
+        query_id = None if context is None else context.getLocalProperty(QUERY_ID)
         publisher = BatchPublisher(self._options, self._writer)
         try:
             stage = publisher.stage(partition, self._names, rows)
@@ -114,7 +114,7 @@ class StreamWriter(_Writer, DataSourceStreamWriter):
         if not query_id:
             raise PublishError(
                 f"batch {batchId}: read no query id: this Spark does not tell tasks "
-                f"{_QUERY_ID}; allowed: Spark 4.1 or later"
+                f"{QUERY_ID}; allowed: Spark 4.1 or later"
             )
         self._publish(query_id, batchId, staged)
 

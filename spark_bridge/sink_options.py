@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from penstock.spark_bridge.errors import OptionError
 from penstock.spark_bridge.options import (
+    DEFAULT_RETRY_SECONDS,
     Reader,
     read_bytes,
     read_flag,
@@ -61,7 +62,7 @@ class SinkOptions:
     token_file: str = ""
     ca_file: str = ""
     timeout_seconds: float = 30.0
-    retry_seconds: float = 60.0
+    retry_seconds: float = DEFAULT_RETRY_SECONDS
 
 
 def _as_given(_name: str, text: str) -> str:

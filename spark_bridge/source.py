@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyspark
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
@@ -32,15 +33,9 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
-from penstock.spark_bridge.errors import OptionError
+from penstock.spark_bridge.errors import OptionError, SparkVersionError
 from penstock.spark_bridge.offsets import Position, QueuePosition, Range, split
 from penstock.spark_bridge.options import SourceOptions, read_options
 from penstock.spark_bridge.queue_reader import QueueReader, ReadSettings
@@ -48,6 +43,16 @@ from penstock.spark_bridge.rows import arrow_schema
 from penstock.spark_bridge.schema import spark_ddl
 from penstock.spark_bridge.siblings import Siblings
 from penstock.spark_bridge.sink import BatchWriter, StreamWriter
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ModuleNotFoundError as error:
+    raise SparkVersionError(pyspark.__version__) from error
 
 FORMAT = "penstock"
 

@@ -155,7 +155,7 @@ class Sink:
         format: any that Spark writes streams to.
         options: of that format, such as `path`.
         table: of a catalog, in place of a `path`.
-        mode: Spark's output mode.
+        mode: Spark's output mode; files have `append` alone.
         partition_by: columns whose values become folders.
         group: of the queue, as which the sink's query reads; None for ``PIPELINE-SINK``.
         compact: size of the files into which smaller ones are joined; None leaves them as they are.
@@ -176,6 +176,11 @@ class Sink:
         """Check keys that depend on each other."""
         if self.format in FILE_FORMATS and self.table is None and "path" not in self.options:
             raise ValueError(f"options: read no path; allowed: path, where {self.format} files lie")
+        if self.format in FILE_FORMATS and self.table is None and self.mode != "append":
+            raise ValueError(
+                f"mode: read {self.mode}; allowed: append with {self.format}; update and complete "
+                "are for formats that replace rows, such as delta, and for penstock"
+            )
         if self.compact is None:
             return
         is_plain = self.format == "parquet" and self.path is not None and not self.partition_by

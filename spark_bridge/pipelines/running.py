@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,8 +27,9 @@ from penstock.spark_bridge.errors import BridgeError, one_line, step_line
 from penstock.spark_bridge.offsets import Position, least
 from penstock.spark_bridge.options import SourceOptions
 from penstock.spark_bridge.pipelines.compaction import compact
-from penstock.spark_bridge.pipelines.config import Sink, as_texts
+from penstock.spark_bridge.pipelines.config import TO_MQTT, Sink, as_texts
 from penstock.spark_bridge.queue_reader import QueueReader
+from penstock.spark_bridge.sink import QUERY_ID
 from penstock.spark_bridge.sink_folder import (
     check_place,
     local_folder,
@@ -50,6 +52,9 @@ _TASKS_LOOK_SECONDS: Final = 0.02
 WORKER_IS_LATE: Final = "Python worker failed to connect back"
 """Spark fails a query whose Python worker has not started within 10 s, as on a busy machine. There
 is no setting for it, and the checkpoint is valid."""
+
+UPDATE: Final = "update"
+"""Spark's output mode of the rows that have changed."""
 
 _STARTS: Final = 3
 """Of queries whose workers are late."""
@@ -252,8 +257,11 @@ class _Run:
             checkpoint = local_folder(query.checkpoint)
             if checkpoint is not None:
                 self._tell_deleted(prepare_checkpoint(checkpoint))
-            writer = query.rows.writeStream.format(sink.format).queryName(query.name)
-            writer = writer.outputMode(sink.mode).options(**as_texts(sink.options))
+            writer = query.rows.writeStream.queryName(query.name).outputMode(sink.mode)
+            if sink.format == TO_MQTT and sink.mode == UPDATE:
+                writer = writer.foreachBatch(partial(_publish, as_texts(sink.options)))
+            else:
+                writer = writer.format(sink.format).options(**as_texts(sink.options))
             writer = writer.option("checkpointLocation", query.checkpoint).trigger(**trigger)
             if sink.partition_by:
                 writer = writer.partitionBy(*sink.partition_by)
@@ -358,6 +366,16 @@ class _Run:
             if time.monotonic() >= deadline:
                 break
             time.sleep(_TASKS_LOOK_SECONDS)
+
+
+def _publish(options: Mapping[str, str], rows: DataFrame, batch: int) -> None:
+    """Publish the rows of a micro-batch that have changed, once.
+
+    Spark has no update mode for a sink in Python. A batch write of the same name publishes nothing.
+    """
+    query_id = rows.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
+    writer = rows.write.format(TO_MQTT).options(**options)
+    writer.option("writeId", f"{query_id}:{batch}").mode("append").save()
 
 
 def _failure(stream: StreamingQuery) -> Exception | None:

@@ -15,7 +15,7 @@ from tests.helpers.process import Program
 GROUP = "spark"
 """The only group of the queue, of kind `offsets`."""
 
-_LISTENS = r"queue API listens on (http://\S+)"
+_LISTENS = r"queue API listens on (https?://\S+)"
 
 
 @contextlib.contextmanager

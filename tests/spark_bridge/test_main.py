@@ -6,15 +6,20 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pyspark
 import pytest
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
 from penstock.plugins.queue.client import OutgoingMessage, QueueClient
 from penstock.spark_bridge.__main__ import (
+    INTERRUPTED,
     LONG_RUN_MESSAGES,
     StopSignals,
     _naming_log,
@@ -23,13 +28,16 @@ from penstock.spark_bridge.__main__ import (
     main,
     read_pairs,
     read_trigger,
+    with_wait,
 )
 from penstock.spark_bridge.errors import BridgeError, OptionError
 from penstock.spark_bridge.options import read_options
 from penstock.spark_bridge.pipelines.config import read_pipeline
 from penstock.spark_bridge.sink_folder import held_folders
 from tests.helpers.gateway import running_gateway
-from tests.helpers.process import Program
+from tests.helpers.process import SECONDS, Program
+
+LOOK_SECONDS = 0.05
 
 
 def arguments(folder: Path, url: str, *more: str) -> list[str]:
@@ -38,10 +46,10 @@ def arguments(folder: Path, url: str, *more: str) -> list[str]:
     return [*given, "--checkpoint", str(folder / "checkpoint"), *more]
 
 
-def started(given: Sequence[str]) -> Program:
+def started(given: Sequence[str], **options: Any) -> Program:
     """Start the program; its log has what it prints, too."""
     command = shlex.join([sys.executable, "-m", "penstock.spark_bridge", *given])
-    return Program(["bash", "-c", f"exec {command} 1>&2"])
+    return Program(["bash", "-c", f"exec {command} 1>&2"], **options)
 
 
 @pytest.mark.parametrize(
@@ -232,6 +240,77 @@ def test_a_java_that_ended_by_itself_is_told(tmp_path: Path, gone: Exception) ->
     assert caught.value.status == 1
 
 
+def java_of(program: Program) -> psutil.Process:
+    """Return Spark's Java of a program, as soon as it has been started."""
+    own = psutil.Process(program.process.pid)
+    while program.process.poll() is None:
+        for each in own.children(recursive=True):
+            with suppress(psutil.Error):
+                if "org.apache.spark.deploy.SparkSubmit" in each.cmdline():
+                    return each
+        time.sleep(LOOK_SECONDS)
+    raise AssertionError(program.log)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_spark_starts_leaves_no_java(tmp_path: Path, number: int) -> None:
+    """Nor a traceback; as Ctrl-C comes to all programs of a terminal."""
+    with running_gateway(tmp_path) as client:
+        program = started(arguments(tmp_path, client.url, "--trigger", "0.2"), process_group=0)
+        try:
+            java = java_of(program)
+            send = os.killpg if number == signal.SIGINT else os.kill
+            send(program.process.pid, number)
+            assert program.wait() == 0, program.log
+            assert psutil.wait_procs([java], SECONDS)[0]
+        finally:
+            program.kill()
+    assert program.log == "penstock spark: ended before a query began\n"
+
+
+def test_ctrl_c_before_spark_starts_leaves_no_traceback(tmp_path: Path) -> None:
+    """Such as while a queue is waited for that does not answer."""
+    program = started(arguments(tmp_path, "http://127.0.0.1:9"))
+    try:
+        program.wait_for_log("asked again for")
+        program.process.send_signal(signal.SIGINT)
+        assert program.wait() == INTERRUPTED
+    finally:
+        program.kill()
+    assert "Traceback" not in program.log
+
+
+def test_an_older_pyspark_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source in Python has limits from 4.2 on."""
+    for name in ("source", "session"):
+        monkeypatch.delitem(sys.modules, f"penstock.spark_bridge.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "pyspark.sql.streaming.datasource", None)
+    monkeypatch.setattr(pyspark, "__version__", "4.1.1")
+    with running_gateway(tmp_path) as client:
+        assert main(arguments(tmp_path, client.url)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("penstock spark: PySpark: read version 4.1.1; allowed: 4.2 or later")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds", "wait"),
+    [
+        ({}, None, None),
+        ({}, 0.5, "0.25"),
+        ({}, 60.0, "1.0"),
+        ({"WAITSECONDS": "9"}, 0.5, None),
+    ],
+)
+def test_an_idle_query_waits_for_less_than_its_trigger(
+    given: dict[str, str], seconds: float | None, wait: str | None
+) -> None:
+    """Spark would warn that it falls behind, each time."""
+    assert with_wait(given, seconds) == given | ({} if wait is None else {"waitSeconds": wait})
+
+
 def test_a_java_that_is_killed_ends_the_run_with_one_line(tmp_path: Path) -> None:
     """Without a traceback of what could not be reached any more."""
     with running_gateway(tmp_path) as client:
@@ -239,12 +318,7 @@ def test_a_java_that_is_killed_ends_the_run_with_one_line(tmp_path: Path) -> Non
         program = started(given)
         try:
             program.wait_for_log("local[2]: queue")
-            (java,) = [
-                each
-                for each in psutil.Process(program.process.pid).children(recursive=True)
-                if each.name() == "java"
-            ]
-            java.kill()
+            java_of(program).kill()
             assert program.wait() == 1
         finally:
             program.kill()

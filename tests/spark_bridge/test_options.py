@@ -189,7 +189,7 @@ def test_the_documentation_lists_every_option_with_its_default() -> None:
     told = {name: text for name, text in rows.items() if text}
     defaults = read_options(NEEDED)
     assert read_options(NEEDED | told) == defaults
-    assert len(told) == 7
+    assert len(told) == 8
 
 
 # -- Redis -------------------------------------------------------------------------------------

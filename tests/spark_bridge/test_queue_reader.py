@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,9 +28,10 @@ from penstock.spark_bridge.errors import (
 from penstock.spark_bridge.offsets import Position, QueuePosition, Range
 from penstock.spark_bridge.options import SourceOptions, read_options
 from penstock.spark_bridge.queue_reader import QueueReader
+from tests.helpers.certificates import Authority
 from tests.helpers.clock import Clock
 from tests.helpers.effort import examples
-from tests.helpers.gateway import held, running_gateway
+from tests.helpers.gateway import gateway_of, held, running_gateway
 from tests.spark_bridge.memory_queue import ANSWER_MESSAGES, MemoryQueue
 
 URL = "http://127.0.0.1:9"
@@ -91,6 +93,27 @@ def test_a_server_that_stays_away_is_named_after_its_patience() -> None:
     with pytest.raises(QueueUnavailableError, match=r"cannot be reached: no answer from http://12"):
         patient.located("earliest")
     assert 5 < clock.now <= 10
+
+
+def test_a_certificate_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
+    """Nor is a server waited for that speaks no TLS."""
+    own, other = Authority(tmp_path, "own"), Authority(tmp_path, "other")
+    certificate, key = own.issue()
+    queue = {"path": str(tmp_path / "q.db"), "http": "127.0.0.1:0", "queues": {"telemetry": {}}}
+    policy = tmp_path / "policy.yaml"
+    for more, told in (
+        ({"http_tls": {"certificate": certificate, "key": key}}, "certificate verify failed"),
+        ({}, r"(?i)wrong.version.number|record.layer.failure"),
+    ):
+        policy.write_text(yaml.safe_dump({"plugins": {"queue": queue | more}}))
+        with gateway_of(policy) as client:
+            url = client.url.replace("http://", "https://")
+            clock = Clock(0.0)
+            options = replace(OPTIONS, url=url, ca_file=other.cafile)
+            patient = QueueReader(options, sleep=clock.sleep, clock=clock)
+            with pytest.raises(QueueUnavailableError, match=told):
+                patient.join()
+            assert clock() == 0
 
 
 def test_an_unknown_queue_is_not_waited_for() -> None:

@@ -98,6 +98,7 @@ def test_what_cannot_be_decoded_has_a_sink_even_if_none_is_named() -> None:
             "{compact: 1 MB, options: {path: s3a://b/",
             "read 1000000 for s3a://b/data/messages; allowed: compact of a folder that is mounted",
         ),
+        ("{options", "{mode: update, options", "mode: read update; allowed: append with parquet;"),
         ("messages: {", "a-b: {", "sinks.a-b: read 'a-b'; allowed: a name of letters"),
     ],
 )
