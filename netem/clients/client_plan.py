@@ -86,11 +86,13 @@ class LanePlan:
         client_id: its Client Identifier.
         filters: topic filters.
         sizes: size class of its subscriptions, ``small`` or ``large``; None for both.
+        has_lanes: whether it opens a second connection by itself, as `penstock.lanes` does.
     """
 
     client_id: str
     filters: list[str]
     sizes: str | None = None
+    has_lanes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.broker.mqtt.topics import matches
+from penstock.lanes.client import SUFFIX as LARGE_LANE
 from penstock.netem.clients.client_plan import (
     Awaited,
     CrewPlan,
@@ -150,6 +151,8 @@ class Roster:
                 return [
                     LanePlan(f"{client_id}.{sizes}", filters, sizes) for sizes in ("small", "large")
                 ]
+            case "client":
+                return [LanePlan(client_id, filters, has_lanes=True)]
             case _:
                 return [LanePlan(client_id, filters)]
 
@@ -161,7 +164,9 @@ class Roster:
         host = self.scenario.serving_host(self.broker, member.subscriber.host)
         edges = self.scenario.brokers[self.broker].edges
         if edges is None or host == self.scenario.broker_host:
-            return [lane.client_id for lane in self.lanes(member)]
+            lanes = self.lanes(member)
+            own = [f"{lane.client_id}{LARGE_LANE}" for lane in lanes if lane.has_lanes]
+            return [*(lane.client_id for lane in lanes), *own]
         return edges.client_ids(host)
 
     def subscribers_of(self) -> dict[str, list[str]]:
@@ -258,7 +263,7 @@ class Roster:
             member.client_id,
             address,
             PORT if plan.through is None else BALANCER_PORT,
-            "5" if any(lane.sizes for lane in lanes) else plan.protocol,
+            "5" if any(lane.sizes or lane.has_lanes for lane in lanes) else plan.protocol,
             lanes,
             plan.qos,
             keep_alive,

@@ -20,7 +20,14 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from penstock.netem.clients.client_plan import LanePlan, SubscriberPlan
-from penstock.netem.clients.connection import connect, give_up, new_client, note, say
+from penstock.netem.clients.connection import (
+    connect,
+    give_up,
+    new_client,
+    note,
+    read_in_bulk,
+    say,
+)
 from penstock.netem.clients.payloads import SOUNDING, read_head
 
 LOOP_SECONDS: Final = 0.5
@@ -75,6 +82,7 @@ def run(plan: SubscriberPlan, await_begin: Callable[[], float]) -> None:
         plan: the subscriptions and the expected messages.
         await_begin: waits for the beginning and returns it in monotonic seconds.
     """
+    read_in_bulk()
     subscriber = _Subscriber(plan)
     subscriber.connect()
     if plan.reads_from_seconds is not None:
@@ -181,7 +189,9 @@ class _Lane:
         self._subscriber = subscriber
         self._plan = plan
         self._is_subscribed = False
-        self._client = client = new_client(plan.client_id, subscriber.protocol)
+        self._client = client = new_client(
+            plan.client_id, subscriber.protocol, has_lanes=plan.has_lanes
+        )
         client.on_connect = self._on_connect
         client.on_subscribe = self._on_subscribe
         client.on_message = on_message

@@ -241,6 +241,14 @@ def _what_was_run(info: RunInfo) -> str:
     return "\n".join(lines)
 
 
+_LANES: Final = {
+    "filters": "a connection for each topic filter",
+    "sizes": "a connection for each size class",
+    "client": "the connections of `penstock.lanes`",
+}
+"""What `Broker.lanes` means, in words."""
+
+
 def _broker_line(info: RunInfo, name: str) -> str:
     plan = info.scenario.brokers[name]
     said: list[str] = []
@@ -255,8 +263,7 @@ def _broker_line(info: RunInfo, name: str) -> str:
             said.append(f"`{json.dumps(plan.edges.settings, ensure_ascii=False)}`")
         said += [f"`{line}`" for line in plan.edges.lines]
     if plan.lanes:
-        lane = "topic filter" if plan.lanes == "filters" else "size class"
-        said.append(f"subscribers have a connection for each {lane}")
+        said.append(f"subscribers have {_LANES[plan.lanes]}")
     if plan.command:
         said.append(f"`{' '.join(plan.command)}`")
     return f"- Broker `{name}`: {', '.join([info.versions.get(name, 'unknown'), *said])}."

@@ -190,14 +190,8 @@ class Forwarder:
     def run(self) -> None:
         """Forward until the requests end."""
         poller, ways, timers = self._poller, self._ways, self._timers
-        watched = [poller.fileno()]
         while True:
-            if timers:
-                # A timer, because the timeout of epoll has a resolution of milliseconds.
-                select.select(watched, (), (), max(0.0, timers[0][0] - time.monotonic()))
-                events = poller.poll(0)
-            else:
-                events = poller.poll()
+            events = poller.poll(max(0.0, timers[0][0] - time.monotonic()) if timers else None)
             for descriptor, _ in events:
                 way = ways.get(descriptor)
                 if way is None:

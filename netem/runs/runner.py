@@ -3,8 +3,9 @@
 A round is a seed, as many brokers as run at a time, each with a network of its own, and in a
 scenario with kinds of links as many kinds as run at a time. Brokers start, then all clients. When
 all are subscribed or connected, links are left calm for a moment, and the traffic and what happens
-to the links begin at the same monotonic second everywhere. At the end of the traffic links are
-again what the topology says, and what is missing gets its time to arrive.
+to the links begin at the same monotonic second everywhere; with kinds, of one broker after the
+other. At the end of the traffic links are again what the topology says, and what is missing gets
+its time to arrive.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ SETTLE_SECONDS: Final = 1.0
 DOUBTFUL_SHARE: Final = 0.01
 """Of the traffic, for which the machine may be busy unmentioned: what a p99 does not show."""
 
+KINDS_APART_SECONDS: Final = 2.0
+"""Between the beginnings of two brokers in a scenario with kinds of links. When links get good, all
+that has waited comes at once, for a second or two. Those of all brokers would do so together."""
+
 EVERYTHING: Final = "everything"
 """This process and all that it has started."""
 
@@ -80,9 +85,17 @@ class Outcome:
     remarks: list[str] = field(default_factory=list)
 
 
+def apart_seconds(scenario: Scenario) -> float:
+    """Return the time between the beginnings of two brokers in a round."""
+    return KINDS_APART_SECONDS if scenario.kinds else 0.0
+
+
 def planned_seconds(scenario: Scenario) -> float:
     """Return how long a run takes at the least."""
-    return scenario.rounds * (scenario.calm_seconds + scenario.duration_seconds)
+    apart = sum((len(group) - 1) * apart_seconds(scenario) for group in scenario.groups())
+    n_groups = len(scenario.groups())
+    a_round = scenario.calm_seconds + scenario.duration_seconds + apart / n_groups
+    return scenario.rounds * a_round
 
 
 def run_scenario(scenario: Scenario, display: Display, engine: str = Engine.AUTO) -> Outcome:
@@ -113,7 +126,7 @@ def run_scenario(scenario: Scenario, display: Display, engine: str = Engine.AUTO
             }
             one = _Round(part, seed, number, networks, folder)
             one.run(outcome, _Teller(display, words, left))
-        left -= scenario.calm_seconds + scenario.duration_seconds
+        left -= planned_seconds(scenario) / scenario.rounds
     if len(parts(scenario)) > 1:
         # A broker had several processes with each seed, and their memory has no sum.
         outcome.rows.memory.clear()
@@ -199,25 +212,29 @@ class _Round:
         self._families = Families({site.name: site.pids for site in sites})
         self._start_clients(teller)
         begin_at = time.monotonic() + scenario.calm_seconds
+        begins = {site.name: begin_at + n * apart_seconds(scenario) for n, site in enumerate(sites)}
         for site in sites:
-            site.begin(begin_at)
+            site.begin(begins[site.name])
         teller.stage("calm")
         self._keep(lambda: False, begin_at, lambda: teller.done(self._since(begin_at)))
         before = self._processor_seconds()
         for site in sites:
             site.note_bytes()
         watch = _LoadWatch(self._sites)
-        end_at = begin_at + scenario.duration_seconds
+        end_at = max(begins.values()) + scenario.duration_seconds
+        running = list(sites)
 
         def tell() -> None:
             teller.done(self._since(begin_at))
             watch.look()
+            while (
+                running and time.monotonic() >= begins[running[0].name] + scenario.duration_seconds
+            ):
+                running.pop(0).restore_links()
 
         teller.stage(f"traffic for {scenario.duration_seconds:g} s")
-        self._keep(lambda: False, end_at, tell)
+        self._keep(lambda: not running, math.inf, tell)
         watch.finish()
-        for site in sites:
-            site.restore_links()
         teller.stage(f"what is missing arrives, {scenario.drain_seconds:g} s at most")
         self._keep(self._is_drained, end_at + scenario.drain_seconds)
         self._keep(lambda: False, time.monotonic() + SETTLE_SECONDS)
@@ -228,7 +245,7 @@ class _Round:
         for site in sites:
             share = (after[site.name] - before[site.name]) / (ended_at - begin_at)
             outcome.processor.append(ProcessorShare(site.name, self._seed, share))
-            rows = self._rows(site, begin_at, ended_at)
+            rows = self._rows(site, begins[site.name], ended_at)
             dropped = sum(row.harness_dropped for row in rows.packets)
             lateness = watch.lateness[site.name]
             rows.runs.append(

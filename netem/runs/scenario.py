@@ -268,7 +268,8 @@ class Broker:
             address. ``{directory}`` in it stands for an empty directory.
         lanes: which connections each subscriber has: ``filters`` for one for each topic filter;
             ``sizes`` for one for small and one for large messages, by size-classified subscriptions
-            of MQTT 5, which Penstock has; None for one.
+            of MQTT 5, which Penstock has; ``client`` for those that `penstock.lanes` opens where
+            the broker has lanes; None for one.
         sidecar: keys of the edge proxy's file, laid over the runner's own, which loads `probing`,
             `withholding` and `console`: all clients connect to a sidecar before the broker. None
             for no sidecar.
@@ -281,7 +282,7 @@ class Broker:
     settings: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
-    lanes: Literal["filters", "sizes"] | None = None
+    lanes: Literal["filters", "sizes", "client"] | None = None
     sidecar: dict[str, Any] | None = None
     edges: Edges | None = None
 

@@ -135,7 +135,7 @@ PACKAGE_ARROWS: Final = {
     "lanes": ("lanes",),
     # These start programs and import none of their insides; peers and networks are netem's, and a
     # YAML file, a size and a topic filter are read in one way.
-    "netem": ("netem", "broker.config", "broker.errors", "broker.mqtt.topics"),
+    "netem": ("netem", "broker.config", "broker.errors", "broker.mqtt.topics", "lanes.client"),
     "benchmarks": (
         "benchmarks",
         "netem",

@@ -177,13 +177,16 @@ def test_a_crew_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert CrewPlan.read(tmp_path / "crew.json") == crew
 
 
-def test_lanes_give_each_filter_or_each_size_class_a_connection(tmp_path: Path) -> None:
+def test_lanes_give_each_filter_or_size_class_a_connection_or_the_client_two(
+    tmp_path: Path,
+) -> None:
     """All of them are one subscriber in the results; size classes need MQTT 5."""
     plan = scenario(
         brokers={
             "one": Broker("mosquitto"),
             "two": Broker("mosquitto", lanes="filters"),
             "sized": Broker("penstock", lanes="sizes"),
+            "client": Broker("penstock", lanes="client"),
         }
     )
     filters = ["alarms/#", "pictures/#"]
@@ -200,13 +203,15 @@ def test_lanes_give_each_filter_or_each_size_class_a_connection(tmp_path: Path) 
                 LanePlan("dashboard.large", filters, "large"),
             ],
         ),
+        "client": ("5", [LanePlan("dashboard", filters, has_lanes=True)]),
     }
     for broker, found in expected.items():
         roster = Roster(plan, broker, 1)
         (subscriber,) = roster.crews(address, tmp_path)["edge"].subscribers
         assert (subscriber.protocol, subscriber.lanes) == found
         assert subscriber.client_id == "dashboard"
-        assert list(roster.subscribers_of().values()) == [["dashboard"]] * len(found[1])
+        n_connections = sum(1 + lane.has_lanes for lane in subscriber.lanes)
+        assert list(roster.subscribers_of().values()) == [["dashboard"]] * n_connections
         assert len(subscriber.awaited) == 2
 
 

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
+import pytest
+from paho.mqtt import client as mqtt
+
 from penstock.netem.clients.client_plan import Awaited, LanePlan, SubscriberPlan
+from penstock.netem.clients.connection import BULK_BYTES, new_client, read_in_bulk
 from penstock.netem.clients.payloads import SOUNDING
 from penstock.netem.clients.subscriber import Delivered, Progress, read_delivered_file
 
@@ -12,6 +17,37 @@ def plan(awaited: list[Awaited]) -> SubscriberPlan:
     return SubscriberPlan(
         "sub", "127.0.0.1", 1883, "5", [LanePlan("sub", ["#"])], 1, 60, None, {}, awaited, "", ""
     )
+
+
+def test_a_reader_wakes_up_for_as_much_as_is_missing_of_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At most so many bytes, so that no message is read late; between two messages, for any."""
+    monkeypatch.setattr(mqtt.Client, "loop_read", mqtt.Client.loop_read)
+    read_in_bulk()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        client = new_client("sub", "3.1.1")
+        client._sock = ours
+        got: list[int] = []
+        client.on_message = lambda _client, _data, message: got.append(len(message.payload))
+
+        def low_water_mark() -> int:
+            client.loop_read()
+            return ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+
+        head = bytes([0x30, 0xE3, 0xA7, 0x12, 0, 1]) + b"t"  # 300,003 bytes follow the length
+        theirs.sendall(head + bytes(100_000))
+        assert low_water_mark() == BULK_BYTES
+        theirs.sendall(bytes(100_000))
+        assert low_water_mark() == BULK_BYTES
+        theirs.sendall(bytes(99_000))
+        assert low_water_mark() == 1_000
+        assert got == []
+        theirs.sendall(bytes(1_000))
+        assert low_water_mark() == 1
+        assert got == [300_000]
 
 
 def test_what_is_promised_and_what_is_not_are_told_apart() -> None:

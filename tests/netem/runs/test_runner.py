@@ -16,9 +16,16 @@ from penstock.netem.errors import NetemError, RunError
 from penstock.netem.links.namespaces import FOLDER, own_prefix, start_time_of
 from penstock.netem.runs import runner, site
 from penstock.netem.runs.bulk_flows import BulkFlow
-from penstock.netem.runs.runner import planned_seconds, run_scenario, temporary_folder
+from penstock.netem.runs.runner import (
+    KINDS_APART_SECONDS,
+    apart_seconds,
+    planned_seconds,
+    run_scenario,
+    temporary_folder,
+)
 from penstock.netem.runs.scenario import Broker, Edges
 from tests.helpers.experiments import scenario
+from tests.helpers.kinds import kind_scenario
 from tests.helpers.networks import NEEDS_ROOT
 
 DISPLAY = Display("test", 1.0)
@@ -37,6 +44,15 @@ def test_seconds_are_planned_for_each_seed_and_each_turn_of_brokers() -> None:
     """Two brokers, one at a time, on three seeds: six rounds, each with its calm."""
     plan = scenario(seeds=[1, 2, 3], side_by_side=1, duration_seconds=10.0, calm_seconds=2.0)
     assert planned_seconds(plan) == 6 * 12.0
+
+
+def test_brokers_begin_one_after_the_other_with_kinds() -> None:
+    """Of five, the last begins four times as much later than the first, in each round."""
+    plan = kind_scenario()
+    assert apart_seconds(plan) == KINDS_APART_SECONDS
+    round_seconds = plan.calm_seconds + plan.duration_seconds + 4 * KINDS_APART_SECONDS
+    assert planned_seconds(plan) == pytest.approx(6 * round_seconds)
+    assert apart_seconds(scenario()) == 0.0
 
 
 def test_folders_of_processes_that_were_killed_are_removed(

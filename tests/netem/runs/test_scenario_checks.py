@@ -121,7 +121,7 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     (
         "{kind: mosquitto}",
         "{kind: mosquitto, lanes: topics}",
-        ["brokers.other.lanes: read 'topics'; allowed: 'filters' or 'sizes'"],
+        ["brokers.other.lanes: read 'topics'; allowed: 'filters', 'sizes' or 'client'"],
     ),
     ("over: other", "over: ours", ["targets.0.over: read 'ours'; allowed: another broker"]),
     # Sidecars and edge brokers.
