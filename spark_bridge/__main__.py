@@ -20,7 +20,12 @@ from penstock.broker.config.command_line import CommandLine
 from penstock.broker.errors import ConfigError
 from penstock.spark_bridge.errors import BridgeError, JavaGoneError, OptionError
 from penstock.spark_bridge.java import Java, find_java
-from penstock.spark_bridge.options import DEFAULT_WAIT_SECONDS, SourceOptions, read_options
+from penstock.spark_bridge.options import (
+    DEFAULT_WAIT_SECONDS,
+    SourceOptions,
+    read_bytes,
+    read_options,
+)
 from penstock.spark_bridge.pipelines.config import (
     AVAILABLE_NOW,
     EXAMPLE_QUEUE,
@@ -241,6 +246,14 @@ def stream(
     metrics: Metrics = None,
     report: ReportFile = None,
     log: LogFile = None,
+    compact: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Join smaller files into files of this size, such as 128MiB, hourly and at the "
+            "end. Readers that have listed the folder before must begin again.",
+        ),
+    ] = None,
     *,
     short_run: ShortRun = False,
 ) -> None:
@@ -253,6 +266,7 @@ def stream(
     texts = with_wait(given, trigger_seconds)
     source = read_options(texts)
     settings = read_pairs("--conf", conf or [])
+    sink = read_sink(output, compact)
     java = find_java(os.environ)
     n_waiting = check_queue(source)
 
@@ -264,7 +278,7 @@ def stream(
             name=INGEST,
             rows=read_stream(session, texts),
             source=source,
-            sink=Sink(options={"path": output}),
+            sink=sink,
             checkpoint=f"{checkpoint.rstrip('/')}/{INGEST}",
         )
         return [query], lambda: None
@@ -283,6 +297,21 @@ def stream(
         metrics=metrics,
         short_run=short_run or is_short(trigger_seconds, n_waiting),
     )
+
+
+def read_sink(output: str, compact: str | None) -> Sink:
+    """Return the sink of `stream`.
+
+    Raises:
+        OptionError: `compact` is no size, or the output no folder of this machine.
+    """
+    size = None if compact is None else read_bytes("--compact", compact)
+    try:
+        return Sink(options={"path": output}, compact=size)
+    except ValueError as error:
+        raise OptionError(
+            f"--compact: read {compact} for {output}; allowed: with a folder of this machine"
+        ) from error
 
 
 def with_wait(texts: Mapping[str, str], trigger_seconds: float | None) -> dict[str, str]:

@@ -154,16 +154,17 @@ class Built:
         assert self._schema is not None  # noqa: S101 - there is one where payloads are decoded
         options = self._pipeline.decoder_options()
         expires_at = self._pipeline.expires_at
+        kinds = {"arrays": decode.arrays, "rescue": decode.rescue}
         if not self._has_tried:
             # Each alone, so that an error names its key.
-            bare = mark(messages, self._schema, options, {}, None)
+            bare = mark(messages, self._schema, options, {}, None, **kinds)
             for reason, condition in decode.refuse.items():
                 self._step(f"decode.refuse.{reason}", partial(bare.where, condition))
             if expires_at is not None:
                 check = f"({expires_at}) < current_timestamp()"
                 self._step("expires_at", partial(bare.where, check))
             self._has_tried = True
-        return mark(messages, self._schema, options, decode.refuse, expires_at)
+        return mark(messages, self._schema, options, decode.refuse, expires_at, **kinds)
 
     def _payload_schema(self) -> StructType | None:
         decode = self._pipeline.decode
@@ -206,7 +207,9 @@ class Built:
         pipeline, sink = self._pipeline, query.sink
         steps = {f"views.{name}": sql for name, sql in pipeline.views.items()}
         if self._schema is not None:
-            steps["decode"] = json.dumps(asdict(pipeline.decode), sort_keys=True)  # type: ignore[arg-type]
+            keys = asdict(pipeline.decode)  # type: ignore[arg-type]
+            said = {name: value for name, value in keys.items() if value is not False}
+            steps["decode"] = json.dumps(said, sort_keys=True)
             steps["decode.schema"] = self._schema.toDDL()
         steps["expires_at"] = pipeline.expires_at or ""
         plan = query.rows._jdf.queryExecution().analyzed()  # noqa: SLF001 - plans have no other way in

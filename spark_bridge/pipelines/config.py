@@ -106,6 +106,9 @@ class Decode:
         sample: messages from which a schema is inferred, at most.
         refuse: reason to a condition in SQL, over the columns of `messages` and `data`: a message
             for which it is true is quarantined for that reason.
+        arrays: whether a JSON payload that is an array of objects is a row for each of them.
+        rescue: whether the view `decoded` has `rescued`, a map of the fields of JSON or CBOR that
+            the schema does not name, each as text.
     """
 
     format: Literal["json", "cbor", "avro", "protobuf", "sparkplugB"]
@@ -114,6 +117,8 @@ class Decode:
     message: Text | None = None
     sample: Positive = 1_000
     refuse: dict[Name, Text] = field(default_factory=dict)
+    arrays: bool = False
+    rescue: bool = False
 
     def __post_init__(self) -> None:
         """Check that the format has what it needs, and no more."""
@@ -129,6 +134,9 @@ class Decode:
                 raise ValueError(f"{key}: read nothing; allowed: a value, for format {self.format}")
             if value is not None and key not in needed:
                 raise ValueError(f"{key}: read {value!r}; allowed: no {key} with {self.format}")
+        for key, formats in (("arrays", ("json",)), ("rescue", ("json", "cbor"))):
+            if getattr(self, key) and self.format not in formats:
+                raise ValueError(f"{key}: read true; allowed: with {' or '.join(formats)}")
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)

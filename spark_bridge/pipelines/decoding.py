@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, StringType, StructType
 
 from penstock.spark_bridge.decoders.contract import DecodeError
 from penstock.spark_bridge.decoders.formats import DecoderOptions, load_decoder
@@ -31,12 +31,14 @@ PAYLOAD: Final = "payload"
 DATA: Final = "data"
 REASON: Final = "reason"
 DETAIL: Final = "detail"
+RESCUED: Final = "rescued"
 
 MALFORMED: Final = "malformed"
 INCOMPLETE: Final = "incomplete"
 _CORRUPT: Final = "_corrupt"
 _JSON: Final = "_json"
 _PARSED: Final = "_parsed"
+_ITEM: Final = "_item"
 _LONGEST_DETAIL: Final = 200
 
 
@@ -52,6 +54,9 @@ def mark(
     options: DecoderOptions | None,
     refuse: dict[str, str],
     expires_at: str | None,
+    *,
+    arrays: bool = False,
+    rescue: bool = False,
 ) -> DataFrame:
     """Return the messages with `data`, `reason`, `detail` and `expired`; all of them, and counted.
 
@@ -61,6 +66,8 @@ def mark(
         options: of the decoder; None for JSON.
         refuse: reason to condition in SQL.
         expires_at: timestamp in SQL; None for never.
+        arrays: whether an array of objects is a row for each of them; for JSON.
+        rescue: whether there is `rescued`, with what the schema does not name.
     """
     text = f.col(PAYLOAD).cast("string")
     decoded = messages
@@ -68,20 +75,20 @@ def mark(
     if options is not None:
         decoded = messages.withColumn(_JSON, _json_column(options)(PAYLOAD))
         text, error = f.col(f"{_JSON}.json"), f.col(f"{_JSON}.error")
-    # Spark reads the first value of a text and passes over what follows, such as another object on
-    # the next line. What is one value within an object, and within an array, is one value.
-    told = StructType().add(DATA, schema).add(_CORRUPT, "string")
-    within = f.concat(f.lit(f'{{"{DATA}":'), text, f.lit("}"))
-    parsed = f.from_json(within, told.toDDL(), {"columnNameOfCorruptRecord": _CORRUPT})
-    decoded = decoded.withColumn(_PARSED, parsed)
-    is_whole = f.col(f"{_PARSED}.{_CORRUPT}").isNull()
+    elif arrays:
+        decoded = decoded.withColumn(_ITEM, f.explode_outer(_items(text)))
+        text = f.col(_ITEM)
+    decoded = decoded.withColumn(_PARSED, _within(text, schema))
     decoded = decoded.withColumn(DATA, f.col(f"{_PARSED}.{DATA}"))
-    is_whole &= f.col(DATA).isNotNull()
+    is_whole = f.col(f"{_PARSED}.{_CORRUPT}").isNull() & f.col(DATA).isNotNull()
     if options is None:
-        listed = f.from_json(
-            f.concat(f.lit("["), text, f.lit("]")), f"ARRAY<STRUCT<{_PARSED}: INT>>"
+        is_whole &= _is_one(text)
+    if rescue:
+        named = f.array(*[f.lit(field.name) for field in schema])
+        others = f.map_filter(
+            f.from_json(text, "MAP<STRING, STRING>"), lambda name, _: ~f.array_contains(named, name)
         )
-        is_whole &= f.coalesce(f.size(listed) == 1, f.lit(False))
+        decoded = decoded.withColumn(RESCUED, f.when(is_whole & (f.size(others) > 0), others))
     missing = [
         f.when(f.col(f"{DATA}.{_quoted(field.name)}").isNull(), field.name)
         for field in schema
@@ -96,7 +103,7 @@ def mark(
             lacking != "", f.concat(f.lit("no value for "), lacking)
         ),
     )
-    decoded = decoded.drop(_PARSED)
+    decoded = decoded.drop(_PARSED, _ITEM)
     if options is not None:
         decoded = decoded.drop(_JSON)
     for reason, condition in refuse.items():
@@ -124,7 +131,33 @@ def usable(marked: DataFrame) -> DataFrame:
 
 def unusable(marked: DataFrame) -> DataFrame:
     """Return the messages that have a reason, with their payload as it came."""
-    return marked.where(f.col(REASON).isNotNull()).drop(DATA, EXPIRED)
+    return marked.where(f.col(REASON).isNotNull()).drop(DATA, RESCUED, EXPIRED)
+
+
+def _within(text: Column, kind: DataType) -> Column:
+    """Return a text as JSON of a type in `data`, and in `_corrupt` what is not of it.
+
+    Spark reads the first value of a text and passes over what follows, such as another object on
+    the next line. What is one value within an object, and within an array (`_is_one`), is one.
+    """
+    told = StructType().add(DATA, kind).add(_CORRUPT, "string")
+    within = f.concat(f.lit(f'{{"{DATA}":'), text, f.lit("}"))
+    return f.from_json(within, told.toDDL(), {"columnNameOfCorruptRecord": _CORRUPT})
+
+
+def _is_one(text: Column) -> Column:
+    listed = f.concat(f.lit("["), text, f.lit("]"))
+    values = f.from_json(listed, f"ARRAY<STRUCT<{_PARSED}: INT>>")
+    return f.coalesce(f.size(values) == 1, f.lit(False))
+
+
+def _items(text: Column) -> Column:
+    """Return the texts of the objects of a JSON array; the text itself where it is no array."""
+    parsed = _within(text, ArrayType(StringType()))
+    listed = f.from_json(f.concat(f.lit("["), text, f.lit("]")), "ARRAY<ARRAY<STRING>>")
+    is_list = f.ltrim(text).startswith("[") & (f.size(listed) == 1)
+    is_list &= parsed[_CORRUPT].isNull()
+    return f.when(f.coalesce(is_list, f.lit(False)), parsed[DATA]).otherwise(f.array(text))
 
 
 def _json_column(options: DecoderOptions) -> Any:

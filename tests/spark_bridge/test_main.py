@@ -27,6 +27,7 @@ from penstock.spark_bridge.__main__ import (
     is_short,
     main,
     read_pairs,
+    read_sink,
     read_trigger,
     with_wait,
 )
@@ -112,6 +113,18 @@ def test_triggers_are_seconds_or_available_now() -> None:
     assert read_trigger("2.5") == 2.5
     with pytest.raises(OptionError):
         read_trigger("inf")
+
+
+def test_the_files_of_a_stream_are_joined_where_that_is_asked_for() -> None:
+    """In a folder of this machine."""
+    assert read_sink("data", None).compact is None
+    assert read_sink("data", "128MiB").compact == 128 * 1024**2
+    for output, compact, told in (
+        ("data", "much", "'--compact': read 'much'; allowed: a number of bytes"),
+        ("s3a://b/data", "1MB", "--compact: read 1MB for s3a://b/data; allowed: with a folder"),
+    ):
+        with pytest.raises(OptionError, match=told):
+            read_sink(output, compact)
 
 
 def test_pairs_keep_equals_signs_of_their_values() -> None:

@@ -126,6 +126,10 @@ def test_a_wrong_key_is_named_with_what_was_read_and_what_is_allowed(
             "decode: {format: avro, schema_file: gone.avsc}\n",
             "decode.schema_file: read gone.avsc: No such file or directory; allowed: a file",
         ),
+        (
+            "decode: {format: sparkplugB, arrays: true}\n",
+            "decode.arrays: read true; allowed: with json",
+        ),
         ("expires_at: now()\n", "expires_at: read 'now()'; allowed: no expires_at without decode"),
         ("views: {v: DROP TABLE t}\n", "views.v: read 'DROP TABLE t'; allowed: a query of Spark"),
         ("views: {messages: SELECT 1}\n", "views.messages: read the name of another view"),

@@ -93,6 +93,37 @@ def test_more_than_one_json_value_is_quarantined(spark: SparkSession) -> None:
     assert set(reasons) == set(range(len(whole), len(whole) + len(left_over)))
 
 
+def test_an_array_of_objects_is_a_row_for_each(spark: SparkSession) -> None:
+    """One that does not fit takes none of the others with it; nothing behind the array is lost."""
+    schema = StructType.fromDDL("a INT NOT NULL, s STRING")
+    assert isinstance(schema, StructType)
+    one = b'{"a": 1, "s": "x, {y}"}'
+    payloads = [
+        b" [" + one + b', {"a": "2"}, {"a": 3}]\n',
+        one,
+        *(b"[]", b"[" + one + b"] x", b"[" + one + b"][" + one + b"]", b"[" + one + b"}", b"[1]"),
+    ]
+    marked = mark(messages(spark, payloads), schema, None, {}, None, arrays=True)
+    good = [(row.offset, row.data.a, row.data.s) for row in usable(marked).collect()]
+    assert good == [(0, 1, "x, {y}"), (0, 3, None), (1, 1, "x, {y}")]
+    bad = [(row.offset, bytes(row.payload), row.reason) for row in unusable(marked).collect()]
+    assert bad == [(n, payloads[n], "malformed") for n in (0, 2, 3, 4, 5, 6)]
+
+
+def test_fields_that_the_schema_does_not_name_are_rescued(spark: SparkSession) -> None:
+    """As texts; null where there are none."""
+    schema = StructType.fromDDL("a INT, b STRUCT<c: INT>")
+    assert isinstance(schema, StructType)
+    more = {"a": 1, "b": {"c": 2}, "new": 1.5, "text": "t", "list": [1, {"x": None}]}
+    payloads = [json.dumps(more).encode(), b'{"a": 1}', b"noise"]
+    marked = mark(messages(spark, payloads), schema, None, {}, None, rescue=True)
+    assert [row.rescued for row in usable(marked).collect()] == [
+        {"new": "1.5", "text": "t", "list": '[1,{"x":null}]'},
+        None,
+    ]
+    assert unusable(marked).columns == ["offset", "payload", "reason", "detail"]
+
+
 def test_other_formats_take_the_same_way(spark: SparkSession) -> None:
     """With the decoder's own reason as detail."""
     payloads = [
