@@ -5,14 +5,15 @@ Rerun: ``python -m benchmarks.decision_cost``; a look in seconds with ``--quick`
 The very gate of the plugin is asked about a 1 MB message in this process, for one subscriber on a
 good path, one on a bad path of which it is known what a message takes there, and one with another
 message on its way. What policies that learn are told is timed too: an RTT estimate, and that a
-message leaves and is acknowledged. The least of some repetitions counts: what is above it was the
-machine's other work. Memory is what the gate holds for each of many subscribers, their `Link`
-apart, which every session has.
+message leaves and is acknowledged. Times are of the processor, and the least of some repetitions
+counts. Memory is what the gate holds for each of many subscribers, their `Link` apart, which every
+session has.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 import timeit
 import tracemalloc
 from collections.abc import Callable, Mapping
@@ -98,7 +99,9 @@ def subscribers_of(gate: WithholdingGate) -> dict[str, Subscriber]:
 
 
 def _microseconds(call: Callable[[], Any], effort: Effort) -> float:
-    times = timeit.repeat(call, number=effort.decisions, repeat=effort.repetitions)
+    times = timeit.repeat(
+        call, timer=time.process_time, number=effort.decisions, repeat=effort.repetitions
+    )
     return 1e6 * min(times) / effort.decisions
 
 

@@ -51,8 +51,6 @@ class LinkFigures(NamedTuple):
         rtt_bytes: payload bytes of the packet that was timed; 0 for a bare acknowledgement.
         rtt_age_seconds: since the newest estimate was made, recent or not.
         rtt_min: least RTT of the recent past.
-        srtt: smoothed RTT (RFC 6298).
-        rttvar: RTT variance (RFC 6298).
         threshold_l: RTT above which the gate regards the path as congested; None where the gate has
             no such threshold.
         unsent_bytes: bytes that the broker had for the connection and the kernel had not taken, at
@@ -69,8 +67,6 @@ class LinkFigures(NamedTuple):
     rtt_bytes: int
     rtt_age_seconds: float | None
     rtt_min: float | None
-    srtt: float | None
-    rttvar: float | None
     threshold_l: float | None
     unsent_bytes: int
     outstanding_age_seconds: float | None

@@ -60,8 +60,6 @@ class Link:
             acknowledgement, as the kernel times.
         rtt_updated_at: monotonic seconds of the newest estimate, or None.
         rtt_source: name of the source of the newest estimate, such as ``tcp_info``.
-        srtt: smoothed RTT, seconds, or None (RFC 6298).
-        rttvar: RTT variance, seconds, or None (RFC 6298).
         rtt_min: least RTT in the sampler's window, seconds, or None.
         rtt_quartile: lower quartile of recent RTTs, seconds, or None.
         threshold_l: RTT of the uncongested path, seconds, as a moving average of recent RTTs, or
@@ -88,8 +86,6 @@ class Link:
     rtt_bytes: int = 0
     rtt_updated_at: float | None = None
     rtt_source: str = ""
-    srtt: float | None = None
-    rttvar: float | None = None
     rtt_min: float | None = None
     rtt_quartile: float | None = None
     threshold_l: float | None = None

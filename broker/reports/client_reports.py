@@ -201,8 +201,6 @@ def link_figures(subject: Subject, now: float) -> LinkFigures:
         rtt_bytes=link.rtt_bytes,
         rtt_age_seconds=_age(link.rtt_updated_at, now),
         rtt_min=_rounded(link.rtt_min),
-        srtt=_rounded(link.srtt),
-        rttvar=_rounded(link.rttvar),
         threshold_l=_rounded(subject.threshold_l(link)),
         unsent_bytes=link.unsent_bytes if is_connected else 0,
         outstanding_age_seconds=_age(link.outstanding_since, now) if is_connected else None,

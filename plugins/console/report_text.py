@@ -95,13 +95,8 @@ def _link(link: Report) -> Iterator[str]:
         yield f"link: no recent RTT; the last was from {source} {_seconds(age)} ago"
     else:
         yield "link: no RTT yet"
-    known = [
-        f"{word} {_seconds(link[name])}"
-        for word, name in (("least", "rtt_min"), ("smoothed", "srtt"), ("variance", "rttvar"))
-        if link[name] is not None
-    ]
-    if known:
-        yield f"  RTT: {', '.join(known)}"
+    if link["rtt_min"] is not None:
+        yield f"  least RTT: {_seconds(link['rtt_min'])}"
     outstanding = link["outstanding_age_seconds"]
     if outstanding is not None:
         yield f"  unanswered for {_seconds(outstanding)}: {_bytes(link['outstanding_bytes'])}"

@@ -21,14 +21,6 @@ DEFAULT_MAX_AGE_SECONDS = 10.0
 """The shortest burst of congestion in paper 002: an older estimate may describe congestion that has
 ended."""
 
-DEFAULT_MAX_TIMED_BYTES = 10_000
-"""The query of paper 002. The time of a larger packet depends on the path's rate more than on its
-congestion."""
-
-DEFAULT_PUBACK_SPACING_SECONDS = 0.1
-"""Ten samples a second describe any congestion that is worth withholding for; more would only cost.
-"""
-
 DEFAULT_PROBE_TOPIC = "latency"
 """The topic of the queries in paper 002."""
 
@@ -37,10 +29,6 @@ DEFAULT_PROBE_BYTES = 10_000
 
 MAX_PROBE_BYTES = 1_000_000
 """The large message of paper 002: a probe of that length causes the congestion that it measures."""
-
-DEFAULT_WINDOW_SECONDS = 300.0
-"""The window of Linux's own minimum RTT: many times a burst of congestion, and short enough to
-follow a client that has changed networks."""
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -58,28 +46,15 @@ class ProbingConfig:
         probe_topic: Topic Name of probes. Clients that subscribe to it by this exact name, at QoS 1
             or 2, get them; a subscription with a wildcard gets none.
         probe_bytes: payload of a probe.
-        estimator: source of `rtt_latest`: ``last`` sample, as in paper 002; ``ewma``, the smoothed
-            RTT of RFC 6298; ``minimum``, the least sample of the last `max_age_seconds`, which no
-            single spike can raise. The kernel's RTT is smoothed already, so ``last`` and ``ewma``
-            are the same for it.
         max_age_seconds: age at which an estimate no longer counts, and a timed packet without an
             answer is given up for another.
-        max_timed_bytes: payload bytes above which a packet's acknowledgement is not timed.
-        puback_spacing_seconds: least time between a sample of ``puback`` and the next packet that
-            is timed; one is timed at a time. 0: every packet is timed, however many are in flight.
-        window_seconds: length of the past from which the RTT of the uncongested path is
-            learned, as its least and as its average.
     """
 
     sources: tuple[SourceName, ...] = ("tcp_info", "puback")
     probe_period: Seconds = DEFAULT_PROBE_PERIOD
     probe_topic: str = DEFAULT_PROBE_TOPIC
     probe_bytes: Annotated[Size, Field(ge=1, le=MAX_PROBE_BYTES)] = DEFAULT_PROBE_BYTES
-    estimator: Literal["last", "ewma", "minimum"] = "last"
     max_age_seconds: Seconds = DEFAULT_MAX_AGE_SECONDS
-    max_timed_bytes: Annotated[Size, Field(ge=0)] = DEFAULT_MAX_TIMED_BYTES
-    puback_spacing_seconds: Annotated[float, Field(ge=0)] = DEFAULT_PUBACK_SPACING_SECONDS
-    window_seconds: Seconds = DEFAULT_WINDOW_SECONDS
 
     @field_validator("sources")
     @classmethod

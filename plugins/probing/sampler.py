@@ -57,11 +57,15 @@ from penstock.broker.network.tcp_info import (
 from penstock.plugins.probing.config import ProbingConfig
 from penstock.plugins.probing.estimators import RetransmitRatio, SourceEstimates
 from penstock.plugins.probing.probe import ProbeTimer
-from penstock.plugins.probing.puback import EveryPacketTimer, OnePacketTimer, PubackTimer
+from penstock.plugins.probing.puback import PubackTimer
 from penstock.plugins.probing.stall import StallDetector
 
 KERNEL = "tcp_info"
 """Name of the source whose RTTs come smoothed."""
+
+MAX_TIMED_BYTES = 10_000
+"""Payload bytes above which a packet's acknowledgement is not timed: the query of paper 002. The
+time of a larger packet depends on the path's rate more than on its congestion."""
 
 LOSING_RATIO = 0.03
 """Of recent segments, retransmitted, above which a path loses packets: loss-based congestion
@@ -83,7 +87,6 @@ class SubscriberPath:
     """
 
     __slots__ = (
-        "_config",
         "falling_since",
         "probe",
         "retransmits",
@@ -92,14 +95,14 @@ class SubscriberPath:
         "timer",
     )
 
-    def __init__(self, config: ProbingConfig) -> None:
-        self._config = config
+    def __init__(self, max_age_seconds: float) -> None:
+        """Begin with nothing known.
+
+        Args:
+            max_age_seconds: age at which a timed packet is given up for another.
+        """
         self.sources: tuple[SourceEstimates, ...] = ()
-        self.timer: PubackTimer
-        if config.puback_spacing_seconds > 0:
-            self.timer = OnePacketTimer(config.max_age_seconds, config.puback_spacing_seconds)
-        else:
-            self.timer = EveryPacketTimer(config.max_age_seconds)
+        self.timer = PubackTimer(max_age_seconds)
         self.probe: ProbeTimer | None = None
         self.stall = StallDetector()
         self.retransmits: RetransmitRatio | None = None
@@ -109,7 +112,7 @@ class SubscriberPath:
         """Take a new RTT of the kernel."""
         source = self.source(KERNEL)
         before, looked_at = source.latest, source.updated_at
-        source.add_smoothed(info.rtt, info.rttvar, now)
+        source.add(info.rtt, 0, now)
         self.falling_since = looked_at if source.latest < before else None
 
     def source(self, name: str) -> SourceEstimates:
@@ -117,13 +120,7 @@ class SubscriberPath:
         for source in self.sources:
             if source.name == name:
                 return source
-        config = self._config
-        source = SourceEstimates(
-            name,
-            estimator=config.estimator,
-            recent_seconds=config.max_age_seconds,
-            window_seconds=config.window_seconds,
-        )
+        source = SourceEstimates(name)
         self.sources += (source,)
         return source
 
@@ -159,12 +156,11 @@ class RttSampler(LinkSampler):
 
     def __init__(self, config: ProbingConfig, logger: logging.Logger) -> None:
         self.period = config.probe_period
-        self._config = config
         self._logger = logger
         self._reads_kernel = "tcp_info" in config.sources
         self._max_age_seconds = config.max_age_seconds
         # No payload is shorter than -1 byte: without the source no packet is timed.
-        self._max_timed_bytes = config.max_timed_bytes if "puback" in config.sources else -1
+        self._max_timed_bytes = MAX_TIMED_BYTES if "puback" in config.sources else -1
         if "probe" in config.sources:
             self.probe_topic = config.probe_topic
             self.probe_payload = os.urandom(config.probe_bytes)
@@ -197,9 +193,14 @@ class RttSampler(LinkSampler):
         self.sent_run(link, packet_id, 1, payload_bytes, now)
 
     def sent_run(
-        self, link: Link, first_packet_id: int, n_packets: int, payload_bytes: int, now: float
+        self,
+        link: Link,
+        first_packet_id: int,
+        n_packets: int,  # noqa: ARG002 (the contract's: the others are too early)
+        payload_bytes: int,
+        now: float,
     ) -> None:
-        """Time those of the packets that the timer wants."""
+        """Time the first of them, if the timer wants it."""
         if payload_bytes > self._max_timed_bytes:
             return
         path = self._paths.get(link) or self._path(link)
@@ -207,11 +208,11 @@ class RttSampler(LinkSampler):
         if now < timer.next_at:
             return
         was_idle = timer.sent_at is None
-        given_up = timer.sent(first_packet_id, n_packets, payload_bytes, now)
+        given_up = timer.sent(first_packet_id, payload_bytes, now)
         if was_idle or given_up is not None:
             self._write_outstanding(link, path)
         if given_up is not None:
-            path.source("puback").add(given_up.rtt, given_up.payload_bytes, now)
+            path.source("puback").add(*given_up, now)
             self._write_estimate(link, path, now)
 
     def probe_sent(self, link: Link, packet_id: int, now: float) -> None:
@@ -236,13 +237,10 @@ class RttSampler(LinkSampler):
         has_news = False
         if path.probe is not None and path.probe.packet_id:
             has_news = self._take_probe(link, path, path.probe, first_packet_id, n_packets, now)
-        timer = path.timer
-        if timer.sent_at is None:
+        sample = path.timer.acknowledged(first_packet_id, n_packets, now)
+        if sample is None:
             return has_news
-        samples = timer.acknowledged(first_packet_id, n_packets, now)
-        if not samples:
-            return has_news
-        path.source("puback").add_all(samples, now)
+        path.source("puback").add(*sample, now)
         self._write_outstanding(link, path)
         return self._write_estimate(link, path, now) or has_news
 
@@ -267,7 +265,7 @@ class RttSampler(LinkSampler):
     def _path(self, link: Link) -> SubscriberPath:
         path = self._paths.get(link)
         if path is None:
-            path = self._paths[link] = SubscriberPath(self._config)
+            path = self._paths[link] = SubscriberPath(self._max_age_seconds)
         return path
 
     def _write_outstanding(self, link: Link, path: SubscriberPath) -> None:
@@ -359,8 +357,6 @@ class RttSampler(LinkSampler):
             link.rtt_bytes = source.payload_bytes
             link.rtt_updated_at = source.updated_at
             link.rtt_source = source.name
-            link.srtt = source.smoothed.srtt
-            link.rttvar = source.smoothed.rttvar
             link.rtt_min = source.minimum.value
             link.rtt_quartile = source.quartile.value
             link.threshold_l = source.average.value

@@ -15,6 +15,7 @@ from penstock.broker.outbox.withholding_record import (
     WINDOW_SECONDS,
     WithholdingRecord,
 )
+from penstock.plugins.probing import puback
 from penstock.plugins.probing.config import ProbingConfig
 from penstock.plugins.probing.sampler import RttSampler
 from penstock.plugins.withholding import gate as gate_module
@@ -119,10 +120,12 @@ def test_latency_of_large_messages_ends_at_their_acknowledgement() -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_latency_of_small_messages_is_that_of_those_that_are_timed(*, waits: bool) -> None:
+def test_latency_of_small_messages_is_that_of_those_that_are_timed(
+    monkeypatch: pytest.MonkeyPatch, *, waits: bool
+) -> None:
     """From the arrival, also of one that could not leave at once."""
-    config = ProbingConfig(sources=("puback",), puback_spacing_seconds=0)
-    sampler = RttSampler(config, logging.getLogger("test"))
+    monkeypatch.setattr(puback, "SPACING_SECONDS", 0.0)
+    sampler = RttSampler(ProbingConfig(sources=("puback",)), logging.getLogger("test"))
     broker = VirtualBroker(samplers=(sampler,))
     client = broker.connect("s", properties={"receive_maximum": 1})
     client.subscribe("#", 1)

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import logging
 
+import pytest
+
 from penstock.broker.mqtt.packets import ConnAck, Connect, PubAck, Publish
 from penstock.edge_proxy.sidecar.client_reports import ProxyReports
 from penstock.edge_proxy.sidecar.shared import describe_large
 from penstock.edge_proxy.upstream import Upstreams
 from penstock.edge_proxy.upstream_config import UpstreamKeys
+from penstock.plugins.probing import puback
 from penstock.plugins.probing.config import ProbingConfig
 from penstock.plugins.probing.sampler import RttSampler
 from tests.helpers.gates import SwitchGate
@@ -118,11 +121,11 @@ def test_the_state_of_the_proxy_says_where_all_messages_are() -> None:
     assert state["clients"] == {"connected": 0, "gone": 2, "refused": {}}
 
 
-def test_large_messages_are_counted_and_timed() -> None:
+def test_large_messages_are_counted_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The counters and histograms are the broker's; a log at the end has them on one line."""
     gate = SwitchGate(LARGE_BYTES)
-    config = ProbingConfig(sources=("puback",), puback_spacing_seconds=0)
-    sampler = RttSampler(config, logging.getLogger("test"))
+    monkeypatch.setattr(puback, "SPACING_SECONDS", 0.0)
+    sampler = RttSampler(ProbingConfig(sources=("puback",)), logging.getLogger("test"))
     pair = VirtualPair.connected(gate=gate, samplers=(sampler,))
     reports = reports_of(pair)
     assert describe_large(reports.withholding()) == ""

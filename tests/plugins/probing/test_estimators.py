@@ -14,38 +14,12 @@ from penstock.plugins.probing.estimators import (
     LowerQuartile,
     MovingAverage,
     RetransmitRatio,
-    SmoothedRtt,
     SourceEstimates,
     WindowedMinimum,
 )
 
 rtts = st.floats(1e-6, 100)
 timed_rtts = st.lists(st.tuples(st.floats(0, 50), rtts), min_size=1, max_size=60)
-
-
-def estimates(estimator: str = "last") -> SourceEstimates:
-    """Return estimates with a recent past of 10 s and a window of 300 s."""
-    return SourceEstimates("puback", estimator=estimator, recent_seconds=10, window_seconds=300)
-
-
-def test_smoothed_rtt_follows_rfc_6298() -> None:
-    """First R: SRTT = R, RTTVAR = R / 2; then gains of 1/4 and 1/8, RTTVAR first (2.2, 2.3)."""
-    smoothed = SmoothedRtt()
-    assert (smoothed.srtt, smoothed.rttvar) == (None, None)
-    assert smoothed.add(0.8) == 0.8
-    assert smoothed.rttvar == 0.4
-    # RTTVAR = 3/4 * 0.4 + 1/4 * |0.8 - 1.6|, SRTT = 7/8 * 0.8 + 1/8 * 1.6.
-    assert smoothed.add(1.6) == pytest.approx(0.9)
-    assert smoothed.rttvar == pytest.approx(0.5)
-
-
-@given(st.lists(rtts, min_size=1))
-def test_smoothed_rtt_stays_within_its_samples(samples: list[float]) -> None:
-    """A weighted mean is never outside of what it is made from."""
-    smoothed = SmoothedRtt()
-    for sample in samples:
-        srtt = smoothed.add(sample)
-    assert min(samples) * (1 - 1e-9) <= srtt <= max(samples) * (1 + 1e-9)
 
 
 @given(timed_rtts)
@@ -124,33 +98,13 @@ def test_retransmit_ratio_counts_on_past_the_end_of_the_kernels_counters() -> No
     assert ratio.add(5, 1, 1.0) == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize(("estimator", "latest"), [("last", 0.9), ("ewma", 0.2), ("minimum", 0.1)])
-def test_estimator_decides_what_latest_is(estimator: str, latest: float) -> None:
-    """One spike raises the last sample fully, the smoothed RTT by an eighth, the least not."""
-    source = estimates(estimator)
+def test_a_source_knows_the_newest_sample_the_least_and_the_average() -> None:
+    """And of which packet and time the newest is."""
+    source = SourceEstimates("puback")
     source.add(0.1, 100, 0.0)
     source.add(0.9, 200, 1.0)
-    assert source.latest == pytest.approx(latest)
-    assert (source.payload_bytes, source.updated_at) == (200, 1.0)
-
-
-def test_estimator_minimum_follows_a_lasting_rise() -> None:
-    """The least sample is that of the recent past, not of the long window."""
-    source = estimates("minimum")
-    for second in range(30):
-        source.add(0.1 if second < 10 else 0.9, 100, second)
-    assert source.latest == 0.9
-    assert source.minimum.value == 0.1
-
-
-def test_smoothed_source_is_not_smoothed_again() -> None:
-    """The kernel's SRTT and variance are taken as they are."""
-    source = estimates("ewma")
-    source.add_smoothed(0.1, 0.01, 0.0)
-    source.add_smoothed(0.9, 0.2, 1.0)
-    assert source.latest == 0.9
-    assert (source.smoothed.srtt, source.smoothed.rttvar) == (0.9, 0.2)
-    assert source.payload_bytes == 0
+    assert (source.latest, source.payload_bytes, source.updated_at) == (0.9, 200, 1.0)
+    assert (source.minimum.value, source.average.value) == (0.1, 0.5)
 
 
 def test_pure_modules_load_without_clock_chance_and_io() -> None:
