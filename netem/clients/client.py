@@ -1,16 +1,17 @@
-"""The clients of one host, a process each: ``python -m penstock.netem.clients.client PLAN``.
+"""The clients of some hosts, a process each: ``python -m penstock.netem.clients.client PLAN``.
 
-Each client is forked from this process, which has already loaded the modules: a hundred clients
-start in a second and share the memory. Lines on standard output tell the runner about a client:
-``ready``, ``published``, ``assured``, ``complete``, and ``ended ID STATUS`` when its process has
-ended. ``begin SECONDS`` on standard input gives the start of the traffic. The end of standard input
-ends all clients.
+Each client is forked from this process, which has already loaded the modules, and enters the
+namespace of its host: a hundred clients start in a second and share the memory. Lines on standard
+output tell the runner about a client: ``ready``, ``published``, ``assured``, ``complete``, and
+``ended ID STATUS`` when its process has ended. ``begin SECONDS`` on standard input gives the start
+of the traffic. The end of standard input ends all clients.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import select
 import signal
@@ -21,8 +22,9 @@ from pathlib import Path
 from typing import Final
 
 from penstock.netem.clients import publisher, subscriber
-from penstock.netem.clients.client_plan import CrewPlan, PublisherPlan, SubscriberPlan
+from penstock.netem.clients.client_plan import PublisherPlan, SubscriberPlan, read_crews
 from penstock.netem.clients.connection import say
+from penstock.netem.links.namespaces import enter
 
 LOOK_SECONDS: Final = 0.2
 """Period at which ended clients are looked for."""
@@ -37,22 +39,23 @@ class _Client:
         orders: file descriptor of its input.
     """
 
-    def __init__(self, plan: PublisherPlan | SubscriberPlan) -> None:
+    def __init__(self, namespace: str, plan: PublisherPlan | SubscriberPlan) -> None:
         self.client_id = plan.client_id
         reading, self.orders = os.pipe()
         self.pid = os.fork()
         if not self.pid:
             os.close(self.orders)
-            _be(plan, reading)
+            _be(namespace, plan, reading)
         os.close(reading)
 
 
-def _be(plan: PublisherPlan | SubscriberPlan, orders: int) -> None:
+def _be(namespace: str, plan: PublisherPlan | SubscriberPlan, orders: int) -> None:
     """Run a client in this process; never return."""
     status = 1
     try:
         log = os.open(plan.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, 2)
+        enter(namespace)
         await_begin = _awaiting(orders)
         if isinstance(plan, PublisherPlan):
             publisher.run(plan, await_begin)
@@ -76,12 +79,13 @@ def _awaiting(orders: int) -> Callable[[], float]:
 
 def main(argv: list[str]) -> int:
     """Start the clients of a plan and keep them until standard input ends."""
-    plan = CrewPlan.read(Path(argv[0]))
+    crews = read_crews(Path(argv[0]))
     # Ctrl-C reaches every process of the terminal; the runner alone decides when clients end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The collector would write to pages that clients share.
     gc.freeze()
-    clients = {each.pid: each for each in map(_Client, plan.clients())}
+    every = [(namespace, each) for namespace, crew in crews.items() for each in crew.clients()]
+    clients = {each.pid: each for each in itertools.starmap(_Client, every)}
     try:
         while True:
             if select.select([0], [], [], LOOK_SECONDS)[0]:

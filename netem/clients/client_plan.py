@@ -1,4 +1,4 @@
-"""The plan that the runner gives the clients of a host: one JSON file.
+"""The plan that the runner gives the clients of its hosts: one JSON file.
 
 Plain dataclasses without pydantic keep a client's process small.
 """
@@ -6,6 +6,7 @@ Plain dataclasses without pydantic keep a client's process small.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -139,22 +140,26 @@ class CrewPlan:
         """Return all of them, subscribers first."""
         return [*self.subscribers, *self.publishers]
 
-    def write(self, file: Path) -> None:
-        """Write the plan."""
-        file.write_text(json.dumps(asdict(self)))
 
-    @classmethod
-    def read(cls, file: Path) -> CrewPlan:
-        """Return the plan that `write` wrote."""
-        plan: dict[str, list[dict[str, Any]]] = json.loads(file.read_text())
-        for publisher in plan["publishers"]:
-            for stream in publisher["streams"]:
-                stream["times"] = Times(**stream["times"])
-            publisher["streams"] = [StreamPlan(**each) for each in publisher["streams"]]
-        for subscriber in plan["subscribers"]:
-            subscriber["lanes"] = [LanePlan(**each) for each in subscriber["lanes"]]
-            subscriber["awaited"] = [Awaited(**each) for each in subscriber["awaited"]]
-        return cls(
-            [PublisherPlan(**each) for each in plan["publishers"]],
-            [SubscriberPlan(**each) for each in plan["subscribers"]],
-        )
+def write_crews(file: Path, crews: Mapping[str, CrewPlan]) -> None:
+    """Write the clients of some hosts, by the namespaces of these."""
+    file.write_text(json.dumps({namespace: asdict(crew) for namespace, crew in crews.items()}))
+
+
+def read_crews(file: Path) -> dict[str, CrewPlan]:
+    """Return what `write_crews` wrote."""
+    return {namespace: _crew(plan) for namespace, plan in json.loads(file.read_text()).items()}
+
+
+def _crew(plan: dict[str, list[dict[str, Any]]]) -> CrewPlan:
+    for publisher in plan["publishers"]:
+        for stream in publisher["streams"]:
+            stream["times"] = Times(**stream["times"])
+        publisher["streams"] = [StreamPlan(**each) for each in publisher["streams"]]
+    for subscriber in plan["subscribers"]:
+        subscriber["lanes"] = [LanePlan(**each) for each in subscriber["lanes"]]
+        subscriber["awaited"] = [Awaited(**each) for each in subscriber["awaited"]]
+    return CrewPlan(
+        [PublisherPlan(**each) for each in plan["publishers"]],
+        [SubscriberPlan(**each) for each in plan["subscribers"]],
+    )

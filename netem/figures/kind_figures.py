@@ -15,12 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from statistics import median
 from typing import Final, Literal, NamedTuple
 
 from penstock.netem.clients.publisher import SMALL_BYTES
 from penstock.netem.figures.estimates import (
+    LEAST_UNITS,
     Estimate,
     Standing,
     Statistic,
@@ -62,7 +63,22 @@ MOST_LANES_P99_SECONDS: Final = 3.0
 MOST_LANES_LARGE: Final = 1.05
 """What two lanes are to keep against mosquitto with one connection."""
 
+ALL: Final = "all"
+"""Congestion control and way of a row about all cells of a kind."""
+
 Size = Literal["small", "large"]
+
+
+class Row(NamedTuple):
+    """What a line of a table is about.
+
+    Attributes:
+        words: kind, congestion control and way.
+        cells: one, or all of a kind.
+    """
+
+    words: tuple[str, str, str]
+    cells: tuple[Cell, ...]
 
 
 class KindVerdict(NamedTuple):
@@ -112,6 +128,31 @@ class KindFigures:
     def cells(self) -> list[Cell]:
         """The cells that ran."""
         return self.measures.scenario.cells()
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The cells; before those of a kind, if there are several, a row for all of them."""
+        found = []
+        for kind in self.measures.scenario.kinds:
+            cells = [cell for cell in self.cells if cell.kind == kind]
+            if len(cells) > 1:
+                found.append(Row((kind, ALL, ALL), tuple(cells)))
+            found += [Row((kind, cell.congestion_control, cell.way), (cell,)) for cell in cells]
+        return found
+
+    @cached_property
+    def judged(self) -> list[Row]:
+        """The rows that targets are about: each cell by itself, if seeds are enough for intervals.
+
+        Otherwise each kind, whose cells together may have as many units as it takes.
+        """
+        is_enough = len(self.measures.scenario.seeds) >= LEAST_UNITS
+        of_kinds = {row.words[0]: row for row in reversed(self.rows)}  # the first row of each
+        return [
+            row
+            for row in self.rows
+            if (len(row.cells) == 1 if is_enough else row in of_kinds.values())
+        ]
 
     @cached_property
     def brokers(self) -> list[str]:
@@ -239,18 +280,17 @@ def _lanes_verdicts(figures: KindFigures, *, is_judged: bool) -> list[KindVerdic
         standing = at_most(over, bound)
         title = f"{LANES}: {size} mean over {PEER}'s, median of the cells"
         found.append(KindVerdict(title, words, f"at most {bound:g}", standing, is_judged))
-    reached = [cell for cell in figures.cells if not _has_outages(figures, cell)]
     p99s = [
-        (cell, figures.estimate([cell], figures.quantile([cell], LANES, "small", 0.99)))
-        for cell in reached
+        (row, figures.estimate(row.cells, figures.quantile(row.cells, LANES, "small", 0.99)))
+        for row in figures.judged
+        if not _has_outages(figures, row.cells[0])
     ]
-    bounds = f"at most {MOST_LANES_P99_SECONDS:g} s on each kind but outages"
     found.append(
         _each(
             f"{LANES}: small p99",
-            [(cell, p99, at_most(p99, MOST_LANES_P99_SECONDS)) for cell, p99 in p99s],
-            bounds,
-            lambda each: show_estimate("small p99", each),
+            [(row, p99, at_most(p99, MOST_LANES_P99_SECONDS)) for row, p99 in p99s],
+            f"at most {MOST_LANES_P99_SECONDS:g} s on each kind but outages",
+            partial(show_estimate, "small p99"),
             is_judged=is_judged,
         )
     )
@@ -259,28 +299,25 @@ def _lanes_verdicts(figures: KindFigures, *, is_judged: bool) -> list[KindVerdic
 
 def _policy_verdicts(figures: KindFigures, *, is_judged: bool) -> list[KindVerdict]:
     found = []
-    gains = {cell: figures.estimate([cell], figures.gain([cell], ORACLE)) for cell in figures.cells}
-    judged = [cell for cell, gain in gains.items() if gain.value > GAIN_THAT_COUNTS]
     if ORACLE in figures.brokers:
-        shares = [(cell, figures.estimate([cell], figures.share([cell], FOCUS))) for cell in judged]
+        gains = _estimates(figures, lambda cells: figures.gain(cells, ORACLE))
+        judged = [row for row, gain in gains if gain.value > GAIN_THAT_COUNTS]
+        shares = _estimates(figures, lambda cells: figures.share(cells, FOCUS))
         found.append(
             _each(
                 f"{FOCUS}: share of the oracle's gain, where that is over {GAIN_THAT_COUNTS:g}",
-                [(cell, share, at_least(share, LEAST_SHARE)) for cell, share in shares],
+                [(row, each, at_least(each, LEAST_SHARE)) for row, each in shares if row in judged],
                 f"at least {LEAST_SHARE:g}",
                 show_ratio,
                 is_judged=is_judged,
                 most_is_worst=False,
             )
         )
-    p90s = [
-        (cell, figures.estimate([cell], figures.p90_over([cell], FOCUS, BASELINE)))
-        for cell in figures.cells
-    ]
+    p90s = _estimates(figures, lambda cells: figures.p90_over(cells, FOCUS, BASELINE))
     found.append(
         _each(
             f"{FOCUS}: small p90 over {BASELINE}'s",
-            [(cell, p90, at_most(p90, MOST_P90)) for cell, p90 in p90s],
+            [(row, p90, at_most(p90, MOST_P90)) for row, p90 in p90s],
             f"at most {MOST_P90:g}",
             show_ratio,
             is_judged=is_judged,
@@ -296,31 +333,36 @@ def _policy_verdicts(figures: KindFigures, *, is_judged: bool) -> list[KindVerdi
             is_judged,
         )
     )
-    own_gains = {
-        cell: figures.estimate([cell], figures.gain([cell], FOCUS)).value for cell in figures.cells
+    own = {
+        row: gain.value
+        for row, gain in _estimates(figures, lambda cells: figures.gain(cells, FOCUS))
     }
-    for words, bound, cells in (
-        ("gain over half", MOST_LARGE, [c for c, g in own_gains.items() if g > MUCH_GAIN]),
+    overs = _estimates(figures, lambda cells: figures.over(cells, FOCUS, BASELINE, "large"))
+    for words, bound, rows in (
+        ("gain over half", MOST_LARGE, [row for row in own if own[row] > MUCH_GAIN]),
         (
             "gain less than a fifth",
             MOST_LARGE_WITHOUT_GAIN,
-            [c for c, g in own_gains.items() if g < LITTLE_GAIN],
+            [row for row in own if own[row] < LITTLE_GAIN],
         ),
     ):
-        overs = [
-            (cell, figures.estimate([cell], figures.over([cell], FOCUS, BASELINE, "large")))
-            for cell in cells
-        ]
         found.append(
             _each(
                 f"{FOCUS}: large mean over {BASELINE}'s, where small messages {words}",
-                [(cell, each, at_most(each, bound)) for cell, each in overs],
+                [(row, each, at_most(each, bound)) for row, each in overs if row in rows],
                 f"at most {bound:g}",
                 show_ratio,
                 is_judged=is_judged,
             )
         )
     return found
+
+
+def _estimates(
+    figures: KindFigures, of: Callable[[Sequence[Cell]], Statistic | None]
+) -> list[tuple[Row, Estimate]]:
+    """Return a figure of each row that is judged."""
+    return [(row, figures.estimate(row.cells, of(row.cells))) for row in figures.judged]
 
 
 def _has_outages(figures: KindFigures, cell: Cell) -> bool:
@@ -334,23 +376,21 @@ def _has_outages(figures: KindFigures, cell: Cell) -> bool:
 
 def _each(
     figure: str,
-    found: Sequence[tuple[Cell, Estimate, Standing]],
+    found: Sequence[tuple[Row, Estimate, Standing]],
     bounds: str,
     put: Callable[[Estimate], str],
     *,
     is_judged: bool,
     most_is_worst: bool = True,
 ) -> KindVerdict:
-    """Return the verdict about each of several cells: how many keep the bound, and the worst."""
+    """Return the verdict about each of several rows: how many keep the bound, and the worst."""
     if not found:
-        return KindVerdict(figure, "no such cell", bounds, Standing.MET, is_judged)
+        return KindVerdict(figure, "there is none", bounds, Standing.MET, is_judged)
     standings = [standing for _, _, standing in found]
     counts = [f"{standings.count(each)} {each}" for each in Standing if each in standings]
+    words = f"of {len(found)}, {', '.join(counts)}"
     known = [each for each in found if not math.isnan(each[1].value)]
-    words = f"{len(found)} cells: {', '.join(counts)}"
     if known:
         worst = (max if most_is_worst else min)(known, key=lambda each: each[1].value)
-        cell, estimate, _ = worst
-        where = f"{cell.kind}, {cell.congestion_control}, {cell.way}"
-        words += f"; worst {put(estimate)}, {where}"
+        words += f"; worst {put(worst[1])}: {', '.join(worst[0].words)}"
     return KindVerdict(figure, words, bounds, all_of(standings), is_judged)

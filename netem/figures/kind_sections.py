@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from penstock.netem.figures.estimates import Estimate, Statistic
 from penstock.netem.figures.kind_figures import (
@@ -19,9 +19,6 @@ from penstock.netem.figures.kind_figures import (
 from penstock.netem.figures.measures import Measures, percent, show_estimate, show_ratio
 from penstock.netem.figures.sections import Section
 from penstock.netem.runs.kinds import Cell
-
-ALL: Final = "all"
-"""Congestion control and way of a row about all cells of a kind."""
 
 Column: TypeAlias = tuple[Callable[[Sequence[Cell]], Statistic | None], Callable[[Estimate], str]]
 """Of some cells the statistic, None where its brokers did not run; and how it is written."""
@@ -40,16 +37,6 @@ def kind_sections(measures: Measures) -> list[Section]:
     return [*found, _latencies(figures)]
 
 
-def _rows(figures: KindFigures) -> Iterator[tuple[list[str], list[Cell]]]:
-    """Yield the first words of each row, and the cells that it is about."""
-    for kind in figures.measures.scenario.kinds:
-        cells = [cell for cell in figures.cells if cell.kind == kind]
-        if len(cells) > 1:
-            yield [kind, ALL, ALL], cells
-        for cell in cells:
-            yield [kind, cell.congestion_control, cell.way], [cell]
-
-
 def _percent(found: Estimate) -> str:
     return found.show(lambda share: f"{percent(share):.0f} %")
 
@@ -62,7 +49,7 @@ def _section(
     figures: KindFigures, name: str, heading: str, columns: Mapping[str, Column]
 ) -> Section:
     rows = []
-    for words, cells in _rows(figures):
+    for words, cells in figures.rows:
         told = [put(figures.estimate(cells, of(cells))) for of, put in columns.values()]
         rows.append([*words, *told, str(figures.n_units(cells))])
     head = ["kind", "congestion control", "way", *columns, "units"]
@@ -137,7 +124,7 @@ def _lanes(figures: KindFigures) -> Section:
 def _latencies(figures: KindFigures) -> Section:
     """What each broker makes of each cell, in seconds."""
     rows = []
-    for words, cells in _rows(figures):
+    for words, cells in figures.rows:
         for broker in figures.brokers:
             statistics = [
                 figures.mean(cells, broker, "small"),

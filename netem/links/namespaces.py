@@ -12,6 +12,7 @@ the namespace's own /sys.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import shutil
@@ -27,6 +28,9 @@ NAME_PREFIX: Final = "penstock-"
 FOLDER: Final = Path("/run/netns")
 """Folder in which iproute2 keeps the names of namespaces."""
 
+CLONE_NEWNET: Final = 0x40000000
+"""From linux/sched.h: a network namespace."""
+
 CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 """Capabilities that namespaces and their devices need, by bit (linux/capability.h)."""
 
@@ -39,6 +43,19 @@ has two for each link."""
 
 DEAD: Final = frozenset({"Z", "X", "x"})
 """States of a process that has ended, in /proc/PID/stat."""
+
+
+def enter(namespace: str) -> None:
+    """Enter a named namespace: sockets that this thread makes are of that host from now on.
+
+    Raises:
+        OSError: there is none, or this process may not.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns is of Python 3.12
+    with (FOLDER / namespace).open() as file:
+        if libc.setns(file.fileno(), CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, f"{namespace}: {os.strerror(number)}")
 
 
 def require_root() -> None:

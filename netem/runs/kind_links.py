@@ -42,8 +42,8 @@ def find_kind_mistakes(scenario: Scenario) -> Iterator[Mistake]:
     for key in ("streams", "congestion_controls", "ways"):
         if not getattr(each, key):
             yield Mistake((*place, key), "read none; allowed: at least one")
-    if each.at_once is not None and each.at_once < 1:
-        yield Mistake((*place, "at_once"), f"read {each.at_once}; allowed: from 1")
+    if each.links_at_once is not None and each.links_at_once < 1:
+        yield Mistake((*place, "links_at_once"), f"read {each.links_at_once}; allowed: from 1")
     yield from _check_known((*place, "few"), each.few, scenario.brokers)
     yield from _check_known((*place, "profile"), [each.profile], scenario.profiles)
     yield from _check_streams(scenario, (*place, "streams"), each.streams)
@@ -153,9 +153,5 @@ def only_kinds(scenario: Scenario, kinds: Collection[str]) -> Scenario:
 
 def parts(scenario: Scenario) -> list[Scenario]:
     """Return what runs at a time of a scenario: some of its kinds; itself, if it has none."""
-    each = scenario.each_kind
-    if each is None or each.at_once is None:
-        return [scenario]
-    names = list(scenario.kinds)
-    groups = [names[begin : begin + each.at_once] for begin in range(0, len(names), each.at_once)]
-    return [only_kinds(scenario, group) for group in groups]
+    groups = scenario.kinds_at_once()
+    return [only_kinds(scenario, group) for group in groups] if len(groups) > 1 else [scenario]

@@ -53,7 +53,8 @@ class EachKind:
         streams: names in `Scenario.traffic`, whose topics have ``{to}`` in them.
         congestion_controls: of the TCP connections over a link, on both sides.
         ways: how subscribers reach the broker.
-        at_once: how many kinds run at a time; None for all.
+        links_at_once: how many links run at a time at most, of all brokers together; at least one
+            kind does. None for all.
         few: brokers that are measured on the first of `ways` alone.
     """
 
@@ -63,7 +64,7 @@ class EachKind:
     streams: list[str]
     congestion_controls: list[str] = field(default_factory=lambda: ["cubic"])
     ways: list[Way] = field(default_factory=lambda: ["direct"])
-    at_once: int | None = None
+    links_at_once: int | None = None
     few: list[str] = field(default_factory=list)
 
 

@@ -294,7 +294,7 @@ class _Round:
         teller.stage("clients connect")
         for site in self._sites:
             site.start_clients()
-        n_clients = sum(len(crew.told) for site in self._sites for crew in site.crews)
+        n_clients = sum(len(site.told) for site in self._sites)
         seconds = READY_SECONDS + n_clients / 4
         self._keep(
             lambda: all(site.clients_are_ready() for site in self._sites),

@@ -478,9 +478,32 @@ class Scenario:
     @property
     def rounds(self) -> int:
         """How often the traffic runs: for each seed, as often as it takes for all brokers."""
-        at_once = self.each_kind.at_once if self.each_kind is not None else None
-        n_parts = math.ceil(len(self.kinds) / at_once) if at_once else 1
-        return len(self.seeds) * n_parts * len(self.groups())
+        return len(self.seeds) * len(self.kinds_at_once()) * len(self.groups())
+
+    def kinds_at_once(self) -> list[list[str]]:
+        """Return the kinds that run at the same time, in the order of the groups."""
+        most = math.inf
+        if self.each_kind is not None and self.each_kind.links_at_once is not None:
+            most = self.each_kind.links_at_once
+        groups: list[list[str]] = [[]]
+        room = most
+        for kind in self.kinds:
+            n_links = self._count_links(kind)
+            if groups[-1] and n_links > room:
+                groups.append([])
+                room = most
+            groups[-1].append(kind)
+            room -= n_links
+        return groups
+
+    def _count_links(self, kind: str) -> int:
+        """Return how many links to subscribers a kind has in a round, of its brokers together."""
+        most_brokers = max(map(len, self.groups()))
+        receivers = [each for cell in self.cells() if cell.kind == kind for each in cell.receivers]
+        brokers = [self.subscribers[each].brokers for each in receivers]
+        return sum(
+            min(most_brokers, len(self.brokers if each is None else each)) for each in brokers
+        )
 
     def groups(self) -> list[list[str]]:
         """Return the brokers that run at the same time, in the order of the groups."""

@@ -8,11 +8,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from penstock.netem.clients.client_plan import CrewPlan
+from penstock.netem.clients.client_plan import CrewPlan, write_crews
 from penstock.netem.clients.connection import BALANCER_PORT, PORT
 from penstock.netem.clients.roster import Roster
 from penstock.netem.errors import RunError
@@ -39,21 +39,32 @@ READY_SECONDS: Final = 60.0
 
 
 class Crew:
-    """The clients of one host: a process that has forked one for each.
+    """The clients of some hosts: a process that has forked one for each.
 
     Attributes:
         process: the parent of all.
         told: what each client has said, by client id.
     """
 
-    def __init__(self, name: str, plan: CrewPlan, host: Host, directory: Path) -> None:
-        self.told: dict[str, set[str]] = {each.client_id: set() for each in plan.clients()}
-        self._logs = {each.client_id: Path(each.log) for each in plan.clients()}
+    def __init__(
+        self, name: str, plans: Mapping[str, CrewPlan], host: Host, directory: Path
+    ) -> None:
+        """Start the clients.
+
+        Args:
+            name: of their broker.
+            plans: by the namespace of a host.
+            host: where the parent of all runs.
+            directory: for its log and the plan.
+        """
+        clients = [each for plan in plans.values() for each in plan.clients()]
+        self.told: dict[str, set[str]] = {each.client_id: set() for each in clients}
+        self._logs = {each.client_id: Path(each.log) for each in clients}
         self._name = name
         self._rest = b""
-        self._log = directory / f"crew-{host.name}.log"
-        file = directory / f"crew-{host.name}.json"
-        plan.write(file)
+        self._log = directory / "crew.log"
+        file = directory / "crew.json"
+        write_crews(file, plans)
         with self._log.open("wb") as log:
             self.process = host.popen(
                 [sys.executable, "-m", "penstock.netem.clients.client", str(file)],
@@ -110,7 +121,7 @@ class Site:
         links: by name in the scenario.
         broker: the running one, on the broker's host.
         helpers: its sidecar and edge brokers, once they are started.
-        crews: its clients, once they are started.
+        crew: its clients, once they are started.
     """
 
     def __init__(self, network: Network, roster: Roster, directory: Path) -> None:
@@ -123,7 +134,7 @@ class Site:
         self.roster = roster
         self.network = network
         self.directory = directory
-        self.crews: list[Crew] = []
+        self.crew: Crew | None = None
         self.helpers: list[RunningBroker] = []
         self._balancer: RunningBroker | None = None
         self._bytes_before: dict[str, tuple[int, int]] = {}
@@ -221,9 +232,12 @@ class Site:
         """Start all clients and bulk flows."""
         self._start_flows()
         plans = self.roster.crews(self._address, self._clients_directory)
-        self.crews = [
-            Crew(self.name, plan, self._hosts[host], self.directory) for host, plan in plans.items()
-        ]
+        self.crew = Crew(
+            self.name,
+            {self._hosts[host].namespace: plan for host, plan in plans.items()},
+            self._hosts[self.roster.scenario.broker_host],
+            self.directory,
+        )
 
     def clients_are_ready(self) -> bool:
         """Say whether all are connected and subscribed.
@@ -232,7 +246,7 @@ class Site:
             RunError: the broker or a client has failed.
         """
         self.check()
-        return all("ready" in told for told in self._told())
+        return all("ready" in told for told in self.told.values())
 
     def not_reached(self) -> list[str]:
         """Return the subscribers that edge brokers have not yet joined with all publishers."""
@@ -245,8 +259,7 @@ class Site:
         }
         return sorted(
             client_id
-            for crew in self.crews
-            for client_id, told in crew.told.items()
+            for client_id, told in self.told.items()
             if client_id in waiting and "reached" not in told
         )
 
@@ -312,8 +325,8 @@ class Site:
                 with contextlib.suppress(BrokenPipeError):  # the next check reports its end
                     orders.write(json.dumps(times).encode() + b"\n")
                     orders.flush()
-        for crew in self.crews:
-            crew.begin(begin_at)
+        if self.crew is not None:
+            self.crew.begin(begin_at)
 
     def note_bytes(self) -> None:
         """Note what the links have carried before the traffic."""
@@ -349,8 +362,8 @@ class Site:
             helper.check()
         if self._balancer is not None:
             self._balancer.check()
-        for crew in self.crews:
-            crew.listen()
+        if self.crew is not None:
+            self.crew.listen()
         for name, (process, flow_log) in self._flows.items():
             if process.poll() is not None:
                 raise RunError(
@@ -369,12 +382,7 @@ class Site:
 
     def not_ready(self) -> list[str]:
         """Return the client ids of those who are not connected and subscribed."""
-        return [
-            client_id
-            for crew in self.crews
-            for client_id, told in crew.told.items()
-            if "ready" not in told
-        ]
+        return [client_id for client_id, told in self.told.items() if "ready" not in told]
 
     def has_published(self) -> bool:
         """Say whether all publishers have published all."""
@@ -402,15 +410,13 @@ class Site:
     def _subscribers(self) -> set[str]:
         return {each.client_id for each in self.roster.subscribers}
 
-    def _told(self) -> Iterator[set[str]]:
-        for crew in self.crews:
-            yield from crew.told.values()
+    @property
+    def told(self) -> Mapping[str, set[str]]:
+        """What each client has said, by client id; nothing before they are started."""
+        return {} if self.crew is None else self.crew.told
 
     def _told_of(self, client_ids: set[str]) -> Iterator[set[str]]:
-        for crew in self.crews:
-            for client_id, told in crew.told.items():
-                if client_id in client_ids:
-                    yield told
+        return (told for client_id, told in self.told.items() if client_id in client_ids)
 
     def _address(self, source: str, destination: str) -> str:
         """Return the address at which a host reaches another."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import functools
 import gc
 import importlib
@@ -36,6 +35,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from penstock.broker.extensions import ENTRY_POINT_GROUP
+from penstock.netem.links.namespaces import enter
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -92,9 +92,6 @@ FORKED: Final = (
 by the name of its folder."""
 
 MAX_REQUEST_BYTES: Final = 150_000
-
-CLONE_NEWNET: Final = 0x40000000
-"""From linux/sched.h: a network namespace."""
 
 _entry_points: Final = functools.cache(metadata.entry_points)
 """What is installed stays the same while tests run, and each start would read all of it."""
@@ -377,7 +374,7 @@ def _become(request: Mapping[str, Any], files: Sequence[int]) -> None:
     if any(Path.cwd().glob("*.dist-info")):
         _entry_points.cache_clear()
     if request["namespace"] is not None:
-        _enter(request["namespace"])
+        enter(request["namespace"])
     # What it starts in its turn.
     subprocess.Popen = Popen  # type: ignore[misc] # it is one
     sys.path[0] = request["cwd"]
@@ -386,14 +383,6 @@ def _become(request: Mapping[str, Any], files: Sequence[int]) -> None:
     for name in (request["module"], f"{request['module']}.__main__"):
         if not hasattr(sys.modules.get(name), "__path__"):
             sys.modules.pop(name, None)
-
-
-def _enter(namespace: str) -> None:
-    """Enter a network namespace."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with Path("/run/netns", namespace).open() as file:
-        if libc.setns(file.fileno(), CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"no network namespace {namespace}")
 
 
 if __name__ == "__main__":

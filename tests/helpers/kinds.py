@@ -25,9 +25,12 @@ BROKERS = {
 
 
 def kind_scenario(
-    *, kinds: tuple[str, ...] = ("loss", "outage"), seeds: list[int] = SEEDS
+    *,
+    kinds: tuple[str, ...] = ("loss", "outage"),
+    seeds: list[int] = SEEDS,
+    congestion_controls: tuple[str, ...] = ("cubic",),
 ) -> Scenario:
-    """Return a scenario with kinds, each with cubic alone and directly."""
+    """Return a scenario with kinds, each directly alone."""
     plans = {
         "loss": Kind(on_off=OnOffPlan("good", "lossy", 2.0, 2.0)),
         "outage": Kind(on_off=OnOffPlan("good", "dead", 2.0, 2.0)),
@@ -52,7 +55,7 @@ def kind_scenario(
                 "dead": Ways(Direction(0.1), Direction(0.1, loss=1.0)),
             },
             kinds={name: plans[name] for name in kinds},
-            each_kind=EachKind("good", ["small", "large"]),
+            each_kind=EachKind("good", ["small", "large"], list(congestion_controls)),
             seeds=seeds,
         )
     )

@@ -44,7 +44,7 @@ def crew_of(plan: Scenario, host: Host, directory: Path) -> tuple[Roster, Crew]:
     broker.wait_until_listening(PORT)
     roster = Roster(plan, "penstock", 1)
     crew = roster.crews(lambda _source, _host: "127.0.0.1", directory)["cloud"]
-    return roster, Crew("penstock", crew, host, directory)
+    return roster, Crew("penstock", {host.namespace: crew}, host, directory)
 
 
 def wait_for(crew: Crew, word: str, client_ids: set[str]) -> None:

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from penstock.netem.clients.client_plan import CrewPlan, LanePlan
+from penstock.netem.clients.client_plan import CrewPlan, LanePlan, read_crews, write_crews
 from penstock.netem.clients.roster import WITNESS, Roster, focus_of
 from penstock.netem.runs.bulk_flows import BulkFlow
 from penstock.netem.runs.impairments import Impairment, TracePlan
@@ -173,8 +173,8 @@ def test_a_crew_is_read_as_it_was_written(tmp_path: Path) -> None:
         subscribers={"board": Subscriber("edge", ["#"], user_properties=properties)},
     )
     crew = Roster(plan, "penstock", 1).crews(address, tmp_path)["edge"]
-    crew.write(tmp_path / "crew.json")
-    assert CrewPlan.read(tmp_path / "crew.json") == crew
+    write_crews(tmp_path / "crew.json", {"edge": crew, "none": CrewPlan([], [])})
+    assert read_crews(tmp_path / "crew.json") == {"edge": crew, "none": CrewPlan([], [])}
 
 
 def test_lanes_give_each_filter_or_size_class_a_connection_or_the_client_two(

@@ -100,11 +100,11 @@ def test_targets_are_judged_for_each_cell() -> None:
         ),
     }
     share = found["adaptive: share of the oracle's gain, where that is over 0.2"]
-    assert share.found == "1 cells: 1 met; worst 0.75 (0.75 to 0.75), loss, cubic, direct"
+    assert share.found == "of 1, 1 met; worst 0.75 (0.75 to 0.75): loss, cubic, direct"
     p90 = found["adaptive: small p90 over none's"]
-    assert p90.found == "2 cells: 1 met, 1 missed; worst 1.15 (1.15 to 1.15), outage, cubic, direct"
+    assert p90.found == "of 2, 1 met, 1 missed; worst 1.15 (1.15 to 1.15): outage, cubic, direct"
     # In an outage, no connection helps.
-    assert found["lanes: small p99"].found.startswith("1 cells: 1 met; worst 500 ms")
+    assert found["lanes: small p99"].found.startswith("of 1, 1 met; worst 500 ms")
 
 
 def test_too_few_units_show_nothing() -> None:
@@ -112,6 +112,22 @@ def test_too_few_units_show_nothing() -> None:
     found = of_made_up(seeds=[1])
     assert {each.standing for each in found.values()} == {Standing.NOT_SHOWN}
     assert not any(each.is_missed for each in found.values())
+
+
+def test_of_few_seeds_each_kind_is_judged_as_a_whole() -> None:
+    """Two seeds of three cells have six units, and each cell by itself has no interval."""
+    scenario = kind_scenario(kinds=("loss",), seeds=[1, 2], congestion_controls=("a", "b", "c"))
+    measures = kind_run(scenario, MADE_UP)
+    found = {each.figure: each for each in kind_verdicts(measures, "full")}
+    p90 = found["adaptive: small p90 over none's"]
+    assert p90.found == "of 1, 1 met; worst 0.50 (0.50 to 0.50): loss, all, all"
+    assert p90.standing is Standing.MET
+    assert [row.words for row in KindFigures(measures).rows] == [
+        ("loss", "all", "all"),
+        ("loss", "a", "direct"),
+        ("loss", "b", "direct"),
+        ("loss", "c", "direct"),
+    ]
 
 
 def test_a_short_run_judges_no_timing() -> None:

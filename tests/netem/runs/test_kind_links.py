@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from penstock.netem.errors import NetemError
 from penstock.netem.runs.kind_links import only_kinds, parts
+from penstock.netem.runs.scenario import Broker
 from penstock.netem.runs.scenario_file import read_scenario
 from penstock.netem.runs.units import units
 from tests.helpers.experiments import write_scenario
@@ -25,7 +27,7 @@ each_kind:
   streams: [first, second]
   congestion_controls: [cubic, bbr]
   ways: [direct, haproxy]
-  at_once: 2
+  links_at_once: 20
   few: [other]
 topology: {hosts: {cloud: {}}, links: []}
 broker_host: cloud
@@ -88,9 +90,24 @@ def test_a_kind_may_have_streams_of_its_own(tmp_path: Path) -> None:
     assert scenario.subscribers["rare-cubic-direct"].filters == ["b/rare-cubic-direct"]
 
 
-def test_some_kinds_run_at_a_time(tmp_path: Path) -> None:
-    """Each part holds what its kinds stand for, and all that is not of kinds."""
+def test_as_many_kinds_run_at_a_time_as_links_may(tmp_path: Path) -> None:
+    """Each part holds what its kinds stand for, and all that is not of kinds.
+
+    A kind has two links of each broker directly and two of one behind the load balancer: six, and
+    twelve with two receivers.
+    """
     scenario = read_scenario(str(write_scenario(tmp_path, FILE)))
+    for most, groups in (
+        (24, [["far", "two", "rare"]]),
+        (23, [["far", "two"], ["rare"]]),
+        (17, [["far"], ["two"], ["rare"]]),
+        (1, [["far"], ["two"], ["rare"]]),
+    ):
+        assert scenario.each_kind is not None
+        each_kind = replace(scenario.each_kind, links_at_once=most)
+        assert replace(scenario, each_kind=each_kind).kinds_at_once() == groups
+    few = replace(scenario, brokers={"ours": Broker("penstock")})
+    assert few.kinds_at_once() == [["far", "two", "rare"]]
     first, second = parts(scenario)
     assert (list(first.kinds), list(second.kinds)) == (["far", "two"], ["rare"])
     assert scenario.rounds == 2
@@ -125,7 +142,11 @@ def test_a_choice_of_kinds_leaves_out_what_the_others_stand_for(tmp_path: Path) 
         ),
         ("ways: [direct, haproxy]", "ways: []", "each_kind.ways: read none; allowed: at least one"),
         ("[direct, haproxy]", "[nginx]", "each_kind.ways.0: read 'nginx'; allowed: 'direct' or "),
-        ("at_once: 2", "at_once: 0", "each_kind.at_once: read 0; allowed: from 1"),
+        (
+            "links_at_once: 20",
+            "links_at_once: 0",
+            "each_kind.links_at_once: read 0; allowed: from 1",
+        ),
         ("few: [other]", "few: [others]", "each_kind.few: read 'others'; allowed: ours, other"),
         ("profile: good", "profile: fine", "each_kind.profile: read 'fine'; allowed: good, bad"),
         ("[first, second]", "[third]", "each_kind.streams: read 'third'; allowed: first, second"),
