@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from redis import Redis
 from redis.crc import key_slot
 
 from penstock.plugins.queue.client import NotStoredError, OutgoingMessage, QueueClient
@@ -24,7 +27,8 @@ from tests.helpers.process import (
     anonymous_policy,
     running_broker,
 )
-from tests.helpers.redis_server import shared_cluster, shared_redis
+from tests.helpers.redis_server import running_redis, shared_cluster, shared_redis
+from tests.helpers.wire import connected
 
 QUEUES: dict[str, Any] = {
     "work": {"topics": ["work/#"]},
@@ -257,6 +261,38 @@ def test_a_held_request_is_woken_by_a_publish_at_a_broker(started: Programs) -> 
         client.publish("work/b", b"now")
     consumer.join(SECONDS)
     assert found == [b"now"]
+
+
+async def test_an_emptied_server_is_no_success(tmp_path: Path) -> None:
+    """Publishers are refused at once and later on; health and the log say why."""
+    with running_redis(tmp_path / "redis") as server, Redis(port=server.port) as admin:
+        section = {
+            "engine": "redis",
+            "redis": {"server": f"127.0.0.1:{server.port}"},
+            "http": "127.0.0.1:0",
+            "queues": {"work": {"topics": ["work/#"]}},
+        }
+        with running_broker(anonymous_policy({"queue": section}), tmp_path) as broker:
+
+            def health() -> tuple[int, str]:
+                with closing(HTTPConnection(broker.queue_url.removeprefix("http://"))) as asking:
+                    asking.request("GET", "/health")
+                    answer = asking.getresponse()
+                    return answer.status, answer.read().decode()
+
+            async with await connected(broker.port, "p") as publisher:
+                assert (await publisher.publish("work/1", b"a")).reason_code == 0
+                assert health() == (200, '{"status": "ok"}')
+                admin.flushall()
+                status, told = health()
+                assert (status, "lost its data" in told) == (503, True)
+                assert (await publisher.publish("work/1", b"b")).reason_code >= 0x80
+                await asyncio.to_thread(broker.wait_for_log, "they are not those of before")
+                for _ in range(3):
+                    assert (await publisher.publish("work/1", b"c")).reason_code >= 0x80
+                status, told = health()
+                assert (status, "they are not those of before" in told) == (503, True)
+            assert "Traceback" not in broker.log
 
 
 def test_gateways_prefer_what_is_on_their_own_machines(tmp_path: Path) -> None:

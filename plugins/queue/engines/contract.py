@@ -379,6 +379,18 @@ class GroupOutline(NamedTuple):
     leased: int
 
 
+class Health(NamedTuple):
+    """Whether a message would be stored.
+
+    Attributes:
+        problem: why it would not; None where it would.
+        is_partial: whether each queue has other physical queues, in which it would.
+    """
+
+    problem: str | None
+    is_partial: bool = False
+
+
 class QueueOutline(NamedTuple):
     """What requests need to know of a logical queue.
 
@@ -739,8 +751,11 @@ class Engine(Protocol):
             StorageError: there is no such copy.
         """
 
+    async def probe(self) -> Health:
+        """See whether a message would be stored at this moment; it takes a few seconds at most."""
+
     def failure(self) -> str | None:
-        """Return why the storage cannot be written or read; None where it works."""
+        """Return why the storage cannot be written or read, as far as known; None if it works."""
 
     def figures(self) -> Mapping[str, Any]:
         """Return the engine's own figures for operators, such as sizes of files."""

@@ -70,6 +70,19 @@ class GroupCommit:
         """Queue a request; its future is completed on the loop's thread."""
         self._requests.put(request)
 
+    def probe(self) -> None:
+        """See whether a message would be stored; called as a `Run`, in the writing thread.
+
+        Raises:
+            StorageError: says why it would not.
+        """
+        try:
+            self._around.store.probe(is_failing=self.failure is not None)
+        except StorageError as error:
+            self._failed(error, 0)
+            raise
+        self._succeeded(is_storing=True)
+
     async def close(self) -> None:
         """Write everything that was submitted, then end the thread; may be called again."""
         self._requests.put(None)

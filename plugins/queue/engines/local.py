@@ -22,7 +22,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from logging import Logger
-from typing import Any
+from typing import Any, Final
 
 from penstock.broker.durable.storage_clock import Clocks, StorageClock
 from penstock.plugins.queue.engines.catalogue import Catalogue
@@ -31,6 +31,7 @@ from penstock.plugins.queue.engines.contract import (
     AppendResult,
     GroupSnapshot,
     GroupSpec,
+    Health,
     NewMessage,
     Position,
     QueueOutline,
@@ -38,6 +39,7 @@ from penstock.plugins.queue.engines.contract import (
     QueueSpec,
     Sent,
     Start,
+    StorageError,
 )
 from penstock.plugins.queue.engines.leases import Group
 from penstock.plugins.queue.engines.planning import plan_end
@@ -58,6 +60,9 @@ from penstock.plugins.queue.engines.store import (
 )
 from penstock.plugins.queue.engines.upkeep import Upkeep
 from penstock.plugins.queue.wire.frames import ReceivedMessage
+
+PROBE_SECONDS: Final = 5.0
+"""For the storage to say whether it would store a message: a long commit may be before that."""
 
 
 class LocalEngine:
@@ -335,6 +340,18 @@ class LocalEngine:
     async def backup(self, path: str) -> int:
         """Write a copy of the storage."""
         return await self._reader.run(lambda: self._state.store.backup(path))
+
+    async def probe(self) -> Health:
+        """See whether a message would be stored at this moment."""
+        problem: str | None = None
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await self._upkeep.probe()
+        except StorageError as error:
+            problem = f"{error}"
+        except TimeoutError:
+            problem = f"{self._state.store.name}: no answer for {PROBE_SECONDS:g} s"
+        return Health(self.failure() or problem)
 
     def failure(self) -> str | None:
         """Return why the last write failed, or the last read of any physical queue."""

@@ -47,6 +47,9 @@ class MemoryStore:
             for place in [place for place in self._frames if place[0] in physical_ids]:
                 del self._frames[place]
 
+    def probe(self, *, is_failing: bool) -> None:
+        """Do nothing: it stores any message."""
+
     def read(self, physical_id: int, first_offsets: Sequence[int]) -> dict[int, bytes]:
         """Return the frames of segments by first offset."""
         found = {first: self._frames.get((physical_id, first)) for first in first_offsets}

@@ -20,6 +20,7 @@ notices damage of its own structures, and gives out bytes of a message as the di
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,6 +68,10 @@ T = TypeVar("T")
 RESERVE_BYTES: Final = (LOG_PAGES + CHECKPOINT_PAGES) * PAGE_BYTES
 """Enough to copy the longest write-ahead log into the file when the disk is full, and for the
 deletes after that."""
+AMPLE_BYTES: Final = 1024 * 1024
+"""Free bytes of a disk on which a message is stored without doubt."""
+PROBE_BYTES: Final = PAGE_BYTES
+"""What is written where that is in doubt."""
 SWEEP_SEGMENTS: Final = 256
 """Segments of deleted queues that one transaction deletes at most, some 64 MiB."""
 SPARE_PAGES: Final = 2_000
@@ -187,17 +192,37 @@ class SqliteStore:
             return
         self._check_there()
         is_storing = bool(changes.segments)
-        if is_storing and not self._hold_reserve():
-            raise StorageFullError(
-                f"{self.name}: the disk has less than the "
-                f"{self._reserve.n_bytes:,} bytes left that are kept for readers"
-            )
+        if is_storing:
+            self._check_reserve()
         if self._checkpoints is not None:
             self._checkpoints.finish(self._open_writer(), above_bytes=LOG_PAGES * PAGE_BYTES)
         self._with_space(lambda: self._write(changes), is_for_readers=not is_storing)
         frames = (*changes.segments, *changes.replaced_segments)
         self._note_log(sum(one.stored_bytes for _, one, _ in frames))
         self._check_there()  # else the messages would be lost at the end of the process
+
+    def _check_reserve(self) -> None:
+        if not self._hold_reserve():
+            raise StorageFullError(
+                f"{self.name}: the disk has less than the "
+                f"{self._reserve.n_bytes:,} bytes left that are kept for readers"
+            )
+
+    def probe(self, *, is_failing: bool) -> None:
+        """See whether a message would be stored; where that is in doubt, by a write."""
+        self._check_there()
+        self._check_reserve()
+        status = os.statvfs(behind_links(self._path))
+        if not is_failing and status.f_bavail * status.f_frsize >= AMPLE_BYTES:
+            return
+
+        def write() -> None:
+            with self._transaction(must_flush=True) as connection:
+                connection.execute(
+                    "INSERT OR REPLACE INTO meta VALUES ('probe', ?)", (" " * PROBE_BYTES,)
+                )
+
+        self._with_space(write, is_for_readers=False)
 
     def _write(self, changes: Changes) -> None:
         aside: list[tuple[int, int, int, float, bytes, int]] = []

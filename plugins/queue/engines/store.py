@@ -202,7 +202,7 @@ _NOTHING = Changes()
 class Store(Protocol):
     """Rows and frames.
 
-    `write`, `sweep`, `compact` and `trim` are called by one thread at a time, `read`
+    `write`, `probe`, `sweep`, `compact` and `trim` are called by one thread at a time, `read`
     and `backup` by any.
 
     Attributes:
@@ -228,6 +228,16 @@ class Store(Protocol):
 
         Raises:
             StorageError: nothing has changed.
+        """
+
+    def probe(self, *, is_failing: bool) -> None:
+        """See whether a message would be stored.
+
+        Args:
+            is_failing: whether the last one was not, so that it is worth a write.
+
+        Raises:
+            StorageError: says why it would not.
         """
 
     def read(self, physical_id: int, first_offsets: Sequence[int]) -> dict[int, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -134,12 +135,24 @@ class Upkeep:
             if part not in live or first not in part.gone:
                 del self._sparse[part, first]
         await self._state.change(self._clock_row, lambda: None)
+        with suppress(StorageError):  # it is told by `failure`
+            await self.probe()
         await self._catalogue.sweep()
         for _ in range(TRIM_STEPS):
             if not await self._state.ask(lambda future: Run(self._state.store.trim, None, future)):
                 break
         if failed is not None:
             raise failed
+
+    async def probe(self) -> None:
+        """See whether a message would be stored.
+
+        Raises:
+            StorageError: says why it would not.
+        """
+        commits = self._state.commits
+        if commits is not None:
+            await self._state.ask(lambda future: Run(commits.probe, None, future))
 
     async def _shrink(self, queue: LogicalQueue) -> None:
         """Free the space of messages that left segments which others keep from leaving.

@@ -128,10 +128,15 @@ def _paths() -> dict[str, Schema]:
     return {
         "/health": {
             "get": _operation(
-                "Say whether the storage works; `set_aside` has the messages that cannot be read.",
+                "Say whether a message would be stored; `problem` says why not everywhere, and "
+                "`set_aside` has the messages that cannot be read.",
                 object_of(
-                    {"status": {"enum": ["ok", "damaged"]}, "set_aside": COUNTS},
-                    optional=["set_aside"],
+                    {
+                        "status": {"enum": ["ok", "damaged", "degraded"]},
+                        "set_aside": COUNTS,
+                        "problem": TEXT,
+                    },
+                    optional=["set_aside", "problem"],
                 ),
                 "503",
                 role=None,

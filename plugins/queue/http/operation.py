@@ -42,7 +42,10 @@ class Operation:
     async def health(self, request: web.Request) -> web.StreamResponse:
         """``GET /health``; without a token, it names no queues."""
         service = self._context.service
-        failure = service.engine.failure()
+        found = await service.engine.probe()
+        failure = found.problem or service.engine.failure()
+        if found.is_partial:
+            return web.json_response({"status": "degraded", "problem": failure})
         if failure is not None:
             return error_answer(503, failure)
         names = sorted(service.engine.queues())

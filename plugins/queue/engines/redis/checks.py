@@ -60,13 +60,21 @@ async def check(
             server,
             ahead,
         )
-    policy = found.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        raise EngineStartError(
-            f"maxmemory-policy of server {server}: read {policy}; allowed: noeviction. Any other "
-            "lets the server delete messages where its memory is full"
-        )
+    problem = check_eviction(server, found)
+    if problem is not None:
+        raise EngineStartError(problem)
     await _log_persistence(connection, server, f"{name} {read}", found, logger)
+
+
+def check_eviction(server: str, found: Mapping[str, str]) -> str | None:
+    """Say why a server may delete messages by itself, by its ``INFO``; None where it does not."""
+    policy = found.get("maxmemory_policy", "noeviction")
+    if policy == "noeviction":
+        return None
+    return (
+        f"maxmemory-policy of server {server}: read {policy}; allowed: noeviction. Any other "
+        "lets the server delete messages where its memory is full"
+    )
 
 
 async def _log_persistence(

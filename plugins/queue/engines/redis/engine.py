@@ -30,6 +30,7 @@ from penstock.plugins.queue.engines.contract import (
     EngineStartError,
     GroupSnapshot,
     GroupSpec,
+    Health,
     NewMessage,
     Position,
     QueueOutline,
@@ -58,6 +59,7 @@ from penstock.plugins.queue.engines.redis.messages import (
     rows_of,
 )
 from penstock.plugins.queue.engines.redis.mirror import Group, Queue
+from penstock.plugins.queue.engines.redis.probing import Prober
 from penstock.plugins.queue.engines.redis.receiving import Receiving
 from penstock.plugins.queue.engines.redis.routes import Routes
 from penstock.plugins.queue.engines.redis.server import RedisServer
@@ -105,6 +107,7 @@ class RedisEngine:
         self._routes.on_return = self._returned
         self._receiving = Receiving(self._functions, self._catalogue, self._burying, logger)
         self._routes.on_away = self._receiving.give_up_away
+        self._prober = Prober(server, self._routes, self._functions, self._catalogue, logger)
 
     async def _connect(self, address: Address) -> AbstractConnection:
         """Return a connection to a server, with the keys that were there before.
@@ -503,6 +506,7 @@ class RedisEngine:
             except StorageError as error:  # other queues, and other nodes, need not wait for it
                 failed = error
         await self._drop_unknown()
+        await self._prober.probe()
         if failed is not None:
             raise failed
 
@@ -569,9 +573,13 @@ class RedisEngine:
             "BGSAVE on the server"
         )
 
+    async def probe(self) -> Health:
+        """See whether a message would be stored; those who ask at once share the answer."""
+        return await self._prober.probe()
+
     def failure(self) -> str | None:
-        """Return why the server cannot be reached."""
-        return self._routes.failure
+        """Return why the server cannot be reached, or would not store a message."""
+        return self._routes.failure or self._functions.lost or self._prober.problem
 
     def figures(self) -> Mapping[str, Any]:
         """Return the engine's name, its server, and how often other programs have been heard."""

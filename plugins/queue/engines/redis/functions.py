@@ -40,6 +40,7 @@ _STORED: Final = frozenset(
         "create",
         "delete_entry",
         "forget_ids",
+        "probe",
         "put",
         "seek",
     }
@@ -67,6 +68,7 @@ class Functions:
         arrivals: wakes those who wait for messages.
         program: names this program's calls.
         is_cluster: whether each physical queue may be on another server.
+        lost: why nothing is stored any more: the server has lost its data; "" while it has it.
         unknown: groups of physical queues that no entry of the catalogue names, with the time at
             which they were first seen.
     """
@@ -81,6 +83,7 @@ class Functions:
         self.arrivals = Arrivals(self.now)
         self.is_cluster = routes.is_cluster
         self.program = secrets.token_hex(8)
+        self.lost = ""
         self.unknown: dict[tuple[str, int, str], float] = {}
         self._routes = routes
         self._prefix = prefix
@@ -299,10 +302,23 @@ class Functions:
         except MovedError:  # another node has the catalogue
             return
         if found != self._secret:
-            raise EngineStartError(
-                f"keys {self._prefix}:*: they are not those of before: the server has lost its "
-                "data, or it is another one. A restart of this program takes it as it is"
-            )
+            raise EngineStartError(self._note_lost())
+
+    def _note_lost(self) -> str:
+        self.lost = (
+            f"keys {self._prefix}:*: they are not those of before: the server has lost its data, "
+            "or it is another one. A restart of this program takes it as it is"
+        )
+        return self.lost
+
+    async def probe(self, queue: Queue, part: Part) -> None:
+        """See whether a message would be stored in a physical queue.
+
+        Raises:
+            StorageError: says why it would not.
+            UnknownQueueError: the queue is gone, or its server has lost its data.
+        """
+        await plain(self.call("probe", [part.base]), queue)
 
     async def attend(self, *, is_back: bool) -> float:
         """Note that a program is there; return the seconds for which none was.
@@ -338,8 +354,15 @@ class Functions:
                     queue.has_lost = True
 
     async def entries(self) -> dict[str, bytes]:
-        """Return the catalogue."""
-        return _by_name(await plain(self.call("list", [self._catalogue])))
+        """Return the catalogue.
+
+        Raises:
+            StorageError: the server could not be asked, or it has lost its data.
+        """
+        secret, entries = await plain(self.call("list", [self._catalogue]))
+        if secret != self._secret:
+            raise StorageError(self._note_lost())
+        return _by_name(entries)
 
     async def put(self, name: str, expected: bytes, raw: bytes) -> tuple[bool, bytes]:
         """Replace an entry where it is as expected; return whether it was, and what is there."""

@@ -411,6 +411,11 @@ local function delete(keys)
   return 'OK'
 end
 
+-- Answers where a message would be stored: the server refuses it as it does `append`.
+local function probe(keys)
+  return call('EXISTS', keys[1] .. ':s') == 1 and 'OK' or GONE
+end
+
 -- argv: the next offset that a program was told, the program, and the number of its last append that
 -- was answered ('' for none). Returns whether the server still has what it has told then.
 local function verify(keys, argv)
@@ -1138,7 +1143,7 @@ local function begin(keys, argv)
 end
 
 local function list(keys)
-  return call('HGETALL', keys[1] .. ':q')
+  return {call('HGET', keys[1] .. ':m', 'secret') or '', call('HGETALL', keys[1] .. ':q')}
 end
 
 -- Tombstones: another hash, which says of deleted queues by incarnation what keys they had, as long
@@ -1180,6 +1185,7 @@ register('append', append)
 register('claim_ids', claim_ids)
 register('claim_ids_full', claim_ids_full, 'allow-oom')
 register('create', create)
+register('probe', probe)
 register('attend', attend_again, 'allow-oom')
 register('verify', verify, 'no-writes')
 register('put', put)

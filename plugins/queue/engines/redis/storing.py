@@ -15,6 +15,7 @@ from penstock.plugins.queue.engines.contract import (
     AppendResult,
     NewMessage,
     Sent,
+    StorageError,
     drop_reason,
 )
 from penstock.plugins.queue.engines.redis.claiming import Claimed, Claiming, has_order
@@ -70,6 +71,9 @@ class Storing:
         sent: Sent | None = None,
     ) -> asyncio.Future[AppendResult]:
         """Store messages at the end of a physical queue, and give their room back."""
+        if self._functions.lost:
+            found.release(len(messages), sum(len(new.message.payload) for new in messages))
+            raise StorageError(self._functions.lost)
         future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
         now, wall = self._clocks.monotonic(), self._clocks.wall()
         args: list[bytes] = []

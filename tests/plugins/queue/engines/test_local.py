@@ -13,11 +13,13 @@ import pytest
 
 from penstock.plugins.queue.engines.contract import (
     GroupSpec,
+    Health,
     NewMessage,
     OffsetError,
     QueueSpec,
     RangeGoneError,
     StorageError,
+    StorageFullError,
 )
 from penstock.plugins.queue.engines.leases import Place
 from penstock.plugins.queue.engines.local import LocalEngine
@@ -593,6 +595,34 @@ async def test_a_lost_file_is_a_failure(tmp_path: Path) -> None:
             await put(engine, b"a")
         (tmp_path / "away").rename(path)
         assert engine.failure() is None or await put(engine, b"a")
+
+
+async def test_whether_a_message_would_be_stored_is_known_before_one_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And after one was refused: nobody sends another one to a server that is not healthy."""
+    path = tmp_path / "queue.db"
+    store = SqliteStore(str(path))
+    async with running_engine(store) as engine:
+        assert await engine.probe() == Health(None)
+        monkeypatch.setattr(store._reserve, "hold", lambda: False)
+        assert "the disk has less than" in ((await engine.probe()).problem or "")
+        assert engine.failure() == (await engine.probe()).problem
+        monkeypatch.undo()
+        assert await engine.probe() == Health(None)
+        assert engine.failure() is None
+        with monkeypatch.context() as patched:
+            patched.setattr(store._reserve, "hold", lambda: False)
+            with pytest.raises(StorageFullError):
+                await put(engine, b"refused")
+        assert engine.failure() is not None
+        assert await engine.probe() == Health(None)
+        assert engine.failure() is None
+        path.rename(tmp_path / "away")
+        assert "was deleted or replaced" in ((await engine.probe()).problem or "")
+        (tmp_path / "away").rename(path)
+        await engine.maintain()
+        assert engine.failure() is None
 
 
 async def test_a_limited_receive_is_counted_before_it_is_given_away(tmp_path: Path) -> None:

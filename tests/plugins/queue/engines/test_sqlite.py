@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -198,6 +199,23 @@ def test_normal_durability_leaves_flushing_to_checkpoints(path: Path) -> None:
     with opened(path, "normal") as store:
         store.write(storing(segment(0)))
         assert synchronous(store) == 1
+
+
+def test_a_disk_with_little_space_is_tried(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Free pages of the file, or of its log, may take a message all the same."""
+    with opened(path) as store:
+        store.write(storing(segment(0, n_bytes=50_000)))
+        assert store._writer is not None
+        (n_pages,) = store._writer.execute("PRAGMA page_count").fetchone()
+        store._writer.execute(f"PRAGMA max_page_count = {n_pages}")
+        store.probe(is_failing=False)
+        with pytest.raises(StorageFullError, match="full"):
+            store.probe(is_failing=True)
+        monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=512))
+        with pytest.raises(StorageFullError, match="full"):
+            store.probe(is_failing=False)
+        store.write(deleting(0))
+        store.probe(is_failing=False)
 
 
 def test_full_storage_refuses_and_recovers(path: Path) -> None:
