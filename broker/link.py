@@ -22,8 +22,7 @@ class TcpLook:
         unsent_bytes: bytes that the kernel has taken and never sent; `Link.unsent_bytes` are those
             that it has not taken.
         unacked_segments: segments that were sent and are not acknowledged.
-        segments: data segments sent since the connection began, retransmissions included.
-        retransmissions: those of them that were retransmissions.
+        retransmissions: segments that were retransmitted since the connection began.
         retransmit_ratio: retransmissions among the data segments of the recent past, 0 to 1, older
             ones weighted less; None where none was sent lately.
         congestion_control: name of the connection's congestion control, such as ``cubic``; "" where
@@ -37,7 +36,6 @@ class TcpLook:
     is_app_limited: bool = False
     unsent_bytes: int = 0
     unacked_segments: int = 0
-    segments: int = 0
     retransmissions: int = 0
     retransmit_ratio: float | None = None
     congestion_control: str = ""

@@ -127,40 +127,35 @@ class RetransmitRatio:
     Its input is the kernel's totals since the connection began, modulo 2**32.
 
     Attributes:
-        value: 0 to 1; None where no data segment was sent in the last `recent_seconds`.
+        value: 0 to 1; None where no data segment was sent in the last `seconds`.
     """
 
-    __slots__ = ("_faded", "_recent_seconds", "_sent_at", "_totals", "value")
+    __slots__ = ("_faded", "_seconds", "_sent_at", "_totals", "value")
 
-    def __init__(
-        self, segments: int, retransmissions: int, now: float, recent_seconds: float
-    ) -> None:
-        """Begin with the totals of the first look: their growth over time is not known.
-
-        Args:
-            segments: data segments, retransmissions included.
-            retransmissions: of them.
-            now: monotonic seconds.
-            recent_seconds: in which a segment fades to 1/e.
-        """
-        self._recent_seconds = recent_seconds
-        self._totals = segments, retransmissions
+    def __init__(self, seconds: float) -> None:
+        """Take the seconds in which a segment fades to 1/e."""
+        self._seconds = seconds
+        self._totals: tuple[int, int] | None = None
         self._faded = 0.0, 0.0
-        self._sent_at = now
+        self._sent_at = 0.0
         self.value: float | None = None
 
     def add(self, segments: int, retransmissions: int, now: float) -> float | None:
-        """Take the totals of the next look; return `value`."""
-        n_segments = (segments - self._totals[0]) % 2**32
-        if n_segments:
-            fading = math.exp((self._sent_at - now) / self._recent_seconds)
-            n_again = (retransmissions - self._totals[1]) % 2**32
-            faded = fading * self._faded[0] + n_segments, fading * self._faded[1] + n_again
-            self._faded, self._totals, self._sent_at = faded, (segments, retransmissions), now
-            self.value = min(1.0, faded[1] / faded[0])
-        elif self.value is not None and now - self._sent_at > self._recent_seconds:
-            self._faded = 0.0, 0.0
-            self.value = None
+        """Take the totals of a look, retransmissions included; return `value`.
+
+        Those of the first look are where counting begins: their growth over time is not known.
+        """
+        before, self._totals = self._totals, (segments, retransmissions)
+        if before is None:
+            self._sent_at = now
+        elif n_segments := (segments - before[0]) % 2**32:
+            fading = math.exp((self._sent_at - now) / self._seconds)
+            n_again = (retransmissions - before[1]) % 2**32
+            self._faded = fading * self._faded[0] + n_segments, fading * self._faded[1] + n_again
+            self._sent_at = now
+            self.value = min(1.0, self._faded[1] / self._faded[0])
+        elif now - self._sent_at > self._seconds:
+            self._faded, self.value = (0.0, 0.0), None
         return self.value
 
 

@@ -21,21 +21,13 @@ class ProbeTimer:
     Attributes:
         packet_id: of the probe that is being timed; 0 for none (no packet has it [MQTT-2.2.1-4]).
         sent_at: monotonic seconds at which it was handed over.
-        is_told: its delay was logged; owned by the caller.
     """
 
-    __slots__ = ("is_told", "packet_id", "sent_at")
+    __slots__ = ("packet_id", "sent_at")
 
     def __init__(self) -> None:
         self.packet_id = 0
         self.sent_at = 0.0
-        self.is_told = False
-
-    def sent(self, packet_id: int, now: float) -> None:
-        """Time this probe."""
-        self.packet_id = packet_id
-        self.sent_at = now
-        self.is_told = False
 
     def acknowledged(self, first_packet_id: int, n_packets: int, now: float) -> float | None:
         """Take acknowledgements with successive Packet Identifiers.
@@ -45,16 +37,10 @@ class ProbeTimer:
             probe, the probe is given up; `packet_id` is 0 afterwards.
         """
         packet_id = self.packet_id
-        if not packet_id:
-            return None
-        if first_packet_id <= packet_id < first_packet_id + n_packets:
+        if packet_id and first_packet_id <= packet_id < first_packet_id + n_packets:
             self.packet_id = 0
             return now - self.sent_at
         # Packet Identifiers are assigned in order, and wrap around after the last.
         if 0 < (first_packet_id - packet_id) % PACKET_IDS <= PACKET_IDS // 2:
             self.packet_id = 0
         return None
-
-    def void(self) -> None:
-        """Forget the probe: its connection has ended."""
-        self.packet_id = 0

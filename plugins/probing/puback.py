@@ -1,17 +1,13 @@
 """RTT samples from the acknowledgements of normal QoS 1 and 2 deliveries.
 
 Theory of operation. A PUBLISH is timed from the moment at which it is handed to the connection
-until its PUBACK or PUBREC comes. That includes the time in which it queues behind earlier bytes,
-here and in the kernel, and whatever the client does before it acknowledges. A message sent now
-would see the same, and that is what L_now asks for (paper 002, equation 1).
+until its PUBACK or PUBREC comes, the time included in which it queues behind earlier bytes. A
+message sent now would see the same, and that is what L_now asks for (paper 002, equation 1).
 
 One packet is timed at a time, as by TCP without timestamps: a burst behind one loss gives one
-sample and not a hundred copies of it, and other packets cost one comparison. The timed packet is
-the first of a burst, so that its queueing time is that of the queue before the burst.
-
-Packets are matched by packet id and sent once in a connection, so a sample is never ambiguous
-between two transmissions. A packet that stays without an answer is given up when a later one is
-timed; its age then counts as a sample, as the lower bound of its RTT.
+sample and not a hundred copies of it, and other packets cost one comparison. A packet that stays
+without an answer is given up when a later one is timed; its age then counts as a sample, as the
+lower bound of its RTT.
 """
 
 from __future__ import annotations

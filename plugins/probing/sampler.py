@@ -13,15 +13,12 @@ to be probed. So no source may overrule the others permanently:
 something newly acknowledged, not as the last look.
 
 3. Of the estimates that count, the largest is `rtt_latest`. So a relay's low RTT never hides a slow
-client, and a burst of losses that delays the acknowledgements of MQTT is seen although the kernel
-leaves retransmitted segments out of its RTT. A high estimate that is not renewed expires after
-`max_age_seconds`, and only the other sources count. There is one exception. The kernel's RTT is
-smoothed, so on a quiet connection it stays high for seconds after the path has become good, and it
-is read only once in a period. An acknowledgement of MQTT carries one of TCP, which was no slower:
-one that came since the look is newer, and a lower one shows the path as it is. While the kernel's
-RTT falls from look to look, each RTT that went into it was lower, too. So an estimate of the kernel
-does not count beside a lower one that came since the look or, where that look found it fallen,
-since the look before.
+client, and losses that delay the acknowledgements of MQTT are seen although the kernel leaves
+retransmitted segments out of its RTT. There is one exception. The kernel's RTT is smoothed, so on a
+quiet connection it stays high for seconds after the path has become good. An acknowledgement of
+MQTT carries one of TCP, which was no slower: a lower one that came since the kernel's last look
+shows the path as it is. While the kernel's RTT falls from look to look, each RTT that went into it
+was lower, too: then one that came since the look before counts as well.
 
 4. Where none counts, `rtt_latest` is None: gates deliver, and what they deliver is the probe.
 
@@ -42,11 +39,7 @@ import logging
 import os
 
 from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.extensions import (
-    LinkSampler,
-    Plugin,
-    PluginContext,
-)
+from penstock.broker.extensions import LinkSampler, Plugin, PluginContext
 from penstock.broker.link import Link, TcpLook
 from penstock.broker.network.tcp_info import (
     TcpInfo,
@@ -68,9 +61,7 @@ MAX_TIMED_BYTES = 10_000
 time of a larger packet depends on the path's rate more than on its congestion."""
 
 LOSING_RATIO = 0.03
-"""Of recent segments, retransmitted, above which a path loses packets: loss-based congestion
-control keeps seven of them in flight then, by the TCP throughput equation, and a megabyte takes a
-hundred round trips."""
+"""Of recent segments, retransmitted, above which a path loses packets."""
 
 
 class SubscriberPath:
@@ -79,33 +70,32 @@ class SubscriberPath:
     Attributes:
         sources: those that have had a sample.
         timer: of normal deliveries.
-        probe: of probes; None before the first.
+        probe: of probes.
         stall: of the connection.
-        retransmits: of the connection; None before the first look.
+        retransmits: of the connection.
         falling_since: monotonic seconds of the look before the one that found the kernel's RTT
             fallen; None where it has not fallen.
     """
 
-    __slots__ = (
-        "falling_since",
-        "probe",
-        "retransmits",
-        "sources",
-        "stall",
-        "timer",
-    )
+    __slots__ = ("falling_since", "probe", "retransmits", "sources", "stall", "timer")
 
     def __init__(self, max_age_seconds: float) -> None:
         """Begin with nothing known.
 
         Args:
-            max_age_seconds: age at which a timed packet is given up for another.
+            max_age_seconds: age at which a timed packet is given up for another, and at which a
+                segment says hardly anything any more.
         """
         self.sources: tuple[SourceEstimates, ...] = ()
         self.timer = PubackTimer(max_age_seconds)
-        self.probe: ProbeTimer | None = None
+        self.connected(max_age_seconds)
+
+    def connected(self, max_age_seconds: float) -> None:
+        """Begin with a new connection; what is known of the path stays."""
+        self.timer.void()
+        self.probe = ProbeTimer()
         self.stall = StallDetector()
-        self.retransmits: RetransmitRatio | None = None
+        self.retransmits = RetransmitRatio(max_age_seconds)
         self.falling_since: float | None = None
 
     def take_kernel(self, info: TcpInfo, now: float) -> None:
@@ -164,7 +154,6 @@ class RttSampler(LinkSampler):
         if "probe" in config.sources:
             self.probe_topic = config.probe_topic
             self.probe_payload = os.urandom(config.probe_bytes)
-        self._n_overdue = 0
         self._paths: dict[Link, SubscriberPath] = {}
 
     def read_tcp_info(self, fileno: int) -> TcpInfo | None:
@@ -173,7 +162,7 @@ class RttSampler(LinkSampler):
 
     def sample(self, link: Link, fileno: int, now: float) -> bool:
         """Read the connection's TCP figures, and let estimates age."""
-        path = self._paths.get(link) or self._path(link)
+        path = self._path(link)
         if self._reads_kernel and fileno >= 0:
             info = self.read_tcp_info(fileno)
             if info is not None:
@@ -183,9 +172,6 @@ class RttSampler(LinkSampler):
                 if is_new and info.rtt > 0:
                     path.take_kernel(info, now)
                 self._write_outstanding(link, path)
-        probe = path.probe
-        if probe is not None and probe.packet_id and not probe.is_told:
-            self._tell_overdue(link, probe, now)
         return self._write_estimate(link, path, now)
 
     def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
@@ -203,7 +189,7 @@ class RttSampler(LinkSampler):
         """Time the first of them, if the timer wants it."""
         if payload_bytes > self._max_timed_bytes:
             return
-        path = self._paths.get(link) or self._path(link)
+        path = self._path(link)
         timer = path.timer
         if now < timer.next_at:
             return
@@ -217,10 +203,8 @@ class RttSampler(LinkSampler):
 
     def probe_sent(self, link: Link, packet_id: int, now: float) -> None:
         """Time a probe."""
-        path = self._paths.get(link) or self._path(link)
-        if path.probe is None:
-            path.probe = ProbeTimer()
-        path.probe.sent(packet_id, now)
+        path = self._path(link)
+        path.probe.packet_id, path.probe.sent_at = packet_id, now
         self._write_outstanding(link, path)
 
     def acknowledged(self, link: Link, packet_id: int, now: float) -> bool:
@@ -234,26 +218,25 @@ class RttSampler(LinkSampler):
         path = self._paths.get(link)
         if path is None:
             return False
-        has_news = False
-        if path.probe is not None and path.probe.packet_id:
-            has_news = self._take_probe(link, path, path.probe, first_packet_id, n_packets, now)
+        probe = path.probe
+        was_probed = probe.packet_id != 0
+        if was_probed:
+            rtt = probe.acknowledged(first_packet_id, n_packets, now)
+            if rtt is not None:
+                path.source("probe").add(rtt, len(self.probe_payload), now)
         sample = path.timer.acknowledged(first_packet_id, n_packets, now)
-        if sample is None:
-            return has_news
-        path.source("puback").add(*sample, now)
+        if sample is not None:
+            path.source("puback").add(*sample, now)
+        elif was_probed == (probe.packet_id != 0):  # none of them was timed
+            return False
         self._write_outstanding(link, path)
-        return self._write_estimate(link, path, now) or has_news
+        return self._write_estimate(link, path, now)
 
     def connected(self, link: Link, now: float) -> None:
         """Forget what was outstanding; what is known of the path ages on."""
         path = self._paths.get(link)
         if path is not None:
-            path.timer.void()
-            path.stall.void()
-            path.falling_since = None
-            if path.probe is not None:
-                path.probe.void()
-            path.retransmits = None
+            path.connected(self._max_age_seconds)
             link.tcp = None
             self._write_outstanding(link, path)
             self._write_estimate(link, path, now)
@@ -273,7 +256,7 @@ class RttSampler(LinkSampler):
         timer, probe = path.timer, path.probe
         link.quiet_until = timer.next_at
         since, n_bytes = path.stall.stalled_since, 0
-        if probe is not None and probe.packet_id and (since is None or probe.sent_at <= since):
+        if probe.packet_id and (since is None or probe.sent_at <= since):
             since, n_bytes = probe.sent_at, len(self.probe_payload)
         if timer.sent_at is not None and (since is None or timer.sent_at <= since):
             since, n_bytes = timer.sent_at, timer.payload_bytes
@@ -285,13 +268,9 @@ class RttSampler(LinkSampler):
     ) -> None:
         """Write the kernel's figures of the connection, changed or not."""
         tcp = link.tcp
-        retransmits = path.retransmits
-        if tcp is None or retransmits is None:
+        if tcp is None:
             tcp = link.tcp = TcpLook(now)
             tcp.congestion_control = read_congestion_control(fileno)
-            retransmits = path.retransmits = RetransmitRatio(
-                info.data_segs_out, info.total_retrans, now, self._max_age_seconds
-            )
         tcp.looked_at = now
         if info.rtt > 0:
             tcp.rtt = info.rtt
@@ -300,49 +279,11 @@ class RttSampler(LinkSampler):
         tcp.is_app_limited = info.is_app_limited
         tcp.unsent_bytes = info.notsent_bytes
         tcp.unacked_segments = info.unacked
-        tcp.segments = info.data_segs_out
         tcp.retransmissions = info.total_retrans
-        tcp.retransmit_ratio = retransmits.add(info.data_segs_out, info.total_retrans, now)
+        tcp.retransmit_ratio = path.retransmits.add(info.data_segs_out, info.total_retrans, now)
         is_losing = (tcp.retransmit_ratio or 0.0) > LOSING_RATIO
         for source in path.sources:
             source.is_losing = is_losing
-
-    def _take_probe(
-        self,
-        link: Link,
-        path: SubscriberPath,
-        probe: ProbeTimer,
-        first_packet_id: int,
-        n_packets: int,
-        now: float,
-    ) -> bool:
-        """Take acknowledgements while a probe is timed; return whether there is a new estimate."""
-        rtt = probe.acknowledged(first_packet_id, n_packets, now)
-        if probe.packet_id:
-            return False
-        self._write_outstanding(link, path)
-        if rtt is None:
-            self._tell(link, "acknowledges what was sent after a probe, and not the probe")
-            return False
-        path.source("probe").add(rtt, len(self.probe_payload), now)
-        return self._write_estimate(link, path, now)
-
-    def _tell_overdue(self, link: Link, probe: ProbeTimer, now: float) -> None:
-        age = now - probe.sent_at
-        if age > self._max_age_seconds:
-            probe.is_told = True
-            self._tell(link, f"has not acknowledged a probe for {age:.3g} s")
-
-    def _tell(self, link: Link, what: str) -> None:
-        """Log a probe without an answer, each doubling: on bad networks there are many."""
-        self._n_overdue += 1
-        if not self._n_overdue & (self._n_overdue - 1):
-            self._logger.info(
-                "client %s %s; %d probes without answer so far",
-                link.client_id,
-                what,
-                self._n_overdue,
-            )
 
     def _write_estimate(self, link: Link, path: SubscriberPath, now: float) -> bool:
         """Write the estimate that counts at present; return whether it has changed."""

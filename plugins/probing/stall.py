@@ -41,9 +41,3 @@ class StallDetector:
         else:
             self.stalled_since = self._waiting_since
         return is_new
-
-    def void(self) -> None:
-        """Forget the connection: it has ended."""
-        self._bytes_acked = None
-        self._waiting_since = None
-        self.stalled_since = None

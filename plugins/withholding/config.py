@@ -30,13 +30,6 @@ DEFAULT_MAX_WITHHOLD = 20.0
 DEFAULT_CONGESTION_RATE = 1 / 17.5
 """1/s; bursts of congestion in paper 002 last 17.5 s on average."""
 
-DEFAULT_MARGIN_RATIO = 3.0
-"""The RTT of a calm path in paper 002 varies between 0.15 and 0.45 s: up to three times the
-least. A threshold_l that is too small withholds without need (its first recommendation)."""
-
-DEFAULT_FLOOR_SECONDS = 0.05
-"""On a local network the RTT varies by many times its least value without congestion."""
-
 DEFAULT_PROFILE = {10_000: 1.0, 1_000_000: 10.0}
 """Paper 002: a 1 MB message takes ten times as long as the 10 KB query."""
 
@@ -117,19 +110,13 @@ class WithholdingConfig:
         threshold_l: RTT of the uncongested path, seconds, for a packet no larger than the
             first row of `profile`; ``auto`` (None in Python) learns it for each subscriber.
         threshold_l_by_client: pattern of client ids (``*``, ``?``, ``[...]``) to seconds or
-            ``auto``; the first pattern that matches decides, before all sources below.
-        threshold_l_by_user: the same for user names. Next comes what a subscriber gives itself, in
-            the user property ``threshold_l`` of its CONNECT.
+            ``auto``; the first pattern that matches decides. Next comes what a subscriber gives
+            itself, in the user property ``threshold_l`` of its CONNECT.
         listeners: name of a listener to values for its subscribers, before `threshold_s` and
             `threshold_l`.
-        learned_from: what ``auto`` learns from: ``minimum``, the least recent RTT, or
-            ``average``, the moving average of paper 002 times `margin_ratio`. The minimum by
-            default: a minute of congestion does not raise it.
-        margin_ratio: ``auto`` takes the learned RTT, minimum or average, times this, at least 1.
-            With ``minimum``, it takes less of a path that varies little: the least RTT plus 4 times
-            the distance of the lower quartile.
-        floor_seconds: ``auto`` never goes below this; with ``minimum``, never closer than this to
-            the least RTT, as far as `margin_ratio` allows.
+        learned_from: what ``auto`` learns from: ``minimum``, the least recent RTT and how much the
+            RTT of the calm path varies, or ``average``, the moving average of paper 002. The
+            minimum by default: a minute of congestion does not raise it.
         max_withhold: D in seconds, for `conservative`, `probabilistic` and `adaptive`. For the
             paper's policies it is also the most that one overdue acknowledgement can say of the
             RTT.
@@ -151,11 +138,8 @@ class WithholdingConfig:
     threshold_s_by_topic: dict[str, Bytes | None] = Field(default_factory=dict)
     threshold_l: ThresholdL = None
     threshold_l_by_client: dict[str, ThresholdL] = Field(default_factory=dict)
-    threshold_l_by_user: dict[str, ThresholdL] = Field(default_factory=dict)
     listeners: dict[str, ListenerThresholds] = Field(default_factory=dict)
     learned_from: LearnedFrom = "minimum"
-    margin_ratio: Annotated[float, Field(ge=1)] = DEFAULT_MARGIN_RATIO
-    floor_seconds: Annotated[float, Field(ge=0)] = DEFAULT_FLOOR_SECONDS
     max_withhold: Seconds = DEFAULT_MAX_WITHHOLD
     congestion_rate: PerSecond = DEFAULT_CONGESTION_RATE
     exposure: Exposure = DEFAULT_EXPOSURE
@@ -203,13 +187,10 @@ class WithholdingConfig:
         return Thresholds(
             fixed=self.threshold_l,
             by_client=self.threshold_l_by_client,
-            by_user=self.threshold_l_by_user,
             by_listener={
                 name: own.threshold_l
                 for name, own in self.listeners.items()
                 if own.threshold_l != AS_ABOVE
             },
             learned_from=self.learned_from,
-            margin_ratio=self.margin_ratio,
-            floor_seconds=self.floor_seconds,
         )

@@ -2,7 +2,7 @@
 
 There are four sources; the first that has a value decides:
 
-1. The operator for this subscriber: a pattern of client ids, then one of user names.
+1. The operator for this subscriber: a pattern of client ids.
 2. The subscriber itself, in its CONNECT: it knows what network it is on.
 3. The operator for all subscribers of its listener, then for all subscribers.
 4. The value that the sampler has learned, in the link. The paper learns the moving average of
@@ -36,12 +36,14 @@ RTT is longer."""
 
 _SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{0,12})?|\.[0-9]{1,12}", re.ASCII)
 
-MAX_KNOWN = 10_000
-"""Subscribers whose pattern is cached: it is needed for each new estimate of each of them, and a
-hundred patterns take 25 us."""
+MARGIN_RATIO = 3.0
+"""Most of threshold_l over the least RTT. The RTT of a calm path in paper 002 varies between 0.15
+and 0.45 s: up to three times the least. A threshold_l that is too small withholds without need (its
+first recommendation)."""
 
-LONGEST_KNOWN = 256
-"""Characters of client id and user name that are cached, as clients may make up long ones."""
+FLOOR_SECONDS = 0.05
+"""Least distance of threshold_l from the least RTT, as far as the margin allows, and least
+threshold_l: on a local network the RTT varies by many times its least value without congestion."""
 
 SPREAD_RATIO = 4.0
 """Distance of threshold_l from the least RTT, over that of the lower quartile: the whole range of
@@ -87,24 +89,14 @@ class Thresholds:
     Attributes:
         fixed: seconds for subscribers without a more specific value.
         by_client: pattern of client ids to seconds.
-        by_user: pattern of user names to seconds; a subscriber without a user name matches none.
         by_listener: name of a listener to seconds.
         learned_from: which value of the link is learned from.
-        margin_ratio: factor from the learned RTT to the threshold, so that normal variation is no
-            congestion.
-        floor_seconds: least learned threshold.
     """
 
     fixed: float | None = None
     by_client: Mapping[str, float | None] = field(default_factory=dict)
-    by_user: Mapping[str, float | None] = field(default_factory=dict)
     by_listener: Mapping[str, float | None] = field(default_factory=dict)
     learned_from: LearnedFrom = "minimum"
-    margin_ratio: float = 1.0
-    floor_seconds: float = 0.0
-    _known: dict[tuple[str, str | None], tuple[float | None, ...]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     def threshold_l(self, link: Link) -> float:
         """Return threshold_l for this subscriber in seconds.
@@ -114,35 +106,22 @@ class Thresholds:
         given = self._given(link)
         if given is not None:
             return given
-        learned = link.rtt_min if self.learned_from == "minimum" else link.threshold_l
-        if learned is None:
-            return self.floor_seconds
-        margin = learned * self.margin_ratio
-        if self.learned_from == "minimum" and link.rtt_quartile is not None:
-            spread = SPREAD_RATIO * (link.rtt_quartile - learned)
-            margin = min(margin, learned + max(self.floor_seconds, spread))
-        return max(self.floor_seconds, margin)
+        if self.learned_from == "average":
+            return max(FLOOR_SECONDS, link.threshold_l or 0.0)
+        least = link.rtt_min
+        if least is None:
+            return FLOOR_SECONDS
+        margin = least * MARGIN_RATIO
+        if link.rtt_quartile is not None:
+            spread = SPREAD_RATIO * (link.rtt_quartile - least)
+            margin = min(margin, least + max(FLOOR_SECONDS, spread))
+        return max(FLOOR_SECONDS, margin)
 
     def _given(self, link: Link) -> float | None:
         """Return the given value, seconds, or None where it is to be learned."""
-        if self.by_client or self.by_user:
-            found = self._known.get((link.client_id, link.username))
-            if found is None:
-                found = self._find(link.client_id, link.username)
-            if found:
-                return found[0]
+        for pattern, seconds in self.by_client.items():
+            if fnmatchcase(link.client_id, pattern):
+                return seconds
         if link.asked_threshold_l is not None:
             return link.asked_threshold_l
         return self.by_listener.get(link.listener, self.fixed)
-
-    def _find(self, client_id: str, username: str | None) -> tuple[float | None, ...]:
-        """Return the value of the first pattern that matches; an empty tuple without a match."""
-        said = [s for pattern, s in self.by_client.items() if fnmatchcase(client_id, pattern)]
-        if not said and username is not None:
-            said = [s for pattern, s in self.by_user.items() if fnmatchcase(username, pattern)]
-        found = tuple(said[:1])
-        if len(client_id) + len(username or "") <= LONGEST_KNOWN:
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            self._known[client_id, username] = found
-        return found

@@ -30,8 +30,8 @@ MISTAKES = [
         "threshold_l_by_client.site-*: read -1; allowed: seconds above 0, or auto",
     ),
     (
-        "{threshold_l_by_user: {ann: fast}}",
-        "threshold_l_by_user.ann: read 'fast'; allowed: seconds above 0, or auto",
+        "{exposure: 0}",
+        "exposure: read 0; allowed: seconds above 0 for which a small message may wait behind a",
     ),
     (
         "{threshold_s_by_topic: {cam/#/raw: 5}}",

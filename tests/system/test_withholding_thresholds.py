@@ -1,4 +1,4 @@
-"""Whose message is large, and whose path is congested: by listener, user, and what clients say."""
+"""Whose message is large, and whose path is congested: by listener, client id and CONNECT."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLUGINS: dict[str, Any] = {
         "policy": "conservative",
         "threshold_l": 1e-6,
         "max_withhold": 3600.0,
-        "threshold_l_by_user": {"ann": 3600.0},
+        "threshold_l_by_client": {"far-*": 3600.0},
         "listeners": {
             "field": {"threshold_s": 1_000},
             "lan": {"threshold_s": None},
@@ -109,27 +109,27 @@ def gets_large(client: PahoClient, publisher: PahoClient) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("listener", "username", "said", "goes"),
+    ("listener", "client_id", "said", "goes"),
     [
-        ("default", None, None, False),
-        ("near", None, None, True),
-        ("default", None, "30", True),
-        ("near", None, "0.000001", False),
-        ("default", "ann", "0.000001", True),
+        ("default", "site", None, False),
+        ("near", "site", None, True),
+        ("default", "site", "30", True),
+        ("near", "site", "0.000001", False),
+        ("default", "far-7", "0.000001", True),
     ],
 )
 def test_threshold_l_is_what_the_one_to_be_heard_first_says(
-    broker: BrokerProcess, listener: str, username: str | None, said: str | None, *, goes: bool
+    broker: BrokerProcess, listener: str, client_id: str, said: str | None, *, goes: bool
 ) -> None:
-    """User name, then the subscriber itself, then its listener, then the general one."""
+    """A pattern of its id, then the subscriber itself, then its listener, then the general one."""
     options: dict[str, Any] = {}
     if said is not None:
         options["properties"] = connect_properties(UserProperty=[("threshold_l", said)])
     with (
-        PahoClient(broker.ports[listener], "site") as site,
+        PahoClient(broker.ports[listener], client_id) as site,
         PahoClient(broker.port, "publisher") as publisher,
     ):
-        assert site.connect(username, "", **options)
+        assert site.connect(**options)
         assert site.subscribe("site/#", 1)
         assert publisher.connect()
         assert gets_large(site, publisher) is goes

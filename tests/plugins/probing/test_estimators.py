@@ -76,8 +76,8 @@ def test_moving_average_stays_within_its_samples(timed: list[tuple[float, float]
 
 def test_retransmit_ratio_is_of_the_segments_since_the_first_look() -> None:
     """10 new segments, 2 of them again: a fifth; one window later those weigh 1/e."""
-    ratio = RetransmitRatio(1_000, 900, 50.0, 10.0)
-    assert ratio.value is None
+    ratio = RetransmitRatio(10.0)
+    assert ratio.add(1_000, 900, 50.0) is None
     assert ratio.add(1_010, 902, 50.0) == pytest.approx(0.2)
     left = math.exp(-1)
     assert ratio.add(1_020, 902, 60.0) == pytest.approx(2 * left / (10 * left + 10))
@@ -85,7 +85,8 @@ def test_retransmit_ratio_is_of_the_segments_since_the_first_look() -> None:
 
 def test_retransmit_ratio_of_who_sends_nothing_is_forgotten() -> None:
     """It stands for the window, and a later one begins anew."""
-    ratio = RetransmitRatio(0, 0, 0.0, 10.0)
+    ratio = RetransmitRatio(10.0)
+    ratio.add(0, 0, 0.0)
     ratio.add(10, 5, 1.0)
     assert ratio.add(10, 5, 11.0) == pytest.approx(0.5)
     assert ratio.add(10, 5, 11.5) is None
@@ -94,7 +95,8 @@ def test_retransmit_ratio_of_who_sends_nothing_is_forgotten() -> None:
 
 def test_retransmit_ratio_counts_on_past_the_end_of_the_kernels_counters() -> None:
     """They have 32 bits."""
-    ratio = RetransmitRatio(2**32 - 5, 2**32 - 1, 0.0, 10.0)
+    ratio = RetransmitRatio(10.0)
+    ratio.add(2**32 - 5, 2**32 - 1, 0.0)
     assert ratio.add(5, 1, 1.0) == pytest.approx(0.2)
 
 

@@ -48,14 +48,3 @@ def test_nothing_waiting_ends_a_stall() -> None:
         stall.look(10, is_waiting=True, now=now)
     stall.look(10, is_waiting=False, now=3.0)
     assert stall.stalled_since is None
-
-
-def test_new_connection_begins_from_nothing() -> None:
-    """Counters of a new socket are not compared with those of the old."""
-    stall = StallDetector()
-    for now in (1.0, 2.0):
-        stall.look(0, is_waiting=True, now=now)
-    stall.void()
-    assert stall.stalled_since is None
-    assert stall.look(0, is_waiting=True, now=3.0)
-    assert stall.stalled_since is None

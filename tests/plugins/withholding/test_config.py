@@ -52,8 +52,6 @@ def test_each_policy_name_makes_a_policy() -> None:
         ("threshold_l", True, "seconds above 0, or auto"),
         ("threshold_l", math.inf, "seconds above 0, or auto"),
         ("learned_from", "maximum", "'minimum' or 'average'"),
-        ("margin_ratio", 0.5, "greater than or equal to 1"),
-        ("floor_seconds", -0.1, "greater than or equal to 0"),
         ("congestion_rate", math.nan, "a finite number"),
         ("max_withhold", -20, "greater than 0"),
         ("congestion_rate", 0, "greater than 0"),
@@ -88,7 +86,7 @@ def test_listener_has_what_it_does_not_say_from_above() -> None:
     classes, thresholds = config.size_classes(), config.thresholds()
     assert [classes.threshold_s("t", name) for name in "abcd"] == [5, 10, None, 10]
     assert thresholds.by_listener == {"b": None}
-    assert read(threshold_l_by_user={"u": "auto"}).thresholds().by_user == {"u": None}
+    assert read(threshold_l_by_client={"u": "auto"}).thresholds().by_client == {"u": None}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +102,6 @@ def test_listener_has_what_it_does_not_say_from_above() -> None:
         ("ordering", "size", "ordering", "'topic' or 'none'"),
         ("supersede", "yes", "supersede", "a valid boolean"),
         ("threshold_l_by_client", {"a*": 0}, "threshold_l_by_client.a*", "above 0, or auto"),
-        ("threshold_l_by_user", {"a": "x"}, "threshold_l_by_user.a", "above 0, or auto"),
         ("listeners", {"lan": {"threshold_s": -1}}, "listeners.lan.threshold_s", "number of bytes"),
         ("listeners", {"lan": {"threshold_l": -1}}, "listeners.lan.threshold_l", "or auto"),
         ("listeners", {"lan": {"treshold_s": 1}}, "listeners.lan.treshold_s", "perhaps threshold"),

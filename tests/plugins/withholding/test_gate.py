@@ -144,10 +144,8 @@ def test_profile_of_the_file_scales_latency() -> None:
     [
         ({"threshold_l": None}, {"rtt_min": 0.1}, False),
         ({"threshold_l": None}, {"rtt_min": 0.2}, True),
-        ({"threshold_l": None, "margin_ratio": 6.0}, {"rtt_min": 0.1}, True),
-        ({"threshold_l": None, "floor_seconds": 0.6}, {"rtt_min": 0.1}, True),
-        ({"threshold_l": None, "learned_from": "average"}, {"threshold_l": 0.1}, False),
-        ({"threshold_l": None, "learned_from": "average"}, {"threshold_l": 0.2}, True),
+        ({"threshold_l": None, "learned_from": "average"}, {"threshold_l": 0.4}, False),
+        ({"threshold_l": None, "learned_from": "average"}, {"threshold_l": 0.6}, True),
         ({"threshold_l": 0.4}, {"rtt_min": 9.0}, False),
         ({"threshold_l": 0.4, "threshold_l_by_client": {"site-*": 0.6}}, {}, True),
     ],
