@@ -30,6 +30,9 @@ writing an answer blocks the loop."""
 LEASE_MESSAGES: Final = 256
 """Of one call of the engine, which blocks the loop for some 2 ms; others follow for more."""
 
+LATE_SECONDS: Final = 1.0
+"""A try that fails after so long has waited for a server: another try would wait as long."""
+
 _PAYLOAD: Final = attrgetter("payload")
 
 _WATCH_SECONDS: Final = 3600.0
@@ -204,8 +207,11 @@ class GroupReceiver:
         """
         failed: StorageError | None = None
         room = ANSWER_BYTES
-        while (number := taken.next_try(self._clock())) is not None:
+        now = asyncio.get_running_loop().time
+        is_late = False
+        while not is_late and (number := taken.next_try(self._clock())) is not None:
             n_messages = n_bytes = 0
+            began = now()
             try:
                 while True:
                     asked = min(taken.missing - n_messages, LEASE_MESSAGES)
@@ -222,6 +228,7 @@ class GroupReceiver:
                     await asyncio.sleep(0)
             except StorageError as error:
                 failed = error
+                is_late = now() - began >= LATE_SECONDS
             taken.tried(n_messages, n_bytes, is_full=room <= 0)
         if failed is not None and not found:
             try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock.plugins.queue import group_receiver
 from penstock.plugins.queue.engines.contract import StorageError
 from penstock.plugins.queue.group_receiver import ANSWER_BYTES, BusyError, ReceiveRequest
 from penstock.plugins.queue.service import QueueService
@@ -75,6 +76,27 @@ async def test_held_requests_go_by_a_changed_strategy() -> None:
         await until(lambda: counts(service)["retries"] == 2)
         await put(service, b"a")
         assert payloads(await request) == [b"a"]
+
+
+async def test_a_receive_waits_for_a_storage_that_is_away_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not once for each physical queue: they would all be away."""
+    monkeypatch.setattr(group_receiver, "LATE_SECONDS", 0.001)
+    async with running_service(physical_queues=40) as service:
+        for number in range(40):
+            await put_at(service, number, b"a")
+        tried: list[int] = []
+
+        async def lease(_queue: str, _group: str, number: int, *_: Any) -> Any:
+            tried.append(number)
+            await asyncio.sleep(0.002)
+            raise StorageError("no server takes it")
+
+        monkeypatch.setattr(service.engine, "lease", lease)
+        with pytest.raises(StorageError, match="no server takes it"):
+            await receive(service, ReceiveRequest(10))
+        assert len(tried) == 1
 
 
 async def test_conventional_answers_at_once() -> None:

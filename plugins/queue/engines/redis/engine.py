@@ -489,6 +489,12 @@ class RedisEngine:
 
     async def maintain(self) -> None:
         """Do what time asks for, and learn what other programs have done."""
+        try:
+            await self._maintain()
+        finally:
+            await self._prober.probe()
+
+    async def _maintain(self) -> None:
         await self._listening.maintain()
         self._functions.arrivals.note_uses(self._functions.now())
         failed: StorageError | None = None
@@ -496,8 +502,10 @@ class RedisEngine:
             try:
                 await step()
             except StorageError as error:
-                failed = error
                 self._was_away = True
+                if not self._routes.is_cluster:  # everything else would wait as long for it
+                    raise
+                failed = error
         for queue in list(self._catalogue.queues.values()):
             try:
                 await self._maintain_queue(queue)
@@ -506,7 +514,6 @@ class RedisEngine:
             except StorageError as error:  # other queues, and other nodes, need not wait for it
                 failed = error
         await self._drop_unknown()
-        await self._prober.probe()
         if failed is not None:
             raise failed
 
