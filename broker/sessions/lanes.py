@@ -46,8 +46,10 @@ if TYPE_CHECKING:
 
     from penstock.broker.config.mqtt_options import MqttOptions
     from penstock.broker.counters import Counters
+    from penstock.broker.link import Link
     from penstock.broker.outbox.delivery import Delivery
     from penstock.broker.outbox.ledger import Ledger
+    from penstock.broker.routing.topic_tree import Subscription
     from penstock.broker.timers import Timer, Timers
 
 
@@ -70,11 +72,15 @@ class LaneSession(Subscriber, Protocol):
 
     Attributes:
         ledger: the account of this subscriber.
+        link: what is known of the path to it.
         resend: what was inflight when the last connection ended, still to be sent again.
+        subscriptions: by topic filter.
     """
 
     ledger: Ledger
+    link: Link
     resend: deque[Delivery]
+    subscriptions: dict[str, Subscription]
 
 
 def lane_of(session: LaneSession, timers: Timers) -> LaneOrder:
@@ -195,6 +201,8 @@ class Lanes:
         if large is not None:
             taker, giver = (client_id, other_id) if large == "this" else (other_id, client_id)
             self._takers[giver] = taker
+            if large == "this" and not session.subscriptions:
+                session.link.gets_small = False  # nothing of its own brings any
         other = self._session_of(other_id)
         if other is not None and self._may_join(session, other):
             for one in (session, other):

@@ -276,6 +276,15 @@ def test_a_lane_takes_the_large_messages_of_the_other_ones_subscriptions() -> No
     assert small.payloads() == [b"after"]
 
 
+def test_a_lane_that_takes_large_messages_gets_no_small_one_by_its_subscriptions() -> None:
+    """So no policy holds a large one back for the sake of small ones there."""
+    small, large = taking(VirtualBroker())
+    assert small.session.link.gets_small
+    assert not large.session.link.gets_small
+    large.subscribe("own", 1)
+    assert large.session.link.gets_small
+
+
 def test_messages_of_qos_0_follow_a_large_one_of_their_topic_for_a_while() -> None:
     """Nobody says when that one has arrived."""
     broker = VirtualBroker()
