@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,10 @@ pages of its parent that a fork writes to."""
 
 EARLY_SECONDS = 2.0
 """Of withholding before any link is bad, of all subscribers together: learning is not perfect."""
+
+
+NAMES = [name for name in names() if name != "links-cut"]
+"""Scenarios with a short length of their own: that of a cut is that of the whole."""
 
 
 class Run(NamedTuple):
@@ -89,7 +94,9 @@ def runs(
     asked = [
         str(item.callspec.params["name"])
         for item in request.session.items
-        if isinstance(item, pytest.Function) and item.path == Path(__file__)
+        if isinstance(item, pytest.Function)
+        and item.path == Path(__file__)
+        and "runs" in item.fixturenames
     ]
     folders = {name: tmp_path_factory.mktemp(name) for name in dict.fromkeys(asked)}
     with ThreadPoolExecutor(AT_A_TIME) as pool:
@@ -97,8 +104,14 @@ def runs(
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.timeout(MOST_SECONDS * len(names()) / AT_A_TIME)
-@pytest.mark.parametrize("name", names())
+def test_the_short_length_of_a_cut_is_that_of_the_whole() -> None:
+    """Which runs."""
+    cut, whole = read_short("links-cut"), read_short("links")
+    assert cut == dataclasses.replace(whole, name=cut.name, title=cut.title)
+
+
+@pytest.mark.timeout(MOST_SECONDS * len(NAMES) / AT_A_TIME)
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_timing_comes_out_as_it_is_to(
     name: str, runs: dict[str, tuple[Path, Future[Run]]]
 ) -> None:
