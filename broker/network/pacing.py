@@ -16,13 +16,18 @@ message has waited in it. The kernel times them; the least is the path without a
 
 What the pace has not shortened, though it should have drained it, is no queue of the large lane's:
 the path has become longer, or others fill it. That round trip is the least from then on.
+
+* *Prove*: round trips vary by themselves on many paths, such as those of radio links, and then look
+  like queues that come and go. So a pace has to be proven: after a time of yielding the large lane
+  sends at twice the rate that it had, for two round trips. If the path delivers more, there was no
+  queue, and the large lane is not paced for a while.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from penstock.broker.network.tcp_info import TcpInfo
@@ -97,8 +102,45 @@ RATES: Final = 5
 """Delivery rates of so many looks, of which the largest counts: where the network or a machine
 stalls for a moment, a few are low, and those after a low pace are low by that."""
 
+PROVE_AFTER_SECONDS: Final = 0.5
+"""Of yielding, after which a pace has to be proven. Each proof that holds doubles the time until
+the next one."""
+
+MOST_PROVE_AFTER_SECONDS: Final = 30.0
+
+PROOF_RATIO: Final = 2.0
+PROVEN_RATIO: Final = 1.4
+"""Of the rate while yielding: what the large lane sends for a proof, and what has to be delivered
+for the pace to be wrong."""
+
+PROOF_SECONDS: Final = 0.1
+"""Of a proof, beside two round trips: what was sent in it is acknowledged then."""
+
+FREE_SECONDS: Final = 10.0
+MOST_FREE_SECONDS: Final = 60.0
+"""For which nothing is paced after a proof that has failed: the link may have become wider in that
+moment. Each further failure without a proof that holds doubles the time."""
+
 _SRTT_KEEPS: Final = 7 / 8
 """What the kernel keeps of its smoothed round trip at each acknowledgement (RFC 6298)."""
+
+
+class _Proof(NamedTuple):
+    """A higher pace for a moment.
+
+    Attributes:
+        rate: bytes per second that were delivered while yielding.
+        counts_from: monotonic seconds from which acknowledgements are of what was sent meanwhile.
+        until: monotonic seconds.
+        acked_at: when counting has begun; None before.
+        acked_bytes: of the connection at that time.
+    """
+
+    rate: float
+    counts_from: float
+    until: float
+    acked_at: float | None = None
+    acked_bytes: int = 0
 
 
 class Pacing:
@@ -130,8 +172,14 @@ class Pacing:
         self._many_at = 0.0
         self._retrans = 0
         self._lost_at = -math.inf
+        self._yielded_seconds = 0.0
+        self._yielded_bytes = 0
+        self._prove_after = PROVE_AFTER_SECONDS
+        self._proof: _Proof | None = None
+        self._free_seconds = FREE_SECONDS
+        self._free_until = -math.inf
 
-    def rest(self, info: TcpInfo, now: float) -> float:
+    def rest(self, info: TcpInfo, now: float) -> float | None:
         """Choose the pace at which the next message begins: nothing is on its way.
 
         To be called again when it has begun, as the path may have changed meanwhile, and as what
@@ -140,9 +188,17 @@ class Pacing:
         Args:
             info: of the connection.
             now: monotonic seconds.
+
+        Returns:
+            Bytes per second; None for full rate.
         """
         self._round_trip(info)
         self._looked_at = now
+        self.has_yielded = False
+        self._acked = info.bytes_acked
+        self._proof = None
+        if now < self._free_until:
+            return self.pace
         if now - self._queued_at > KNOWN_SECONDS:
             self._rate = None
         least = min(self._least, info.rtt or SPREAD_SECONDS)
@@ -151,8 +207,6 @@ class Pacing:
         few = FEW_SEGMENTS * info.mss / (info.rtt or SPREAD_SECONDS)
         self.pace = begin if self._rate is None else min(begin, max(self._rate, few))
         self._is_beginning = True
-        self.has_yielded = False
-        self._acked = info.bytes_acked
         self._old_rate = info.delivery_rate
         self._rates.clear()
         self._queue_before = 0.0
@@ -170,7 +224,18 @@ class Pacing:
             Bytes per second; None for full rate.
         """
         seconds, self._looked_at = now - self._looked_at, now
+        if now < self._free_until:
+            self._round_trip(info)
+            return self.pace
+        acked = self._acked
         rate = self._delivered(info, seconds)
+        if self._proof is not None:
+            self._round_trip(info)
+            self._prove(self._proof, info.bytes_acked, now)
+            return self.pace
+        if self.has_yielded and self.pace is not None:
+            self._yielded_seconds += seconds
+            self._yielded_bytes += info.bytes_acked - acked
         if info.unacked > FEW_SEGMENTS:
             self._many_at = now
         if info.total_retrans != self._retrans:
@@ -203,7 +268,32 @@ class Pacing:
                 self.pace = max(self.pace, BURST_SEGMENTS * info.mss / rtt)
             if now >= self._next_at:
                 self._next_at = now + rtt
+        if self.pace is not None and self._yielded_seconds >= self._prove_after:
+            rate = self._yielded_bytes / self._yielded_seconds
+            self._proof = _Proof(rate, now + rtt, now + 2 * rtt + PROOF_SECONDS)
+            self.pace = max(PROOF_RATIO * rate, self.pace)
         return self.pace
+
+    def _prove(self, proof: _Proof, acked_bytes: int, now: float) -> None:
+        """See what the path delivers at a higher pace, and take the pace away if that is more."""
+        if proof.acked_at is None:
+            if now >= proof.counts_from:
+                self._proof = proof._replace(acked_at=now, acked_bytes=acked_bytes)
+            return
+        if now < proof.until:
+            return
+        delivered = (acked_bytes - proof.acked_bytes) / (now - proof.acked_at)
+        self._proof = None
+        self._yielded_seconds, self._yielded_bytes = 0.0, 0
+        if delivered > PROVEN_RATIO * proof.rate:
+            self._free_until = now + self._free_seconds
+            self._free_seconds = min(2 * self._free_seconds, MOST_FREE_SECONDS)
+            self._prove_after = PROVE_AFTER_SECONDS
+            self._least = math.inf
+            self._forget(0.0)
+        else:
+            self._free_seconds = FREE_SECONDS
+            self._prove_after = min(2 * self._prove_after, MOST_PROVE_AFTER_SECONDS)
 
     def _round_trip(self, info: TcpInfo) -> float | None:
         """Return the mean round trip since the last look; None where nothing was acknowledged.
