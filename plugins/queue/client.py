@@ -185,16 +185,22 @@ class OutgoingMessage(NamedTuple):
     qos: int | None = None
 
 
-class Enqueued(NamedTuple):
-    """What became of the messages of one `QueueClient.enqueue`.
+class _Outcome(NamedTuple):
+    stored: int
+    duplicates: list[int]
+
+
+class Enqueued(_Outcome):
+    """What became of the messages of one `QueueClient.enqueue`, as (stored, duplicates).
 
     Attributes:
         stored: how many were stored.
         duplicates: indexes of those that were stored before, by their deduplication identifier.
+        ids: of each message, ``PHYSICAL_QUEUE-OFFSET``, which are fields of a received one; None
+            where it is not known.
     """
 
-    stored: int
-    duplicates: list[int]
+    ids: Sequence[str | None] = ()
 
 
 class Received(list[ReceivedMessage]):
@@ -268,12 +274,16 @@ class QueueClient:
         Args:
             queue: its name.
             settings: keys of a queue in the policy file, such as ``max_messages``; those that are
-                left out have their defaults.
+                left out have their defaults, but topics and tags stay.
 
         Returns:
             The queue, as `queue` does.
         """
         return self._requests.ask_json("PUT", _path(queue), dict(settings))
+
+    def change_queue(self, queue: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Change settings of a queue; those that are left out stay."""
+        return self._requests.ask_json("PATCH", _path(queue), dict(settings))
 
     def delete_queue(self, queue: str) -> None:
         """Delete a queue with its messages and groups."""
@@ -286,6 +296,17 @@ class QueueClient:
     def put_group(self, queue: str, group: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Create a group, or give it other settings; see `put_queue`."""
         return self._requests.ask_json("PUT", _path(queue, "groups", group), dict(settings))
+
+    def groups_of(self, queue: str) -> list[dict[str, Any]]:
+        """Return the groups of a queue, each as `group` does."""
+        found: list[dict[str, Any]] = self._requests.ask_json("GET", _path(queue, "groups"))[
+            "groups"
+        ]
+        return found
+
+    def change_group(self, queue: str, group: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Change settings of a group; those that are left out stay."""
+        return self._requests.ask_json("PATCH", _path(queue, "groups", group), dict(settings))
 
     def delete_group(self, queue: str, group: str) -> None:
         """Delete a group; it holds no messages any more."""
@@ -319,7 +340,9 @@ class QueueClient:
         path = _path(queue, "messages")
         is_repeatable = all("deduplication_id" in row for row in rows)
         answer = self._requests.ask_json("POST", path, {"messages": rows}, repeat=is_repeatable)
-        return Enqueued(answer["stored"], answer.get("duplicates", []))
+        enqueued = Enqueued(answer["stored"], answer.get("duplicates", []))
+        enqueued.ids = answer.get("ids", ())
+        return enqueued
 
     def receive(
         self,

@@ -419,11 +419,13 @@ def change(
     if not given:
         raise CommandError("--set: read none; allowed: one or more KEY=VALUE")
 
-    def work(client: QueueClient) -> None:
-        found = client.queue(queue) if group is None else client.group(queue, group)
-        _put(client, queue, group, {**found["settings"], **given})
-
-    place.ask(work)
+    place.ask(
+        lambda client: (
+            client.change_queue(queue, given)
+            if group is None
+            else client.change_group(queue, group, given)
+        )
+    )
     typer.echo(f"{_named(queue, group)} changed")
 
 

@@ -163,17 +163,18 @@ class LogicalQueueConfig:
         keeps_last: of each key, only the newest message is kept. The queue needs a `key`.
         sqs_body: how Amazon SQS clients see payloads: as `text`, or in `base64` where they are no
             text.
-        dequeue: how a receive is answered where nothing is there. `rds+wake` holds it until
-            messages arrive; `rds` holds and retries it; `pms` polls the lengths of the physical
-            queues and tries the longest; `conventional` answers at once (papers 000 and 001).
-        sleep_time: seconds between two retries of `rds`, or two polls of `pms`; 0.1 to 0.5 served
-            best on real servers (paper 000).
-        max_queues_per_dequeue: physical queues that one request tries in a round; 3 in the papers.
         n_max: most messages of one receive (N_max); 100 in the papers.
         max_wait_seconds: longest time for which a client may ask to have its request held.
         max_waiting_requests: requests of a group that may be held at a time; further ones are
             refused.
         groups: by name.
+        dequeue: for experiments, as the two keys below: how a receive is answered where nothing is
+            there. `rds+wake` holds it until messages arrive; `rds` holds and retries it; `pms`
+            polls the lengths of the physical queues and tries the longest; `conventional` answers
+            at once (papers 000 and 001).
+        sleep_time: seconds between two retries of `rds`, or two polls of `pms`; 0.1 to 0.5 served
+            best on real servers (paper 000).
+        max_queues_per_dequeue: physical queues that one request tries in a round; 3 in the papers.
     """
 
     topics: tuple[TopicFilter, ...] = ()
@@ -188,13 +189,13 @@ class LogicalQueueConfig:
     deduplication_seconds: Seconds = 300.0
     keeps_last: bool = False
     sqs_body: Literal["text", "base64"] = "text"
-    dequeue: Literal["conventional", "pms", "rds", "rds+wake"] = "rds+wake"
-    sleep_time: Seconds = 0.1
-    max_queues_per_dequeue: Positive = 3
     n_max: Annotated[int, Field(ge=1, le=MAX_RECEIVE_MESSAGES)] = 100
     max_wait_seconds: Annotated[float, Field(ge=0, le=3600)] = 60.0
     max_waiting_requests: Positive = 10_000
     groups: dict[Name, GroupConfig] = field(default_factory=_default_groups)
+    dequeue: Literal["conventional", "pms", "rds", "rds+wake"] = "rds+wake"
+    sleep_time: Seconds = 0.1
+    max_queues_per_dequeue: Positive = 3
 
     def __post_init__(self) -> None:
         """Refuse keys without an effect."""
@@ -399,6 +400,9 @@ class QueueConfig:
         http_limits: limits for clients of the HTTP API and of Amazon SQS.
         http_tls: TLS of both; None for plain connections.
         sqs: ``HOST:PORT`` of the Amazon SQS protocols; null for none.
+        sqs_unsupported: what is done with attributes of queues that would have no effect here, such
+            as `Policy` and those of encryption: `refuse`, or `ignore`, by which they are kept and
+            shown again.
         tokens: file of the tokens of both; None: no token is needed, and the addresses of both must
             be of this machine alone.
         max_request_bytes: largest body of a request. A picture of 1 MB in base64 fits, and
@@ -430,6 +434,7 @@ class QueueConfig:
     http_limits: QueueHttpLimits = field(default_factory=QueueHttpLimits)
     http_tls: HttpTls | None = None
     sqs: _Bind | None = None
+    sqs_unsupported: Literal["refuse", "ignore"] = "refuse"
     tokens: _Path | None = None
     max_request_bytes: Annotated[Size, Field(ge=1024)] = 4 * 1024 * 1024
     commit_wait_seconds: Annotated[float, Field(ge=0, le=1)] = 0.0

@@ -138,7 +138,8 @@ class QueuePlugin(Plugin):
             http = QueueApi(self.service, self._access, clock, logger, bodies, slicer, self.batches)
             self._http = self._server(http.application(config.max_request_bytes), "http")
         if config.sqs is not None:
-            sqs = SqsApi(self.service, self._access, clock, logger, bodies, slicer)
+            ignores = config.sqs_unsupported == "ignore"
+            sqs = SqsApi(self.service, self._access, clock, logger, bodies, slicer, ignores=ignores)
             self._sqs = self._server(sqs.application(config.max_request_bytes), "sqs")
         self.open_files = sum(server.open_files for server in self._servers)
         self._maintaining: asyncio.Task[None] | None = None

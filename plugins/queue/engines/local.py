@@ -110,6 +110,7 @@ class LocalEngine:
         state.start_writing(self._commit_max_messages)
         try:
             await state.change(self._catalogue.start_rows, self._catalogue.started)
+            await self._upkeep.restored()
         except BaseException:
             await self.close()
             raise

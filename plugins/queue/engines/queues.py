@@ -13,7 +13,8 @@ from penstock.plugins.queue.engines.contract import (
 )
 from penstock.plugins.queue.engines.leases import Group, Place
 from penstock.plugins.queue.engines.logical import Logical
-from penstock.plugins.queue.engines.physical import PhysicalQueue
+from penstock.plugins.queue.engines.physical import Delays, PhysicalQueue
+from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.store import QueueRow
 
 _READER: Final = "reader"
@@ -81,6 +82,19 @@ class LogicalQueue(Logical[PhysicalQueue, Group]):
     def places(self, number: int) -> list[Place]:
         """Return the places of all groups in a physical queue."""
         return [group.places[number] for group in self.groups.values()]
+
+    def note_delays(self, physical: PhysicalQueue, decoded: Decoded, now: float) -> None:
+        """Note when the messages of a segment may be received, one of which has its own delay."""
+        physical.forget_delays(now)
+        due: list[float] = []
+        for index in range(decoded.n_messages):
+            own = decoded.delay(index)
+            delay = self.spec.delay_seconds if own is None else own
+            due.append(decoded.stored_clock(index) + delay)
+        physical.delays[decoded.first_offset] = Delays(due, sorted(due))
+        for place in self.places(physical.number):
+            for due_at in set(due):
+                place.group.due(place, due_at)
 
     def holds(self, newest: Newest) -> bool:
         """Say whether the newest message of a key has not left."""

@@ -19,7 +19,6 @@ from penstock.plugins.queue.engines.contract import StorageError
 from penstock.plugins.queue.engines.incoming import Incoming
 from penstock.plugins.queue.engines.leases import Group, Place
 from penstock.plugins.queue.engines.physical import (
-    Delays,
     PhysicalQueue,
     bits_below,
     each_bit,
@@ -694,24 +693,11 @@ class Transaction:
                 self.around.cache.put(physical.row_id, decoded)
             if segment.flags & DELAYED:
                 physical.last_own_delay = segment.first_offset
-                self._note_delays(incoming.queue, physical, decoded)
+                incoming.queue.note_delays(physical, decoded, self.now)
         for place in places:
             place.note_waiting(place.waiting + n_new)
             if place.group.delay_seconds:
                 place.group.due(place, self.now + place.group.delay_seconds)
-
-    def _note_delays(self, queue: LogicalQueue, physical: PhysicalQueue, decoded: Decoded) -> None:
-        """Note when the messages of a segment may be received."""
-        physical.forget_delays(self.now)
-        due: list[float] = []
-        for index in range(decoded.n_messages):
-            own = decoded.delay(index)
-            delay = queue.spec.delay_seconds if own is None else own
-            due.append(decoded.stored_clock(index) + delay)
-        physical.delays[decoded.first_offset] = Delays(due, sorted(due))
-        for place in queue.places(physical.number):
-            for due_at in set(due):
-                place.group.due(place, due_at)
 
     def _take_out(self, physical: PhysicalQueue, firsts: set[int]) -> None:
         queue = self._queues[physical]

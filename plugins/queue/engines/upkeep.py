@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -27,6 +28,7 @@ from penstock.plugins.queue.engines.requests import (
 )
 from penstock.plugins.queue.engines.state import State
 from penstock.plugins.queue.engines.store import (
+    DELAYED,
     Segment,
 )
 from penstock.plugins.queue.engines.transaction import Transaction
@@ -37,6 +39,8 @@ SHRINK_SEGMENTS: Final = 64
 """Segments of a queue that are stored anew in one call, some 16 MiB at most."""
 LETTERS_IN_A_STEP: Final = 64
 """Dead letters that are read before the loop goes round."""
+DELAYS_BYTES: Final = 16 * 1024 * 1024
+"""Of messages that are read in one call for their delays, behind a restart."""
 TRIM_STEPS: Final = 32
 """Of giving space back in one call, 16 MB in SQLite. Other requests are written between them."""
 
@@ -55,6 +59,30 @@ class Upkeep:
         self._reader = reader
         self._catalogue = catalogue
         self._sparse: dict[tuple[PhysicalQueue, int], int] = {}
+        self._unread: deque[tuple[LogicalQueue, PhysicalQueue, int]] = deque()
+
+    async def restored(self) -> None:
+        """Read of which messages the delay is not over, as far as that is soon done."""
+        self._unread.extend(
+            (queue, part, segment.first_offset)
+            for queue in self._state.queues.values()
+            for part in queue.physical.values()
+            for segment in part.index
+            if segment.flags & DELAYED
+        )
+        with suppress(StorageError):  # the next call tells
+            await self._read_delays()
+
+    async def _read_delays(self) -> None:
+        n_bytes = 0
+        while self._unread and n_bytes < DELAYS_BYTES:
+            queue, part, first = self._unread[0]
+            if not queue.is_deleted and first not in part.delays:
+                decoded = (await self._reader.decoded(part, [first])).get(first)
+                if decoded is not None:
+                    n_bytes += decoded.memory_bytes
+                    queue.note_delays(part, decoded, self._state.now())
+            self._unread.popleft()
 
     async def purge(self, queue: str) -> int:
         """Remove all messages."""
@@ -120,6 +148,10 @@ class Upkeep:
         now = self._state.now()
         self._state.arrivals.note_uses(now)
         failed: StorageError | None = None
+        try:
+            await self._read_delays()
+        except StorageError as error:
+            failed = error
         for queue in list(self._state.queues.values()):
             for group in queue.groups.values():
                 group.expire(now)

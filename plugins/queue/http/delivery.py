@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final
 
 from aiohttp import web
@@ -82,7 +82,8 @@ class Delivery:
             reader = readers[request.content_type]
             sender = messages.Sender(caller, context.clock())
             new = await context.slicer.run(reader(data, sender))
-        return _stored_answer(await self._store(queue, new))
+        outcomes = await self._store(queue, new)
+        return _stored_answer(outcomes, await context.slicer.run(_ids(outcomes)))
 
     async def _store(self, queue: str, new: Sequence[NewMessage]) -> list[Stored]:
         """Store messages, some of them in each round of the loop."""
@@ -250,7 +251,19 @@ def _check_arrow() -> None:
         )
 
 
-def _stored_answer(outcomes: Sequence[Stored]) -> web.Response:
+def _ids(outcomes: Sequence[Stored]) -> Generator[None, None, list[str | None]]:
+    """Return by what each message is known to its receivers; None where that is not known."""
+    found: list[str | None] = []
+    for start in range(0, len(outcomes), MESSAGES_IN_A_STEP):
+        found += [
+            None if offset < 0 or number < 0 else f"{number}-{offset}"
+            for number, offset, _ in outcomes[start : start + MESSAGES_IN_A_STEP]
+        ]
+        yield
+    return found
+
+
+def _stored_answer(outcomes: Sequence[Stored], ids: Sequence[str | None] = ()) -> web.Response:
     """Return the answer to messages that were stored or not."""
     duplicates = [index for index, one in enumerate(outcomes) if one.reason == DUPLICATE]
     refused = {
@@ -259,7 +272,7 @@ def _stored_answer(outcomes: Sequence[Stored]) -> web.Response:
         if one.reason not in ("", DUPLICATE)
     }
     stored = len(outcomes) - len(duplicates) - len(refused)
-    more = {"stored": stored, "duplicates": duplicates, "refused": refused}
+    more = {"stored": stored, "ids": ids, "duplicates": duplicates, "refused": refused}
     if not refused:
         return web.json_response(more)
     reasons = set(refused.values())

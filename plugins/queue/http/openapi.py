@@ -157,9 +157,16 @@ def _paths() -> dict[str, Schema]:
             "get": _operation("Show a queue.", reference("Queue"), "404", role="read or admin"),
             "put": _operation(
                 "Create a queue, or give it other settings. Settings that are left out have their "
-                "defaults; tags stay.",
+                "defaults; topics and tags stay.",
                 reference("Queue"),
                 "409 503 507",
+                role="admin",
+                body=reference("QueueSettings"),
+            ),
+            "patch": _operation(
+                "Change settings of a queue; those that are left out stay.",
+                reference("Queue"),
+                changing,
                 role="admin",
                 body=reference("QueueSettings"),
             ),
@@ -171,10 +178,25 @@ def _paths() -> dict[str, Schema]:
                 role="admin",
             ),
         },
+        f"{queue}/groups": {
+            "get": _operation(
+                "List the groups of a queue.",
+                object_of({"groups": list_of(reference("Group"))}),
+                "404",
+                role="read or admin",
+            )
+        },
         group: {
             "get": _operation("Show a group.", reference("Group"), "404", role="read or admin"),
             "put": _operation(
                 "Create a group, or give it other settings; its position stays.",
+                reference("Group"),
+                changing,
+                role="admin",
+                body=reference("GroupSettings"),
+            ),
+            "patch": _operation(
+                "Change settings of a group; those that are left out stay.",
                 reference("Group"),
                 changing,
                 role="admin",

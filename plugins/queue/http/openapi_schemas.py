@@ -139,6 +139,11 @@ def schemas() -> dict[str, Schema]:
     row |= {"qos": stored["qos"], "retain": {"type": "boolean"}}
     outcome = {
         "stored": COUNT,
+        "ids": list_of({"type": ["string", "null"]})
+        | {
+            "description": "PHYSICAL_QUEUE-OFFSET of each message, as its receivers know it; null "
+            "where it is not stored, or where it was stored before and its place is not known."
+        },
         "duplicates": list_of(COUNT) | {"description": "Indexes of messages stored before."},
         "refused": {
             "type": "object",

@@ -6,13 +6,13 @@ import contextlib
 import json
 import os
 from collections.abc import Generator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from aiohttp import web
 
 from penstock.plugins.queue.access import ALL_QUEUES
-from penstock.plugins.queue.engines.contract import UnknownQueueError
+from penstock.plugins.queue.engines.contract import GroupSpec, QueueSpec, UnknownQueueError
 from penstock.plugins.queue.http.context import Context, check_role
 from penstock.plugins.queue.http.delivery import unknown_group
 from penstock.plugins.queue.http.openapi import document
@@ -100,18 +100,47 @@ class Operation:
         spec = read_queue_spec(body)
         service = context.service
         if queue in service.names():
+            held = service.engine.outline(queue).spec
             if "tags" not in body:  # among them are settings of queues that SQS has created
-                spec = replace(spec, tags=self._context.service.engine.outline(queue).spec.tags)
+                spec = replace(spec, tags=held.tags)
+            if "topics" not in body:  # else its publishers' messages would go nowhere from now on
+                spec = replace(spec, topics=held.topics)
             await service.change(queue, spec)
         else:
             await service.create(queue, spec)
         return web.json_response(service.figures(queue))
+
+    async def patch(self, request: web.Request) -> web.StreamResponse:
+        """``PATCH /queues/{queue}``: change some settings; the others stay."""
+        context = self._context
+        queue = context.queue(request, "admin")
+        body = await context.object(request, *SPEC_KEYS)
+        held = context.service.engine.outline(queue).spec
+        settings = {**_settings(replace(held, groups={}, tags={})), **body}
+        if "groups" not in body:
+            del settings["groups"]
+        spec = read_queue_spec(settings)
+        if "tags" not in body:  # those of SQS may be longer than a request may have
+            spec = replace(spec, tags=held.tags)
+        await context.service.change(queue, spec)
+        return web.json_response(context.service.figures(queue))
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
         """``DELETE /queues/{queue}``."""
         queue = self._context.queue(request, "admin")
         await self._context.service.delete(queue)
         return web.json_response({"deleted": True})
+
+    async def list_groups(self, request: web.Request) -> web.StreamResponse:
+        """``GET /queues/{queue}/groups``."""
+        queue = self._context.queue(request, "read", "admin")
+        figures = self._context.service.figures(queue)
+        incarnation = figures["incarnation"]
+        groups = [
+            {"name": name, "incarnation": incarnation} | group
+            for name, group in figures["groups"].items()
+        ]
+        return web.json_response({"groups": groups})
 
     async def show_group(self, request: web.Request) -> web.StreamResponse:
         """``GET /queues/{queue}/groups/{group}``."""
@@ -134,6 +163,18 @@ class Operation:
             await context.service.change_group(queue, group, spec)
         else:
             await context.service.create_group(queue, group, spec)
+        return self._group_answer(queue, group)
+
+    async def patch_group(self, request: web.Request) -> web.StreamResponse:
+        """``PATCH /queues/{queue}/groups/{group}``: change some settings; the others stay."""
+        context = self._context
+        queue, group = context.queue(request, "admin"), request.match_info["group"]
+        body = await context.object(request, *GROUP_KEYS)
+        groups = context.service.engine.outline(queue).groups
+        if group not in groups:
+            raise unknown_group(group, groups)
+        spec = read_group_spec({**_settings(groups[group].spec), **body})
+        await context.service.change_group(queue, group, spec)
         return self._group_answer(queue, group)
 
     async def delete_group(self, request: web.Request) -> web.StreamResponse:
@@ -180,6 +221,12 @@ class Operation:
         if context.access.is_open:
             _check_beside(path, context.service.engine.figures().get("path"))
         return web.json_response({"bytes": await context.service.engine.backup(path)})
+
+
+def _settings(spec: QueueSpec | GroupSpec) -> dict[str, Any]:
+    """Return settings as a request has them."""
+    found: dict[str, Any] = json.loads(json.dumps(asdict(spec)))
+    return found
 
 
 def _check_beside(path: str, database: str | None) -> None:

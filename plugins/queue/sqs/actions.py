@@ -66,6 +66,7 @@ from penstock.plugins.queue.sqs.queue_attributes import (
     MAX_VISIBILITY_SECONDS,
     MAX_WAIT_SECONDS,
     RESERVED_TAG_PREFIX,
+    QueueSettings,
     arn_of,
     changed,
     is_fifo,
@@ -131,6 +132,7 @@ class SqsActions:
         wall_clock: returns seconds since the Unix epoch.
         slicer: runs what takes long.
         logger: gets faults of tasks in the background.
+        ignores: whether attributes of queues that would have no effect are kept, not refused.
     """
 
     def __init__(
@@ -140,8 +142,11 @@ class SqsActions:
         wall_clock: Callable[[], float],
         slicer: Slicer,
         logger: Logger,
+        *,
+        ignores: bool = False,
     ) -> None:
         self._service = service
+        self._ignores = ignores
         self._slicer = slicer
         self._clock = clock
         self._wall_clock = wall_clock
@@ -203,7 +208,7 @@ class SqsActions:
         tags = _checked_tags(
             request.parameters.get("tags", request.parameters.get("Tags", {})), "tags"
         )
-        settings = changed(name, queue_attributes.new_settings(name), attributes, self._spec)
+        settings = self._changed(name, queue_attributes.new_settings(name), attributes)
         now = str(int(self._wall_clock()))
         settings = settings.with_tag("CreatedTimestamp", now).with_tag("LastModifiedTimestamp", now)
         spec = replace(
@@ -220,10 +225,13 @@ class SqsActions:
             self._check_same(name, attributes)
         return {"QueueUrl": _url_of(request, name)}
 
+    def _changed(self, name: str, settings: QueueSettings, attributes: Any) -> QueueSettings:
+        return changed(name, settings, attributes, self._spec, ignores=self._ignores)
+
     def _check_same(self, name: str, attributes: Any) -> None:
         """Refuse to create a queue that exists with other values of the attributes."""
         settings = settings_of(name, self._service.engine.outline(name))
-        if changed(name, settings, attributes, self._spec) != settings:
+        if self._changed(name, settings, attributes) != settings:
             raise SqsError(
                 QUEUE_NAME_EXISTS,
                 "A queue already exists with the same name and a different value for an "
@@ -261,7 +269,7 @@ class SqsActions:
             raise SqsError(
                 MISSING_PARAMETER, "The request must contain the parameter Attribute.Name."
             )
-        new = changed(name, old, attributes, self._spec)
+        new = self._changed(name, old, attributes)
         if new == old:
             return {}
         new = new.with_tag("LastModifiedTimestamp", str(int(self._wall_clock())))

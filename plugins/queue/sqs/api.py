@@ -99,6 +99,7 @@ class SqsApi:
         bodies: of requests that are being received.
         slicer: runs what takes long.
         wall_clock: returns seconds since the Unix epoch.
+        ignores: whether attributes of queues that would have no effect are kept, not refused.
     """
 
     def __init__(
@@ -110,8 +111,10 @@ class SqsApi:
         bodies: Bodies,
         slicer: Slicer,
         wall_clock: Callable[[], float] = time.time,
+        *,
+        ignores: bool = False,
     ) -> None:
-        self._actions = SqsActions(service, clock, wall_clock, slicer, logger)
+        self._actions = SqsActions(service, clock, wall_clock, slicer, logger, ignores=ignores)
         self._access = access
         self._clock = clock
         self._wall_clock = wall_clock

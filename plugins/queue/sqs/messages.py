@@ -211,7 +211,7 @@ def _system_attributes(
     found = {
         "SenderId": message.publisher,
         "SentTimestamp": str(int(message.enqueued_at * 1000)),
-        "ApproximateReceiveCount": str(message.receive_count),
+        "ApproximateReceiveCount": str(message.receive_count + _receives_before(properties)),
         "ApproximateFirstReceiveTimestamp": str(int(source.now * 1000)),
     }
     if is_fifo(source.name):
@@ -230,6 +230,11 @@ def _system_attributes(
     if DEAD_LETTER in properties:
         found["DeadLetterQueueSourceArn"] = arn_of(properties[DEAD_LETTER]["queue"], source.region)
     return found
+
+
+def _receives_before(properties: Mapping[str, Any]) -> int:
+    """Return how often a dead letter was received in the queue in which it died."""
+    return int(properties.get(DEAD_LETTER, {}).get("receives", 0))
 
 
 def _payload(body: str, form: BodyForm) -> bytes:

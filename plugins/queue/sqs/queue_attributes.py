@@ -75,6 +75,7 @@ _REFUSED: Final = {
     "KmsMasterKeyId": "messages are not encrypted in the storage",
     "Policy": "the roles in the file of tokens say who may do what",
 }
+_WITHOUT_EFFECT: Final = (*_REFUSED, "SqsManagedSseEnabled")
 _KNOWN: Final = frozenset(
     {
         "All",
@@ -162,6 +163,8 @@ def changed(
     settings: QueueSettings,
     attributes: Any,
     spec_of: Callable[[str], QueueSpec | None],
+    *,
+    ignores: bool = False,
 ) -> QueueSettings:
     """Return settings with attributes of a request.
 
@@ -170,6 +173,7 @@ def changed(
         settings: as they are.
         attributes: texts by name.
         spec_of: returns the settings of another queue; None where there is none.
+        ignores: whether attributes that would have no effect are kept and shown, not refused.
 
     Raises:
         SqsError: an attribute or its value is not allowed.
@@ -181,7 +185,10 @@ def changed(
             raise SqsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {attribute[:80]}.")
         if not isinstance(value, str):
             raise _bad_value(attribute, value, "a text")
-        settings = _change_one(name, settings, attribute, value, spec_of)
+        if ignores and attribute in _WITHOUT_EFFECT:
+            settings = settings.with_tag(attribute, value)
+        else:
+            settings = _change_one(name, settings, attribute, value, spec_of)
     return settings
 
 
@@ -344,7 +351,13 @@ def _all_attributes(name: str, snapshot: QueueSnapshot, region: str) -> dict[str
     if is_fifo(name):
         found["FifoQueue"] = "true"
         found |= {choice: settings.tag(choice) for choice in _CHOICES}
-    for tag in (*_TAG_DEFAULTS, "CreatedTimestamp", "LastModifiedTimestamp", "RedriveAllowPolicy"):
+    for tag in (
+        *_TAG_DEFAULTS,
+        *_WITHOUT_EFFECT,
+        "CreatedTimestamp",
+        "LastModifiedTimestamp",
+        "RedriveAllowPolicy",
+    ):
         if value := settings.tag(tag):
             found[tag] = value
     if group.dead_letter_queue is not None and group.max_receives is not None:

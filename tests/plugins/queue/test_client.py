@@ -126,6 +126,26 @@ async def test_messages_go_through_the_queue() -> None:
         await asyncio.to_thread(work)
 
 
+async def test_settings_change_by_themselves_and_stored_messages_have_ids() -> None:
+    """What is left out stays; an id is the place that a receiver is told."""
+    async with running_plugin(queues={"work": {}}) as plugin:
+        client = QueueClient(f"{plugin.http_url}")
+
+        def work() -> None:
+            client.change_queue("work", {"max_messages": 7})
+            client.change_group("work", "default", {"visibility_timeout": 5})
+            assert client.change_queue("work", {"n_max": 9})["settings"]["max_messages"] == 7
+            (group,) = client.groups_of("work")
+            assert group["settings"]["visibility_timeout"] == 5
+            enqueued = client.enqueue("work", [("a", b"x")] * 3)
+            received = client.receive("work", max_messages=9, min_messages=3, wait_seconds=5)
+            places = {f"{one.physical_queue}-{one.offset}" for one in received}
+            assert places <= set(enqueued.ids)
+            assert len(set(enqueued.ids)) == 3
+
+        await asyncio.to_thread(work)
+
+
 async def test_a_receive_acknowledges_what_the_last_one_has_brought() -> None:
     """One request instead of two, until nothing is left."""
     async with running_plugin(queues=QUEUES) as plugin:

@@ -31,6 +31,7 @@ from tests.plugins.queue.running import (
     running_plugin,
     until,
 )
+from tests.plugins.queue.sqs.script import new_client
 
 QUEUES = {
     "telemetry": {"topics": ["plant/+/temperature", "plant/#"], "physical_queues": 2},
@@ -312,6 +313,26 @@ async def test_maintenance_survives_every_error(
         await until(lambda: calls >= 6)
     assert caplog.text.count("disk gone") == 1
     assert "odd" in caplog.text
+
+
+@pytest.mark.parametrize("way", ["refuse", "ignore"])
+async def test_attributes_of_sqs_without_effect_are_refused_or_kept(way: str) -> None:
+    """As the policy file says."""
+    async with running_plugin(sqs="127.0.0.1:0", sqs_unsupported=way) as plugin:
+
+        def work() -> str:
+            client = new_client(f"{plugin.sqs_url}")
+            try:
+                url = client.create_queue(
+                    QueueName="new", Attributes={"KmsMasterKeyId": "alias/aws/sqs"}
+                )["QueueUrl"]
+            except client.exceptions.UnsupportedOperation:
+                return "refuse"
+            shown = client.get_queue_attributes(QueueUrl=url, AttributeNames=["KmsMasterKeyId"])
+            assert shown["Attributes"] == {"KmsMasterKeyId": "alias/aws/sqs"}
+            return "ignore"
+
+        assert await asyncio.to_thread(work) == way
 
 
 class FullConsumer:

@@ -29,6 +29,7 @@ from tests.helpers.clock import Clock
 from tests.plugins.queue.http.serving import QUEUES, Answer, Serving, serving
 
 QUEUE: Final = "/queues/{queue}"
+GROUPS: Final = "/queues/{queue}/groups"
 GROUP: Final = "/queues/{queue}/groups/{group}"
 RANGE: Final = f"{QUEUE}/physical/{{number}}/range"
 SOME: Final = {
@@ -127,6 +128,10 @@ CASES: Final = [
     Case("PUT", QUEUE, 200, {"key": "topic", "tags": {"a": "b"}}, more={"queue": "new"}),
     Case("PUT", QUEUE, 200, {"max_bytes": 5000, "groups": {"g": {"kind": "offsets"}}}),
     Case("PUT", QUEUE, 400, {"max_bytes": 0}),
+    Case("PATCH", QUEUE, 200, {"max_bytes": 6000}),
+    Case("PATCH", QUEUE, 400, {"max_bytes": 0}),
+    Case("PATCH", QUEUE, 404, {}, more=NO_QUEUE),
+    Case("PATCH", QUEUE, 409, {"key": "topic"}, more={"queue": "busy"}),
     Case("DELETE", QUEUE, 404, more=NO_QUEUE),
     Case("DELETE", QUEUE, 409, more={"queue": "gone"}),
     Case("GET", GROUP, 200),
@@ -137,6 +142,12 @@ CASES: Final = [
     Case("PUT", GROUP, 400, {"kind": "other"}),
     Case("PUT", GROUP, 404, {}, more=NO_QUEUE),
     Case("PUT", GROUP, 409, {"kind": "offsets"}),
+    Case("GET", GROUPS, 200),
+    Case("GET", GROUPS, 404, more=NO_QUEUE),
+    Case("PATCH", GROUP, 200, {"max_receives": 6}),
+    Case("PATCH", GROUP, 400, {"max_receives": 0}),
+    Case("PATCH", GROUP, 404, {}, more=NO_GROUP),
+    Case("PATCH", GROUP, 409, {"kind": "lease"}, more=LOG),
     Case("DELETE", GROUP, 404, more=NO_GROUP),
     Case("POST", f"{QUEUE}/messages", 200, TEXT),
     Case("POST", f"{QUEUE}/messages", 200, {"messages": [TEXT | {"key": "k"}]}, more=LOG),
@@ -200,8 +211,10 @@ CASES: Final = [
 
 ENGINE_METHODS: Final = {
     ("PUT", QUEUE): "create_queue",
+    ("PATCH", QUEUE): "change_queue",
     ("DELETE", QUEUE): "delete_queue",
     ("PUT", GROUP): "change_group",
+    ("PATCH", GROUP): "change_group",
     ("DELETE", GROUP): "delete_group",
     ("POST", f"{QUEUE}/messages"): "append",
     ("POST", f"{GROUP}/receive"): "lease",

@@ -47,6 +47,45 @@ async def test_queues_come_change_and_go() -> None:
         )
 
 
+async def test_some_settings_are_changed_and_the_others_stay() -> None:
+    """Those of a queue and of its groups; a queue never loses its topics by being left out."""
+    made = {"topics": ["a/#"], "delay_seconds": 5}
+    async with serving() as server:
+        await server.ask("PUT", "/queues/new", made | {"tags": {"a": "b"}})
+        changed = (await server.ask("PATCH", "/queues/new", {"max_messages": 7})).json["settings"]
+        assert {name: changed[name] for name in made} == made
+        assert (changed["max_messages"], changed["tags"]) == (7, {"a": "b"})
+        changed = (await server.ask("PATCH", "/queues/new", {"max_messages": None})).json
+        assert changed["settings"]["max_messages"] is None
+        changed = (await server.ask("PUT", "/queues/new", {"max_messages": 7})).json["settings"]
+        assert (changed["topics"], changed["delay_seconds"]) == (["a/#"], 0)
+        assert (await server.ask("PUT", "/queues/new", {"topics": []})).json["settings"][
+            "topics"
+        ] == []
+        group = "/queues/new/groups/default"
+        await server.ask("PUT", group, {"visibility_timeout": 5, "max_receives": 3})
+        changed = (await server.ask("PATCH", group, {"max_receives": 4})).json["settings"]
+        assert (changed["visibility_timeout"], changed["max_receives"]) == (5, 4)
+        for path in ("/queues/none", "/queues/new/groups/none"):
+            assert (await server.ask("PATCH", path, {})).status == 404
+        assert (await server.ask("PATCH", "/queues/new", {"max_messages": 0})).status == 400
+
+
+async def test_the_groups_of_a_queue_are_listed() -> None:
+    """Each as it is shown by itself."""
+    async with serving() as server:
+        await server.ask("PUT", "/queues/work/groups/other", {})
+        listed = (await server.ask("GET", "/queues/work/groups")).json["groups"]
+        alone = [
+            (await server.ask("GET", f"/queues/work/groups/{one}")).json
+            for one in ("default", "other")
+        ]
+        for one in (*listed, *alone):
+            one.pop("idle_seconds")
+        assert listed == alone
+        assert (await server.ask("GET", "/queues/none/groups")).status == 404
+
+
 async def test_the_list_lacks_a_queue_that_another_program_has_just_deleted() -> None:
     """It is gone from the engine before the service has looked."""
     async with serving() as server:

@@ -236,6 +236,7 @@ async def test_dead_letters_go_back_to_where_they_died() -> None:
         await dead_letters(call, 3)
         (dead,) = await call.received("dead", VisibilityTimeout=0, AttributeNames=["All"])
         assert dead["Attributes"]["DeadLetterQueueSourceArn"] == arn("work")
+        assert dead["Attributes"]["ApproximateReceiveCount"] == "2"
         handle = (await call("StartMessageMoveTask", SourceArn=arn("dead")))["TaskHandle"]
         assert handle
 
@@ -253,6 +254,7 @@ async def test_dead_letters_go_back_to_where_they_died() -> None:
         assert sorted(one["Body"] for one in found.values()) == ["0", "1", "2"]
         again = found[dead["MessageId"]]
         assert "DeadLetterQueueSourceArn" not in again["Attributes"]
+        assert again["Attributes"]["ApproximateReceiveCount"] == "1"
 
 
 async def test_move_tasks_that_cannot_begin() -> None:

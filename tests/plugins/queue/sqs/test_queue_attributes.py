@@ -188,6 +188,23 @@ def test_names_that_cannot_be_set(attribute: str) -> None:
     assert refusal({attribute: "true"})[0] == INVALID_ATTRIBUTE_NAME
 
 
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [
+        ("Policy", '{"Version": "2012-10-17"}'),
+        ("KmsMasterKeyId", "alias/aws/sqs"),
+        ("KmsDataKeyReusePeriodSeconds", "300"),
+        ("SqsManagedSseEnabled", "true"),
+    ],
+)
+def test_what_would_have_no_effect_may_be_kept(attribute: str, value: str) -> None:
+    """A template that sets it finds it again, and can take it away."""
+    settings = changed("q", new_settings("q"), {attribute: value}, OTHERS.get, ignores=True)
+    assert shown("q", snapshot(settings), ["All"], REGION)[attribute] == value
+    settings = changed("q", settings, {attribute: ""}, OTHERS.get, ignores=True)
+    assert settings == new_settings("q")
+
+
 @pytest.mark.parametrize("attribute", ["Policy", "KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds"])
 def test_what_would_have_no_effect_is_refused(attribute: str) -> None:
     """Nobody is to believe that it protects something; an empty value asks for nothing."""

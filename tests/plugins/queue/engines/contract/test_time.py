@@ -60,6 +60,21 @@ async def test_a_delay_survives_a_restart(durable: Running) -> None:
     assert await durable.payloads() == [b"a"]
 
 
+async def test_delayed_messages_are_counted_behind_a_restart(durable: Running) -> None:
+    """By their own delays, as far as these are not over."""
+    await durable.create()
+    await durable.store(b"over", delay=5)
+    await durable.store(b"own", delay=20)
+    await durable.store(b"none")
+    durable.passes(6)
+    await durable.kill()
+    group = durable.group()
+    assert (group.waiting, group.delayed) == (3, 1)
+    durable.passes(15)
+    assert durable.group().delayed == 0
+    assert sorted(await durable.payloads()) == [b"none", b"over", b"own"]
+
+
 @pytest.mark.parametrize("text", ["inf", "-inf", "nan", "1e400", "-5", "x", "", "9" * 400])
 async def test_a_publisher_s_own_delay_property_breaks_nothing(running: Running, text: str) -> None:
     """Whatever stands in a user property that the engine uses itself, others are received."""
