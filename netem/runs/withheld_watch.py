@@ -25,7 +25,7 @@ less than so many questions."""
 
 PAGE_CLIENTS: Final = 1_000
 
-TIMEOUT_SECONDS: Final = 10.0
+TIMEOUT_SECONDS: Final = 60.0
 """A broker that has much to do answers late."""
 
 
