@@ -146,13 +146,12 @@ class KindFigures:
 
         Otherwise each kind, whose cells together may have as many units as it takes.
         """
-        is_enough = len(self.measures.scenario.seeds) >= LEAST_UNITS
-        of_kinds = {row.words[0]: row for row in reversed(self.rows)}  # the first row of each
-        return [
-            row
-            for row in self.rows
-            if (len(row.cells) == 1 if is_enough else row in of_kinds.values())
-        ]
+        if len(self.measures.scenario.seeds) >= LEAST_UNITS:
+            return [row for row in self.rows if len(row.cells) == 1]
+        firsts: dict[str, Row] = {}
+        for row in self.rows:
+            firsts.setdefault(row.words[0], row)
+        return list(firsts.values())
 
     @cached_property
     def brokers(self) -> list[str]:

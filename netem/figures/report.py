@@ -277,7 +277,11 @@ def _kind_lines(scenario: Scenario) -> list[str]:
     lines = [f"- Each kind with {cells}; a publisher beside the broker for each subscriber."]
     for name, kind in scenario.kinds.items():
         streams = ", ".join(f"`{stream}`" for stream in kind.streams or each.streams)
-        lines.append(f"- `{name}`: {kind.receivers} subscribers a link, {streams}.")
+        lines.append(f"- `{name}`: {kind.receivers} on a link, {streams}.")
+    for name, ways in scenario.profiles.items():
+        drawn = [f"`{key}` {least:g} to {most:g}" for key, (least, most) in ways.drawn.items()]
+        told = f"; drawn for each link and seed: {', '.join(drawn)}" if drawn else ""
+        lines.append(f"- {ways.profile(name)}{told}.")
     return lines
 
 

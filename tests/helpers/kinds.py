@@ -23,6 +23,32 @@ BROKERS = {
     "lanes": Broker("penstock", lanes="sizes"),
 }
 
+MADE_UP = {
+    # Mean 5 s, of which the oracle leaves 1, and the policy 2.
+    ("loss", "mosquitto", "small"): [4.0, 8.0],
+    ("loss", "none", "small"): [4.0, 6.0],
+    ("loss", "adaptive", "small"): [1.0, 3.0],
+    ("loss", "oracle", "small"): [1.0, 1.0],
+    ("loss", "lanes", "small"): [0.1, 0.5],
+    ("loss", "mosquitto", "large"): [10.0],
+    ("loss", "none", "large"): [10.0],
+    ("loss", "adaptive", "large"): [18.0],
+    ("loss", "oracle", "large"): [15.0],
+    ("loss", "lanes", "large"): [10.0],
+    # Nothing to be gained.
+    ("outage", "mosquitto", "small"): [9.0],
+    ("outage", "none", "small"): [10.0],
+    ("outage", "adaptive", "small"): [11.5],
+    ("outage", "oracle", "small"): [9.0],
+    ("outage", "lanes", "small"): [9.0],
+    ("outage", "mosquitto", "large"): [10.0],
+    ("outage", "none", "large"): [10.0],
+    ("outage", "adaptive", "large"): [13.0],
+    ("outage", "oracle", "large"): [10.0],
+    ("outage", "lanes", "large"): [11.0],
+}
+"""Seconds of the messages of each unit, by kind, broker and stream."""
+
 
 def kind_scenario(
     *,

@@ -7,33 +7,8 @@ import pytest
 from penstock.netem.figures.estimates import Standing
 from penstock.netem.figures.kind_figures import KindFigures, KindVerdict, kind_verdicts
 from penstock.netem.figures.measures import Measures
-from tests.helpers.kinds import kind_run, kind_scenario
+from tests.helpers.kinds import MADE_UP, kind_run, kind_scenario
 from tests.helpers.netem_runs import INFO, whole_run
-
-MADE_UP = {
-    # Mean 5 s, of which the oracle leaves 1, and the policy 2.
-    ("loss", "mosquitto", "small"): [4.0, 8.0],
-    ("loss", "none", "small"): [4.0, 6.0],
-    ("loss", "adaptive", "small"): [1.0, 3.0],
-    ("loss", "oracle", "small"): [1.0, 1.0],
-    ("loss", "lanes", "small"): [0.1, 0.5],
-    ("loss", "mosquitto", "large"): [10.0],
-    ("loss", "none", "large"): [10.0],
-    ("loss", "adaptive", "large"): [18.0],
-    ("loss", "oracle", "large"): [15.0],
-    ("loss", "lanes", "large"): [10.0],
-    # Nothing to be gained.
-    ("outage", "mosquitto", "small"): [9.0],
-    ("outage", "none", "small"): [10.0],
-    ("outage", "adaptive", "small"): [11.5],
-    ("outage", "oracle", "small"): [9.0],
-    ("outage", "lanes", "small"): [9.0],
-    ("outage", "mosquitto", "large"): [10.0],
-    ("outage", "none", "large"): [10.0],
-    ("outage", "adaptive", "large"): [13.0],
-    ("outage", "oracle", "large"): [10.0],
-    ("outage", "lanes", "large"): [11.0],
-}
 
 
 def of_made_up(seeds: list[int] | None = None) -> dict[str, KindVerdict]:

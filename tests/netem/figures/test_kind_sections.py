@@ -2,9 +2,8 @@ from __future__ import annotations
 
 from penstock.netem.figures.kind_sections import kind_sections
 from penstock.netem.figures.measures import Measures
-from tests.helpers.kinds import kind_run, kind_scenario
+from tests.helpers.kinds import MADE_UP, kind_run, kind_scenario
 from tests.helpers.netem_runs import INFO, whole_run
-from tests.netem.figures.test_kind_figures import MADE_UP
 
 
 def test_each_kind_and_each_of_its_cells_has_a_row() -> None:

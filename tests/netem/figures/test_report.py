@@ -15,6 +15,7 @@ from penstock.netem.figures.report import check_figures, read_tables, to_markdow
 from penstock.netem.figures.sections import sections
 from penstock.netem.figures.tables import Format
 from penstock.netem.runs.scenario import Broker, Edges, Target
+from tests.helpers.kinds import MADE_UP, kind_run, kind_scenario
 from tests.helpers.netem_runs import INFO, SCENARIO, whole_run, with_scenario, write_run
 
 
@@ -226,3 +227,24 @@ def test_the_report_says_what_stands_between_a_broker_and_its_clients(tmp_path: 
     text = (tmp_path / "report.md").read_text()
     assert "- Broker `adaptive`: Penstock 0.1.0, edge brokers on edge, `topic # in 1`." in text
     assert '- Broker `mosquitto`: mosquitto 2.0.11, sidecar `{"drain_seconds": 0}`.' in text
+
+
+def test_a_report_of_kinds_of_links_has_their_tables_and_what_was_drawn(tmp_path: Path) -> None:
+    """Also of several rounds with a seed, which have no memory of a broker's process."""
+    scenario = kind_scenario()
+    scenario.profiles["lossy"].drawn["downstream.loss"] = (0.1, 0.25)
+    versions = {**dict.fromkeys(scenario.brokers, "some 1.0"), "through haproxy": "haproxy 2.6"}
+    info = dataclasses.replace(INFO, scenario=scenario, versions=versions, processor=[])
+    write_run(tmp_path, info, kind_run(scenario, MADE_UP).tables)
+    verdicts = write_report(tmp_path, tmp_path / "figures.json")
+    assert len(verdicts) == 8
+    text = (tmp_path / "report.md").read_text()
+    assert "## What oracle gains, and the share of it that policies close; over none's\n" in text
+    assert "Latency of `small`" not in text
+    assert "- `outage`: 1 on a link, `small`, `large`.\n" in text
+    assert "20 % lost; drawn for each link and seed: `downstream.loss` 0.1 to 0.25.\n" in text
+    assert "- Through haproxy: haproxy 2.6.\n" in text
+    assert (tmp_path / "latency.png").exists()
+    _, tables = read_figure_file(tmp_path / "figures.json")
+    assert {"verdicts", "kinds", "kinds large", "kinds lanes", "kinds latency"} <= tables.keys()
+    assert tables["kinds"].rows[0][:3] == ["loss", "cubic", "direct"]
