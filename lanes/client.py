@@ -116,6 +116,7 @@ class Client(mqtt.Client):
         """As `paho.mqtt.client.Client.connect_async`."""
         self._end_lane()
         self._knows_none = False
+        self._leaving = None
         super().connect_async(*args, **more)
 
     def _send_connect(self, keepalive: int) -> MQTTErrorCode:
@@ -176,6 +177,7 @@ class Client(mqtt.Client):
         if self._sockpairR is None:
             self._sockpairR, self._sockpairW = mqtt._socketpair_compat()
         lane.be_lane_of(own_id, is_clean=bool(self._check_clean_session()))
+        self.wake()
 
     def take_large_above(self, told: dict[str, str]) -> None:
         """Take from a CONNACK what is large."""
@@ -407,13 +409,11 @@ class Client(mqtt.Client):
             while True:
                 lane = self._lane
                 rc = super()._loop(timeout) if lane is None else self._turn(lane, timeout)
-                # As with one lane, `loop_stop` ends the loop when all is delivered.
-                if (
-                    rc
-                    or lane is None
-                    or not (self._thread_terminate and lane.is_up)
-                    or not (lane.held or lane._out_packet or lane._out_messages)
-                ):
+                if rc or lane is None or not self._thread_terminate:
+                    return rc
+                # As with one lane, `loop_stop` lets the loop go on until all is delivered.
+                is_busy = lane.held or lane._out_packet or lane._out_messages
+                if self._leaving is None and not (lane.is_up and is_busy):
                     return rc
         finally:
             self._is_looping = False
@@ -425,16 +425,28 @@ class Client(mqtt.Client):
         own, other = self._sock, lane._sock
         if own is None or other is None:
             return super()._loop(timeout)
-        if lane.has_pending() or getattr(own, "pending", int)() > 0:
-            timeout = 0.0
-        reads = [own, other] if self._sockpairR is None else [own, other, self._sockpairR]
+        waker = self._sockpairR or own
+        is_pending = getattr(own, "pending", int)() > 0
         writes = [one for one, client in ((own, self), (other, lane)) if client._out_packet]
         try:
-            readable, writable, _ = select.select(reads, writes, [], timeout)
+            readable, writable, _ = select.select(
+                [own, other, waker],
+                writes,
+                [],
+                0.0 if is_pending or lane.has_pending() else timeout,
+            )
         except (TypeError, ValueError, OSError):  # one of them was closed
             return super()._loop(0.0)
-        rc = super()._loop(0.0)
-        if other in readable or other in writable or lane.has_pending() or lane._out_packet:
+        # The rest of paho's `_loop`: small messages first.
+        rc = self.loop_read() if own in readable or is_pending else MQTTErrorCode.MQTT_ERR_SUCCESS
+        if self._sockpairR in readable:
+            with contextlib.suppress(BlockingIOError):
+                waker.recv(10_000)
+        if not rc and self._sock is own and (own in writable or waker in readable):
+            rc = self.loop_write()
+        if not rc and self._sock is own:
+            rc = self.loop_misc()
+        if other in readable or lane._out_packet or lane.has_pending():
             lane.serve()
         return rc
 

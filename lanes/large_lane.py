@@ -202,9 +202,10 @@ class LargeLane(mqtt.Client):
         """
         if client_id != self._first_id:
             self._clean_start = is_clean
-            if self._sock is not None:
-                self._sock_close()
-                self._lost("the first lane has another client id")
+        is_told = self.first.protocol == mqtt.MQTTv5  # in MQTT 3.1.1 the broker closes this lane
+        if self._sock is not None and not (is_told and client_id == self._first_id):
+            self._sock_close()
+            self._lost("the first lane has connected", is_reached=False)
         self._first_id = client_id
         self.is_wanted = True
         self._dial_at = 0.0
@@ -300,9 +301,9 @@ class LargeLane(mqtt.Client):
         self._clean_start = False
         self._delay = 0.0
         self.is_up = self.is_awaited = True
-        if self._told:
-            LOGGER.warning("%s: two connections", self._first_id)
-            self._told = ""
+        level = logging.WARNING if self._told else logging.INFO
+        LOGGER.log(level, "%s: two connections", self._first_id)
+        self._told = ""
         rc = super()._handle_connack()
         self._out_packet.extend(self._unsent0)
         self._unsent0.clear()

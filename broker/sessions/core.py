@@ -184,7 +184,14 @@ class Core(Shared):
         )
         self.tree.on_plans_void = self._void_fast_plans
         self.sessions = SessionRegistry(self)
-        self.lanes = Lanes(self.sessions.get, self.timers, self.counters, self.options, logger)
+        self.lanes = Lanes(
+            self.sessions.get,
+            self.sessions.take_over,
+            self.timers,
+            self.counters,
+            self.options,
+            logger,
+        )
         self.received = ReceivedBytes(limits.total_received_bytes or sys.maxsize)
         self.room = Room(
             self, rejects=limits.queue_full == "reject", seconds=limits.queue_full_seconds

@@ -10,7 +10,8 @@ A lane that says in CONNECT that it takes what is *large*, by `SIZE_PROPERTY`, n
 subscriptions: large messages that the other lane has subscribed to go to it. What it has goes back
 to the other one when its session ends, or when the other one connects as a client without lanes.
 The other lane may say before, by the value ``small``, that large messages are to wait for it.
-A client of MQTT 3.1.1 cannot name its lane; it is one that names it and takes its large messages.
+A client of MQTT 3.1.1 cannot name its lane; that is one which names it and takes its large
+messages, and which is closed when the client connects: it comes again.
 For No Local and access control, what comes on such a lane comes from the other one.
 Each CONNACK has `LARGE_ABOVE_PROPERTY`, so that a client can tell which of its own messages are
 large.
@@ -33,7 +34,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
 from penstock.broker.message import LANE_PROPERTY
@@ -103,6 +104,7 @@ class Lanes:
     def __init__(
         self,
         sessions: Callable[[str], LaneSession | None],
+        close: Callable[[Any, float], object],
         timers: Timers,
         counters: Counters,
         options: MqttOptions,
@@ -112,6 +114,7 @@ class Lanes:
 
         Args:
             sessions: returns the session of a Client Identifier; None where it has none.
+            close: ends the connection of a session, if it has one.
             timers: of the broker.
             counters: the same.
             options: the same; say when a lane is taken over.
@@ -120,6 +123,7 @@ class Lanes:
         self._takeover_seconds = options.lane_takeover_seconds
         self._give_up_seconds = options.lane_give_up_seconds
         self._session_of = sessions
+        self._close = close
         self._broker_timers = timers
         self._counters = counters
         self._logger = logger
@@ -186,9 +190,6 @@ class Lanes:
         """
         client_id = session.client_id
         self._stop_pacing(session)
-        if not other_id and session.version < MQTT_5:
-            other_id = self._connected_taker(client_id)  # it cannot name it
-            large = "other" if other_id else None
         before = self._joined.get(client_id, "")
         took_large = self._takes(client_id) or self._takes(before)
         if before != other_id or (took_large and large is None):
@@ -196,6 +197,10 @@ class Lanes:
         (self._yielding.add if yields else self._yielding.discard)(client_id)
         self._others.pop(client_id, None)
         if not other_id:
+            lane = self._session_of(self._takers.get(client_id, ""))
+            if lane is not None and session.version < MQTT_5:
+                # It has no way to say whether it still has this lane, which comes again if it has.
+                self._close(lane, now)
             return
         self._others[client_id] = other_id
         if large is not None:
@@ -215,12 +220,6 @@ class Lanes:
                 now + self._takeover_seconds, lambda _at: self._await_no_more(session)
             )
         self._look(session, now)
-
-    def _connected_taker(self, client_id: str) -> str:
-        """Return the connected lane that takes the large messages of a client; "" for none."""
-        taker = self._takers.get(client_id, "")
-        other = self._session_of(taker)
-        return taker if other is not None and other.client is not None else ""
 
     def _takes(self, client_id: str) -> bool:
         """Say whether a lane takes the large messages of the other one."""

@@ -47,9 +47,9 @@ class Link:
 
 
 @contextmanager
-def link_to(broker: BrokerProcess) -> Iterator[Link]:
-    """Run a good link to a broker for a block."""
-    command = [sys.executable, "-m", "penstock.netem.links.relay", f"127.0.0.1:{broker.port}"]
+def relay_to(port: int) -> Iterator[Link]:
+    """Run a good link to a port of this machine for a block."""
+    command = [sys.executable, "-m", "penstock.netem.links.relay", f"127.0.0.1:{port}"]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -57,6 +57,13 @@ def link_to(broker: BrokerProcess) -> Iterator[Link]:
             yield Link(process)
         finally:
             process.kill()
+
+
+@contextmanager
+def link_to(broker: BrokerProcess) -> Iterator[Link]:
+    """Run a good link to a broker for a block."""
+    with relay_to(broker.port) as link:
+        yield link
 
 
 class Ledger:

@@ -186,6 +186,8 @@ def tested(checkout: Checkout) -> Callable[..., subprocess.CompletedProcess[str]
         "mosquitto",
         "mosquitto_pub",
         "mosquitto_sub",
+        "node",
+        "npm",
         "redis-server",
     ):
         checkout.add_program(name, ":")
@@ -261,6 +263,8 @@ def test_tests_of_memory_run_alone(checkout: Checkout) -> None:
         "mosquitto",
         "mosquitto_pub",
         "mosquitto_sub",
+        "node",
+        "npm",
         "redis-server",
     ):
         checkout.add_program(name, ":")

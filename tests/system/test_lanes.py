@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from paho.mqtt.packettypes import PacketTypes
 
@@ -73,21 +71,11 @@ def check_lanes(broker: BrokerProcess, programs: list[Program]) -> None:
     assert not printed.strip()
 
 
-@pytest.mark.parametrize("title", ["With paho", "With aiomqtt"])
-def test_python_clients_take_two_lanes(title: str, tmp_path: Path) -> None:
-    """As the page has them, but for the port."""
-    script = tmp_path / "lanes.py"
-    with with_messages(tmp_path) as broker:
-        script.write_text(block(title, "python").replace("1883", str(broker.port)))
-        with running([sys.executable, str(script)]) as programs:
-            check_lanes(broker, programs)
-
-
 def test_mosquitto_sub_takes_two_lanes(tmp_path: Path) -> None:
     """Both commands; and penstock why says which is which."""
     policy = {"plugins": {"console": {"http": "127.0.0.1:0"}}}
     with with_messages(tmp_path, **policy) as broker:
-        lines = block("With mosquitto_sub", "sh").replace("1883", str(broker.port)).splitlines()
+        lines = block("By hand", "sh").replace("1883", str(broker.port)).splitlines()
         with running(*map(shlex.split, lines)) as programs:
             check_lanes(broker, programs)
             told = describe(fetch(broker.console_url, "dash-small"))
@@ -97,7 +85,7 @@ def test_mosquitto_sub_takes_two_lanes(tmp_path: Path) -> None:
 def test_a_class_that_is_unknown_is_named(tmp_path: Path) -> None:
     """mosquitto_sub says that its subscription was refused."""
     with with_messages(tmp_path) as broker:
-        command = block("With mosquitto_sub", "sh").splitlines()[0]
+        command = block("By hand", "sh").splitlines()[0]
         command = command.replace("1883", str(broker.port)).replace("size small", "size tiny")
         done = subprocess.run(
             [*shlex.split(command), "-d"],
@@ -112,7 +100,7 @@ def test_a_class_that_is_unknown_is_named(tmp_path: Path) -> None:
 
 def test_clients_of_mqtt_3_1_1_take_lanes_by_listener_or_client_id(tmp_path: Path) -> None:
     """The policy of the page."""
-    policy = yaml.safe_load(block("Clients of MQTT 3.1.1", "yaml"))
+    policy = yaml.safe_load(block("By hand", "yaml"))
     for listener in policy["listeners"].values():
         listener["bind"] = "127.0.0.1:0"
     with (
