@@ -47,6 +47,8 @@ HOW_COUNTED: Final = f"""\
   a seed has no data is a dash, and meets no target.
 - A target is met where the whole interval keeps its bound, missed where the whole interval is
   beyond it, and otherwise not shown.
+- With kinds of links, `oracle` gains 1 less the ratio of its mean latency of small messages to that
+  of `none`, and a policy closes (none - policy) / (none - oracle) of it.
 - A message is as fast under one broker as under another if it took at most
   {1000 * TOLERANCE_SECONDS:.0f} ms longer; it is the same by seed, publisher, stream, number and
   subscriber.
@@ -279,7 +281,9 @@ def _kind_lines(scenario: Scenario) -> list[str]:
         streams = ", ".join(f"`{stream}`" for stream in kind.streams or each.streams)
         lines.append(f"- `{name}`: {kind.receivers} on a link, {streams}.")
     for name, ways in scenario.profiles.items():
-        drawn = [f"`{key}` {least:g} to {most:g}" for key, (least, most) in ways.drawn.items()]
+        drawn = [
+            f"`{key}` {least:.10g} to {most:.10g}" for key, (least, most) in ways.drawn.items()
+        ]
         told = f"; drawn for each link and seed: {', '.join(drawn)}" if drawn else ""
         lines.append(f"- {ways.profile(name)}{told}.")
     return lines

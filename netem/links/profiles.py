@@ -172,7 +172,7 @@ class Profile:
         carries = "any rate" if rate is None else f"{rate / 1000:,.0f} kB/s"
         text = f"{self.name}: {round_trip:,.0f} ms round trip, {carries}"
         lost = self.downstream.mean_loss
-        return f"{text}, {100 * lost:.2g} % lost" if lost else text
+        return f"{text}, {100 * lost:.3g} % lost" if lost else text
 
 
 OPEN: Final = Profile("open", Direction(), Direction())
