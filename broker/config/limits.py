@@ -152,16 +152,17 @@ class Limits:
             one of theirs. `reject` refuses a message of QoS 1 or 2 to its publisher (0x97). A
             publisher of MQTT 3.1.1 gets no acknowledgement before there is room, and no subscriber
             gets the message until then. A message for which no publisher waits is dropped as by
-            `drop_newest`. `reject` is the default because a publisher relies on an acknowledged
+            `drop_newest`, and so is one for a client that is away, which cannot make room.
+            `reject` is the default because a publisher relies on an acknowledged
             message. `drop_newest` drops the new message, `drop_oldest` the message that has waited
             longest for the session, QoS 0 first. `disconnect` drops the new message and closes the
             client's connection (0x97); the session of a disconnected client ends, so that the
             client finds none.
         queue_full_seconds: with `reject`, how long publishers wait for one session: if it has
             not come down to half of its limits by then, messages for which it has no room are
-            dropped until it has. A minute is longer than most clients need to reconnect, and short
-            enough that a client that never returns does not stop its topics for long. None: as
-            long as the session is full.
+            dropped until it has. A minute is longer than most links stall, and short
+            enough that a client that takes nothing does not stop its topics for long. None: as
+            long as the session is full and the client connected.
         publish_messages_per_second: messages that one connection may publish in a second. Above it
             the broker slows the client down by not reading from it. None: no limit.
         publish_bytes_per_second: the same in bytes of PUBLISH packets.

@@ -393,8 +393,7 @@ class _Reading:
             for line, why in _no_counterpart(listener):
                 self.notes.append(Note(line, why, closed=Loosens.LISTENER))
         policy: dict[str, Any] = {"listeners": {name: keys for name, (_, keys) in kept.items()}}
-        if limits := self._limits():
-            policy["limits"] = limits
+        policy["limits"] = limits = self._limits()
         if mqtt := self._mqtt([listener for listener, _ in kept.values()]):
             policy["mqtt"] = mqtt
         if self._text("persistence") == "true" or self._persists:
@@ -408,12 +407,12 @@ class _Reading:
             policy["session_expiry_interval"] = _seconds(expiration)
         access = self._access({name: listener for name, (listener, _) in kept.items()})
         policy["plugins"] = {"access": access}
-        uplinks, passwords = self._uplinks(host, limits.get("queue_full"))
+        uplinks, passwords = self._uplinks(host, limits["queue_full"])
         if uplinks:
             policy["plugins"]["uplink"] = {"site": site_name(host), "uplinks": uplinks}
         return Translation(policy, _grouped(self.notes), passwords)
 
-    def _uplinks(self, host: str, queue_full: str | None) -> tuple[dict[str, Any], dict[str, Line]]:
+    def _uplinks(self, host: str, queue_full: str) -> tuple[dict[str, Any], dict[str, Line]]:
         """Return (the keys of the uplinks, the lines with their passwords), both by name."""
         uplinks: dict[str, Any] = {}
         passwords: dict[str, Line] = {}
@@ -426,8 +425,7 @@ class _Reading:
                 self._note(line, why)
             if keys is None:
                 continue
-            if queue_full is not None:
-                keys["backlog"] = {"when_full": queue_full}
+            keys["backlog"] = {"when_full": queue_full}
             if "password_file" in keys:
                 passwords[name] = bridge.set["remote_password"]
             uplinks[name] = keys
@@ -520,8 +518,7 @@ class _Reading:
         take("max_inflight_bytes", "inflight_bytes", UNBOUNDED_BYTES)
         take("max_queued_messages", "queued_messages", UNBOUNDED_MESSAGES)
         take("max_queued_bytes", "queued_bytes", UNBOUNDED_BYTES)
-        if "queued_messages" in limits or "queued_bytes" in limits:
-            limits["queue_full"] = "drop_newest"
+        limits["queue_full"] = "drop_newest"
         for name, own in (
             ("global_max_connections", ("connections",)),
             ("global_max_clients", ("sessions", "sessions_per_address")),

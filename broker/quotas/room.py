@@ -10,10 +10,13 @@ read from, as it may itself be the subscriber that must make room. A client that
 `HELD_BYTES`, or `receive_maximum` messages, held is not read from. A patient client of MQTT 5 is
 read from for longer: on the same connection it acknowledges what goes the other way.
 
-One absent subscriber must not stop its publishers for good. If an outbox has not fallen to half of
-its limits within `queue_full_seconds` of the first refusal, it gets what it has room for and the
-rest is dropped, until it has fallen so far. The same applies to all outboxes where the limit of all
-of them is reached.
+An absent subscriber can make no room, so it stops no publisher: what its outbox has no room for is
+dropped for it alone. Only who forwards what others were told is safe (an uplink, a batch) waits for
+it like for any other, as all clients are absent after a restart. One that is connected must not
+stop its publishers for good. If its outbox has not fallen to half of its limits within
+`queue_full_seconds` of the first refusal, it gets what it has room for and the rest is dropped,
+until it has fallen so far. The same applies to all outboxes where the limit of all of them is
+reached.
 """
 
 from __future__ import annotations
@@ -214,7 +217,7 @@ class Room:
             return False
         most_messages, most_bytes = rules.max_messages - n_messages, rules.max_bytes - n_bytes
         for session in sessions:
-            outbox = session.outbox
+            outbox = session.outbox.place
             if outbox.n_messages > most_messages or outbox.n_bytes > most_bytes:
                 return False
         return True
@@ -227,6 +230,7 @@ class Room:
         now: float,
         *,
         can_tell: bool,
+        awaits_absent: bool = False,
     ) -> str:
         """Return why a QoS 1 or 2 message is to be refused to its publisher; "" if it is not.
 
@@ -237,6 +241,8 @@ class Room:
             now: monotonic seconds.
             can_tell: whether the publisher can be told. If not, a message that will never fit is
                 routed, and dropped where there is no room.
+            awaits_absent: whether the publisher waits for clients that are away, too: it
+                forwards what others were told is safe.
 
         Returns:
             ``queue_full``, ``broker_full`` or "".
@@ -264,7 +270,9 @@ class Room:
             if not message.is_large and session.sends_at_once(min(message.qos, target.qos)):
                 continue
             n_waiting += 1
-            if not target.qos or session.outbox.place.rules.is_of_one:
+            place = session.outbox.place
+            is_absent = session.client is None and place is session.outbox
+            if not target.qos or (is_absent and not awaits_absent) or place.rules.is_of_one:
                 continue  # it loses messages where there is no room, also of all together
             n_reliable += 1
             if session.has_room_for(message, 1 if n_copies is None else n_copies[session]):

@@ -114,7 +114,10 @@ def reserve(
     core = receipt.client.core
     can_tell = not receipt.client.waits_for_room
     if (targets or chosen) and core.room.rejects and not receipt.was_routed:
-        full = core.room.lacks(message, targets, chosen, now, can_tell=can_tell)
+        forwards = receipt.client.forwards
+        full = core.room.lacks(
+            message, targets, chosen, now, can_tell=can_tell, awaits_absent=forwards
+        )
         if full:
             return full
     return core.router.reserve(message, plan.sinks, can_tell=can_tell)

@@ -427,7 +427,14 @@ def _take(
         return _take_booked(receipt, plan, message, chosen, n_changes, now)
     if core.room.rejects:
         waits = client.waits_for_room
-        full = core.room.lacks(message, plan.targets, chosen, now, can_tell=not waits)
+        full = core.room.lacks(
+            message,
+            plan.targets,
+            chosen,
+            now,
+            can_tell=not waits,
+            awaits_absent=client.forwards,
+        )
         if full and waits:
             return hold(client, message, packet_id, now, is_repeat=bool(first_byte & DUP))
         if full:

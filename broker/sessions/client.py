@@ -435,7 +435,12 @@ class Client:
     @property
     def waits_for_room(self) -> bool:
         """Whether a message without room is held, and not refused by a reason code."""
-        return self.version != MQTT_5 or self.is_relay or self.is_patient
+        return self.version != MQTT_5 or self.forwards
+
+    @property
+    def forwards(self) -> bool:
+        """Whether it forwards messages of which others were told that they are safe."""
+        return self.is_relay or self.is_patient
 
     def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a handler now; where it has to wait, receive nothing more until it is done."""

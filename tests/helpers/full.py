@@ -21,9 +21,9 @@ def kept(broker: VirtualBroker, client_id: str = "s", topic_filter: str = "t") -
     return client
 
 
-def away(broker: VirtualBroker, client_id: str = "s", topic_filter: str = "t") -> None:
-    """Subscribe a client that is not there."""
-    kept(broker, client_id, topic_filter).lose()
+def stalled(broker: VirtualBroker, client_id: str = "s", topic_filter: str = "t") -> None:
+    """Subscribe a client that takes nothing, until it connects again."""
+    kept(broker, client_id, topic_filter).stall()
 
 
 def send(client: VirtualClient, *numbers: int, qos: int = 1, **options: Any) -> None:

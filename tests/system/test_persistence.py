@@ -171,7 +171,7 @@ async def test_all_kinds_of_state_are_there_after_a_kill(tmp_path: Path) -> None
 
 
 async def test_a_restart_with_less_room_keeps_what_was_acknowledged(tmp_path: Path) -> None:
-    """As on a smaller machine: all comes back, and nothing more is taken before there is room."""
+    """As on a smaller machine: all comes back, and the client gets no more before there is room."""
     n_messages, n_topics = 20, 3
     smaller = {"total_queued_bytes": 10_000, "retained_bytes": 2000}
     kept: dict[str, Any] = {
@@ -194,10 +194,11 @@ async def test_a_restart_with_less_room_keeps_what_was_acknowledged(tmp_path: Pa
         restored = f"1 sessions, {n_messages} messages for them, {n_topics} retained messages"
         assert restored in broker.log
         async with await connected(broker.port) as publisher:
-            refused = ReasonCode.QUOTA_EXCEEDED
-            assert (await publisher.publish("t/1", b"x")).reason_code == refused
+            assert (await publisher.publish("t/1", b"x")).reason_code == 0
+            dropped = "client s: 1 messages for it dropped: broker_full"
+            await asyncio.to_thread(broker.wait_for_log, dropped)
             await publisher.send(Publish("r/new", b"x", qos=1, packet_id=1, retain=True))
-            assert (await publisher.take(PubAck)).reason_code == refused
+            assert (await publisher.take(PubAck)).reason_code == ReasonCode.QUOTA_EXCEEDED
             async with await connected(broker.port, "s", **kept) as client:
                 for number in range(n_messages):
                     packet = await client.take(Publish)
@@ -336,29 +337,57 @@ async def test_files_that_hold_messages_are_the_brokers_alone(tmp_path: Path, um
 async def test_publishers_of_both_versions_lose_nothing_to_a_full_queue(tmp_path: Path) -> None:
     """Acknowledged is what comes: MQTT 3.1.1 waits for it, MQTT 5 sends what was refused again."""
     n_messages = 60
-    policy = durable_policy() | {"limits": {"queued_messages": 10}}
+    policy = durable_policy() | {"limits": {"queued_messages": 10, "inflight_messages": 5}}
     with running_broker(policy, tmp_path) as broker:
-        async with await kept_client(broker.port) as client:
-            await client.subscribe("t", 1)
+        client = await kept_client(broker.port)
+        await client.subscribe("t", 1)  # it is there, and acknowledges nothing yet
         old = Flow(broker.port, "old", MQTT_3_1_1)
         try:
             for number in range(n_messages):
                 old.paho.publish("t", b"%d" % number, 1)
-            old.wait(lambda: old.n_acknowledged >= 10, "as many as find room")
-            async with await connected(broker.port) as new:
+            old.wait(lambda: old.n_acknowledged >= 15, "as many as find room")
+            async with client, await connected(broker.port) as new:
                 assert (await new.publish("t", b"new")).reason_code == 0x97
-                async with await kept_client(broker.port) as client:
-                    found: list[bytes] = []
-                    while len(found) < n_messages:
-                        packet = await client.take(Publish)
-                        found.append(packet.payload)
-                        await client.send(PubAck(packet.packet_id))
-                    assert (await new.publish("t", b"new")).reason_code == 0
+                found: list[bytes] = []
+                while len(found) < n_messages:
+                    packet = await client.take(Publish)
+                    found.append(packet.payload)
+                    await client.send(PubAck(packet.packet_id))
+                assert (await new.publish("t", b"new")).reason_code == 0
             old.wait(lambda: old.n_acknowledged >= n_messages, "all are acknowledged")
         finally:
             old.close()
         assert found == [b"%d" % number for number in range(n_messages)]
         assert "client s: full (limits.queued_messages: 10" in broker.log
+
+
+def test_a_full_session_of_an_absent_client_stops_nobody(tmp_path: Path) -> None:
+    """It cannot make room: the others get all, at once, and the log says what it does not get."""
+    n_messages, n_kept = 750, 100
+    policy = durable_policy() | {"limits": {"queued_messages": n_kept}}
+    keeps: dict[str, Any] = {"clean_session": False}
+    with running_broker(policy, tmp_path) as broker:
+        with PahoClient(broker.port, "away", MQTT_3_1_1, **keeps) as away:
+            assert away.connect()
+            assert away.subscribe("t", 1)
+        with (
+            PahoClient(broker.port, "live", MQTT_3_1_1) as live,
+            PahoClient(broker.port, "publisher", MQTT_3_1_1) as publisher,
+        ):
+            assert live.connect()
+            assert live.subscribe("t", 1)
+            assert publisher.connect()
+            payloads = [b"%d" % number for number in range(n_messages)]
+            sent = [publisher.paho.publish("t", payload, 1) for payload in payloads]
+            assert live.payloads(n_messages) == payloads
+            sent[-1].wait_for_publish(SECONDS)
+        broker.wait_for_match(r"INFO .*client away: \d+ messages for it dropped: queue_full ")
+        with PahoClient(broker.port, "away", MQTT_3_1_1, **keeps) as away:
+            assert away.connect()
+            assert away.payloads(n_kept) == payloads[:n_kept]
+        broker.wait_for_match(
+            rf"client away: messages for it dropped while it was away, {n_messages - n_kept}: "
+        )
 
 
 def test_a_start_without_what_was_stored_is_told(tmp_path: Path) -> None:

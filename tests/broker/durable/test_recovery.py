@@ -265,8 +265,8 @@ def test_what_was_acknowledged_comes_back_beyond_the_limits(
     assert session.outbox.n_messages == len(broker.disk.messages) == 4
 
 
-def test_nothing_more_is_taken_until_there_is_room_after_a_restart() -> None:
-    """What came back counts: a publisher is refused, and not once the client has caught up."""
+def test_a_session_gets_no_more_until_it_has_room_after_a_restart() -> None:
+    """What came back counts: a further message is dropped for it, and not once it has caught up."""
     broker = DurableBroker()
     subscribed(broker).lose()
     publisher = broker.connect("p")
@@ -274,9 +274,10 @@ def test_nothing_more_is_taken_until_there_is_room_after_a_restart() -> None:
         publisher.publish("t/1", b"%d" % number, qos=1)
     broker = DurableBroker(broker.disk, limits=Limits(queued_messages=2))
     publisher = broker.connect("p")
-    publisher.publish("t/1", b"refused", qos=1)
-    assert publisher.take(PubAck).reason_code == ReasonCode.QUOTA_EXCEEDED
+    publisher.publish("t/1", b"dropped", qos=1)
+    assert publisher.take(PubAck).reason_code == 0
     client = broker.connect("s", **keep())
+    assert client.session.ledger.dropped == {"queue_full": 1}
     assert client.acknowledge() == [b"0", b"1", b"2", b"3"]
     publisher.publish("t/1", b"taken", qos=1)
     assert publisher.take(PubAck).reason_code == 0

@@ -50,6 +50,7 @@ def test_a_bridge_is_an_uplink_with_mosquittos_defaults() -> None:
                 "version": "3.1.1",
                 "up": [{"filter": "t", "qos": 1, "local_prefix": "", "remote_prefix": ""}],
                 "clear_retained": False,
+                "backlog": {"when_full": "drop_newest"},
             }
         },
     }
@@ -183,7 +184,7 @@ def test_other_waits_are_refused(value: str) -> None:
         ("notification_topic a/state", {"notification_topic": "a/state"}),
         ("username ann", {"username": "ann"}),
         ("restart_timeout 7", {"reconnect": {"min_seconds": 7, "max_seconds": 7}}),
-        ("max_queued_messages 9", {"backlog": {"when_full": "drop_newest"}}),
+        ("max_queued_messages 9", {}),
         (
             "start_type lazy",
             {"start": {"when": "on_demand", "threshold_messages": 10, "idle_seconds": 60}},

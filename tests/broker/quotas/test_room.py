@@ -12,7 +12,7 @@ from penstock.broker.mqtt.packets import PubComp, Publish, PubRel
 from penstock.broker.quotas import room
 from penstock.broker.quotas.room import HELD_BYTES, LOG_SECONDS, Room
 from penstock.broker.receiving import runs
-from tests.helpers.full import FULL, SMALL, acknowledged, away, check, drain, kept, send
+from tests.helpers.full import FULL, SMALL, acknowledged, check, drain, kept, send, stalled
 from tests.helpers.virtual import VirtualBroker, will
 
 
@@ -20,7 +20,7 @@ from tests.helpers.virtual import VirtualBroker, will
 def test_an_mqtt_5_publisher_is_told_that_a_subscriber_has_no_room(qos: int) -> None:
     """Nobody gets what was refused: its repeat would come to the others twice."""
     broker = VirtualBroker(Limits(**SMALL))
-    away(broker)
+    stalled(broker)
     other = kept(broker, "other")
     publisher = broker.connect("p")
     send(publisher, 1, 2, 3, 4, qos=qos)
@@ -43,7 +43,7 @@ def test_an_mqtt_5_publisher_is_told_that_a_subscriber_has_no_room(qos: int) -> 
 def test_messages_of_mqtt_3_1_1_wait_for_room_and_come_once_in_order(qos: int) -> None:
     """Without an acknowledgement until then, and what comes behind them waits as well."""
     broker = VirtualBroker(Limits(**SMALL))
-    away(broker)
+    stalled(broker)
     other = kept(broker, "other")
     publisher = broker.connect("p", 4)
     send(publisher, 1, 2, 3, 4, qos=qos)
@@ -58,7 +58,7 @@ def test_messages_of_mqtt_3_1_1_wait_for_room_and_come_once_in_order(qos: int) -
     assert drain(subscriber) == [b"3", b"4"]
     assert drain(other) == [b"3", b"4"]
     assert not broker.core.room.waiting
-    assert broker.core.ledger().dropped == {"offline": 1}  # of QoS 0
+    assert broker.core.ledger().dropped == {"queue_full": 1}  # of QoS 0
     check(broker)
 
 
@@ -84,7 +84,7 @@ def test_a_session_that_stays_full_does_not_stop_its_topics_for_good(
 ) -> None:
     """After `queue_full_seconds` what comes is dropped for it, until it is down to half."""
     broker = VirtualBroker(Limits(**SMALL, queue_full_seconds=60.0))
-    away(broker)
+    stalled(broker)
     other = kept(broker, "other")
     publisher = broker.connect("p", version)
     caplog.set_level(logging.INFO)
@@ -102,7 +102,7 @@ def test_a_session_that_stays_full_does_not_stop_its_topics_for_good(
     assert drain(subscriber) == [b"1", b"2"]
     broker.advance(1)
     assert "client s: has room again" in caplog.text
-    subscriber.lose()
+    subscriber.stall()
     send(publisher, 5, 6, 7)
     assert acknowledged(publisher).get(7) == (None if version == 4 else FULL)
     check(broker)
@@ -113,7 +113,7 @@ def test_sessions_that_are_full_together_are_waited_for_together(version: int) -
     """Ten clients that stay away stop their topic for as long as one does, and not one by one."""
     broker = VirtualBroker(Limits(**SMALL, queue_full_seconds=60.0))
     for number in range(10):
-        away(broker, f"s{number}")
+        stalled(broker, f"s{number}")
     publisher = broker.connect("p", version)
     send(publisher, 1, 2, 3)
     broker.advance(61)
@@ -128,7 +128,7 @@ def test_of_very_many_sessions_that_are_full_some_are_logged(
     """Their lines, all at once, would stop everybody."""
     broker = VirtualBroker(Limits(queued_messages=1, queue_full_seconds=60.0))
     for number in range(100):
-        away(broker, f"s{number}")
+        stalled(broker, f"s{number}")
     publisher = broker.connect("p")
     caplog.set_level(logging.INFO)
     send(publisher, 1, 2)
@@ -152,16 +152,62 @@ def test_of_very_many_sessions_that_are_full_some_are_logged(
     assert lines[-1].endswith("still full: 0")
 
 
-def test_without_that_limit_publishers_wait_until_the_session_ends() -> None:
+def test_without_that_limit_publishers_wait_until_the_client_has_gone() -> None:
     """For good, where nothing else makes room."""
     broker = VirtualBroker(Limits(**SMALL, queue_full_seconds=None))
-    away(broker)
+    subscriber = kept(broker)
+    subscriber.stall()
     publisher = broker.connect("p", 4)
     send(publisher, 1, 2, 3)
     broker.advance(9_000)
     assert list(acknowledged(publisher)) == [1, 2]
-    broker.advance(2_000)
+    subscriber.lose()
+    broker.advance(1)
     assert list(acknowledged(publisher)) == [3]
+    assert broker.core.ledger().dropped == {"queue_full": 1}
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("limits", [SMALL, {"total_queued_messages": 2}], ids=["own", "of all"])
+def test_a_client_that_is_away_stops_no_publisher(
+    limits: dict[str, Any], version: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It cannot make room: what it has none for is dropped for it alone, counted and told."""
+    broker = VirtualBroker(Limits(**limits))
+    for client_id, topic_filter in (("away", "t"), ("share", "$share/g/t")):
+        kept(broker, client_id, topic_filter).lose()
+    other = kept(broker, "other")
+    publisher = broker.connect("p", version)
+    caplog.set_level(logging.INFO)
+    for number in range(1, 21):
+        send(publisher, number)
+        assert acknowledged(publisher) == {number: 0}
+        assert drain(other) == [b"%d" % number]
+    reason = "queue_full" if limits is SMALL else "broker_full"
+    dropped = broker.session("away").ledger.dropped | broker.session("share").ledger.dropped
+    assert set(dropped) == {reason}
+    assert f"client away: 1 messages for it dropped: {reason} (limits." in caplog.text
+    assert not broker.core.counters.publish_refused
+    assert drain(kept(broker, "away")) == [b"1", *([b"2"] if limits is SMALL else [])]
+    check(broker)
+
+
+def test_a_lane_that_is_away_has_the_room_of_the_other_one() -> None:
+    """What comes for it waits for the lane that is connected, which can make room."""
+    broker = VirtualBroker(Limits(**SMALL))
+    lanes = {}
+    for one, other in (("s", "l"), ("l", "s")):
+        names = {"user_property": [("penstock-lane-of", other)], "session_expiry_interval": 1000}
+        lanes[one] = broker.connect(one, properties=names, clean_start=False)
+    lanes["l"].subscribe("t", 1)
+    lanes["s"].stall()
+    lanes["l"].lose()
+    broker.advance(11)
+    publisher = broker.connect("p")
+    for number, code in ((1, 0), (2, 0), (3, FULL)):
+        send(publisher, number)
+        broker.advance(0.1)
+        assert acknowledged(publisher) == {number: code}
 
 
 def test_messages_that_nobody_waits_for_are_dropped() -> None:
@@ -184,8 +230,8 @@ def test_the_limit_of_all_sessions_refuses_what_would_not_fit_for_all(
 ) -> None:
     """A message for two sessions needs room for two, or goes to neither."""
     broker = VirtualBroker(Limits(**limits))
-    away(broker)
-    away(broker, "s2")
+    stalled(broker)
+    stalled(broker, "s2")
     publisher = broker.connect("p")
     send(publisher, 1, 2, 3, 4, 5, 6)
     codes = list(acknowledged(publisher).values())
@@ -202,7 +248,7 @@ def test_the_limit_of_all_sessions_refuses_what_would_not_fit_for_all(
 def test_a_subscriber_at_qos_0_needs_no_room_for_a_full_window() -> None:
     """It gets the message at once, so that the one place that is left is the other's."""
     broker = VirtualBroker(Limits(total_queued_messages=1))
-    away(broker)
+    stalled(broker)
     modest = broker.connect("modest", properties={"receive_maximum": 1})
     modest.subscribe("own", 1)
     modest.subscribe("t", 0)
@@ -219,7 +265,7 @@ def test_a_member_of_a_share_with_room_gets_the_message() -> None:
     """It is refused only where none has."""
     broker = VirtualBroker(Limits(**SMALL))
     for client_id in ("a", "b"):
-        away(broker, client_id, "$share/g/t")
+        stalled(broker, client_id, "$share/g/t")
     publisher = broker.connect("p")
     send(publisher, 1, 2, 3, 4, 5)
     assert acknowledged(publisher) == {1: 0, 2: 0, 3: 0, 4: 0, 5: FULL}
@@ -230,8 +276,8 @@ def test_a_member_of_a_share_with_room_gets_the_message() -> None:
 def test_a_client_that_gets_two_copies_needs_room_for_both() -> None:
     """It is a member of a share, and has a subscription of its own."""
     broker = VirtualBroker(Limits(queued_messages=3))
-    away(broker)
-    away(broker, "s", "$share/g/t")
+    stalled(broker)
+    stalled(broker, "s", "$share/g/t")
     publisher = broker.connect("p")
     send(publisher, 1, 2)
     assert acknowledged(publisher) == {1: 0, 2: FULL}
@@ -242,7 +288,7 @@ def test_a_client_that_gets_two_copies_needs_room_for_both() -> None:
 def test_a_message_that_never_fits_is_not_waited_for(version: int) -> None:
     """MQTT 3.1.1 has no word for it: it would be sent again for good."""
     broker = VirtualBroker(Limits(queued_bytes=10))
-    away(broker)
+    stalled(broker)
     publisher = broker.connect("p", version)
     publisher.send(Publish("t", bytes(11), qos=1, packet_id=1))
     assert acknowledged(publisher) == {1: 0 if version == 4 else FULL}
@@ -252,7 +298,7 @@ def test_a_message_that_never_fits_is_not_waited_for(version: int) -> None:
 def test_a_publisher_that_has_much_held_is_not_read_from() -> None:
     """What waits in the broker for one client is bounded."""
     broker = VirtualBroker(Limits(**SMALL))
-    away(broker)
+    stalled(broker)
     publisher = broker.connect("p", 4)
     send(publisher, 1, 2)
     for number in range(3, 6):
@@ -272,7 +318,7 @@ def test_a_patient_client_is_read_from_for_longer(
     """It may acknowledge what goes the other way; what waits for it is bounded, too."""
     monkeypatch.setattr(room, limit, HELD_BYTES * 2)
     broker = VirtualBroker(Limits(**SMALL))
-    away(broker)
+    stalled(broker)
     waits = {"user_property": [("penstock-waits", "yes")]}
     publisher = broker.connect("p", properties=waits)
     send(publisher, 1, 2)
@@ -293,7 +339,7 @@ def test_a_patient_client_is_read_from_for_longer(
 def test_room_that_expires_is_room() -> None:
     """A full queue of messages that are void refuses nothing."""
     broker = VirtualBroker(Limits(**SMALL))
-    away(broker)
+    stalled(broker)
     publisher = broker.connect("p")
     send(publisher, 1, 2, properties={"message_expiry_interval": 5})
     broker.advance(6)
@@ -307,7 +353,7 @@ def test_drops_are_logged_as_they_happen_and_not_too_often(
 ) -> None:
     """Client, how many, reason and the limits; of one client once a minute."""
     broker = VirtualBroker(Limits(**SMALL, queue_full="drop_newest"))
-    away(broker)
+    stalled(broker)
     publisher = broker.connect("p")
     caplog.set_level(logging.INFO)
     send(publisher, *range(1, 11))
@@ -322,7 +368,7 @@ def test_drops_are_logged_as_they_happen_and_not_too_often(
 def test_a_held_message_counts_what_it_takes() -> None:
     """The payload of thousands is nothing, and the memory is not."""
     broker = VirtualBroker(Limits(**SMALL))
-    away(broker)
+    stalled(broker)
     publisher = broker.connect("p", 4)
     send(publisher, 1, 2)
     for number in range(3, 103):
@@ -336,7 +382,7 @@ def test_a_held_message_counts_what_it_takes() -> None:
 def test_what_is_held_is_routed_in_many_turns() -> None:
     """Others do not wait until all that some publisher has held is routed."""
     broker = VirtualBroker(Limits(queued_messages=1000))
-    away(broker)
+    stalled(broker)
     publisher = broker.connect("p", 4)
     send(publisher, *range(1, 1500))
     acknowledged(publisher)
@@ -360,7 +406,7 @@ def test_who_waits_is_tried_when_those_that_are_full_have_sent(
 ) -> None:
     """And not whenever anybody has: a busy broker would do little else."""
     broker = VirtualBroker(Limits(**SMALL))
-    away(broker)
+    stalled(broker)
     other = kept(broker, "other", "elsewhere")
     publisher = broker.connect("p", 4)
     send(publisher, 1, 2, 3)
@@ -385,7 +431,7 @@ def test_who_waits_is_tried_when_those_that_are_full_have_sent(
 def test_all_publishers_are_tried_when_there_is_room() -> None:
     """However many they are, and without a wait."""
     broker = VirtualBroker(Limits(queued_messages=200))
-    away(broker)
+    stalled(broker)
     send(broker.connect("first", 4), *range(1, 201))
     publishers = [broker.connect(f"p{number}", 4) for number in range(150)]
     for publisher in publishers:
@@ -401,7 +447,7 @@ def test_few_subscribers_are_looked_at_in_one_turn(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(room, "MOST_LOOKED", 40)
     broker = VirtualBroker(Limits(**SMALL))
     for number in range(20):
-        away(broker, f"s{number}")
+        stalled(broker, f"s{number}")
     publishers = [broker.connect(f"p{number}", 4) for number in range(6)]
     for publisher in publishers:
         send(publisher, 1, 2, 3)
@@ -423,7 +469,7 @@ def test_small_messages_find_room_without_a_look_while_little_waits() -> None:
     """What waits for others costs a publish nothing; more than half of a limit does."""
     broker = VirtualBroker(Limits(queued_messages=1000))
     room_of_all = broker.core.room
-    away(broker)
+    stalled(broker)
     publisher = broker.connect("p")
     send(publisher, *range(1, 501))
     assert not room_of_all.over_half
@@ -448,7 +494,7 @@ def test_a_message_for_very_many_is_refused_where_all_together_have_no_room(
     broker = VirtualBroker(Limits(queued_messages=1000, total_queued_messages=20))
     assert not broker.core.room.over_half
     for number in range(25):
-        away(broker, f"s{number}")
+        stalled(broker, f"s{number}")
     publisher = broker.connect("p")
     send(publisher, *range(1, n_messages + 1))
     assert acknowledged(publisher) == dict.fromkeys(range(1, n_messages + 1), FULL)
@@ -461,7 +507,7 @@ def test_publishers_together_have_no_more_held_than_allowed(
 ) -> None:
     """However many connections somebody makes; those that have nothing held are read from."""
     broker = VirtualBroker(Limits(**SMALL))
-    away(broker)
+    stalled(broker)
     publishers = [broker.connect(f"p{number}", 4) for number in range(4)]
     send(publishers[0], 1, 2)
     for publisher in publishers[:3]:

@@ -9,7 +9,7 @@ import pytest
 from penstock.broker.config.limits import Limits
 from penstock.broker.mqtt.enums import MQTT_5
 from tests.helpers.access import Access, finish
-from tests.helpers.full import FULL, SMALL, acknowledged, away, check, drain, kept, send
+from tests.helpers.full import FULL, SMALL, acknowledged, check, drain, kept, send, stalled
 from tests.helpers.sinks import LimitedSink
 from tests.helpers.virtual import VirtualBroker, will
 
@@ -18,7 +18,7 @@ from tests.helpers.virtual import VirtualBroker, will
 def test_a_retained_message_that_is_refused_is_not_retained(version: int) -> None:
     """It goes to nobody, those who subscribe later among them."""
     broker = VirtualBroker(Limits(**SMALL))
-    away(broker)
+    stalled(broker)
     publisher = broker.connect("p", version)
     send(publisher, 1, 2)
     send(publisher, 3, retain=True)
@@ -35,7 +35,7 @@ def test_room_is_asked_for_where_access_control_takes_its_time(version: int) -> 
     """Each answer comes later, and the rules are the same."""
     access = Access()
     broker = VirtualBroker(Limits(**SMALL), access=access)
-    away(broker)
+    stalled(broker)
     publisher = broker.connect("p", version)
     access.waits = True
     for number in (1, 2, 3, 4):
@@ -59,7 +59,7 @@ def test_room_is_asked_for_where_access_control_takes_its_time(version: int) -> 
 def test_what_was_held_when_the_connection_is_lost_comes_by_its_repeat(qos: int) -> None:
     """Once: it was not acknowledged, so the client sends it again."""
     broker = VirtualBroker(Limits(**SMALL))
-    away(broker)
+    stalled(broker)
     publisher = broker.connect("p", 4, clean_start=False)
     send(publisher, 1, 2, 3, qos=qos)
     acknowledged(publisher)
@@ -81,7 +81,7 @@ def test_what_is_just_tried_when_the_connection_is_lost_comes_once() -> None:
     """Access control takes its time, and the client comes back before it has answered."""
     access = Access()
     broker = VirtualBroker(Limits(**SMALL), access=access)
-    away(broker)
+    stalled(broker)
     other = kept(broker, "other")
     publisher = broker.connect("p", 4, clean_start=False)
     send(publisher, 1, 2, 3, qos=2)

@@ -463,7 +463,7 @@ def test_only_subscribers_who_take_a_message_need_room_for_it(version: int) -> N
     for name in ("small", "large"):
         client = broker.connect(name, clean_start=False, properties=LASTING)
         client.subscribe("t", 1, properties=asking(name))
-        client.lose()
+        client.stall()
     publisher = broker.connect("p", version)
     for number, payload in enumerate((LARGE, SMALL, LARGE), 1):
         publisher.publish("t", payload, qos=1, packet_id=number)
