@@ -13,6 +13,10 @@ Report = Mapping[str, Any]
 _IN_SECONDS: Final = 0.9995
 """A time from here on is shown in seconds: in milliseconds, three digits would not be enough."""
 
+_WORTH_TELLING_SECONDS: Final = 0.5
+"""A mean wait behind large messages below this is not told: nobody needs a second connection for
+it, and a busy machine causes as much."""
+
 
 def describe(client: Report) -> list[str]:
     """Return the lines about a client.
@@ -156,7 +160,7 @@ def _large_messages(withholding: Report) -> Iterator[str]:
 
 def _small_waits(waits: Report | None) -> Iterator[str]:
     """Say what a client with one connection would gain from another one."""
-    if waits is None:
+    if waits is None or waits["mean_seconds"] < _WORTH_TELLING_SECONDS:
         return
     n, minutes = waits["messages"], max(1, round(waits["since_seconds"] / 60))
     yield (

@@ -233,6 +233,15 @@ def test_a_client_of_which_nothing_is_known() -> None:
     ]
 
 
+def test_waits_that_nobody_notices_are_not_told() -> None:
+    """A second connection is not for them; the JSON report has them."""
+    found = client()
+    waits = found["withholding"]["small_waits"]
+    for mean, is_told in ((0.13, False), (0.5, True)):
+        found["withholding"]["small_waits"] = waits | {"mean_seconds": mean}
+        assert any("small messages waited" in line for line in describe(found)) == is_told
+
+
 @pytest.mark.parametrize(
     ("link", "line"),
     [
