@@ -23,8 +23,8 @@ class TcpLook:
             that it has not taken.
         unacked_segments: segments that were sent and are not acknowledged.
         retransmissions: segments that were retransmitted since the connection began.
-        retransmit_ratio: retransmissions among the data segments of the recent past, 0 to 1, older
-            ones weighted less; None where none was sent lately.
+        retransmit_ratio: retransmissions among the data segments between the last two looks with
+            news of any, 0 to 1; None before.
         congestion_control: name of the connection's congestion control, such as ``cubic``; "" where
             it is unknown.
     """
@@ -59,7 +59,6 @@ class Link:
         rtt_updated_at: monotonic seconds of the newest estimate, or None.
         rtt_source: name of the source of the newest estimate, such as ``tcp_info``.
         rtt_min: least RTT in the sampler's window, seconds, or None.
-        rtt_quartile: lower quartile of recent RTTs, seconds, or None.
         threshold_l: RTT of the uncongested path, seconds, as a moving average of recent RTTs, or
             None before the first (paper 002).
         asked_threshold_l: the same as given by the subscriber's CONNECT, or None where it gave
@@ -85,7 +84,6 @@ class Link:
     rtt_updated_at: float | None = None
     rtt_source: str = ""
     rtt_min: float | None = None
-    rtt_quartile: float | None = None
     threshold_l: float | None = None
     unsent_bytes: int = 0
     gets_small: bool = True

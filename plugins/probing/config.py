@@ -38,9 +38,7 @@ class ProbingConfig:
     Attributes:
         sources: ``tcp_info``, the kernel's RTT of the connection; ``puback``, the time that normal
             QoS 1 and 2 deliveries take until their acknowledgement; ``probe``, the same for
-            messages that are sent only to be timed. The first two by default: the kernel knows the
-            path also without QoS 1, acknowledgements cover the path behind a relay or proxy, and
-            neither sends anything. Probes cost each of their subscribers `probe_bytes` a period.
+            messages that are sent only to be timed. The first two by default, as they send nothing.
         probe_period: seconds between two looks at each connected subscriber (T_Q of paper
             002); the plugin `withholding` decides by it, too.
         probe_topic: Topic Name of probes. Clients that subscribe to it by this exact name, at QoS 1

@@ -11,10 +11,13 @@ probe, over a path that works, and does not answer it. Such a probe is given up.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 PACKET_IDS = 65_535
 """The number of Packet Identifiers [MQTT-2.2.1-3]."""
 
 
+@dataclass(eq=False, slots=True)
 class ProbeTimer:
     """Times the probe in flight to one subscriber.
 
@@ -23,11 +26,8 @@ class ProbeTimer:
         sent_at: monotonic seconds at which it was handed over.
     """
 
-    __slots__ = ("packet_id", "sent_at")
-
-    def __init__(self) -> None:
-        self.packet_id = 0
-        self.sent_at = 0.0
+    packet_id: int = 0
+    sent_at: float = 0.0
 
     def acknowledged(self, first_packet_id: int, n_packets: int, now: float) -> float | None:
         """Take acknowledgements with successive Packet Identifiers.

@@ -12,6 +12,7 @@ lower bound of its RTT.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 SPACING_SECONDS = 0.1
@@ -31,29 +32,23 @@ class PubackSample(NamedTuple):
     payload_bytes: int
 
 
+@dataclass(eq=False, slots=True)
 class PubackTimer:
     """Times one packet towards one subscriber at a time.
 
     Attributes:
+        give_up_seconds: age at which an unanswered packet is given up for the next.
         sent_at: monotonic seconds at which the timed packet was handed over; None while there is
             none.
         payload_bytes: of that packet.
         next_at: monotonic seconds before which no packet needs to be reported.
     """
 
-    __slots__ = ("_give_up_seconds", "_packet_id", "next_at", "payload_bytes", "sent_at")
-
-    def __init__(self, give_up_seconds: float) -> None:
-        """Begin without a packet.
-
-        Args:
-            give_up_seconds: age at which an unanswered packet is given up for the next.
-        """
-        self._give_up_seconds = give_up_seconds
-        self._packet_id = 0
-        self.payload_bytes = 0
-        self.sent_at: float | None = None
-        self.next_at = 0.0
+    give_up_seconds: float
+    sent_at: float | None = None
+    payload_bytes: int = 0
+    next_at: float = 0.0
+    _packet_id: int = 0
 
     def sent(self, packet_id: int, payload_bytes: int, now: float) -> PubackSample | None:
         """Time a packet, not before `next_at`; return the sample of one that is given up for it."""
@@ -61,7 +56,7 @@ class PubackTimer:
         if self.sent_at is not None:
             given_up = PubackSample(now - self.sent_at, self.payload_bytes)
         self._packet_id, self.payload_bytes = packet_id, payload_bytes
-        self.sent_at, self.next_at = now, now + self._give_up_seconds
+        self.sent_at, self.next_at = now, now + self.give_up_seconds
         return given_up
 
     def acknowledged(self, first_packet_id: int, n_packets: int, now: float) -> PubackSample | None:
@@ -71,8 +66,3 @@ class PubackTimer:
             return None
         self.sent_at, self.next_at = None, now + SPACING_SECONDS
         return PubackSample(now - sent_at, self.payload_bytes)
-
-    def void(self) -> None:
-        """Forget what is being timed: its connection has ended."""
-        self.sent_at = None
-        self.next_at = 0.0

@@ -7,36 +7,30 @@ the client itself. But it exists only for QoS 1 and 2, and may stop once large m
 withheld. The acknowledgement of a `probe` comes in each period, from clients that have subscribed
 to be probed. So no source may overrule the others permanently:
 
-1. Within one source, a newer estimate replaces the older one.
+1. Within one source, a newer estimate replaces the older one. It counts for `max_age_seconds`; the
+kernel's is as old as the last look that found something newly acknowledged.
 
-2. An estimate counts for `max_age_seconds`. The kernel's is as old as the last look that found
-something newly acknowledged, not as the last look.
-
-3. Of the estimates that count, the largest is `rtt_latest`. So a relay's low RTT never hides a slow
+2. Of the estimates that count, the largest is `rtt_latest`. So a relay's low RTT never hides a slow
 client, and losses that delay the acknowledgements of MQTT are seen although the kernel leaves
 retransmitted segments out of its RTT. There is one exception. The kernel's RTT is smoothed, so on a
 quiet connection it stays high for seconds after the path has become good. An acknowledgement of
 MQTT carries one of TCP, which was no slower: a lower one that came since the kernel's last look
-shows the path as it is. While the kernel's RTT falls from look to look, each RTT that went into it
-was lower, too: then one that came since the look before counts as well.
+shows the path as it is. Where none counts, `rtt_latest` is None: gates deliver, and what they
+deliver is the probe.
 
-4. Where none counts, `rtt_latest` is None: gates deliver, and what they deliver is the probe.
-
-5. The other fields of the link come from the same source, so that the least RTT of a relay is never
+3. The other RTTs of the link come from the same source, so that the least RTT of a relay is never
 compared with the RTT of the whole path. `rtt_bytes` is 0 for the kernel and the payload size of the
 timed packet for an acknowledgement.
 
-6. What is overdue counts at once: `outstanding_since` is the oldest of the unanswered timed packet,
+4. What is overdue counts at once: `outstanding_since` is the oldest of the unanswered timed packet,
 the unanswered probe and the stall of the connection (see `puback`, `probe` and `stall`).
-
-The kernel's other figures of the connection, such as its delivery rate, are in `Link.tcp`, written
-at each look. `Link.unsent_bytes` is written by the connection.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass, field
 
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.extensions import LinkSampler, Plugin, PluginContext
@@ -48,7 +42,7 @@ from penstock.broker.network.tcp_info import (
     read_tcp_info,
 )
 from penstock.plugins.probing.config import ProbingConfig
-from penstock.plugins.probing.estimators import RetransmitRatio, SourceEstimates
+from penstock.plugins.probing.estimators import SourceEstimates
 from penstock.plugins.probing.probe import ProbeTimer
 from penstock.plugins.probing.puback import PubackTimer
 from penstock.plugins.probing.stall import StallDetector
@@ -60,50 +54,24 @@ MAX_TIMED_BYTES = 10_000
 """Payload bytes above which a packet's acknowledgement is not timed: the query of paper 002. The
 time of a larger packet depends on the path's rate more than on its congestion."""
 
-LOSING_RATIO = 0.03
-"""Of recent segments, retransmitted, above which a path loses packets."""
 
-
+@dataclass(eq=False, slots=True)
 class SubscriberPath:
     """The records of one subscriber, beside its link.
 
     Attributes:
-        sources: those that have had a sample.
         timer: of normal deliveries.
+        sources: those that have had a sample.
         probe: of probes.
         stall: of the connection.
-        retransmits: of the connection.
-        falling_since: monotonic seconds of the look before the one that found the kernel's RTT
-            fallen; None where it has not fallen.
+        totals: data segments and retransmissions of the connection at its last look, or None.
     """
 
-    __slots__ = ("falling_since", "probe", "retransmits", "sources", "stall", "timer")
-
-    def __init__(self, max_age_seconds: float) -> None:
-        """Begin with nothing known.
-
-        Args:
-            max_age_seconds: age at which a timed packet is given up for another, and at which a
-                segment says hardly anything any more.
-        """
-        self.sources: tuple[SourceEstimates, ...] = ()
-        self.timer = PubackTimer(max_age_seconds)
-        self.connected(max_age_seconds)
-
-    def connected(self, max_age_seconds: float) -> None:
-        """Begin with a new connection; what is known of the path stays."""
-        self.timer.void()
-        self.probe = ProbeTimer()
-        self.stall = StallDetector()
-        self.retransmits = RetransmitRatio(max_age_seconds)
-        self.falling_since: float | None = None
-
-    def take_kernel(self, info: TcpInfo, now: float) -> None:
-        """Take a new RTT of the kernel."""
-        source = self.source(KERNEL)
-        before, looked_at = source.latest, source.updated_at
-        source.add(info.rtt, 0, now)
-        self.falling_since = looked_at if source.latest < before else None
+    timer: PubackTimer
+    sources: tuple[SourceEstimates, ...] = ()
+    probe: ProbeTimer = field(default_factory=ProbeTimer)
+    stall: StallDetector = field(default_factory=StallDetector)
+    totals: tuple[int, int] | None = None
 
     def source(self, name: str) -> SourceEstimates:
         """Return the estimates of a source; create them with its first sample."""
@@ -126,10 +94,8 @@ class SubscriberPath:
                 largest = source
         if largest is None or largest.name != KERNEL or len(self.sources) == 1:
             return largest
-        since = largest.updated_at if self.falling_since is None else self.falling_since
-        newer = (
-            s for s in self.sources if s is not largest and (s.updated_at or 0.0) > (since or 0.0)
-        )
+        since = largest.updated_at or 0.0
+        newer = (source for source in self.sources if (source.updated_at or 0.0) > since)
         return max(newer, key=lambda source: source.latest, default=largest)
 
 
@@ -170,7 +136,7 @@ class RttSampler(LinkSampler):
                 is_new = path.stall.look(info.bytes_acked, is_waiting=is_waiting, now=now)
                 self._write_look(link, path, info, fileno, now)
                 if is_new and info.rtt > 0:
-                    path.take_kernel(info, now)
+                    path.source(KERNEL).add(info.rtt, 0, now)
                 self._write_outstanding(link, path)
         return self._write_estimate(link, path, now)
 
@@ -236,7 +202,7 @@ class RttSampler(LinkSampler):
         """Forget what was outstanding; what is known of the path ages on."""
         path = self._paths.get(link)
         if path is not None:
-            path.connected(self._max_age_seconds)
+            path = self._paths[link] = SubscriberPath(self._timer(), path.sources)
             link.tcp = None
             self._write_outstanding(link, path)
             self._write_estimate(link, path, now)
@@ -245,10 +211,13 @@ class RttSampler(LinkSampler):
         """Drop the records of this subscriber."""
         self._paths.pop(link, None)
 
+    def _timer(self) -> PubackTimer:
+        return PubackTimer(self._max_age_seconds)
+
     def _path(self, link: Link) -> SubscriberPath:
         path = self._paths.get(link)
         if path is None:
-            path = self._paths[link] = SubscriberPath(self._max_age_seconds)
+            path = self._paths[link] = SubscriberPath(self._timer())
         return path
 
     def _write_outstanding(self, link: Link, path: SubscriberPath) -> None:
@@ -280,10 +249,10 @@ class RttSampler(LinkSampler):
         tcp.unsent_bytes = info.notsent_bytes
         tcp.unacked_segments = info.unacked
         tcp.retransmissions = info.total_retrans
-        tcp.retransmit_ratio = path.retransmits.add(info.data_segs_out, info.total_retrans, now)
-        is_losing = (tcp.retransmit_ratio or 0.0) > LOSING_RATIO
-        for source in path.sources:
-            source.is_losing = is_losing
+        before, path.totals = path.totals, (info.data_segs_out, info.total_retrans)
+        if before is not None and before[0] != info.data_segs_out:
+            n_segments, n_again = (info.data_segs_out - before[0], info.total_retrans - before[1])
+            tcp.retransmit_ratio = min(1.0, n_again % 2**32 / (n_segments % 2**32))
 
     def _write_estimate(self, link: Link, path: SubscriberPath, now: float) -> bool:
         """Write the estimate that counts at present; return whether it has changed."""
@@ -299,7 +268,6 @@ class RttSampler(LinkSampler):
             link.rtt_updated_at = source.updated_at
             link.rtt_source = source.name
             link.rtt_min = source.minimum.value
-            link.rtt_quartile = source.quartile.value
             link.threshold_l = source.average.value
         return is_new
 

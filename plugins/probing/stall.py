@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 
+
+@dataclass(eq=False, slots=True)
 class StallDetector:
     """Follows the acknowledged bytes of one connection from look to look.
 
@@ -15,12 +18,9 @@ class StallDetector:
             acknowledgement, or None while the path moves or idles.
     """
 
-    __slots__ = ("_bytes_acked", "_waiting_since", "stalled_since")
-
-    def __init__(self) -> None:
-        self._bytes_acked: int | None = None
-        self._waiting_since: float | None = None
-        self.stalled_since: float | None = None
+    stalled_since: float | None = None
+    _bytes_acked: int | None = None
+    _waiting_since: float | None = None
 
     def look(self, bytes_acked: int, *, is_waiting: bool, now: float) -> bool:
         """Take the counters of one look; return whether an estimate can be new.

@@ -44,10 +44,8 @@ class FirstTopics:
 class SizeClasses:
     """threshold_s for every topic and every listener of subscribers.
 
-    The first topic filter that matches decides, in the given order and whatever the listener: it
-    tells what the messages are, such as alarms or pictures. First match and not most specific, so
-    that ``a/+/c`` and ``a/b/#`` need no ranking. Where none matches, the subscriber's listener
-    decides, which tells what networks are behind it; then the general threshold.
+    The first topic filter that matches decides, in the given order and whatever the listener. Where
+    none matches, the subscriber's listener decides; then the general threshold.
 
     Attributes:
         has_listeners: whether any listener has a threshold of its own.
@@ -77,10 +75,7 @@ class SizeClasses:
 
     def least_threshold_s(self, topic: str) -> int | None:
         """Return the least threshold_s of `topic` for any subscriber; None for never large."""
-        for topic_filter, threshold_s in self._by_topic:
-            if matches(topic_filter, topic):
-                return threshold_s
-        return self._least
+        return self._of(topic, self._least)
 
     def threshold_s(self, topic: str, listener: str = "") -> int | None:
         """Return payload bytes above which messages of `topic` are large; None for never.
@@ -89,10 +84,13 @@ class SizeClasses:
             topic: Topic Name.
             listener: name of the subscriber's listener; "" for one without a threshold of its own.
         """
+        return self._of(topic, self._by_listener.get(listener, self._threshold_s))
+
+    def _of(self, topic: str, otherwise: int | None) -> int | None:
         for topic_filter, threshold_s in self._by_topic:
             if matches(topic_filter, topic):
                 return threshold_s
-        return self._by_listener.get(listener, self._threshold_s)
+        return otherwise
 
     def is_large(self, topic: str, payload_bytes: int, listener: str = "") -> bool:
         """Say whether a payload is large: strictly longer than threshold_s (paper 002)."""

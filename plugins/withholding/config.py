@@ -34,28 +34,23 @@ DEFAULT_PROFILE = {10_000: 1.0, 1_000_000: 10.0}
 """Paper 002: a 1 MB message takes ten times as long as the 10 KB query."""
 
 
-def _read_threshold_l(value: Any) -> Any:
-    """Return threshold_l as given: a number above 0 or None to learn it.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if value == "auto":
-        return None
+def _is_seconds(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is None or (is_number and 0 < value < float("inf")):
+    return is_number and 0 < value < float("inf")
+
+
+def _read_threshold_l(value: Any) -> Any:
+    """Return threshold_l: a number above 0, or None to learn it; otherwise raise ValueError."""
+    if value in ("auto", None):
+        return None
+    if _is_seconds(value):
         return value
     raise ValueError("seconds above 0, or auto")
 
 
 def _read_exposure(value: Any) -> Any:
-    """Return the exposure as given: a number above 0.
-
-    Raises:
-        ValueError: it is not.
-    """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and 0 < value < float("inf"):
+    """Return the exposure: a number above 0; otherwise raise ValueError."""
+    if _is_seconds(value):
         return value
     raise ValueError(
         "seconds above 0 for which a small message may wait behind a large one, such as 2; "
@@ -64,11 +59,7 @@ def _read_exposure(value: Any) -> Any:
 
 
 def _check_filters(topic_filters: Iterable[str], where: str) -> None:
-    """Check topic filters that are not subscriptions.
-
-    Raises:
-        ValueError: one is not valid; says what is allowed.
-    """
+    """Raise ValueError where one is not a valid topic filter, or is of a shared subscription."""
     for topic_filter in topic_filters:
         try:
             validate_topic_filter(topic_filter)
@@ -114,9 +105,9 @@ class WithholdingConfig:
             itself, in the user property ``threshold_l`` of its CONNECT.
         listeners: name of a listener to values for its subscribers, before `threshold_s` and
             `threshold_l`.
-        learned_from: what ``auto`` learns from: ``minimum``, the least recent RTT and how much the
-            RTT of the calm path varies, or ``average``, the moving average of paper 002. The
-            minimum by default: a minute of congestion does not raise it.
+        learned_from: what ``auto`` learns from: ``minimum``, the least recent RTT, or ``average``,
+            the moving average of paper 002. The minimum by default: a minute of congestion does not
+            raise it.
         max_withhold: D in seconds, for `conservative`, `probabilistic` and `adaptive`. For the
             paper's policies it is also the most that one overdue acknowledgement can say of the
             RTT.
@@ -175,22 +166,14 @@ class WithholdingConfig:
 
     def size_classes(self) -> SizeClasses:
         """Return the object that decides threshold_s."""
-        by_listener = {
-            name: own.threshold_s
-            for name, own in self.listeners.items()
-            if own.threshold_s != AS_ABOVE
-        }
+        own = {name: each.threshold_s for name, each in self.listeners.items()}
+        by_listener = {name: value for name, value in own.items() if value != AS_ABOVE}
         return SizeClasses(self.threshold_s, self.threshold_s_by_topic, by_listener)
 
     def thresholds(self) -> Thresholds:
         """Return the object that decides threshold_l."""
+        own = {name: each.threshold_l for name, each in self.listeners.items()}
+        by_listener = {name: value for name, value in own.items() if value != AS_ABOVE}
         return Thresholds(
-            fixed=self.threshold_l,
-            by_client=self.threshold_l_by_client,
-            by_listener={
-                name: own.threshold_l
-                for name, own in self.listeners.items()
-                if own.threshold_l != AS_ABOVE
-            },
-            learned_from=self.learned_from,
+            self.threshold_l, self.threshold_l_by_client, by_listener, self.learned_from
         )

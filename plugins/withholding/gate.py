@@ -1,20 +1,17 @@
 """The delivery gate: asks the policy about one message for one subscriber at one time.
 
 Theory of operation. What is known of a subscriber's path is in its `Link`; how long a message has
-waited is known to the outbox. Both come with the question. Where the policy learns, the gate keeps
-one `Passage` for each link, until the broker forgets the link.
+waited is known to the outbox. Where the policy learns, the gate keeps one `Passage` for each link.
 
 For the paper's policies, L_now is half the RTT (paper 002, equation 1), scaled by the latency
-profile from the size of the packet that was timed to the size of the message. threshold_l is scaled
-from the profile's first row to the size of the message. Where the paper and the methods page are
-silent:
+profile from the size of the packet that was timed to that of the message, and so is threshold_l.
+Where the paper is silent:
 
 * No RTT estimate, or no recent one: deliver. There is no evidence of congestion, and the delivery
   itself brings the next estimate; withholding would bring none.
-* A packet that is overdue: its RTT is at least as long as it has been unanswered, so
-  `max(rtt_latest, now - outstanding_since)` stands for the RTT. Estimates stop exactly when a path
-  fails, and the newest one would still be good. As this bound grows without end where a client
-  never answers, and `historic` has no D, it counts up to `max_withhold`: every hold has a bound.
+* A packet that is overdue: its RTT is at least as long as it has been unanswered, so that stands
+  for the RTT if it is longer. As it grows without end where a client never answers, and `historic`
+  has no D, it counts up to `max_withhold`: every hold has a bound.
 * ΔS must be greater than the value that releases a message, not equal, so the gate asks for the
   next look a little later than that.
 """
@@ -135,12 +132,7 @@ class WithholdingGate(DeliveryGate):
         return _NO_ESTIMATE if verdict.cause == "calm" and link.rtt_latest is None else verdict
 
     def _verdict(self, situation: Situation, measured: str) -> Verdict:
-        """Ask the policy.
-
-        Args:
-            situation: what it decides on.
-            measured: RTT and threshold_l, in words.
-        """
+        """Ask the policy; `measured` is RTT and threshold_l in words."""
         delivers, cause, why, release_sojourn = self.policy.judge(situation)
         reason = f"{self.policy_name}: {why} ({measured})"
         if delivers:

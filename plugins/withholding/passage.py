@@ -8,18 +8,13 @@ path was bad when it left.
 
 An RTT sample of a packet that left behind a large message tells how long that message took, and
 nothing of the path. Such samples are left out, so that a picture on its way does not look like
-congestion.
-
-Messages of QoS 0 are not noted, as nothing acknowledges them.
-
-Pure: times are monotonic seconds, given with each call.
+congestion. Messages of QoS 0 are not noted, as nothing acknowledges them.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 PAUSE_RATIO = 1.0
 """The pause after a slow message over what that took. Where the rate of a link has fallen, its RTT
@@ -34,20 +29,7 @@ RECENT_SECONDS = 10.0
 congestion that has ended."""
 
 
-class _Passed(NamedTuple):
-    """A large message that has passed, and of which it is not known yet what the path was.
-
-    Attributes:
-        seconds_per_byte: that it took.
-        was_bad: whether the path was bad when it left.
-        is_slow: whether it took longer than the exposure.
-    """
-
-    seconds_per_byte: float
-    was_bad: bool
-    is_slow: bool
-
-
+@dataclass(eq=False, slots=True)
 class Passage:
     """Large messages of one subscriber: those on their way, and what the last ones took.
 
@@ -56,8 +38,8 @@ class Passage:
     more than the exposure.
 
     Attributes:
+        exposure: seconds.
         bytes_on_way: payload bytes of large messages that are not acknowledged.
-        oldest_at: when the oldest of them left; monotonic seconds, of use while there is one.
         seconds_per_byte: what the newest one took over its bytes; None before the first.
         bad_seconds_per_byte: the same of the newest one that passed a bad path; None before the
             first.
@@ -66,47 +48,27 @@ class Passage:
         known_at: when the newest RTT estimate was known; kept for the caller, monotonic seconds.
     """
 
-    __slots__ = (
-        "_ended_at",
-        "_exposure",
-        "_hint",
-        "_hint_at",
-        "_on_way",
-        "_passed",
-        "_rtt",
-        "_sampled_at",
-        "bad_seconds_per_byte",
-        "bytes_on_way",
-        "known_at",
-        "last_seconds",
-        "pause_until",
-        "seconds_per_byte",
-    )
-
-    def __init__(self, exposure: float) -> None:
-        """Begin without a large message.
-
-        Args:
-            exposure: seconds above which a message was slow.
-        """
-        self._exposure = exposure
-        self._on_way: deque[tuple[float, int, bool]] = deque()  # left at, bytes, was bad
-        self._ended_at = -math.inf
-        self._rtt = 0.0
-        self._sampled_at = -math.inf
-        self._hint = 0.0
-        self._hint_at = -math.inf
-        self._passed: _Passed | None = None
-        self.bytes_on_way = 0
-        self.seconds_per_byte: float | None = None
-        self.bad_seconds_per_byte: float | None = None
-        self.pause_until = -math.inf
-        self.last_seconds: float | None = None
-        self.known_at = -math.inf
+    exposure: float
+    bytes_on_way: int = 0
+    seconds_per_byte: float | None = None
+    bad_seconds_per_byte: float | None = None
+    pause_until: float = -math.inf
+    last_seconds: float | None = None
+    known_at: float = -math.inf
+    _on_way: list[tuple[float, int, bool]] = field(default_factory=list)
+    """Of each, the oldest first: when it left, bytes, whether the path was bad."""
+    _ended_at: float = -math.inf
+    _rtt: float = 0.0
+    _sampled_at: float = -math.inf
+    _hint: float = 0.0
+    _hint_at: float = -math.inf
+    _passed: tuple[float, bool, bool] | None = None
+    """Of one that has passed, until a sample shows how the path was: seconds for each byte, whether
+    the path was bad when it left, whether it was slow."""
 
     @property
     def oldest_at(self) -> float:
-        """When the oldest message on its way left, monotonic seconds."""
+        """When the oldest message on its way left, monotonic seconds; there is one."""
         return self._on_way[0][0]
 
     def sent(self, n_bytes: int, *, is_bad: bool, now: float) -> None:
@@ -124,20 +86,20 @@ class Passage:
         """Note that the oldest large message on its way has passed."""
         if not self._on_way:  # it was sent again, on a new connection
             return
-        sent_at, n_bytes, was_bad = self._on_way.popleft()
+        sent_at, n_bytes, was_bad = self._on_way.pop(0)
         self.bytes_on_way -= n_bytes
         took = self.last_seconds = now - max(sent_at, self._ended_at)
         if now - self._sampled_at <= RECENT_SECONDS:
             took = max(0.0, took - self._rtt)
         self._ended_at = now
         self.seconds_per_byte = took / max(1, n_bytes)
-        if took > self._exposure:
+        if took > self.exposure:
             self.pause_until = now + min(PAUSE_RATIO * took, MOST_PAUSE_SECONDS)
-            self._passed = _Passed(self.seconds_per_byte, was_bad, is_slow=True)
+            self._passed = self.seconds_per_byte, was_bad, True
         else:
             self.pause_until = -math.inf
             if was_bad and self._passed is None:
-                self._passed = _Passed(self.seconds_per_byte, was_bad, is_slow=False)
+                self._passed = self.seconds_per_byte, was_bad, False
 
     def observe(self, rtt: float, sent_at: float, threshold_l: float, now: float) -> None:
         """Take the RTT of a packet that the client has acknowledged.
@@ -154,15 +116,15 @@ class Passage:
         passed, self._passed = self._passed, None
         if passed is None:
             return
+        seconds_per_byte, was_bad, is_slow = passed
         if rtt > threshold_l:
-            if passed.was_bad or passed.is_slow:
-                self.bad_seconds_per_byte = passed.seconds_per_byte
-        elif passed.was_bad:
+            if was_bad or is_slow:
+                self.bad_seconds_per_byte = seconds_per_byte
+        elif was_bad:
             # The bad time ended while it passed, so that would have taken at least as long.
             self.pause_until = -math.inf
             if self.bad_seconds_per_byte is not None:
-                least = passed.seconds_per_byte
-                self.bad_seconds_per_byte = max(self.bad_seconds_per_byte, least)
+                self.bad_seconds_per_byte = max(self.bad_seconds_per_byte, seconds_per_byte)
 
     def observe_hint(self, rtt: float, sent_at: float, now: float) -> None:
         """Take the kernel's RTT: it may show that the path is bad, and nothing else.

@@ -113,16 +113,13 @@ class HistoricPolicy(PaperPolicy):
 def make_policy(
     name: str, *, max_withhold: float, congestion_rate: float, exposure: float = DEFAULT_EXPOSURE
 ) -> Policy:
-    """Return the policy of that name.
+    """Return the policy of that name; raise ValueError where there is none.
 
     Args:
         name: ``none``, ``conservative``, ``probabilistic``, ``historic`` or ``adaptive``.
         max_withhold: D in seconds, for those that have it.
-        congestion_rate: λ in 1/s, for those that have it.
+        congestion_rate: λ in 1/s, for `probabilistic`.
         exposure: seconds, for `adaptive`.
-
-    Raises:
-        ValueError: there is no such policy.
     """
     match name:
         case NonePolicy.name:

@@ -29,8 +29,7 @@ class LatencyProfile:
         """Take a table.
 
         Args:
-            table: payload bytes, at least 1, to latency, above 0 and never falling as the
-                size grows. Latencies are in any unit: only their ratios are used.
+            table: payload bytes to latency in any unit: only ratios are used.
 
         Raises:
             ValueError: the table is not of that form.

@@ -5,9 +5,8 @@ There are four sources; the first that has a value decides:
 1. The operator for this subscriber: a pattern of client ids.
 2. The subscriber itself, in its CONNECT: it knows what network it is on.
 3. The operator for all subscribers of its listener, then for all subscribers.
-4. The value that the sampler has learned, in the link. The paper learns the moving average of
-   recent RTTs. The least recent RTT is offered beside it, because an average takes long
-   congestion for the normal state, and a minimum does not.
+4. What the sampler has learned, in the link: the least recent RTT and 50 ms, or the paper's moving
+   average of recent RTTs, which takes long congestion for the normal state.
 
 In place of seconds, the operator may say that the value is learned, which overrules the sources
 below.
@@ -36,20 +35,9 @@ RTT is longer."""
 
 _SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{0,12})?|\.[0-9]{1,12}", re.ASCII)
 
-MARGIN_RATIO = 3.0
-"""Most of threshold_l over the least RTT. The RTT of a calm path in paper 002 varies between 0.15
-and 0.45 s: up to three times the least. A threshold_l that is too small withholds without need (its
-first recommendation)."""
-
-FLOOR_SECONDS = 0.05
-"""Least distance of threshold_l from the least RTT, as far as the margin allows, and least
-threshold_l: on a local network the RTT varies by many times its least value without congestion."""
-
-SPREAD_RATIO = 4.0
-"""Distance of threshold_l from the least RTT, over that of the lower quartile: the whole range of
-evenly distributed RTTs, and two thirds of exponentially distributed ones. A sample of calm that is
-above it is congestion of a second, whose cost is small; a tenth of a second below it on a path of
-half a second, all large messages of a bad phase would be sent."""
+MARGIN_SECONDS = 0.05
+"""Learned threshold_l above the least RTT: so much it varies without congestion, also on a local
+network. A sample of calm above it holds a large message until the next sample."""
 
 _MOST_SHOWN = 40
 
@@ -99,23 +87,13 @@ class Thresholds:
     learned_from: LearnedFrom = "minimum"
 
     def threshold_l(self, link: Link) -> float:
-        """Return threshold_l for this subscriber in seconds.
-
-        Before anything is learned it is the floor.
-        """
+        """Return threshold_l for this subscriber in seconds."""
         given = self._given(link)
         if given is not None:
             return given
-        if self.learned_from == "average":
-            return max(FLOOR_SECONDS, link.threshold_l or 0.0)
-        least = link.rtt_min
-        if least is None:
-            return FLOOR_SECONDS
-        margin = least * MARGIN_RATIO
-        if link.rtt_quartile is not None:
-            spread = SPREAD_RATIO * (link.rtt_quartile - least)
-            margin = min(margin, least + max(FLOOR_SECONDS, spread))
-        return max(FLOOR_SECONDS, margin)
+        if self.learned_from == "average" and link.threshold_l is not None:
+            return max(MARGIN_SECONDS, link.threshold_l)
+        return MARGIN_SECONDS + (link.rtt_min or 0.0)
 
     def _given(self, link: Link) -> float | None:
         """Return the given value, seconds, or None where it is to be learned."""

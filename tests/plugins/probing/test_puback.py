@@ -42,16 +42,6 @@ def test_unanswered_packet_makes_way_and_its_age_counts() -> None:
     assert timer.acknowledged(9, 1, 110.5) == PubackSample(0.5, 300)
 
 
-def test_void_forgets_the_packet_of_a_lost_connection() -> None:
-    """After a reconnect the packet id may be acknowledged, but its time means nothing."""
-    timer = with_packet()
-    timer.void()
-    assert timer.sent_at is None
-    assert timer.acknowledged(7, 1, 105.0) is None
-    assert timer.sent(7, 500, 105.0) is None
-    assert timer.acknowledged(7, 1, 105.5) == PubackSample(0.5, 500)
-
-
 def test_next_packet_is_timed_after_the_answer_and_the_spacing() -> None:
     """A burst behind one loss is one sample."""
     timer = with_packet()

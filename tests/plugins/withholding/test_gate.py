@@ -143,7 +143,7 @@ def test_profile_of_the_file_scales_latency() -> None:
     ("keys", "link_keys", "delivers"),
     [
         ({"threshold_l": None}, {"rtt_min": 0.1}, False),
-        ({"threshold_l": None}, {"rtt_min": 0.2}, True),
+        ({"threshold_l": None}, {"rtt_min": 0.48}, True),
         ({"threshold_l": None, "learned_from": "average"}, {"threshold_l": 0.4}, False),
         ({"threshold_l": None, "learned_from": "average"}, {"threshold_l": 0.6}, True),
         ({"threshold_l": 0.4}, {"rtt_min": 9.0}, False),
