@@ -19,7 +19,7 @@ _BROKER: Final = ("broker", *_WITHHOLDING)
 _QUEUE: Final = ("plugins/queue",)
 
 MEASURED: Final = {
-    "script/demo": (*_BROKER, "script/demo_program", "netem/links/relay.py"),
+    "script/demo": (*_BROKER, "lanes", "script/demo_program", "netem/links/relay.py"),
     "penstock bench": (*_BROKER, *_QUEUE, "benchmarks"),
     "penstock netem run": (*_BROKER, "netem"),
     "penstock netem run site-": (*_BROKER, "edge_proxy", "netem"),

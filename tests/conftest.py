@@ -41,6 +41,7 @@ SLOW = (
     "tests/system/test_spark_exactly_once.py",
     "tests/system/test_spark_cluster.py",
     "tests/system/test_netem_scenarios.py",
+    "tests/system/test_demo_ratios.py",
     "tests/system/test_demo.py",
     "tests/benchmarks/test_curves.py",
     "tests/benchmarks/faults/",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -12,13 +13,24 @@ import typer
 from rich.console import Console
 
 from penstock.broker.config.command_line import CommandLine
+from penstock.netem.figures.figure_file import begin, check_writable, write_figure_file
 from script.demo_program.display import Display
 from script.demo_program.errors import DemoError
-from script.demo_program.report import Result, commands, draw_latencies, print_result
+from script.demo_program.report import (
+    WITHOUT,
+    Result,
+    commands,
+    draw_latencies,
+    figure_tables,
+    print_result,
+    ratio_to_without,
+)
 from script.demo_program.run import Wishes, run
 from script.demo_program.schedule import MAX_SECONDS, MIN_SECONDS
 
 INTERRUPTED: Final = 130
+
+MACHINES_CONTROL: Final = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 app = CommandLine()
 
@@ -31,28 +43,66 @@ def demo(
     output: Annotated[
         Path, typer.Option(help="Folder for everything that is made; emptied first.")
     ] = Path("demo-output"),
+    congestion_control: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the brokers' connections, such as cubic or bbr. [default: the machine's]"
+        ),
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Write the latencies into this file, for a page.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw them into this PNG file, too.")] = None,
     *,
     spark: Annotated[
         bool, typer.Option(help="Stream the telemetry into Parquet with Spark.")
     ] = True,
+    haproxy: Annotated[
+        bool, typer.Option("--haproxy", help="Put HAProxy between the brokers and the link.")
+    ] = False,
 ) -> None:
     """Show the broker at work: telemetry and pictures over a link that turns bad and good again."""
+    for name, file in (("--figures", figures), ("--plot", plot)):
+        if file is not None:
+            try:
+                check_writable(file)
+            except OSError as error:
+                raise typer.BadParameter(f"{file}: {error}", param_hint=name) from error
+    origin = begin(shlex.join(["script/demo", *sys.argv[1:]]))
     console = Console()
+    wishes = Wishes(output, seconds, spark, congestion_control, haproxy)
     try:
         with Display(console) as display:
-            result, places = run(Wishes(output, seconds, spark), display)
+            result, places = run(wishes, display)
     except KeyboardInterrupt:
         sys.stderr.write("demo: stopped\n")
         raise typer.Exit(INTERRUPTED) from None
     picture = output / "latency.png"
-    draw_latencies(result, picture)
+    for file in (picture, plot):
+        if file is not None:
+            draw_latencies(result, file)
+    if figures is not None:
+        control = congestion_control or MACHINES_CONTROL.read_text().strip()
+        write_figure_file(figures, origin, figure_tables(result.sides, control))
     print_result(console, result)
     say_where(console, output, picture, result)
-    if result.problems:
-        for problem in result.problems:
-            console.print(f"LOST: {problem}", style="bold red", highlight=False, soft_wrap=True)
+    told = [f"LOST: {problem}" for problem in result.problems]
+    told += [f"NOT PROTECTED: {problem}" for problem in result.too_slow]
+    for line in told:
+        console.print(line, style="bold red", highlight=False, soft_wrap=True)
+    if told:
         raise typer.Exit(1)
-    console.print(f"Nothing was lost. It took {result.seconds:.0f} s.", style="bold green")
+    ratios = ", ".join(
+        f"{side.name} {ratio_to_without(side, result.sides):.2f}"
+        for side in result.sides
+        if side.name != WITHOUT
+    )
+    console.print(
+        "Nothing was lost. Small messages on the bad link, p90 over that without: "
+        f"{ratios}. It took {result.seconds:.0f} s.",
+        style="bold green",
+        soft_wrap=True,
+    )
     console.print("\nTo go on by hand:")
     for about, command in commands(places):
         console.print(f"  # {about}\n  {command}", highlight=False, soft_wrap=True, markup=False)
@@ -85,8 +135,8 @@ def main(argv: list[str] | None = None) -> int:
         argv: arguments; None for those of the process.
 
     Returns:
-        0 where nothing was lost; 1 where something was, or the demo failed; 2 for a mistake
-        that the user can mend; 130 after Ctrl-C.
+        0 where nothing was lost and small messages were protected; 1 where not, or where the demo
+        failed; 2 for a mistake that the user can mend; 130 after Ctrl-C.
     """
     signal.signal(signal.SIGTERM, end)
     try:

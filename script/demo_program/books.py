@@ -86,7 +86,10 @@ def percentiles(latencies: Sequence[float]) -> Percentiles | None:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """A broker's own account of the messages its subscribers were to get."""
+    """A broker's own account of the messages its subscribers were to get.
+
+    What has moved to a subscriber's other lane is matched again there.
+    """
 
     matched: int
     delivered: int
@@ -94,13 +97,15 @@ class Ledger:
     withheld: int
     queued: int
     expired: int
+    moved: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def accounted(self) -> int:
         """Messages whose place is known."""
         on_the_way = self.inflight + self.withheld + self.queued
-        return self.delivered + on_the_way + self.expired + sum(self.dropped.values())
+        ended = self.delivered + self.expired + self.moved + sum(self.dropped.values())
+        return ended + on_the_way
 
     @property
     def is_balanced(self) -> bool:
@@ -115,7 +120,7 @@ class Ledger:
 
 def read_ledger(figures: Mapping[str, int]) -> Ledger:
     """Return the ledger that stands in a broker's figures."""
-    names = ("matched", "delivered", "inflight", "withheld", "queued", "expired")
+    names = ("matched", "delivered", "inflight", "withheld", "queued", "expired", "moved")
     return Ledger(
         **{name: figures.get(f"ledger/{name}", 0) for name in names},
         dropped=_below("ledger/dropped/", figures),

@@ -33,8 +33,21 @@ class Client:
         lost: why the connection ended by itself, or "".
     """
 
-    def __init__(self, name: str, port: int, *, version: MQTTProtocolVersion) -> None:
+    def __init__(
+        self,
+        name: str,
+        port: int,
+        *,
+        version: MQTTProtocolVersion,
+        make: type[mqtt.Client] = mqtt.Client,
+    ) -> None:
         """Connect to a port of loopback.
+
+        Args:
+            name: its client id.
+            port: of a broker, or of what stands before it.
+            version: of MQTT.
+            make: paho's client, or one like it.
 
         Raises:
             DemoError: the broker does not take it.
@@ -44,7 +57,7 @@ class Client:
         self._connected = threading.Event()
         self._subscribed = threading.Event()
         self._is_closing = False
-        self._client = mqtt.Client(CallbackAPIVersion.VERSION2, name, protocol=version)
+        self._client = make(CallbackAPIVersion.VERSION2, name, protocol=version)
         self._client.on_connect = self._on_connect
         self._client.on_disconnect = self._on_disconnect
         self._client.on_subscribe = lambda *_: self._subscribed.set()
@@ -145,13 +158,20 @@ class Subscriber(Client):
         out_of_order: small messages that came after a later one of their topic.
     """
 
-    def __init__(self, name: str, port: int, *, version: MQTTProtocolVersion) -> None:
+    def __init__(
+        self,
+        name: str,
+        port: int,
+        *,
+        version: MQTTProtocolVersion,
+        make: type[mqtt.Client] = mqtt.Client,
+    ) -> None:
         self.small: list[tuple[int, float]] = []
         self.pictures: list[tuple[str, str, float]] = []
         self.strange: list[str] = []
         self.out_of_order = 0
         self._newest: dict[str, int] = {}
-        super().__init__(name, port, version=version)
+        super().__init__(name, port, version=version, make=make)
         self.subscribe(f"{TELEMETRY}/#", f"{PICTURES}/#")
 
     def _prepare(self, client: mqtt.Client) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 EXAMPLE: Final = Path(__file__).resolve().parents[2] / "policy.example.yaml"
+
+POLICY: Final = re.compile(r"^    policy: (?P<name>\w+)$", re.MULTILINE)
+"""The line of the example that says when large messages are held back."""
 
 SYS_INTERVAL_SECONDS: Final = 1
 """The demo shows the broker's books while they change."""
@@ -52,13 +56,32 @@ def free_ports(wanted: list[int]) -> list[int]:
             server.close()
 
 
-def derive(example: str, places: Places, *, is_withholding: bool = True) -> str:
+def default_policy(example: str) -> str:
+    """Return the name of the policy in the example.
+
+    Raises:
+        ValueError: the example does not have one.
+    """
+    found: list[str] = POLICY.findall(example)
+    if len(found) != 1:
+        raise ValueError(f"{EXAMPLE.name}: `policy: NAME` stands in it {len(found)} times, not 1")
+    return found[0]
+
+
+def derive(
+    example: str,
+    places: Places,
+    *,
+    policy: str | None = None,
+    congestion_control: str | None = None,
+) -> str:
     """Return the text of a demo's policy file.
 
     Args:
         example: text of the example.
         places: to replace those of the example by.
-        is_withholding: False for the same broker with withholding's policy `none`.
+        policy: of withholding; None for the example's.
+        congestion_control: of the broker's connections; None for the machine's.
 
     Raises:
         ValueError: the example does not have what is to be replaced exactly once.
@@ -71,8 +94,10 @@ def derive(example: str, places: Places, *, is_withholding: bool = True) -> str:
         "path: penstock-sessions.db": f"path: {places.sessions_file}",
         "sys_interval: 10 ": f"sys_interval: {SYS_INTERVAL_SECONDS} ",
     }
-    if not is_withholding:
-        replaced["policy: adaptive"] = "policy: none"
+    if policy is not None:
+        replaced[f"    policy: {default_policy(example)}\n"] = f"    policy: {policy}\n"
+    if congestion_control is not None:
+        replaced["#congestion_control: null "] = f"congestion_control: {congestion_control} "
     text = example
     for old, new in replaced.items():
         if text.count(old) != 1:

@@ -29,8 +29,8 @@ class Program:
         pid: of the program, which leads a process group of its own.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
-        """Start ``python -m`` with these arguments in the root of the repository.
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        """Start a command in the root of the repository.
 
         In a session of its own, Ctrl-C in the terminal reaches the demo alone, which then
         ends its programs in order.
@@ -38,8 +38,8 @@ class Program:
         self.name = name
         self.log = log
         with log.open("wb") as output:
-            self._process = subprocess.Popen(  # noqa: S603 (our own programs)
-                [sys.executable, "-m", *arguments],
+            self._process = subprocess.Popen(  # noqa: S603 (the demo's own commands)
+                command,
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -118,9 +118,13 @@ class Programs:
         self._started: list[Program] = []
 
     def start(self, name: str, *arguments: str) -> Program:
-        """Start a program; its log is named after it."""
+        """Start ``python -m`` with these arguments; its log is named after the program."""
+        return self.start_command(name, sys.executable, "-m", *arguments)
+
+    def start_command(self, name: str, *command: str) -> Program:
+        """Start any command; its log is named after it."""
         log = self._log_folder / f"{name.replace(' ', '-')}.log"
-        program = Program(name, arguments, log)
+        program = Program(name, command, log)
         self._started.append(program)
         return program
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import shutil
+import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -13,22 +15,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from penstock.netem.errors import NetemError
 from penstock.netem.links.profiles import PROFILES
+from penstock.netem.runs.broker_process import find_program
 from script.demo_program.books import compare
 from script.demo_program.clients import PICTURES, TELEMETRY
 from script.demo_program.display import Display
 from script.demo_program.errors import DemoError
 from script.demo_program.ingestion import Spark, queued_numbers, take_pictures
 from script.demo_program.pictures import Painter
-from script.demo_program.policy import EXAMPLE, Places, derive, free_ports
+from script.demo_program.policy import EXAMPLE, Places, default_policy, derive, free_ports
 from script.demo_program.programs import Program, Programs
-from script.demo_program.report import Result, SideResult
+from script.demo_program.report import (
+    TWO_LANES,
+    WITHHOLDING,
+    WITHOUT,
+    Result,
+    SideResult,
+    too_slow,
+)
 from script.demo_program.schedule import Schedule
 from script.demo_program.side import Side
 from script.demo_program.telemetry import Sampler, host_name
 
-PORTS: Final = (18830, 18831, 18840, 18841)
-"""Wanted for the two brokers, MQTT and HTTP; others where these are taken."""
+PORTS: Final = {WITHOUT: 18840, WITHHOLDING: 18830, TWO_LANES: 18850}
+"""Wanted for the brokers' MQTT, the next one for HTTP; others where these are taken."""
+
+BALANCER: Final = """\
+defaults
+    mode tcp
+    timeout connect 1m
+    timeout client 1h
+    timeout server 1h
+"""
+"""HAProxy's configuration, without the brokers."""
 
 START_SECONDS: Final = 120.0
 PAUSE_SECONDS: Final = 0.02
@@ -54,11 +74,15 @@ class Wishes:
         folder: for everything that is made; emptied first.
         seconds: how long is published.
         with_spark: whether Spark reads the queue; without it, the demo looks into it itself.
+        congestion_control: of the brokers' connections; None for the machine's.
+        with_balancer: whether HAProxy stands between the brokers and the link.
     """
 
     folder: Path
     seconds: float
-    with_spark: bool
+    with_spark: bool = True
+    congestion_control: str | None = None
+    with_balancer: bool = False
 
 
 def run(wishes: Wishes, display: Display) -> tuple[Result, Places]:
@@ -76,13 +100,18 @@ def run(wishes: Wishes, display: Display) -> tuple[Result, Places]:
         programs = stack.enter_context(Programs(wishes.folder))
         painter = Painter()
         stack.callback(painter.close)
-        display.say("starting two brokers that differ in one line, policy: adaptive and none")
-        places = start_brokers(programs, wishes.folder)
-        link, slow_ports = start_link(programs, places)
-        spark = Spark(programs, places[0], wishes.folder) if wishes.with_spark else None
+        policy = default_policy(EXAMPLE.read_text())
+        display.say(f"starting three brokers: one withholds (policy: {policy}), two do not")
+        places = start_brokers(programs, wishes)
+        main = places[WITHHOLDING]
+        ports = [place.mqtt_port for place in places.values()]
+        if wishes.with_balancer:
+            ports = start_balancer(programs, wishes.folder, ports)
+        link, slow_ports = start_link(programs, ports)
+        spark = Spark(programs, main, wishes.folder) if wishes.with_spark else None
         sides = []
-        for name, place, port in zip(("withholding", "without"), places, slow_ports, strict=True):
-            sides.append(Side.connect(name, place, port))
+        for (name, place), port in zip(places.items(), slow_ports, strict=True):
+            sides.append(Side.connect(name, place, port, has_lanes=name == TWO_LANES))
             stack.callback(sides[-1].close)
         if spark is not None:
             display.say("starting Spark, which follows the queue into Parquet")
@@ -91,7 +120,7 @@ def run(wishes: Wishes, display: Display) -> tuple[Result, Places]:
         demo = _Demo(wishes, display, programs, painter, link, sides)
         demo.publish()
         demo.wait_for_arrivals()
-        return demo.result(spark, began_at), places[0]
+        return demo.result(spark, began_at), main
 
 
 def empty(folder: Path) -> None:
@@ -119,33 +148,70 @@ def empty(folder: Path) -> None:
     (folder / MARK).touch()
 
 
-def start_brokers(programs: Programs, folder: Path) -> tuple[Places, Places]:
-    """Write the policy files and start the broker with withholding and the one without."""
-    mqtt, http, mqtt_without, http_without = free_ports(list(PORTS))
-    example = EXAMPLE.read_text()
-    with_it = Places(
-        folder / "policy.yaml", mqtt, http, folder / "queue.db", folder / "sessions.db"
-    )
-    without = Places(
-        folder / "without.yaml",
-        mqtt_without,
-        http_without,
-        folder / "without.db",
-        folder / "without-sessions.db",
-    )
-    started = []
-    for places, name in ((with_it, "broker"), (without, "broker without withholding")):
-        text = derive(example, places, is_withholding=places is with_it)
-        places.policy_file.write_text(text)
-        started.append(programs.start(name, "broker", "-c", str(places.policy_file)))
+def start_brokers(programs: Programs, wishes: Wishes) -> dict[str, Places]:
+    """Write the policy files and start the brokers; return where they are, by side."""
+    folder, example = wishes.folder, EXAMPLE.read_text()
+    ports = iter(free_ports([port + n for port in PORTS.values() for n in (0, 1)]))
+    places, started = {}, []
+    for side in PORTS:
+        word = side.replace(" ", "-")
+        of_side = "" if side == WITHHOLDING else f"{word}-"
+        places[side] = place = Places(
+            folder / f"{of_side}policy.yaml",
+            next(ports),
+            next(ports),
+            folder / f"{of_side}queue.db",
+            folder / f"{of_side}sessions.db",
+        )
+        text = derive(
+            example,
+            place,
+            policy=None if side == WITHHOLDING else "none",
+            congestion_control=wishes.congestion_control,
+        )
+        place.policy_file.write_text(text)
+        started.append(programs.start(f"{of_side}broker", "broker", "-c", str(place.policy_file)))
     for program in started:
         program.wait_for("listening on", START_SECONDS)
-    return with_it, without
+    return places
 
 
-def start_link(programs: Programs, places: Sequence[Places]) -> tuple[Program, list[int]]:
-    """Start the slow link to both brokers; return it and the ports at which it begins."""
-    targets = [f"127.0.0.1:{place.mqtt_port}" for place in places]
+def start_balancer(programs: Programs, folder: Path, brokers: Sequence[int]) -> list[int]:
+    """Start HAProxy before some ports of loopback; return the ports at which it listens.
+
+    Raises:
+        DemoError: there is no HAProxy, or it does not start.
+    """
+    try:
+        haproxy = find_program("haproxy")
+    except NetemError as error:
+        raise DemoError(f"--haproxy: {error}", 2) from error
+    ports = free_ports([0 for _ in brokers])
+    text = BALANCER
+    for port, broker in zip(ports, brokers, strict=True):
+        text += f"listen {port}\n    bind 127.0.0.1:{port}\n    server one 127.0.0.1:{broker}\n"
+    configuration = folder / "haproxy.cfg"
+    configuration.write_text(text)
+    program = programs.start_command("haproxy", haproxy, "-db", "-f", str(configuration))
+    deadline = time.monotonic() + START_SECONDS
+    for port in ports:
+        while not _is_open(port):
+            program.check()
+            if time.monotonic() > deadline:
+                raise program.failure(f"does not listen within {START_SECONDS:.0f} s")
+            time.sleep(PAUSE_SECONDS)
+    return ports
+
+
+def _is_open(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+def start_link(programs: Programs, ports: Sequence[int]) -> tuple[Program, list[int]]:
+    """Start a slow link to each port of loopback; return them and the ports where they begin."""
+    targets = [f"127.0.0.1:{port}" for port in ports]
     link = programs.start("slow link", "penstock.netem.links.relay", *targets, "--profile", "good")
     lines = [link.wait_for(f"for {target}", START_SECONDS) for target in targets]
     return link, [int(line.split()[2].rpartition(":")[2]) for line in lines]
@@ -178,12 +244,12 @@ class _Demo:
         self._n_pictures = 0
 
     def publish(self) -> None:
-        """Publish by the schedule, to both brokers the same at the same time."""
+        """Publish by the schedule, to all brokers the same at the same time."""
         schedule = self._schedule
         for _ in range(WARM_UP_LOOKS):
             self._look()
             time.sleep(WARM_UP_SECONDS)
-        self._paint().result(PICTURE_PATIENCE_SECONDS)  # learns the resolution
+        newest = self._paint().result(PICTURE_PATIENCE_SECONDS)  # learns the resolution
         picture = self._paint()
         profile = "good"
         self._began_at = time.monotonic()
@@ -200,9 +266,10 @@ class _Demo:
                 next_tick = next(ticks)
             if elapsed >= next_slot:
                 next_slot = next(slots)
-                if picture.done():  # else in the next slot
-                    self._publish_picture(picture.result())
+                if picture.done():  # on a slow machine, the one before goes again
+                    newest = picture.result()
                     picture = self._paint()
+                self._publish_picture(newest)
             doing = f"{elapsed:.0f} of {schedule.seconds:.0f} s; the link is {PROFILES[profile]}"
             self._display.show(doing, elapsed / schedule.seconds, self._sides)
             self._programs.check()
@@ -258,7 +325,7 @@ class _Demo:
         """Read all books and compare them."""
         problems = [problem for side in self._sides for problem in side.problems()]
         results = [self._side_result(side, problems) for side in self._sides]
-        main = self._sides[0]
+        (main,) = (side for side in self._sides if side.name == WITHHOLDING)
         small, pictures = main.acknowledged()
         self._display.say("taking the pictures out of their queue")
         taken = take_pictures(main.places, self._wishes.folder / "pictures")
@@ -277,13 +344,14 @@ class _Demo:
             problems += there.problems("queue telemetry", TELEMETRY, once=True)
         schedule = self._schedule
         return Result(
-            sides=(results[0], results[1]),
+            sides=results,
             taken=len(taken),
             ingested=ingested,
             windows=windows,
             bad=(schedule.bad_from, schedule.bad_until),
             pictures_at=[at - self._began_at for at in main.publisher.pictures_at.values()],
             problems=problems,
+            too_slow=too_slow(results),
             seconds=time.monotonic() - began_at,
         )
 

@@ -20,7 +20,9 @@ begun cannot be overtaken, and a picture caught halfway would tell of chance alo
 GOOD_SHARE: Final = 0.3
 """Of the time, before and after the link is bad."""
 
-MIN_SECONDS: Final = 4.0
+MIN_SECONDS: Final = 10.0
+"""Of a shorter one, the bad time would be over before a picture held anything up."""
+
 MAX_SECONDS: Final = 600.0
 
 

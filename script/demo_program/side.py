@@ -1,4 +1,4 @@
-"""One of the two brokers that the demo compares, with all that is connected to it."""
+"""One of the brokers that the demo compares, with all that is connected to it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
+import paho.mqtt.client as mqtt
 from paho.mqtt.enums import MQTTProtocolVersion
 
+from penstock.lanes import paho as lanes
 from script.demo_program.books import (
     Ledger,
     Percentiles,
@@ -50,13 +52,14 @@ class Side:
     digests: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def connect(cls, name: str, places: Places, slow_port: int) -> Side:
+    def connect(cls, name: str, places: Places, slow_port: int, *, has_lanes: bool) -> Side:
         """Connect everything.
 
         Args:
             name: for the report; client ids begin with `demo-`.
             places: where the broker is.
             slow_port: where the slow link to it begins.
+            has_lanes: whether the subscriber behind the slow link has two lanes.
         """
         return cls(
             name=name,
@@ -65,7 +68,12 @@ class Side:
             direct=Subscriber(
                 "demo-direct", places.mqtt_port, version=MQTTProtocolVersion.MQTTv311
             ),
-            slow=Subscriber("demo-slow", slow_port, version=MQTTProtocolVersion.MQTTv5),
+            slow=Subscriber(
+                "demo-slow",
+                slow_port,
+                version=MQTTProtocolVersion.MQTTv5,
+                make=lanes.Client if has_lanes else mqtt.Client,
+            ),
             reader=FiguresReader("demo-figures", places.mqtt_port),
         )
 

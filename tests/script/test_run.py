@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.netem.errors import NetemError
+from script.demo_program import run
 from script.demo_program.errors import DemoError
+from script.demo_program.programs import Programs
 from script.demo_program.run import MARK, empty
 
 
@@ -41,3 +44,20 @@ def test_the_folder_of_a_running_broker_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(DemoError, match="kill 4711"):
             empty(tmp_path)
     assert (tmp_path / "policy.yaml").exists()
+
+
+def test_a_load_balancer_that_is_not_there_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the option that asked for it, and status 2."""
+
+    def missing(name: str) -> str:
+        raise NetemError(f"{name} is not installed")
+
+    monkeypatch.setattr(run, "find_program", missing)
+    with (
+        Programs(tmp_path) as programs,
+        pytest.raises(DemoError, match="--haproxy: haproxy is not installed") as caught,
+    ):
+        run.start_balancer(programs, tmp_path, [1883])
+    assert caught.value.status == 2
