@@ -17,7 +17,7 @@ from tests.helpers.forks import forked_programs
 from tests.helpers.process import is_there
 
 ROOT = Path(__file__).resolve().parents[2]
-SHORT = ("--seconds", "10", "--no-spark")
+SHORT = ("--seconds", "16", "--no-spark")
 
 
 @pytest.fixture(scope="module", autouse=True)
