@@ -251,7 +251,7 @@ class _Demo:
             time.sleep(WARM_UP_SECONDS)
         newest = self._paint().result(PICTURE_PATIENCE_SECONDS)  # learns the resolution
         picture = self._paint()
-        profile = "good"
+        profile, turned_bad = "good", None
         self._began_at = time.monotonic()
         self._display.say(f"publishing; the link is {PROFILES[profile]}")
         ticks, slots = schedule.ticks(), schedule.picture_slots()
@@ -260,12 +260,14 @@ class _Demo:
             if profile != schedule.profile(elapsed):
                 profile = schedule.profile(elapsed)
                 self._link.tell(profile)
+                turned_bad = elapsed if turned_bad is None else turned_bad
                 self._display.say(f"the link is {PROFILES[profile]}")
             if elapsed >= next_tick:
                 self._publish_telemetry()
                 next_tick = next(ticks)
-            if elapsed >= next_slot:
-                next_slot = next(slots)
+            if elapsed >= next_slot and schedule.is_time_for_picture(elapsed, turned_bad):
+                while next_slot <= elapsed:
+                    next_slot = next(slots)
                 if picture.done():  # on a slow machine, the one before goes again
                     newest = picture.result()
                     picture = self._paint()

@@ -13,9 +13,11 @@ TICK_SECONDS: Final = 0.5
 PICTURE_SECONDS: Final = 2.5
 """Between two pictures."""
 
-PICTURE_AFTER_SECONDS: Final = 0.7
-"""From the link's turning bad to the next picture; the one before has then passed. What has
-begun cannot be overtaken, and a picture caught halfway would tell of chance alone."""
+PICTURE_BEFORE_SECONDS: Final = 1.0
+PICTURE_AFTER_SECONDS: Final = 1.2
+"""Before the link turns bad, and after it, no picture is published. What has begun cannot be
+overtaken: a picture that the turn catches halfway, or that leaves before any message has met the
+bad link, would tell of chance alone."""
 
 GOOD_SHARE: Final = 0.3
 """Of the time, before and after the link is bad."""
@@ -54,6 +56,17 @@ class Schedule:
         """Yield the seconds after the start at which a picture may be published."""
         anchor = self.bad_from + PICTURE_AFTER_SECONDS
         return (anchor % PICTURE_SECONDS + number * PICTURE_SECONDS for number in count())
+
+    def is_time_for_picture(self, elapsed: float, turned_bad: float | None) -> bool:
+        """Say whether a picture may be published, also where the program is late.
+
+        Args:
+            elapsed: seconds after the start.
+            turned_bad: the same, when the link was made bad; None before.
+        """
+        if turned_bad is None:
+            return elapsed < self.bad_from - PICTURE_BEFORE_SECONDS
+        return elapsed >= turned_bad + PICTURE_AFTER_SECONDS
 
     def profile(self, elapsed: float) -> str:
         """Return the name of the link's profile after so many seconds."""

@@ -26,6 +26,15 @@ def test_no_picture_is_caught_by_the_change(seconds: float) -> None:
     assert [slot for slot in slots if schedule.profile(slot) == "bad"]
 
 
+def test_no_picture_is_caught_by_the_change_where_the_program_is_late() -> None:
+    """What counts after the change is when the link was made bad, not when it was to be."""
+    schedule = Schedule(20)
+    assert schedule.is_time_for_picture(4.9, None)
+    assert not schedule.is_time_for_picture(5.1, None)
+    assert not schedule.is_time_for_picture(7.5, 7.0)
+    assert schedule.is_time_for_picture(8.3, 7.0)
+
+
 def test_ticks_begin_at_once() -> None:
     """The first look at the machine is at the start."""
     assert list(islice(Schedule(26).ticks(), 3)) == [0, 0.5, 1.0]
