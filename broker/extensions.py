@@ -517,6 +517,9 @@ The relay itself publishes at QoS 2, by which a repeat after a crash is recognis
 PUBLISHER_PROPERTY: Final = "penstock-publisher"
 """User Property with the Client Identifier of a message's publisher, for clients that are told."""
 
+UPLINK_PROPERTIES: Final = 3
+"""User Properties that an uplink adds to a message, beyond those that its publisher may give it."""
+
 
 class LocalClients(Protocol):
     """Connects clients in the broker's own process, on the loop's thread.

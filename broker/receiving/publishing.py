@@ -9,12 +9,12 @@ from penstock.broker.access_control import PUBLISH
 from penstock.broker.config.capabilities import check_publish, is_payload_valid
 from penstock.broker.errors import PeerError, ProtocolError
 from penstock.broker.events import MessageReceived
-from penstock.broker.extensions import NEVER_FITS, QOS_PROPERTY
+from penstock.broker.extensions import NEVER_FITS, QOS_PROPERTY, UPLINK_PROPERTIES
 from penstock.broker.message import Message, Properties
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
-from penstock.broker.mqtt.enums import MQTT_5
+from penstock.broker.mqtt.enums import MQTT_5, PacketType
 from penstock.broker.mqtt.expiry import expiry_time
-from penstock.broker.mqtt.packets import PubAck, PubRec
+from penstock.broker.mqtt.packets import REASON_CODES, PubAck, PubRec
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -67,6 +67,12 @@ length of the topic and the Packet Identifier."""
 _CLOSING: Final = (ReasonCode.TOPIC_NAME_INVALID, ReasonCode.PAYLOAD_FORMAT_INVALID)
 """They end the connection where no acknowledgement can say so: at QoS 0 and in MQTT 3.1.1."""
 
+_OF_THE_CONNECTION: Final = (
+    ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
+    ReasonCode.TOPIC_ALIAS_INVALID,
+)
+"""They are no fault of one message, which may come again."""
+
 _TOPIC_ALIAS_ALONE: Final = b"\x03\x23"
 """Properties that are a Topic Alias and nothing else begin so."""
 
@@ -95,6 +101,41 @@ def receive_publish(
         MalformedPacketError: it cannot be parsed.
         ProtocolError: it is not allowed.
     """
+    try:
+        _receive(client, data, first_byte, start, stop, now)
+    except PeerError as error:
+        # Who forwards what others were told is safe would send it again with each connection.
+        if not client.is_patient or error.reason_code in _OF_THE_CONNECTION:
+            raise
+        _refuse_for_good(client, data, first_byte, start, stop, error)
+
+
+def _refuse_for_good(
+    client: Client, data: bytes, first_byte: int, start: int, stop: int, error: PeerError
+) -> None:
+    """Acknowledge a PUBLISH that is not allowed; it is dropped, and the connection stands.
+
+    Raises:
+        PeerError: it cannot be acknowledged.
+    """
+    qos = (first_byte >> 1) & 3
+    topic_end, packet_id, _, _ = read_publish_head(data, first_byte, start, stop, client.version)
+    topic = data[start + 2 : topic_end].decode(errors="replace")
+    code = error.reason_code
+    if code not in REASON_CODES[PacketType.PUBACK]:
+        code = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+    receipt = book_receipt(client, packet_id, qos, 1) if qos else None
+    client_id, shown = client.session.client_id, topic[:MAX_LOGGED_TOPIC]
+    client.core.router.refuse(client_id, shown, code, told=str(error))
+    if receipt is not None:
+        receipt.reason = str(error)
+        receipt.settle(code if client.version == MQTT_5 else ReasonCode.SUCCESS)
+
+
+def _receive(
+    client: Client, data: bytes, first_byte: int, start: int, stop: int, now: float
+) -> None:
+    """Take one PUBLISH; see `receive_publish`."""
     core = client.core
     qos = (first_byte >> 1) & 3
     topic_end, packet_id, properties_at, payload_at = read_publish_head(
@@ -111,7 +152,8 @@ def receive_publish(
             if n_properties_bytes > core.limits.properties_bytes:
                 n_bytes, _ = read_variable_byte_integer(data, properties_at)
                 core.limits.check_properties_bytes(n_bytes)
-            properties, _ = read_publish_properties(data, properties_at, core.limits.properties)
+            most = core.limits.properties + (UPLINK_PROPERTIES if client.is_patient else 0)
+            properties, _ = read_publish_properties(data, properties_at, most)
             alias = properties.pop("topic_alias", None)
         if alias is not None:
             topic_bytes = client.incoming_aliases.resolve(alias, topic_bytes)

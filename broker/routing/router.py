@@ -51,11 +51,13 @@ class Router:
         store = self._shared.payload_store
         return self._shared.guard.call(store, store.copy, payload, otherwise=payload)
 
-    def refuse(self, client_id: str, topic: str, reason_code: int, reason: str = "") -> None:
+    def refuse(
+        self, client_id: str, topic: str, reason_code: int, reason: str = "", told: str = ""
+    ) -> None:
         """Count a client's message that is not routed; log it, per session at growing intervals.
 
         A client that sends nothing else could fill a disk with lines about it. It is counted as
-        `reason`, or by the name of the reason code.
+        `reason`, or by the name of the reason code; `told` stands in its place in the log.
         """
         reason = reason or describe_reason_code(reason_code)
         count(self._shared.counters.publish_refused, reason)
@@ -68,7 +70,7 @@ class Router:
                 "client %s: publish to %s refused: %s; %d so far",
                 client_id,
                 topic,
-                reason,
+                told or reason,
                 n_refused,
             )
 

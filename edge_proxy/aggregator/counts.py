@@ -10,14 +10,16 @@ DROP_REASONS: Final[Mapping[str, str]] = {
     "hops": "it went up too many uplinks, or comes from this site: a loop",
     "not_mapped": "no rule has a name for its topic on the other side",
     "properties": "its User Properties cannot be read",
-    "too_large": "larger than the Maximum Packet Size of the cloud's broker",
-    "refused": "the cloud's broker has refused it by a reason code of 0x80 or above",
+    "too_large": "larger than the Maximum Packet Size of the broker that is to get it",
+    "refused": "the broker that is to get it has refused it by a reason code of 0x80 or above, or "
+    "has ended the connection at it twice",
 }
 """Every reason for which a message does not pass an uplink, and its meaning."""
 
 CHANGE_REASONS: Final[Mapping[str, str]] = {
     "qos_lowered": "the cloud's broker has a lower Maximum QoS",
-    "retain_cleared": "the cloud's broker retains nothing (Retain Available)",
+    "retain_cleared": "the cloud's broker retains nothing (Retain Available), or has ended the "
+    "connection at a retained message and taken it without the flag",
 }
 """Every reason for which a message passes otherwise than it came, and its meaning."""
 

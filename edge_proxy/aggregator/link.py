@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.broker.errors import PeerError
 from penstock.broker.network.lane_pacer import LanePacer
+from penstock.broker.network.tcp_info import TcpInfo, read_tcp_info
 from penstock.edge_proxy.aggregator.connecting import UplinkRefusedError
 from penstock.edge_proxy.aggregator.joint import Joint
 from penstock.edge_proxy.aggregator.packet_stream import Buffer
+from penstock.edge_proxy.aggregator.suspects import PROMPT_SECONDS, Thing
 from penstock.edge_proxy.upstream import Upstream
 
 if TYPE_CHECKING:
@@ -24,7 +27,11 @@ LEAST_LOOK_SECONDS: Final = 0.01
 """Between two looks at the conditions: a rounding error must not cost a turn of the loop each."""
 
 _BUDGET: Final = "budget"
-"""Reason for not reading from the site's broker."""
+_CARE: Final = "care"
+"""Reasons for not reading from the site's broker."""
+
+PROOF_SECONDS: Final = 0.05
+"""Between two looks at whether TCP has acknowledged what is suspect."""
 
 
 WISHED: Final = "wished"
@@ -35,6 +42,52 @@ NOTHING_LEFT: Final = "nothing is left in it"
 
 GOODBYE_SECONDS: Final = 2.0
 """How long a stop waits for the cloud's connection to take what is written."""
+
+
+def _tcp_info(transport: asyncio.Transport) -> TcpInfo | None:
+    """Ask the kernel about a connection; None where it does not tell."""
+    sock = transport.get_extra_info("socket")
+    return None if sock is None else read_tcp_info(sock.fileno())
+
+
+class Proof:
+    """Whether the cloud's machine has got all of what is suspect, as far as TCP can tell.
+
+    Attributes:
+        thing: that is suspect.
+    """
+
+    def __init__(self, thing: Thing, transport: asyncio.Transport) -> None:
+        """Begin, before the first byte of it is written."""
+        self.thing = thing
+        self._transport = transport
+        self._sent_at: float | None = None
+        self._acknowledged_at: float | None = None
+        info = _tcp_info(transport)
+        self._bytes_before = 0 if info is None else info.bytes_acked
+
+    def look(self, now: float) -> bool:
+        """Look at the connection; return whether to look again. All of it was written."""
+        info = _tcp_info(self._transport)
+        is_sent = not self._transport.get_write_buffer_size() and not (info and info.notsent_bytes)
+        if is_sent and self._sent_at is None:
+            self._sent_at = now
+        if is_sent and not (info and info.unacked):
+            self._acknowledged_at = now
+        return self._acknowledged_at is None
+
+    def is_prompt(self, now: float) -> bool:
+        """Say whether the connection, which is lost, was closed right after all of it had come.
+
+        A broker that closes without having read all resets the connection, and acknowledges nothing
+        then: what was sent whole counts.
+        """
+        info = _tcp_info(self._transport)
+        if info and info.bytes_acked - self._bytes_before >= self.thing.n_bytes > 0:
+            at = self._acknowledged_at or now
+        else:
+            at = self._acknowledged_at or self._sent_at or -PROMPT_SECONDS
+        return now - at <= PROMPT_SECONDS
 
 
 class Side(asyncio.Protocol):
@@ -67,6 +120,8 @@ class Side(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the whole link."""
+        if self.name == "cloud":
+            self._link.look_at_end()
         self.transport = None
         told = "" if exc is None else f": {exc}"
         if self.name == "cloud":
@@ -116,6 +171,7 @@ class Link:
         joint: between the three, once the connection to the cloud is established.
         upstream: the address that it goes to.
         closed: set when the connection to the cloud has ended.
+        is_prompt: it has ended right after TCP had acknowledged all that was sent.
         cloud: the connection to the cloud's broker.
     """
 
@@ -137,8 +193,11 @@ class Link:
         self._looking: asyncio.TimerHandle | None = None
         self._paying: asyncio.TimerHandle | None = None
         self._pacer: LanePacer | None = None
-        self._unsent_bytes = 0
+        self._written_bytes = self._arrived_before = self._bytes_before = 0
+        self._ping_end: float = 0
         self._pinged_at: float | None = None
+        self._proof: Proof | None = None
+        self.is_prompt = False
 
     @property
     def is_accepted(self) -> bool:
@@ -150,6 +209,8 @@ class Link:
         self.joint = joint
         if self.cloud.transport is not None:
             self.cloud.transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
+            info = _tcp_info(self.cloud.transport)
+            self._bytes_before = 0 if info is None else info.bytes_acked
         timeout = self.uplink.keys.upstream.connack_timeout_seconds
         self._timer = self._loop.call_later(
             timeout, self.end, "connack", f"no CONNACK in {timeout:g} s"
@@ -243,11 +304,20 @@ class Link:
 
     def _flush(self) -> None:
         joint = self.joint
+        transport = self.cloud.transport
+        is_new = self._proof is None or self._proof.thing is not joint.busy
+        if joint.busy is not None and transport is not None and is_new:
+            self._proof = Proof(joint.busy, transport)
+            self._loop.call_soon(self._look_at_proof, self._proof)
+        self._up.read(unless=_CARE, wants=joint.busy is None or joint.cloud.is_in_payload)
         if joint.cloud.out:
             if self.uplink.budget.bytes_per_second is not None:
                 self._pay(sum(map(len, joint.cloud.out)))
             if self._pacer is not None:
                 self._pacer.sent()
+            self._written_bytes += sum(map(len, joint.cloud.out))
+            if self._ping_end == math.inf and not joint.cloud.is_in_payload:
+                self._ping_end = self._written_bytes
         for side, outlet in (
             (self.cloud, joint.cloud),
             (self._up, joint.up),
@@ -255,6 +325,19 @@ class Link:
         ):
             if outlet.out and side.transport is not None:
                 side.transport.writelines(outlet.take())
+
+    def _look_at_proof(self, proof: Proof) -> None:
+        """See whether TCP has acknowledged what all else waits for."""
+        if proof is not self._proof or self.ended.done():
+            return
+        if self.joint.cloud.is_in_payload or proof.look(self.uplink.clock()):
+            self._loop.call_later(PROOF_SECONDS, self._look_at_proof, proof)
+
+    def look_at_end(self) -> None:
+        """Note whether the connection to the cloud has ended right after what was sent."""
+        proof, joint = self._proof, self.joint
+        if proof is not None and joint.busy is proof.thing and not joint.cloud.is_in_payload:
+            self.is_prompt = proof.is_prompt(self.uplink.clock())
 
     # -- conditions ----------------------------------------------------------------------------
 
@@ -316,19 +399,21 @@ class Link:
     def _look(self) -> None:
         """Ask for a sign of life after half of the Keep Alive, and give up after 1.5 times it.
 
-        What the kernel has not taken yet is no silence of the cloud's: on a slow link, a large
-        message alone may take longer than the Keep Alive. Nor is it silence where nothing is read,
-        as the site's broker has no room.
+        On a slow link, a large message alone may take longer than the Keep Alive. While a PINGREQ
+        is on its way behind it, bytes that TCP acknowledges are signs of life, and no later: the
+        kernel acknowledges for a broker that stands still, too. Nor is it silence where nothing is
+        read, as the site's broker has no room.
         """
         transport = self.cloud.transport
         if transport is None:
             return
         now = self.uplink.clock()
         keep_alive = self.joint.keep_alive
-        unsent_bytes = transport.get_write_buffer_size()
-        if unsent_bytes < self._unsent_bytes or not self.cloud.is_reading:
+        arrived_bytes = self._arrived_bytes(transport)
+        is_arriving = arrived_bytes > self._arrived_before
+        self._arrived_before = arrived_bytes
+        if (is_arriving and arrived_bytes < self._ping_end) or not self.cloud.is_reading:
             self.cloud.received_at = now
-        self._unsent_bytes = unsent_bytes
         silence = now - self.cloud.received_at
         if silence >= 1.5 * keep_alive:
             self.end("silent", f"nothing came in {silence:.0f} s; Keep Alive {keep_alive} s")
@@ -336,8 +421,16 @@ class Link:
         if self._pinged_at is None or now - self._pinged_at >= keep_alive / 2:
             self._pinged_at = now
             self.joint.ping()
+            self._ping_end = math.inf
             self._flush()
         self._watch()
+
+    def _arrived_bytes(self, transport: asyncio.Transport) -> int:
+        """Return how many of the bytes that were written have come to the other end's kernel."""
+        info = _tcp_info(transport)
+        if info is None:
+            return self._written_bytes - transport.get_write_buffer_size()
+        return info.bytes_acked - self._bytes_before
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Cuts received bytes into packets; the payload of a PUBLISH passes piece by piece.
 
 A payload is never collected and never copied as long as a whole chunk of received bytes belongs to
-it. Whatever stands before it, and any other packet, is collected until it is whole.
+it. Whatever stands before it, and any other packet, is collected until it is whole. So a message
+may be of any length; what is collected is limited.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class PacketStream:
 
     Attributes:
         version: protocol version.
-        maximum_packet_size: bytes of the largest packet that may come.
+        maximum_packet_size: bytes of the largest packet that may come, or of what stands before a
+            payload.
+        is_paused: no packet is taken. What was received waits for `go_on`.
     """
 
     def __init__(self, receiver: Receiver, version: int, maximum_packet_size: int) -> None:
@@ -49,6 +52,7 @@ class PacketStream:
         self._tail = b""
         self._needed_bytes = 0
         self._payload_bytes = 0
+        self.is_paused = False
 
     @property
     def is_in_payload(self) -> bool:
@@ -69,24 +73,37 @@ class PacketStream:
         if not data:
             return
         whole = self._tail + data if self._tail else bytes(data)
-        if len(whole) < self._needed_bytes:
+        if len(whole) < self._needed_bytes or self.is_paused:
             self._tail = whole
             return
         self._tail = b""
         self._needed_bytes = 0
         self._cut(whole)
 
+    def go_on(self) -> None:
+        """Take packets again, those first that have waited.
+
+        Raises:
+            PeerError: as `receive_data`.
+        """
+        self.is_paused = False
+        tail, self._tail = self._tail, b""
+        if len(tail) >= max(1, self._needed_bytes):
+            self._needed_bytes = 0
+            self._cut(tail)
+        else:
+            self._tail = tail
+
     def _cut(self, data: bytes) -> None:
         position, end = 0, len(data)
-        while position < end:
+        while position < end and not self.is_paused:
             body_at, body_bytes = read_remaining_length(data, position)
             if not body_at:
                 break
             stop = body_at + body_bytes
-            if stop - position > self.maximum_packet_size:
-                raise packet_too_large(stop - position, self.maximum_packet_size)
             first_byte = data[position]
             if first_byte >> 4 != _PUBLISH:
+                self._check_size(stop - position)
                 if stop > end:
                     self._needed_bytes = stop - position
                     break
@@ -95,11 +112,17 @@ class PacketStream:
                 continue
             payload_at = self._find_payload(data, first_byte, body_at, stop)
             if payload_at > end:
+                self._check_size(payload_at - position)
                 self._needed_bytes = payload_at - position
                 break
             self._begin_publish(data, first_byte, body_at, stop)
             position = min(stop, end)
         self._tail = data[position:]
+
+    def _check_size(self, n_bytes: int) -> None:
+        """Check the bytes of what is collected."""
+        if n_bytes > self.maximum_packet_size:
+            raise packet_too_large(n_bytes, self.maximum_packet_size)
 
     def _find_payload(self, data: bytes, first_byte: int, start: int, stop: int) -> int:
         """Return where the payload begins, or how far the bytes must reach to find out."""

@@ -21,6 +21,7 @@ from penstock.edge_proxy.aggregator.subscriptions import NOTHING, Classes
 
 if TYPE_CHECKING:
     from penstock.edge_proxy.aggregator.joint import Joint
+    from penstock.edge_proxy.aggregator.suspects import Thing
     from penstock.edge_proxy.aggregator.uplink import Uplink
 
 MUTUAL_SECONDS: Final = 10.0
@@ -144,6 +145,20 @@ class Partnership:
         joint.not_taken.clear()
         self.do_without()
         self.leave_soon()
+
+    def hand_over(self, refused: Thing) -> bool:
+        """Let the other lane have a message at which the cloud's broker ends this connection.
+
+        Returns:
+            False where this lane is not an optional one.
+        """
+        uplink, second = self._uplink, self.second
+        if second is None:
+            return False
+        second.give_up(f"the broker ends it at {refused}", uplink.clock())
+        uplink.local_clients.hand_over(uplink.up_id, refused.packet_id)
+        self.do_without()
+        return True
 
     def leave_soon(self) -> None:
         """Disconnect this lane, which is refused, as soon as nothing is unacknowledged on it."""

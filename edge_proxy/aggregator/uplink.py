@@ -42,6 +42,7 @@ from penstock.edge_proxy.aggregator.partnership import Partnership
 from penstock.edge_proxy.aggregator.preparation import Forgetting, prepare_session
 from penstock.edge_proxy.aggregator.remapping import Loops, Remapping, in_parts, of_parts
 from penstock.edge_proxy.aggregator.subscriptions import join_lanes
+from penstock.edge_proxy.aggregator.suspects import End, Suspects
 from penstock.edge_proxy.upstream import Upstream, UpstreamError, Upstreams
 
 SHORT_SECONDS: Final = 10.0
@@ -165,6 +166,7 @@ class Uplink:
         self._is_due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._link: Link | None = None
+        self._suspects = Suspects(clock)
         self._old_filters: Sequence[str] = ()
         self._failures = 0
         self._short = 0
@@ -318,6 +320,8 @@ class Uplink:
         self.subscriptions.take(self.partnership.classes_down(joint))
         asks = asking.take(self.clock())
         joint.subscribe(asks.subscribe, asks.marker)
+        if joint.answers or joint.markers:  # of what the cloud's broker is not asked again
+            self.want_subscriptions()
         if asks.ends_marker:
             joint.end_marker()
         joint.unsubscribe(asks.unsubscribe)
@@ -386,12 +390,41 @@ class Uplink:
                     return
                 continue
             count(self.counts.failures, reason)
+            seconds = self.clock() - began_at
+            is_short = was_accepted and seconds < SHORT_SECONDS
+            self._short = self._short + 1 if is_short else 0
+            self._look_for_refusal(reason, was_accepted=was_accepted)
             if self.partnership.is_refused:
                 continue
-            wait = self._wait_seconds(reason, self.clock() - began_at)
+            wait = self._wait_seconds(reason, seconds)
             self.logger.warning("uplink %s: %s; the next attempt in %.1f s", self.name, told, wait)
             self._absence.lasts(told, next_in_seconds=wait)
             await self._wait_for_retry(wait)
+
+    def _look_for_refusal(self, reason: str, *, was_accepted: bool) -> None:
+        """See whether the cloud's broker has ended the connection at something that was sent."""
+        suspects, link = self._suspects, self._link
+        if link is None or not was_accepted:
+            suspects.failed()
+            return
+        joint = link.joint
+        is_closed = reason in ("closed", "disconnected", "taken_over")
+        code, under_way = joint.disconnect_code, joint.under_way()
+        is_short = self._short >= SHORT_IN_A_ROW
+        end = End(is_closed, code, under_way, joint.has_answered, link.is_prompt, is_short)
+        refused = suspects.ended(end)
+        if refused is None:
+            return
+        is_aside = suspects.is_aside(refused)
+        self.logger.warning(
+            "uplink %s: %s has ended the connection at %s%s",
+            self.name,
+            self.address,
+            refused,
+            ": it is set aside, and what waits behind it passes" if is_aside else "",
+        )
+        if is_aside and refused.kind == "message" and self.partnership.hand_over(refused):
+            suspects.answered(refused)
 
     @property
     def has_new_session(self) -> bool:
@@ -522,32 +555,21 @@ class Uplink:
         was_accepted = self._link is not None and self._link.is_accepted
         if was_accepted and seconds >= keys.stable_seconds:
             self._failures = 0
-        self._short = self._short + 1 if was_accepted and seconds < SHORT_SECONDS else 0
-        if reason == "taken_over" or self._short == SHORT_IN_A_ROW:
+        is_strange = self._short == SHORT_IN_A_ROW and self._suspects.is_idle
+        if reason == "taken_over" or is_strange:
             self.logger.error(
                 "uplink %s: %s: another client has the client id %r, or the broker ends each "
                 "connection: %d have ended within %.0f s each; give every uplink of every site a "
-                "client_id of its own%s",
+                "client_id of its own",
                 self.name,
                 self.address,
                 self.client_id,
                 max(1, self._short),
                 SHORT_SECONDS,
-                "" if reason == "taken_over" else self._largest(),
             )
         longest = min(keys.max_seconds, keys.min_seconds * 2.0 ** min(self._failures, 30))
         self._failures += 1
         return longest * self._rng.uniform(0.5, 1.0)
-
-    def _largest(self) -> str:
-        """Tell of the last connection's largest message: the broker may take none so large."""
-        n_bytes, topic = (0, "") if self._link is None else self._link.joint.largest
-        if not n_bytes:
-            return ""
-        return (
-            f"; the largest packet of the last one had {n_bytes} bytes, with a message of topic "
-            f"{topic!r}: if the broker takes none so large, set maximum_packet_size"
-        )
 
     async def _connect_once(self) -> tuple[str, str]:
         """Connect and serve until the end.
@@ -682,6 +704,7 @@ class Uplink:
             self.loops,
             self.counts,
             self.logger,
+            suspects=self._suspects,
             old_filters=self._old_filters,
         )
 
@@ -734,6 +757,7 @@ class Uplink:
         self._old_filters = tuple(self.remapping.up_filters())
         self.asking.accepted(session_present=joint.session_present, refreshes=self._refreshes)
         self.partnership.accepted(joint)
+        self._suspects.accepted()
         self._connected_is(1)
         self.counts.connections += 1
         self.logger.info(

@@ -357,9 +357,11 @@ EDGE_PROXY_PURE: Final = frozenset(
         "edge_proxy.aggregator.lanes",
         "edge_proxy.aggregator.outlet",
         "edge_proxy.aggregator.packet_stream",
+        "edge_proxy.aggregator.receivers",
         "edge_proxy.aggregator.remapping",
         "edge_proxy.aggregator.retained_cache",
         "edge_proxy.aggregator.subscriptions",
+        "edge_proxy.aggregator.suspects",
         "edge_proxy.parts.assembly",
         "edge_proxy.parts.counts",
         "edge_proxy.parts.cutting",
@@ -398,7 +400,7 @@ ABOVE_THE_CONTRACT: Final = {
     # TLS and the options of TCP exist once.
     "edge_proxy.upstream": ("broker.network.tcp_options", "broker.network.tls"),
     # What leaves on a lane of large messages is paced in one way.
-    "edge_proxy.aggregator.link": ("broker.network.lane_pacer",),
+    "edge_proxy.aggregator.link": ("broker.network.lane_pacer", "broker.network.tcp_info"),
     # The kernel is asked about a connection in one way.
     "plugins.probing.sampler": ("broker.network.tcp_info",),
     "plugins.access.passwd": ("broker.process.program",),

@@ -64,9 +64,9 @@ COVERED_ELSEWHERE: Final = {
         "tests/edge_proxy/aggregator/test_uplink.py",
         "what starts and stops the uplinks shows in those that run",
     ),
-    "edge_proxy/aggregator/link.py": (
-        "tests/edge_proxy/aggregator/test_uplink.py",
-        "a connection of an uplink; the uplink that runs shows it",
+    "edge_proxy/aggregator/receivers.py": (
+        "tests/edge_proxy/aggregator/test_joint.py",
+        "what comes on the connections of a joint, and what the joint does with it",
     ),
     "edge_proxy/aggregator/preparation.py": (
         "tests/edge_proxy/aggregator/test_uplink.py",

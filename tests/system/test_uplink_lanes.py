@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,21 @@ N_MESSAGES = 30
 SMALL, LARGE = b"s" * 20, b"l" * 50_000
 
 
-def edge_of(port: int, **keys: Any) -> Server:
-    """Return a site's broker with an uplink to a port."""
+def edge_of(port: int, policy: Mapping[str, Any] | None = None, **keys: Any) -> Server:
+    """Return a site's broker with an uplink to a port.
+
+    Args:
+        port: of the cloud's broker.
+        policy: further keys of the policy file.
+        keys: of the uplink.
+    """
     uplink = {
         "upstream": {"address": f"127.0.0.1:{port}"},
         "reconnect": {"min_seconds": 0.01, "max_seconds": 0.1},
         **keys,
     }
     plugins = {"uplink": {"site": "berlin", "uplinks": {"cloud": uplink}}}
-    return Server(parse_policy(anonymous_policy(plugins), "edge.yaml"))
+    return Server(parse_policy(anonymous_policy(plugins, **(policy or {})), "edge.yaml"))
 
 
 def lanes_of(edge: Server) -> list[Uplink]:
@@ -89,7 +95,7 @@ async def take_all(
 
 async def test_by_topic_a_lane_that_is_cut_loses_and_repeats_nothing(tmp_path: Path) -> None:
     """With mosquitto, each lane cut once in each direction; each topic keeps its order."""
-    keys = {
+    keys: dict[str, Any] = {
         "up": [{"filter": "up/#"}, {"filter": "up-large/#"}],
         "down": [
             {"filter": "down/#", "when": "always"},
@@ -129,7 +135,10 @@ async def test_by_size_each_topic_keeps_its_order_over_cuts_and_a_takeover(
 
     Both lanes are cut; then the large one cannot connect, is taken over, and comes back.
     """
-    keys = {"up": [{"filter": "up/#"}], "lanes": {"by": "size", "takeover_seconds": 0.01}}
+    keys: dict[str, Any] = {
+        "up": [{"filter": "up/#"}],
+        "lanes": {"by": "size", "takeover_seconds": 0.01},
+    }
     with running_mosquitto(tmp_path, "max_queued_messages 0") as mosquitto:
         edge = edge_of(mosquitto.port, **keys)
         await edge.start()
@@ -178,7 +187,7 @@ def _has_subscribed(cloud: Server, lane: Uplink) -> bool:
 
 async def test_by_size_with_penstock_a_lane_that_is_cut_costs_no_order_either_way() -> None:
     """Each lane is cut in the middle of the messages; each of QoS 2 comes once."""
-    keys = {
+    keys: dict[str, Any] = {
         "up": [{"filter": "up/#"}],
         "down": [{"filter": "down/#", "when": "always"}],
         "lanes": {"by": "size"},

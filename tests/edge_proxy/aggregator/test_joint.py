@@ -14,6 +14,7 @@ from penstock.broker.mqtt.packets import (
     Connect,
     Disconnect,
     Packet,
+    PingReq,
     PingResp,
     PubAck,
     PubComp,
@@ -40,6 +41,7 @@ from penstock.edge_proxy.aggregator.joint import Joint
 from penstock.edge_proxy.aggregator.outlet import Outlet
 from penstock.edge_proxy.aggregator.remapping import DownRule, Loops, Remapping, Rule
 from penstock.edge_proxy.aggregator.subscriptions import Request
+from penstock.edge_proxy.aggregator.suspects import End, Suspects, Thing
 from tests.helpers.frames import frames_of
 
 MARKER = "penstock/uplink/berlin-cloud"
@@ -73,12 +75,14 @@ class Uplink:
     Attributes:
         joint: itself.
         counts: of it.
+        suspects: the same.
     """
 
     def __init__(self, *, old_filters: Sequence[str] = (), **settings: Any) -> None:
         keys = SETTINGS | settings
         self.version = keys["version"]
         self.counts = UplinkCounts()
+        self.suspects = Suspects(lambda: 0.0)
         remapping = Remapping(
             [Rule("up/#", remote_prefix="berlin/")], [DownRule("down/#", remote_prefix="berlin/")]
         )
@@ -88,6 +92,7 @@ class Uplink:
             Loops("berlin", 3),
             self.counts,
             logging.getLogger("tests"),
+            suspects=self.suspects,
             old_filters=old_filters,
         )
 
@@ -477,9 +482,6 @@ def test_a_cloud_that_takes_less_than_it_says_gets_less(told: int | None) -> Non
     assert uplink.joint.maximum_packet_size == min(told or 500, 500)
     uplink.from_up(up_message(payload=b"x" * 600), up_message(payload=b"x" * 100))
     assert uplink.counts.up_dropped == {"too_large": 1}
-    n_bytes, topic = uplink.joint.largest
-    assert 100 < n_bytes < 400
-    assert topic == "up/a"
 
 
 def test_a_repeat_that_cannot_go_up_is_released_in_the_cloud_first() -> None:
@@ -616,3 +618,99 @@ def test_a_refusal_of_the_sites_own_broker_is_named() -> None:
     with pytest.raises(UplinkRefusedError, match="own broker: quota exceeded") as raised:
         uplink.from_up(ConnAck(reason_code=0x97))
     assert raised.value.reason == "local"
+
+
+# -- one thing at a time ---------------------------------------------------------------------------
+
+
+def careful(**settings: Any) -> Uplink:
+    """Return an uplink that was accepted after a connection that was ended at something."""
+    uplink = Uplink(**settings)
+    uplink.suspects._watch([Thing("message", "up/other", 99)])
+    uplink.suspects.accepted()
+    uplink.accept()
+    return uplink
+
+
+def test_a_careful_connection_sends_a_message_when_the_last_one_is_answered() -> None:
+    """One of QoS 0 is answered by the PINGRESP for a PINGREQ behind it."""
+    uplink = careful()
+    uplink.from_up(up_message(qos=1, packet_id=7), up_message(topic="up/b"), PubRel(5))
+    uplink.from_up(up_message(qos=2, packet_id=8, topic="up/c"), up_message(topic="up/d"))
+    assert [packet.topic for packet in sent(uplink)] == ["berlin/up/a"]
+    assert uplink.joint.under_way() == [Thing("message", "up/a", 7, 1)]
+    uplink.from_cloud(PubAck(7))
+    cloud, up, _ = uplink.written()
+    assert [type(packet) for packet in cloud] == [Publish, PingReq]
+    assert up == [PubAck(7)]
+    assert uplink.joint.under_way() == [Thing("qos0", "up/b", 0, 1)]
+    uplink.joint.ping()
+    uplink.from_cloud(PingResp())
+    cloud, _, _ = uplink.written()
+    assert cloud[:2] == [PingReq(), PubRel(5)]
+    assert [packet.topic for packet in cloud if isinstance(packet, Publish)] == ["berlin/up/c"]
+    uplink.from_cloud(PubRec(8))
+    assert [packet.topic for packet in sent(uplink)] == ["berlin/up/d"]
+
+
+def sent(uplink: Uplink) -> list[Publish]:
+    """Return the messages that were written to the cloud since the last call."""
+    return [packet for packet in uplink.written()[0] if isinstance(packet, Publish)]
+
+
+def test_a_careful_connection_asks_for_one_filter_at_a_time() -> None:
+    """Messages wait meanwhile; what the broker has ended connections at is refused."""
+    uplink = careful()
+    uplink.suspects._aside[Thing("filter", "f/bad").key] = 1.0
+    uplink.joint.subscribe([Request(f"f/{name}", 1, True) for name in ("a", "bad", "b")])
+    uplink.from_up(up_message(qos=1, packet_id=7))
+    asked = []
+    for _ in range(2):
+        [subscribe], _, _ = uplink.written()
+        assert isinstance(subscribe, Subscribe)
+        asked += [request.topic_filter for request in subscribe.subscriptions]
+        uplink.from_cloud(SubAck(subscribe.packet_id, (1,)))
+    assert asked == ["f/a", "f/b"]
+    assert [packet.topic for packet in sent(uplink)] == ["berlin/up/a"]
+    assert uplink.joint.answers == [("f/bad", 0x80), ("f/a", 1), ("f/b", 1)]
+
+
+@pytest.mark.parametrize(("qos", "answer"), [(1, PubAck(7, 0x83)), (2, PubRec(7, 0x83))])
+def test_what_is_set_aside_is_refused_to_the_site(qos: int, answer: Packet) -> None:
+    """And counted; then its packet identifier is that of another message."""
+    uplink = accepted()
+    for _ in range(2):
+        end = End(True, 0x81, [Thing("message", "up/a", 7)], True, False, False)
+        uplink.suspects.ended(end)
+    uplink.from_up(up_message(qos=qos, packet_id=7, dup=True))
+    cloud, up, _ = uplink.written()
+    if qos == 2:  # what the cloud may know of it is forgotten first
+        assert cloud == [PubRel(7)]
+        uplink.from_cloud(PubComp(7, 0x92))
+        up = uplink.written()[1]
+    assert up == [answer]
+    assert uplink.counts.up_dropped == {"refused": 1}
+    uplink.from_up(up_message(qos=qos, packet_id=7))
+    assert len(sent(uplink)) == 1
+
+
+def test_a_retained_message_that_was_refused_is_tried_without_its_flag() -> None:
+    """Where that is taken, the others go without it as well."""
+    uplink = accepted()
+    thing = Thing("message", "up/a", 7, is_retained=True)
+    uplink.suspects.ended(End(True, 0x9A, [thing], True, False, False))
+    uplink.from_up(up_message(qos=1, packet_id=7, retain=True))
+    assert [packet.retain for packet in sent(uplink)] == [False]
+    uplink.from_cloud(PubAck(7))
+    uplink.from_up(up_message(qos=1, packet_id=8, retain=True))
+    assert [packet.retain for packet in sent(uplink)] == [False]
+    assert uplink.counts.changed == {"retain_cleared": 2}
+
+
+def test_a_message_of_the_cloud_that_is_too_large_is_answered_and_counted() -> None:
+    """MQTT 3.1.1 does not tell the cloud how large one may be: it would come again and again."""
+    uplink = accepted(version=4, maximum_packet_size=500)
+    for qos, answer in ((1, PubAck(9)), (2, PubRec(9)), (0, None)):
+        uplink.from_cloud(Publish("berlin/down/b", b"y" * 500, qos, packet_id=9 if qos else 0))
+        assert uplink.written() == ([] if answer is None else [answer], [], [])
+    assert uplink.counts.down_dropped == {"too_large": 3}

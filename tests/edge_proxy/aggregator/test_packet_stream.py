@@ -96,14 +96,34 @@ def test_the_payload_of_a_large_message_is_passed_on_by_reference() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        write_packet(Publish("a", b"x" * 200), 5),
+        write_packet(Publish("a" * 200, b""), 5)[:-1],
+        write_packet(PubAck(1, 0x80, {"reason_string": "x" * 200}), 5),
         bytes((0x40, 0xFF, 0xFF, 0xFF, 0xFF)),
         bytes((0x36, 5, 0, 1, 97, 0, 1, 0)),
         bytes((0x32, 9, 0, 1, 97, 0, 1, 0x80, 0x80, 0x80, 0x80)),
     ],
-    ids=["too large", "endless length", "QoS 3", "endless property length"],
+    ids=["topic too long", "too large", "endless length", "QoS 3", "endless property length"],
 )
 def test_what_is_no_packet_is_refused(data: bytes) -> None:
-    """So is one above the limit, at its header."""
+    """So is one above the limit, at its header; but for a payload, which is not collected."""
     with pytest.raises(PeerError):
         PacketStream(_Received(), 5, 100).receive_data(data)
+
+
+def test_a_stream_that_is_paused_keeps_what_comes_until_it_goes_on() -> None:
+    """Between two packets; a payload that has begun passes."""
+
+    class Pausing(_Received):
+        def payload(self, piece: Buffer, bytes_left: int) -> None:
+            super().payload(piece, bytes_left)
+            packets.is_paused = not bytes_left
+
+    received = Pausing()
+    packets = PacketStream(received, 5, 10_000)
+    data = stream(5)
+    for start in range(0, len(data), 7):
+        packets.receive_data(data[start : start + 7])
+    assert len(received.packets) == 2
+    for n_packets in (3, 5, 5):
+        packets.go_on()
+        assert len(received.packets) == n_packets

@@ -63,9 +63,12 @@ def edge_policy(
 
 
 @contextlib.asynccontextmanager
-async def site(port: int, **keys: Any) -> AsyncIterator[Server]:
-    """Run a site's broker for a block."""
-    server = Server(parse_policy(edge_policy(port, **keys), "edge.yaml"))
+async def site(port: int, *plugins: Mapping[str, Any], **keys: Any) -> AsyncIterator[Server]:
+    """Run a site's broker for a block, with further plugins."""
+    policy = edge_policy(port, **keys)
+    for plugin in plugins:
+        policy["plugins"] |= plugin
+    server = Server(parse_policy(policy, "edge.yaml"))
     await server.start()
     try:
         yield server
@@ -642,27 +645,6 @@ async def test_the_cloud_is_asked_when_the_session_that_publishes_is_safe(
         assert uplink._link is not None
         uplink._link.receive(uplink._link._down, b"")
         await until(lambda: asked(cloud) == ["down/#"])
-
-
-async def test_a_cloud_that_says_nothing_is_noticed_by_the_time_that_has_passed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As one whose process is stopped: its connections stay open. No wall clock has a say."""
-    async with serving() as cloud, site(port_of(cloud), keep_alive_seconds=40) as edge:
-        await stands(edge)
-        uplink = uplink_of(edge)
-        link = uplink._link
-        assert link is not None
-        assert link.cloud.transport is not None
-        link.cloud.transport.pause_reading()  # nothing that the cloud says arrives
-        now = uplink.clock()
-        for seconds, n_failures in ((59.0, 0), (61.0, 1)):
-            monkeypatch.setattr(uplink, "clock", lambda at=now + seconds: at)
-            link._look()
-            assert link.ended.done() == bool(n_failures)
-        monkeypatch.undo()
-        await until(lambda: uplink.counts.failures == {"silent": 1})
-        await until(lambda: uplink.counts.connections == 2)
 
 
 @pytest.mark.parametrize("hours", [-10, 10])

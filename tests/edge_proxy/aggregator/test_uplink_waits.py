@@ -116,25 +116,22 @@ async def test_a_site_that_takes_nothing_is_no_silence_of_the_cloud() -> None:
 async def test_a_message_that_the_cloud_does_not_take_and_cannot_refuse_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """In MQTT 3.1.1 each connection ends at it; with `maximum_packet_size`, all others go up."""
-    keys: dict[str, Any] = {"version": "3.1.1"}
+    """In MQTT 3.1.1 the connection ends at it; with `maximum_packet_size`, it is not tried."""
     async with (
         serving(limits={"maximum_packet_size": 1000}) as cloud,
         await connected(port_of(cloud), "far") as far,
     ):
         await far.subscribe("up/#", 1)
-        async with site(port_of(cloud), **keys) as edge:
-            async with await connected(port_of(edge), "near") as near:
-                await deliver(near, Publish("up/a", b"x" * 2000, qos=1, packet_id=1))
-            await until(lambda: "set maximum_packet_size" in caplog.text)
-            assert "had 2011 bytes, with a message of topic 'up/a'" in caplog.text
-        keys["maximum_packet_size"] = 1000
-        async with site(port_of(cloud), **keys) as edge:
-            async with await connected(port_of(edge), "near") as near:
-                await deliver(near, Publish("up/a", b"x" * 2000, qos=1, packet_id=1))
-                await deliver(near, Publish("up/a", b"small", qos=1, packet_id=2))
-            assert (await take_message(far)).payload == b"small"
-            assert uplink_of(edge).counts.up_dropped == {"too_large": 1}
+        for keys in ({}, {"maximum_packet_size": 1000}):
+            async with site(port_of(cloud), version="3.1.1", **keys) as edge:
+                async with await connected(port_of(edge), "near") as near:
+                    await deliver(near, Publish("up/a", b"x" * 2000, qos=1, packet_id=1))
+                    await deliver(near, Publish("up/a", b"small", qos=1, packet_id=2))
+                assert (await take_message(far)).payload == b"small"
+                counts = uplink_of(edge).counts
+                assert counts.up_dropped == {"too_large" if keys else "refused": 1}
+                assert bool(counts.failures) == (not keys)
+        assert "at the message of topic 'up/a' (2000 bytes, QoS 1 or 2): it is set" in caplog.text
 
 
 @pytest.mark.parametrize(
