@@ -16,7 +16,7 @@ from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.config.key_types import Rate, Size, read_size, show_size
 from penstock.broker.errors import ConfigError
 from penstock.edge_proxy.sidecar import config as proxy_config
-from penstock.netem.links import link_file
+from penstock.netem.links import link_file, profiles
 from penstock.netem.runs import scenario
 from penstock.plugins.access import config as access_config
 from penstock.plugins.console import config as console_config
@@ -32,6 +32,7 @@ FILES: tuple[ModuleType, ...] = (
     policy,
     proxy_config,
     link_file,
+    profiles,
     scenario,
     access_config,
     console_config,

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from penstock.plugins.access import passwd
-from penstock.plugins.access.password_hash import DEFAULT_ITERATIONS, parse_hash, verify
+from penstock.plugins.access.password_hash import (
+    DEFAULT_ITERATIONS,
+    PasswordHash,
+    parse_hash,
+    verify,
+)
 from penstock.plugins.access.scram import make_credentials, parse_credentials
 from penstock.plugins.access.user_file import parse_users
 
@@ -45,11 +50,13 @@ def test_a_user_is_written_and_replaced(run: Run) -> None:
     """From standard input; the file is its owner's alone."""
     assert not run("ann")
     first = parse_users(run.file.read_text(), "users", parse_hash)["ann"]
+    assert isinstance(first, PasswordHash)
     assert first.iterations == DEFAULT_ITERATIONS
     assert verify(b"secret", first)
     assert stat.S_IMODE(run.file.stat().st_mode) == 0o600
     assert not run("ann", "--iterations", "101", password="other")
     second = parse_users(run.file.read_text(), "users", parse_hash)["ann"]
+    assert isinstance(second, PasswordHash)
     assert second.iterations == 101
     assert verify(b"other", second)
     assert second.salt != first.salt
