@@ -19,7 +19,12 @@ _SKEW_SECONDS: Final = 10.0
 
 
 async def check(
-    connection: AbstractConnection, server: str, logger: Logger, *, is_cluster: bool
+    connection: AbstractConnection,
+    server: str,
+    logger: Logger,
+    *,
+    is_cluster: bool,
+    min_replicas: int = 0,
 ) -> None:
     """See that a server loses nothing; log what survives its end.
 
@@ -28,6 +33,7 @@ async def check(
         server: its address.
         logger: gets its settings.
         is_cluster: whether it is to be a node of a cluster.
+        min_replicas: without which it should refuse writes by itself.
 
     Raises:
         EngineStartError: it cannot be used.
@@ -64,6 +70,16 @@ async def check(
     if problem is not None:
         raise EngineStartError(problem)
     await _log_persistence(connection, server, f"{name} {read}", found, logger)
+    if min_replicas:
+        least = await _setting(connection, "min-replicas-to-write")
+        if least.isdecimal() and int(least) < min_replicas:
+            logger.warning(
+                "queue: server %s has min-replicas-to-write %s, less than min_replicas: while a "
+                "failover replaces it, it gives away and settles messages that are then received "
+                "again",
+                server,
+                least,
+            )
 
 
 def check_eviction(server: str, found: Mapping[str, str]) -> str | None:
@@ -85,14 +101,7 @@ async def _log_persistence(
     logger: Logger,
 ) -> None:
     """Log what survives the end of the server."""
-    settings: dict[str, str] = {}
-    for setting in ("appendfsync", "save"):
-        try:
-            answer = await ask_directly(connection, "CONFIG", "GET", setting)
-        except ResponseError:  # this user may not ask
-            settings[setting] = "unknown"
-        else:
-            settings[setting] = answer[1].decode() if answer else "unknown"
+    settings = {one: await _setting(connection, one) for one in ("appendfsync", "save")}
     aof = f"yes, appendfsync {settings['appendfsync']}"
     if found.get("aof_enabled") != "1":
         aof = "no"
@@ -111,6 +120,15 @@ async def _log_persistence(
             server,
             settings["save"],
         )
+
+
+async def _setting(connection: AbstractConnection, name: str) -> str:
+    """Return a setting; "unknown" where this user may not ask."""
+    try:
+        answer = await ask_directly(connection, "CONFIG", "GET", name)
+    except ResponseError:
+        return "unknown"
+    return answer[1].decode() if answer else "unknown"
 
 
 def fields_of(info: bytes) -> dict[str, str]:

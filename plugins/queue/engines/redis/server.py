@@ -79,7 +79,13 @@ class RedisServer:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await connection.connect()
-                await check(connection, named(address), logger, is_cluster=bool(self.cluster))
+                await check(
+                    connection,
+                    named(address),
+                    logger,
+                    is_cluster=bool(self.cluster),
+                    min_replicas=0 if self.sentinels is None else self.patience.min_replicas,
+                )
                 await load(connection, named(address))
         except (RedisError, OSError) as error:
             await connection.disconnect(nowait=True)

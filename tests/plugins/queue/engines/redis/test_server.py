@@ -22,6 +22,7 @@ from penstock.plugins.queue.engines.redis.engine import RedisEngine
 from penstock.plugins.queue.engines.redis.finding import RedisSentinels
 from penstock.plugins.queue.engines.redis.library import LIBRARY
 from penstock.plugins.queue.engines.redis.login import Login, ask_directly
+from penstock.plugins.queue.engines.redis.pipeline import Patience
 from penstock.plugins.queue.engines.redis.server import RedisServer
 from tests.helpers.certificates import Authority
 from tests.helpers.redis_server import (
@@ -102,6 +103,25 @@ async def test_a_clock_that_is_far_off_is_named(caplog: pytest.LogCaptureFixture
             with pytest.raises(EngineStartError, match="read x; allowed: noeviction"):
                 await server.connect(LOGGER)
         assert len([one for one in caplog.messages if "clock of server" in one]) == n_warnings
+
+
+async def test_a_master_that_would_go_on_without_replicas_is_named(
+    private: RedisProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While a failover replaces it: what it gives away and settles then is received again."""
+    address = ("127.0.0.1", private.port)
+    sentinels = RedisSentinels((("127.0.0.1", 1),), "m")
+    for min_replicas, least, n_warnings in ((0, 0, 0), (2, 1, 1), (2, 2, 0)):
+        await asked(
+            RedisServer(port=private.port), ("CONFIG", "SET", "min-replicas-to-write", str(least))
+        )
+        caplog.clear()
+        patience = Patience(min_replicas=min_replicas)
+        server = RedisServer(sentinels=sentinels, patience=patience)
+        connection = await server.connect(LOGGER, address)
+        await connection.disconnect()
+        told = [one for one in caplog.messages if "min-replicas-to-write" in one]
+        assert len(told) == n_warnings
 
 
 async def test_a_real_server_says_that_it_evicts(private: RedisProcess) -> None:
