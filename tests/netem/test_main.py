@@ -213,7 +213,7 @@ def test_tables_alone_need_no_matplotlib(tmp_path: Path) -> None:
 def test_links_reports_and_lists_without_the_extra(tmp_path: Path, file: Path) -> None:
     """A report needs it, and says so; scenarios are listed, and links want root and no more."""
     assert without(EXTRA, "report", str(tmp_path)).stderr.endswith("'penstock[netem]'\n")
-    assert without(EXTRA, "scenarios").stdout.startswith("bandwidth-cliff")
+    assert without(EXTRA, "scenarios").stdout.startswith("bystanders")
     file.write_text(LINK.replace("begin: good", "begin: gone"))
     link = without(EXTRA, "link", str(file))
     assert (link.returncode, "read 'gone'; allowed: good, lossy" in link.stderr) == (2, True)

@@ -38,7 +38,7 @@ def repository(tmp_path: Path) -> Path:
     git("init", "-q")
     commit(folder, "broker/broker.py", "first", "A broker")
     measured_at = git("rev-parse", "--short", "HEAD")
-    origin = replace(begin("penstock netem run two-lanes --seeds 1"), commit=measured_at)
+    origin = replace(begin("penstock netem run links --seeds 1"), commit=measured_at)
     write_figure_file(folder / "run.json", origin, {})
     commit(folder, "README.md", "a page", "Figures of it")
     return folder
@@ -125,7 +125,7 @@ def test_what_is_measured_is_there() -> None:
 def test_a_run_at_a_site_measures_the_edge_proxy_too() -> None:
     """The entry with the most words counts; a command without one is named."""
     assert "edge_proxy" in measured_by("penstock netem run site-cliff --seeds 1")
-    assert "edge_proxy" not in measured_by("penstock netem run two-lanes")
+    assert "edge_proxy" not in measured_by("penstock netem run links")
     with pytest.raises(UnknownCommandError, match=r"'penstock sing': .*known: script/demo, "):
         measured_by("penstock sing")
 

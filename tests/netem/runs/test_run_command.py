@@ -131,7 +131,7 @@ def test_a_wrong_choice_is_named(brokers: str | None, seeds: str | None, words: 
             ["transient-congestion", "--congestion-control", "vegan"],
             "congestion control: read 'vegan'; allowed here: ",
         ),
-        (["transient-congestin"], "allowed: bandwidth-cliff, "),
+        (["transient-congestin"], "allowed: bystanders, "),
         (["transient-congestion", "--brokers", "emqx"], "read 'emqx'; allowed: mosquitto, "),
         (["transient-congestion", "--seeds", "one"], "read 'one'"),
         (["transient-congestion", "--format", "xlsx"], "read 'xlsx'; allowed: parquet, csv"),

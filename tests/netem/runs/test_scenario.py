@@ -74,7 +74,7 @@ def test_one_client_has_the_name_and_several_have_numbers() -> None:
 
 def test_a_scenario_names_the_congestion_controls_that_it_needs() -> None:
     """Its own and those of hosts, so that a kernel without one is told before anything starts."""
-    scenario = read_scenario("transient-congestion-bbr")
+    scenario = replace(read_scenario("transient-congestion"), congestion_control="bbr")
     assert scenario.congestion_controls == {"bbr"}
     topology = Topology({"cloud": HostPlan("reno"), "edge": HostPlan()}, [])
     assert replace(scenario, topology=topology).congestion_controls == {"bbr", "reno"}

@@ -101,13 +101,7 @@ def test_a_whole_run_is_one_unit_where_the_scenario_says_so() -> None:
     ("name", "n_units"),
     [
         ("transient-congestion", 120),
-        ("transient-congestion-bbr", 80),
-        ("two-lanes", 35),
         ("policies", 20),
-        ("bursty-loss", 40),
-        ("competing-flow", 40),
-        ("overlapping-congestion", 40),
-        ("no-small", 80),
         ("bystanders", 12),
         ("field-run", 6),
         ("site-transient", 32),
