@@ -1,62 +1,143 @@
-"""The five lines of policy in README.md, and what `penstock why` says under them."""
+"""README.md's lines, as a newcomer copies them: each block in a terminal of its own, in order."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
 import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
+import pytest
 
-from penstock.plugins.console.report_text import describe
-from penstock.plugins.console.why import fetch
-from tests.helpers.paho_client import PahoClient
-from tests.helpers.process import ROOT, running_broker
-from tests.helpers.slow_link import link_to
+from penstock.netem.errors import NetemError
+from penstock.netem.links.network import Host, Network
+from tests.helpers.networks import NEEDS_ROOT
+from tests.helpers.process import ROOT, SECONDS
+
+pytestmark = NEEDS_ROOT
 
 README = (ROOT / "README.md").read_text()
-PICTURE = bytes(1_000_000)
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-N_ALARMS = 20
+PIP = '#!/bin/sh\n[ "$*" = "install .[lanes]" ]\n'
+"""In place of pip: what the tests run is installed already."""
 
-
-def block(language: str) -> str:
-    """Return the first fenced block of a language in the README."""
-    return README.partition(f"```{language}\n")[2].partition("```")[0]
-
-
-def shape(lines: list[str]) -> list[str]:
-    """Return lines without what differs from run to run: numbers, and what the kernel says."""
-    kept = [line for line in lines if not re.match(r"  (TCP|unanswered|unsent|with it)", line)]
-    masked = [re.sub(r"\d[\d.,]*( ms| s|%)?", "#", line) for line in kept]
-    return [re.sub(r"^messages: .*", "messages", line) for line in masked]
+ALARM = "alarms/door 6 bytes"
+PICTURE = "pictures/gate 1000000 bytes"
 
 
-def test_what_why_says_is_what_the_readme_shows(tmp_path: Path) -> None:
-    """A picture is held for a subscriber behind a slow link, and an alarm passes it."""
-    policy = yaml.safe_load(block("yaml"))
-    assert list(policy) == ["plugins"]
-    policy["listeners"] = {"default": {"bind": "127.0.0.1:0"}}
-    policy["plugins"]["console"] = {"http": "127.0.0.1:0"}
-    with (
-        running_broker(policy, tmp_path) as broker,
-        link_to(broker) as link,
-        PahoClient(link.port, "dashboard") as dashboard,
-        PahoClient(broker.port, "publisher") as publisher,
-    ):
-        assert dashboard.connect()
-        assert dashboard.subscribe("alarms/#", 1)
-        assert dashboard.subscribe("pictures/#", 1)
-        assert publisher.connect()
-        link.switch("bad")
-        for _ in range(N_ALARMS):  # for a few small messages, no picture is held
-            publisher.publish("alarms/door", b"open")
-        while fetch(broker.console_url, "dashboard")["link"]["rtt_source"] != "puback":
-            pass
-        client: dict[str, dict[str, dict[str, str]]] = {"withholding": {"last_decision": {}}}
-        while client["withholding"]["last_decision"].get("outcome") != "held":
-            publisher.publish("pictures/gate", PICTURE)
-            client = fetch(broker.console_url, "dashboard")
-        publisher.publish("alarms/door", b"shut")
-        topics = [dashboard.message().topic for _ in range(N_ALARMS + 1)]
-        assert topics == ["alarms/door"] * (N_ALARMS + 1)
-    assert shape(describe(client)) == shape(block("text").splitlines())
+class Terminal:
+    """A shell that has a pseudo-terminal, where programs print line by line.
+
+    Attributes:
+        printed: what stands in it.
+    """
+
+    def __init__(self, host: Host, lines: str, folder: Path) -> None:
+        """Type some lines into it.
+
+        Args:
+            host: where it is.
+            lines: of the README.
+            folder: the working directory; its `bin` comes first in PATH.
+        """
+        self.printed = ""
+        self._has_ended = False
+        self._changed = threading.Condition()
+        path = [str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+        self._own, theirs = pty.openpty()
+        self._shell = host.popen(
+            ["bash", "-c", lines],
+            cwd=folder,
+            env=os.environ | {"PATH": os.pathsep.join(path)},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        while not self._has_ended:
+            try:
+                said = os.read(self._own, 1 << 16).decode(errors="replace")
+            except OSError:  # all programs have closed their end
+                said = ""
+            with self._changed:
+                self.printed += said.replace("\r\n", "\n")
+                self._has_ended = not said
+                self._changed.notify_all()
+        os.close(self._own)
+
+    def wait_for(self, text: str) -> str:
+        """Return all that was printed, once this text was."""
+        with self._changed:
+            self._changed.wait_for(lambda: text in self.printed or self._has_ended, SECONDS)
+            assert text in self.printed, self.printed
+            return self.printed
+
+    def wait(self) -> str:
+        """Return all that was printed, once the last line is done."""
+        assert self._shell.wait(SECONDS) == 0, self.printed
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_ended, SECONDS)
+        return self.printed
+
+
+@contextmanager
+def machine(congestion_control: str) -> Iterator[Host]:
+    """A host of its own, so that the README's ports are free."""
+    with Network() as network:
+        yield network.host("machine", congestion_control=congestion_control)
+
+
+def wait_until_connected(host: Host, client_id: str, terminal: Terminal) -> None:
+    """Wait until the broker has taken a client that was started in a terminal."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(NetemError):
+            host.run([sys.executable, "-m", "penstock", "why", client_id])
+            return
+    raise AssertionError(f"{client_id} is not there: {terminal.printed}")
+
+
+def before(printed: str, first: str, then: str) -> bool:
+    """Say whether a line came, and no other one before it."""
+    return first in printed and then not in printed.partition(first)[0]
+
+
+def shape(text: str) -> str:
+    """Return text without what differs from run to run: its numbers."""
+    return re.sub(r"\d[\d.,]*( ms| s|%)?", "#", text)
+
+
+@pytest.mark.parametrize("congestion_control", ["cubic", "bbr"])
+def test_an_alarm_is_there_before_the_picture(congestion_control: str, tmp_path: Path) -> None:
+    """On two lanes and on one connection, and `penstock why` says what the README shows."""
+    (policy, broker, link, dashboard, subscribers, publishing, why) = [
+        text for _, text in BLOCK.findall(README)[:7]
+    ]
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "pip").write_text(PIP)
+    (tmp_path / "bin" / "pip").chmod(0o755)
+    (tmp_path / "policy.yaml").write_text(policy)
+    (tmp_path / "dashboard.py").write_text(dashboard)
+    with machine(congestion_control) as host:
+        Terminal(host, broker, tmp_path).wait_for("listening on 127.0.0.1:1883")
+        Terminal(host, link, tmp_path).wait_for("listening on 127.0.0.1:1884")
+        third = Terminal(host, subscribers, tmp_path)
+        for client_id in ("two-lanes", "one-connection"):
+            wait_until_connected(host, client_id, third)
+        printed = Terminal(host, publishing, tmp_path).wait()
+        for name in ("two lanes", "one connection"):
+            seen = third.wait_for(f"{name}: {ALARM}")
+            assert before(seen, f"{name}: {ALARM}", f"{name}: {PICTURE}"), seen
+        third.wait_for(f"two lanes: {PICTURE}")
+    assert "large messages: 1 was withheld" in printed
+    assert shape(why) in shape(printed)
