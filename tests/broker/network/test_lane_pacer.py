@@ -71,7 +71,7 @@ async def test_a_lane_is_looked_at_while_something_is_on_its_way(
     rests: list[float] = []
     rest = Pacing.rest
 
-    def note_rest(self: Pacing, info: TcpInfo, now: float) -> float:
+    def note_rest(self: Pacing, info: TcpInfo, now: float) -> float | None:
         rests.append(now)
         return rest(self, info, now)
 
