@@ -6,7 +6,6 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Final
 
 import typer
@@ -16,12 +15,10 @@ from benchmarks.loads.wire import WireError
 from benchmarks.peers import PEERS, Peer, commanded_peer, running
 from benchmarks.program import (
     DEFAULT_REPEATS,
-    FiguresFile,
     JsonFile,
     Program,
     choose,
     describe_run,
-    doubts,
     tell,
     write_json,
 )
@@ -45,11 +42,9 @@ from benchmarks.rows.report import (
     results_of,
     to_json,
     to_markdown,
-    to_table,
 )
 from benchmarks.rows.row import FULL, QUICK, Measurement, Row, Scale
 from penstock.netem.errors import NetemError
-from penstock.netem.figures.figure_file import begin, check_writable, write_figure_file
 
 ROWS: Final = {
     row.name: row
@@ -193,7 +188,6 @@ def bench(
         int | None, typer.Option(min=1, help="Repetitions; 3, or 1 with --quick.")
     ] = None,
     json_file: JsonFile = None,
-    figures: FiguresFile = None,
     *,
     quick: Annotated[
         bool, typer.Option("--quick", help="Under a minute, for a first impression.")
@@ -213,9 +207,6 @@ def bench(
     commands = command or []
     chosen_peers = choose_peers(peers or (QUICK_PEERS if quick else "all"), commands)
     times = repeats or (QUICK_REPEATS if quick else DEFAULT_REPEATS)
-    if figures is not None:
-        check_writable(figures)
-    origin = replace(begin(describe_run()["command"]), doubts=doubts())
     results: list[Result] = []
     failures: list[str] = []
     progress = Progress(chosen_rows, chosen_peers, times)
@@ -232,8 +223,6 @@ def bench(
     )
     run = describe_run(chosen_peers, line)
     write_json(json_file, to_json(results, run))
-    if figures is not None:
-        write_figure_file(figures, origin, {"speed": to_table(results)})
     if results:
         tell(to_markdown(results), run)
     for failure in failures:

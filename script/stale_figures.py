@@ -20,7 +20,6 @@ _QUEUE: Final = ("plugins/queue",)
 
 MEASURED: Final = {
     "script/demo": (*_BROKER, "lanes", "script/demo_program", "netem/links/relay.py"),
-    "penstock bench": (*_BROKER, *_QUEUE, "benchmarks"),
     "penstock netem run": (*_BROKER, "netem"),
     "penstock netem run site-": (*_BROKER, "edge_proxy", "netem"),
     "penstock plan dequeue": (*_QUEUE, "models/dequeue"),

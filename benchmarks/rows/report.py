@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from benchmarks.rows.row import Measurement, Row, Target
-from penstock.netem.figures.figure_file import Table
 
 OURS: Final = "penstock"
 STOCK: Final = "penstock-stock"
@@ -227,18 +226,6 @@ def to_markdown(results: Sequence[Result]) -> list[str]:
     lines = [head, ["---", "---", "---:", "---:", "---:", "---:", "---", "---:", "---:", "---:"]]
     lines += [_cells(result, results) for result in results]
     return [*conclude(results).splitlines(), "", *(f"| {' | '.join(cells)} |" for cells in lines)]
-
-
-def to_table(results: Sequence[Result]) -> Table:
-    """Return Penstock's medians beside the reference's, for a page: rows that both have."""
-    rows = []
-    for result in results:
-        ratio = ratio_to_reference(result, results)
-        if result.peer == OURS and ratio is not None:
-            values = (format_value(value) for value in (result.median, result.median / ratio))
-            name = f"{result.row.title}, {result.row.unit}"
-            rows.append([result.row.name, name, *values, f"{ratio:.3g}"])
-    return Table(["row", "", "Penstock", REFERENCE, "ratio"], rows)
 
 
 def to_json(results: Sequence[Result], run: Mapping[str, str]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 from benchmarks import __main__ as program
 from benchmarks.peers import PEERS, Peer
 from benchmarks.rows.row import Measurement, Row, Scale
-from penstock.netem.figures.figure_file import read_figure_file
 
 
 @pytest.mark.parametrize(
@@ -28,13 +26,11 @@ def test_wrong_names_are_told_beside_the_right_ones(
 def test_run_prints_a_table_and_writes_every_measurement(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table and both files hold results, ratios and where they come from."""
+    """The table and the JSON hold results, ratios and where they come from."""
     monkeypatch.setattr(program, "QUICK", Scale(seconds=0.02, warm_up_messages=100))
     file = tmp_path / "results.json"
-    figures = tmp_path / "figures.json"
     chosen = ["--rows", "qos0_1to1", "--peers", "mosquitto,ceiling"]
-    files = ["--json", str(file), "--figures", str(figures)]
-    assert program.main([*chosen, "--quick", "--repeats", "2", *files]) == 0
+    assert program.main([*chosen, "--quick", "--repeats", "2", "--json", str(file)]) == 0
     table = capfd.readouterr().out
     assert "| 2 |" in table
     assert "commit: " in table
@@ -46,11 +42,6 @@ def test_run_prints_a_table_and_writes_every_measurement(
     assert document["run"]["command"].endswith(
         "--rows qos0_1to1 --peers mosquitto,ceiling --repeats 2 --quick"
     )
-    origin, tables = read_figure_file(figures)
-    assert origin.command == shlex.join(
-        ["penstock", "bench", *chosen, "--quick", "--repeats", "2", *files]
-    )
-    assert tables["speed"].columns == ["row", "", "Penstock", "mosquitto", "ratio"]
 
 
 def test_further_broker_is_measured_by_its_command(

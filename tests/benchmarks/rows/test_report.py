@@ -11,7 +11,6 @@ from benchmarks.rows.report import (
     ratio_to_reference,
     results_of,
     to_markdown,
-    to_table,
 )
 from benchmarks.rows.row import Measurement, Target
 
@@ -25,14 +24,6 @@ def test_ratio_is_of_medians() -> None:
     """One outlier among three repetitions does not move the ratio."""
     assert ratio_to_reference(OURS, [OURS, THEIRS]) == 300 / 120
     assert ratio_to_reference(OURS, [OURS]) is None
-
-
-def test_a_page_gets_the_rows_that_both_have() -> None:
-    """Medians and their ratio; a peer without the reference has no row."""
-    table = to_table([OURS, THEIRS, replace(OURS, peer="amqtt")])
-    name = f"{ROW.title}, delivered/s"
-    assert table.rows == [["qos0_1to1", name, "300", "120", "2.5"]]
-    assert to_table([OURS]).rows == []
 
 
 def test_first_line_names_the_rows_that_are_missed() -> None:
