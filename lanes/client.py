@@ -62,6 +62,9 @@ MOST_TOPICS: Final = 1000
 ANY_TOPIC: Final = b"#"
 """Stands for all topics among those of messages on their way."""
 
+LEAVE_SECONDS: Final = 10.0
+"""For so long the large lane stays after `disconnect` for what is not acknowledged there."""
+
 NEVER: Final = 0xFFFFFFFF
 """Session Expiry Interval of a session that does not expire."""
 
@@ -108,7 +111,7 @@ class Client(mqtt.Client):
         self._asked_for: set[bytes] = set()
         self._answer: int | None = None
         self._is_looping = False
-        self._leaving: tuple[Any, Any] | None = None
+        self._leaving: tuple[float, Any, Any] | None = None
 
     # -- connection ----------------------------------------------------------------------------
 
@@ -198,8 +201,8 @@ class Client(mqtt.Client):
         if lane is None or not lane.is_up or self._sock is None:
             self._end_lane()
             return super().disconnect(reasoncode, properties)
-        self._leaving = reasoncode, properties
-        if not (self._has_loop() or lane.held or lane.want_write()):
+        self._leaving = mqtt.time_func() + LEAVE_SECONDS, reasoncode, properties
+        if not (self._has_loop() or lane.is_busy()):
             lane.leave()
             lane.loop_write()
             self._leave(lane)
@@ -212,13 +215,15 @@ class Client(mqtt.Client):
         """Go on with `disconnect`: the large lane first."""
         if self._leaving is None:
             return
+        until, reasoncode, properties = self._leaving
         if lane.is_up and lane._sock is not None:
-            if not (lane.held or lane.has_left):
+            # A socket that is closed with unread answers takes back what it has not sent.
+            if not lane.has_left and (not lane.is_busy() or mqtt.time_func() >= until):
                 lane.leave()
             return
-        leaving, self._leaving = self._leaving, None
+        self._leaving = None
         self._end_lane()
-        super().disconnect(*leaving)
+        super().disconnect(reasoncode, properties)
 
     def _end_lane(self) -> None:
         """Have one connection for all messages."""
@@ -412,8 +417,7 @@ class Client(mqtt.Client):
                 if rc or lane is None or not self._thread_terminate:
                     return rc
                 # As with one lane, `loop_stop` lets the loop go on until all is delivered.
-                is_busy = lane.held or lane._out_packet or lane._out_messages
-                if self._leaving is None and not (lane.is_up and is_busy):
+                if self._leaving is None and not (lane.is_awaited and lane.is_busy()):
                     return rc
         finally:
             self._is_looping = False

@@ -351,6 +351,10 @@ class LargeLane(mqtt.Client):
             properties.SessionExpiryInterval = 0
         self.disconnect(properties=properties)
 
+    def is_busy(self) -> bool:
+        """Say whether something that was published is not with the broker."""
+        return bool(self.held or self._out_packet or self._out_messages or self._answers)
+
     def serve(self) -> None:
         """Read and write what can be, without waiting."""
         self.loop_read()

@@ -94,6 +94,7 @@ def test_an_alarm_passes_a_picture_in_both_directions(
     policy = anonymous_policy({"console": {"http": "127.0.0.1:0"}}, listeners=listeners)
     with ExitStack() as stack:
         broker = stack.enter_context(running_broker(policy, tmp_path))
+        broker.wait_for_log("listener ws: listening")
         link = stack.enter_context(relay_to(broker.ports["ws" if kind == "ws" else "default"]))
         page = stack.enter_context(running(f"{kind}://127.0.0.1:{link.port}", folder))
         client = stack.enter_context(PahoClient(broker.port, "other"))
