@@ -43,27 +43,9 @@ class Client(_aiomqtt.Client):  # type: ignore[no-redef]
         asked = more.get("protocol")
         paho.begin(may_have_lanes=asked in (None, _aiomqtt.ProtocolVersion.V5))
 
-    # Of the first lane as in aiomqtt. The socket of the large lane comes and goes in the loop's own
-    # thread.
-
     def _on_socket_open(self, client: Any, userdata: Any, sock: Any) -> None:
-        if client is self._client:
-            super()._on_socket_open(client, userdata, sock)
-        else:
-            _client._set_client_socket_defaults(sock, self._socket_options)
-            self._loop.add_reader(sock.fileno(), client.serve)
-
-    def _on_socket_close(self, client: Any, userdata: Any, sock: Any) -> None:
-        if client is self._client:
-            super()._on_socket_close(client, userdata, sock)
-        elif sock.fileno() > -1:
-            self._loop.remove_reader(sock.fileno())
-
-    def _on_socket_register_write(self, client: Any, userdata: Any, sock: Any) -> None:
-        if client is self._client:
-            super()._on_socket_register_write(client, userdata, sock)
-        else:
-            self._loop.add_writer(sock.fileno(), client.loop_write)
+        _client._set_client_socket_defaults(sock, self._socket_options)
+        super()._on_socket_open(client, userdata, sock)
 
 
 def __getattr__(name: str) -> Any:

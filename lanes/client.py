@@ -24,28 +24,13 @@ from collections import Counter
 from typing import Any, Final
 
 import paho.mqtt.client as mqtt
-from paho.mqtt.enums import (
-    CallbackAPIVersion,
-    MQTTErrorCode,
-    MQTTProtocolVersion,
-    _ConnectionState,
-)
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, _ConnectionState
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from penstock.lanes.large_lane import (
-    LANE_IDS,
-    LANE_OF,
-    LOGGER,
-    NOWHERE,
-    LargeLane,
-    connect_properties,
-    new_properties,
-    put,
-    read_connack,
-    user_properties,
-)
+from penstock.lanes import large_lane
+from penstock.lanes.large_lane import LOGGER, PATIENCE_SECONDS, LargeLane
 
 LARGE_ABOVE: Final = 10_000
 """Payload bytes above which a message is large, until the broker has said otherwise."""
@@ -62,11 +47,8 @@ MOST_TOPICS: Final = 1000
 ANY_TOPIC: Final = b"#"
 """Stands for all topics among those of messages on their way."""
 
-LEAVE_SECONDS: Final = 10.0
-"""For so long the large lane stays after `disconnect` for what is not acknowledged there."""
-
-NEVER: Final = 0xFFFFFFFF
-"""Session Expiry Interval of a session that does not expire."""
+RECEIVED: Final = mqtt.mqtt_ms_wait_for_pubcomp, mqtt.mqtt_ms_resend_pubrel
+"""States of a message of QoS 2 that the broker has."""
 
 LEAVING: Final = (_ConnectionState.MQTT_CS_DISCONNECTING, _ConnectionState.MQTT_CS_DISCONNECTED)
 
@@ -74,22 +56,10 @@ LEAVING: Final = (_ConnectionState.MQTT_CS_DISCONNECTING, _ConnectionState.MQTT_
 class Client(mqtt.Client):
     """`paho.mqtt.client.Client` with two lanes."""
 
-    def __init__(
-        self,
-        callback_api_version: CallbackAPIVersion = CallbackAPIVersion.VERSION1,
-        client_id: str | None = "",
-        clean_session: bool | None = None,  # noqa: FBT001 (paho's)
-        userdata: Any = None,
-        protocol: MQTTProtocolVersion | None = None,
-        *args: Any,
-        **more: Any,
-    ) -> None:
+    def __init__(self, *args: Any, **more: Any) -> None:
         """As `paho.mqtt.client.Client`."""
-        version = mqtt.MQTTv311 if protocol is None else protocol
-        self._lane: LargeLane | None = None  # paho's constructor may ask
-        super().__init__(
-            callback_api_version, client_id, clean_session, userdata, version, *args, **more
-        )
+        super().__init__(*args, **more)
+        protocol = more.get("protocol", args[4] if len(args) > 4 else None)
         self.begin(may_have_lanes=protocol in (None, mqtt.MQTTv5))
 
     def begin(self, *, may_have_lanes: bool) -> None:
@@ -98,19 +68,17 @@ class Client(mqtt.Client):
         Args:
             may_have_lanes: the application has not asked for MQTT 3.
         """
-        self._lane = None
+        self._lane: LargeLane | None = None
         self._may_have_lanes = may_have_lanes
-        self._knows_none = False
         if may_have_lanes and not self._client_id and self._protocol != mqtt.MQTTv5:
-            self._client_id = (
-                uuid.uuid4().hex.encode()
-            )  # MQTT 3.1.1 does not tell which is assigned
+            # MQTT 3.1.1 does not tell which one is assigned.
+            self._client_id = uuid.uuid4().hex.encode()
         self._large_above: float = math.inf
         self._on_lane: dict[bytes, int] = {}
         self._recent: set[bytes] = set()
         self._asked_for: set[bytes] = set()
         self._answer: int | None = None
-        self._is_looping = False
+        self._knows_none = self._is_looping = False
         self._leaving: tuple[float, Any, Any] | None = None
 
     # -- connection ----------------------------------------------------------------------------
@@ -118,8 +86,7 @@ class Client(mqtt.Client):
     def connect_async(self, *args: Any, **more: Any) -> None:
         """As `paho.mqtt.client.Client.connect_async`."""
         self._end_lane()
-        self._knows_none = False
-        self._leaving = None
+        self._knows_none, self._leaving = False, None
         super().connect_async(*args, **more)
 
     def _send_connect(self, keepalive: int) -> MQTTErrorCode:
@@ -127,10 +94,9 @@ class Client(mqtt.Client):
         lane = self._lane or self._new_lane()
         given = self._connect_properties
         if lane is not None and self._protocol == mqtt.MQTTv5:
-            told = {"lane_of": lane._client_id.decode()} | (
-                {"size": "small"} if lane.is_awaited else {}
-            )
-            self._connect_properties = connect_properties(given, **told)
+            size = {"size": "small"} if lane.is_awaited else {}
+            told = {"lane_of": lane._client_id.decode(), **size}
+            self._connect_properties = large_lane.connect_properties(given, **told)
         try:
             return super()._send_connect(keepalive)
         finally:
@@ -143,9 +109,7 @@ class Client(mqtt.Client):
             most = MOST_ID_BYTES - len(SUFFIX)
             what = f"client id of {len(self._client_id)} bytes; allowed with two: {most}"
             LOGGER.warning("one connection for all messages: %s", what)
-        elif (
-            self._may_have_lanes and not self._knows_none and self._client_mode == mqtt.MQTT_CLIENT
-        ):
+        elif self._may_have_lanes and not (self._knows_none or self._client_mode):
             self._lane = LargeLane(self, lane_id)
             self._large_above = LARGE_ABOVE
         return self._lane
@@ -153,34 +117,27 @@ class Client(mqtt.Client):
     def lane_properties(self) -> Properties:
         """Return the properties of the large lane's CONNECT, as far as they are those of this."""
         if self._protocol == mqtt.MQTTv5:
-            return connect_properties(self._connect_properties)
-        properties = connect_properties(None, waits="yes")
-        properties.SessionExpiryInterval = 0 if self._clean_session else NEVER
+            return large_lane.connect_properties(self._connect_properties)
+        properties = large_lane.connect_properties(None, waits="yes")
+        properties.SessionExpiryInterval = 0 if self._clean_session else 0xFFFFFFFF
         return properties
 
     def _handle_connack(self) -> MQTTErrorCode:
-        if self._lane is not None:
-            code, properties = read_connack(self)
-            if not code:
-                self._connected(self._lane, properties)
-        return super()._handle_connack()
-
-    def _connected(self, lane: LargeLane, properties: Properties) -> None:
-        """See in the CONNACK whether there are to be two lanes."""
-        own_id = getattr(properties, "AssignedClientIdentifier", self._client_id.decode())
-        self._recent.clear()
-        self._asked_for.clear()
-        self._answer = None
-        if self._protocol == mqtt.MQTTv5:
-            told = user_properties(properties)
-            if LANE_OF not in told:
+        """See whether there are to be two lanes."""
+        code, told, own_id = large_lane.read_connack(self)
+        if self._lane is not None and not code:
+            self._recent.clear()
+            self._asked_for.clear()
+            self._answer = None
+            if self._protocol != mqtt.MQTTv5 or large_lane.LANE_OF in told:
+                self.take_large_above(told)
+                if self._sockpairR is None:
+                    self._sockpairR, self._sockpairW = mqtt._socketpair_compat()
+                self._lane.be_lane_of(own_id, is_clean=bool(self._check_clean_session()))
+                self.wake()
+            else:
                 self.have_no_lane(own_id)
-                return
-            self.take_large_above(told)
-        if self._sockpairR is None:
-            self._sockpairR, self._sockpairW = mqtt._socketpair_compat()
-        lane.be_lane_of(own_id, is_clean=bool(self._check_clean_session()))
-        self.wake()
+        return super()._handle_connack()
 
     def take_large_above(self, told: dict[str, str]) -> None:
         """Take from a CONNACK what is large."""
@@ -201,14 +158,14 @@ class Client(mqtt.Client):
         if lane is None or not lane.is_up or self._sock is None:
             self._end_lane()
             return super().disconnect(reasoncode, properties)
-        self._leaving = mqtt.time_func() + LEAVE_SECONDS, reasoncode, properties
-        if not (self._has_loop() or lane.is_busy()):
+        self._leaving = mqtt.time_func() + PATIENCE_SECONDS, reasoncode, properties
+        if self._has_loop() or lane.is_busy():
+            self._state = _ConnectionState.MQTT_CS_DISCONNECTING
+            self.wake()
+        else:
             lane.leave()
             lane.loop_write()
             self._leave(lane)
-            return MQTTErrorCode.MQTT_ERR_SUCCESS
-        self._state = _ConnectionState.MQTT_CS_DISCONNECTING
-        self.wake()
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _leave(self, lane: LargeLane) -> None:
@@ -227,11 +184,10 @@ class Client(mqtt.Client):
 
     def _end_lane(self) -> None:
         """Have one connection for all messages."""
-        lane = self._lane
-        if lane is not None:
-            lane.has_left = True
-            lane._sock_close()
-            self.take_back(lane)
+        if self._lane is not None:
+            self._lane.has_left = True
+            self._lane._sock_close()
+            self.take_back(self._lane)
         self._lane = None
         self._large_above = math.inf
 
@@ -241,10 +197,8 @@ class Client(mqtt.Client):
 
     def wake(self) -> None:
         """Have the loop look at the large lane."""
-        writer = self._sockpairW
-        if writer is not None:
-            with contextlib.suppress(BlockingIOError):
-                writer.send(mqtt.sockpair_data)
+        with contextlib.suppress(AttributeError, BlockingIOError):  # there is no loop
+            self._sockpairW.send(mqtt.sockpair_data)  # type: ignore[union-attr]
 
     # -- publishing ----------------------------------------------------------------------------
 
@@ -259,37 +213,28 @@ class Client(mqtt.Client):
         """As `paho.mqtt.client.Client.publish`."""
         if self._lane is not None:
             size = len(payload) if isinstance(payload, (bytes, bytearray, str)) else 0
-            if isinstance(payload, str) and size <= self._large_above < 4 * size:
-                size = len(payload.encode())
-            if size > self._large_above or self._on_lane:
-                info = self._publish_large(topic, payload, qos, retain, properties, size)
-                if info is not None:
-                    return info
+            is_large = size > self._large_above
+            if is_large or self._on_lane:
+                message = self._hold(is_large, topic, payload, qos, retain, properties)
+                if message is not None:
+                    return message.info
             if not qos and len(self._recent) < MOST_TOPICS:
                 self._recent.add(topic.encode())
         return super().publish(topic, payload, qos, retain, properties)
 
-    def _publish_large(
-        self,
-        topic: str,
-        payload: mqtt.PayloadType,
-        qos: int,
-        retain: bool,  # noqa: FBT001 (paho's)
-        properties: Properties | None,
-        size: int,
-    ) -> mqtt.MQTTMessageInfo | None:
+    def _hold(
+        self, is_large: Any, topic: str, payload: Any, qos: int, *more: Any
+    ) -> mqtt.MQTTMessage | None:
         """Publish on the large lane, soon or now; None where it is for the first lane."""
-        encoded = topic.encode()
+        encoded, (retain, properties) = topic.encode(), more
         with self._out_message_mutex:
             lane = self._lane
-            if (
-                lane is None
-                or not (lane.is_up or (lane.is_awaited and (lane.is_wanted or self._has_loop())))
-                or (size <= self._large_above and encoded not in self._on_lane)
-                or hasattr(properties, "TopicAlias")
-                or (not qos and self._sock is None)
-                or not 0 <= qos <= 2
-            ):
+            if lane is None or not (is_large or encoded in self._on_lane):
+                return None
+            is_open = lane.is_up or (lane.is_awaited and (lane.is_wanted or self._has_loop()))
+            if not is_open or hasattr(properties, "TopicAlias") or not 0 <= qos <= 2:
+                return None
+            if self._sock is None and not qos:
                 return None
             self._raise_for_invalid_topic(encoded)
             message = mqtt.MQTTMessage(self._mid_generate(), encoded)
@@ -298,13 +243,13 @@ class Client(mqtt.Client):
             n_queued = len(self._out_messages) + len(lane._out_messages) + len(lane.held)
             if qos and 0 < self._max_queued_messages <= n_queued:
                 message.info.rc = MQTTErrorCode.MQTT_ERR_QUEUE_SIZE
-                return message.info
+                return message
             self._on_lane[encoded] = self._on_lane.get(encoded, 0) + 1
             lane.held.append(message)
             self.release()
             if self._sock is None:
                 message.info.rc = MQTTErrorCode.MQTT_ERR_NO_CONN
-            return message.info
+            return message
 
     def release(self) -> None:
         """Send on the large lane what need not be held, each topic in order."""
@@ -322,7 +267,7 @@ class Client(mqtt.Client):
                     lane.put(message)
             if lane.held and self._answer is None and self._sock is not None:
                 self._asked_for, self._recent = self._recent, set()
-                _, self._answer = super().unsubscribe(NOWHERE)
+                _, self._answer = super().unsubscribe(large_lane.NOWHERE)
 
     def _may_be_here(self, topic: bytes, n_held: int) -> bool:
         """Say whether something before the held messages of a topic may be on the first lane."""
@@ -359,38 +304,30 @@ class Client(mqtt.Client):
         """
         with self._out_message_mutex:
             sent, unsent0, held = lane.take_all()
+            done = ReasonCode(PacketTypes.PUBACK), Properties(PacketTypes.PUBACK)
             for message in sent:
-                if message.state in (
-                    mqtt.mqtt_ms_wait_for_pubcomp,
-                    mqtt.mqtt_ms_resend_pubrel,
-                ):  # the broker has it
+                if message.state in RECEIVED:
                     message.info._set_as_published()
-                    self.tell_published(
-                        message.mid,
-                        ReasonCode(PacketTypes.PUBACK),
-                        new_properties(PacketTypes.PUBACK),
-                    )
+                    self.tell_published(message.mid, *done)
                 elif self._state in LEAVING:
                     message.dup = message.state != mqtt.mqtt_ms_queued
                     message.state = mqtt.mqtt_ms_publish
                     self._out_messages[message.mid] = message
                 else:
-                    put(self, message)
+                    large_lane.put(self, message)
             for packet in unsent0:
-                self._packet_queue(
-                    packet["command"], packet["packet"], packet["mid"], 0, packet["info"]
-                )
+                parts = packet["command"], packet["packet"], packet["mid"], 0, packet["info"]
+                self._packet_queue(*parts)
             for message in held:
-                put(self, message)
+                large_lane.put(self, message)
             self._on_lane.clear()
 
     def tell_published(self, mid: int, reason: ReasonCode, properties: Properties) -> None:
         """Tell the application that a message of the large lane is published."""
         callback: Any = self.on_publish
-        if callback and self._callback_api_version == CallbackAPIVersion.VERSION1:
-            callback(self, self._userdata, mid)
-        elif callback:
-            callback(self, self._userdata, mid, reason, properties)
+        is_old = self._callback_api_version == CallbackAPIVersion.VERSION1
+        if callback:
+            callback(self, self._userdata, mid, *(() if is_old else (reason, properties)))
 
     def _mid_generate(self) -> int:
         mid = super()._mid_generate()
@@ -401,7 +338,7 @@ class Client(mqtt.Client):
 
     def ack(self, mid: int, qos: int) -> MQTTErrorCode:
         """As `paho.mqtt.client.Client.ack`."""
-        if mid < LANE_IDS:
+        if mid <= 65_535:  # those of the large lane are above
             return super().ack(mid, qos)
         lane = self._lane
         return MQTTErrorCode.MQTT_ERR_NO_CONN if lane is None else lane.ack(mid, qos)
@@ -433,12 +370,8 @@ class Client(mqtt.Client):
         is_pending = getattr(own, "pending", int)() > 0
         writes = [one for one, client in ((own, self), (other, lane)) if client._out_packet]
         try:
-            readable, writable, _ = select.select(
-                [own, other, waker],
-                writes,
-                [],
-                0.0 if is_pending or lane.has_pending() else timeout,
-            )
+            seconds = 0.0 if is_pending or lane.has_pending() else timeout
+            readable, writable, _ = select.select([own, other, waker], writes, [], seconds)
         except (TypeError, ValueError, OSError):  # one of them was closed
             return super()._loop(0.0)
         # The rest of paho's `_loop`: small messages first.

@@ -39,7 +39,7 @@ was lost with it."""
 
 PATIENCE_SECONDS: Final = 10.0
 """For so long large messages wait for this lane before they go on the first one: as long as the
-broker lets them wait for it (`lane_takeover_seconds`). As long it may take to the CONNACK."""
+broker lets them wait for it (`lane_takeover_seconds`)."""
 
 PROBE_SECONDS: Final = 3.0
 """The same while nothing has told that the broker knows lanes."""
@@ -54,32 +54,12 @@ NOWHERE: Final = "penstock/lanes/none"
 """To unsubscribe from this topic changes nothing; the answer comes when the broker has handled what
 was sent before."""
 
-_SETTINGS: Final = (
-    "_userdata",
-    "_transport",
-    "_host",
-    "_port",
-    "_keepalive",
-    "_bind_address",
-    "_connect_timeout",
-    "_username",
-    "_password",
-    "_proxy",
-    "_ssl",
-    "_ssl_context",
-    "_tls_insecure",
-    "_websocket_path",
-    "_websocket_extra_headers",
-    "_max_inflight_messages",
-    "_manual_ack",
-    "suppress_exceptions",
-)
+_SETTINGS: Final = (  # noqa: SIM905 (a list of one word a line)
+    "_userdata _transport _host _port _keepalive _bind_address _connect_timeout _username "
+    "_password _proxy _ssl _ssl_context _tls_insecure _websocket_path _websocket_extra_headers "
+    "_max_inflight_messages _manual_ack suppress_exceptions"
+).split()
 """What is copied from the first lane for each connection."""
-
-
-def new_properties(packet_type: int) -> Properties:
-    """Return no properties, for one type of packet."""
-    return Properties(packet_type)  # type: ignore[no-untyped-call]
 
 
 def user_properties(properties: Properties | None) -> dict[str, str]:
@@ -87,50 +67,46 @@ def user_properties(properties: Properties | None) -> dict[str, str]:
     return dict(getattr(properties, "UserProperty", ()))
 
 
-def read_connack(client: mqtt.Client) -> tuple[int, Properties]:
-    """Return reason code and properties of the CONNACK that a client has received."""
-    packet = bytes(client._in_packet["packet"])
-    properties = new_properties(PacketTypes.CONNACK)
-    if client._protocol == mqtt.MQTTv5:
-        with contextlib.suppress(Exception):  # paho says what is wrong
-            properties.unpack(packet[2:])  # type: ignore[no-untyped-call]
-    return packet[1], properties
-
-
 def connect_properties(properties: Properties | None, **told: str) -> Properties:
     """Return a copy of the properties of a CONNECT, with user properties of ours."""
-    own = copy.deepcopy(properties or new_properties(PacketTypes.CONNECT))
+    own = copy.deepcopy(properties or Properties(PacketTypes.CONNECT))
     for name, value in told.items():
         own.UserProperty = (f"penstock-{name.replace('_', '-')}", value)
     return own
 
 
+def read_connack(client: mqtt.Client) -> tuple[int, dict[str, str], str]:
+    """Read the CONNACK that a client has received.
+
+    Returns:
+        (reason code, user properties, Client Identifier of the client).
+    """
+    packet = bytes(client._in_packet["packet"])
+    properties = Properties(PacketTypes.CONNACK)
+    if client._protocol == mqtt.MQTTv5:
+        with contextlib.suppress(Exception):  # paho says what is wrong
+            properties.unpack(packet[2:])
+    own_id = getattr(properties, "AssignedClientIdentifier", client._client_id.decode())
+    return (*packet, 1, 1)[1], user_properties(properties), own_id
+
+
 def put(client: mqtt.Client, message: mqtt.MQTTMessage) -> None:
-    """Publish a message that has a Packet Identifier already; as `paho.mqtt.client.Client.publish`.
+    """Publish a message that has a Packet Identifier already, as `paho.mqtt.client` does.
 
     The caller holds the client's `_out_message_mutex`.
     """
+    parts = message.mid, message._topic, message.payload, message.qos, message.retain, message.dup
     if message.qos:
         client._out_messages[message.mid] = message
         most = client._max_inflight_messages
+        message.state = mqtt.mqtt_ms_queued
         if most and client._inflight_messages >= most:
-            message.state = mqtt.mqtt_ms_queued
             return
+        waits_for = (mqtt.mqtt_ms_wait_for_puback, mqtt.mqtt_ms_wait_for_pubrec)
+        message.state = waits_for[message.qos - 1]
         client._inflight_messages += 1
-        is_once = message.qos == 1
-        message.state = mqtt.mqtt_ms_wait_for_puback if is_once else mqtt.mqtt_ms_wait_for_pubrec
-    rc = client._send_publish(
-        message.mid,
-        message._topic,
-        message.payload,
-        message.qos,
-        message.retain,
-        message.dup,
-        message.info,
-        message.properties,
-    )
-    message.info.rc = rc
-    if rc == mqtt.MQTT_ERR_NO_CONN and message.qos:
+    message.info.rc = client._send_publish(*parts, message.info, message.properties)
+    if message.info.rc == mqtt.MQTT_ERR_NO_CONN and message.qos:
         client._inflight_messages -= 1
         message.state = mqtt.mqtt_ms_publish
 
@@ -172,7 +148,7 @@ class LargeLane(mqtt.Client):
         self._dialled: deque[mqtt.SocketLike | Exception] = deque()
         self._is_dialling = False
         self._dial_at = self._delay = self._misc_at = 0.0
-        self._patience_ends = self._answer_by = 0.0
+        self._patience_ends = 0.0
         self._n_probes = 0 if first.protocol == mqtt.MQTTv5 else MOST_PROBES
         self.is_wanted = self.is_up = self.has_left = False
         self.is_awaited = True
@@ -181,10 +157,7 @@ class LargeLane(mqtt.Client):
     @property
     def first(self) -> Client:
         """The first lane, whose loop calls."""
-        first = self._first()
-        if first is None:
-            raise ReferenceError("the client is gone")
-        return first
+        return self._first()  # type: ignore[return-value]
 
     on_socket_open = _of_first("on_socket_open")
     on_socket_close = _of_first("on_socket_close")
@@ -202,8 +175,8 @@ class LargeLane(mqtt.Client):
         """
         if client_id != self._first_id:
             self._clean_start = is_clean
-        is_told = self.first.protocol == mqtt.MQTTv5  # in MQTT 3.1.1 the broker closes this lane
-        if self._sock is not None and not (is_told and client_id == self._first_id):
+        is_same = client_id == self._first_id and self.first.protocol == mqtt.MQTTv5
+        if self._sock is not None and not is_same:  # in MQTT 3.1.1 the broker closes this lane
             self._sock_close()
             self._lost("the first lane has connected", is_reached=False)
         self._first_id = client_id
@@ -229,9 +202,6 @@ class LargeLane(mqtt.Client):
             if now >= self._misc_at:
                 self._misc_at = now + 1.0
                 self.loop_misc()
-            if not self.is_up and now >= self._answer_by:
-                self._sock_close()
-                self._lost("no answer")
         elif now >= self._dial_at and first.is_connected() and not self._is_dialling:
             self._dial()
         if self.is_up or not first.is_connected():
@@ -261,14 +231,12 @@ class LargeLane(mqtt.Client):
         return cast("mqtt.SocketLike", self._dialled.popleft())
 
     def _connect(self) -> None:
-        properties = connect_properties(
-            self.first.lane_properties(), lane_of=self._first_id, size="large", yields="yes"
-        )
+        told = {"lane_of": self._first_id, "size": "large", "yields": "yes"}
+        properties = connect_properties(self.first.lane_properties(), **told)
         expiry = getattr(properties, "SessionExpiryInterval", 0)
         properties.SessionExpiryInterval = max(expiry, SESSION_SECONDS)
         self._connect_properties = properties
         self._keep_unsent0()
-        self._answer_by = mqtt.time_func() + PATIENCE_SECONDS
         self.reconnect()
 
     def _keep_unsent0(self) -> None:
@@ -281,8 +249,7 @@ class LargeLane(mqtt.Client):
 
     def _handle_connack(self) -> MQTTErrorCode:
         """Be the large lane, or let it be."""
-        code, properties = read_connack(self)
-        told = user_properties(properties)
+        code, told, _ = read_connack(self)
         why = ""
         if code:
             why = f"{ReasonCode(PacketTypes.CONNACK, identifier=code)}"
@@ -311,13 +278,13 @@ class LargeLane(mqtt.Client):
 
     def on_disconnect(self, *_: Any) -> None:
         """Connect again after a while, unless it has left."""
-        if self.has_left:
-            self.first.wake()
-        else:
-            self._lost("connection lost")
+        self._lost("connection lost")
 
     def _lost(self, why: str, *, is_reached: bool = True) -> None:
         """Connect again after a while; large messages wait, for some time."""
+        if self.has_left:
+            self.first.wake()
+            return
         first = self.first
         LOGGER.info("%s: the connection for large messages: %s", self._first_id, why)
         self.is_up = False
@@ -347,7 +314,7 @@ class LargeLane(mqtt.Client):
         self.has_left = True
         properties = None
         if not getattr(self.first.lane_properties(), "SessionExpiryInterval", 0):
-            properties = new_properties(PacketTypes.DISCONNECT)
+            properties = Properties(PacketTypes.DISCONNECT)
             properties.SessionExpiryInterval = 0
         self.disconnect(properties=properties)
 

@@ -38,6 +38,7 @@ class Application:
         expiry_seconds: int = 0,
         module: Any = mqtt,
         host: str = "127.0.0.1",
+        protocol: int | None = mqtt.MQTTv5,
         **options: Any,
     ) -> None:
         """Make a client that connects in the block.
@@ -49,6 +50,7 @@ class Application:
             expiry_seconds: of its session.
             module: paho's, or the one in its place.
             host: of the broker, or a Unix socket.
+            protocol: of the client; None for what it chooses.
             options: of the client.
         """
         self.session_present: list[bool] = []
@@ -62,7 +64,8 @@ class Application:
         self._subscribed: queue.Queue[None] = queue.Queue()
         self._lost: queue.Queue[None] = queue.Queue()
         self._messages: queue.Queue[mqtt.MQTTMessage] = queue.Queue()
-        options.setdefault("protocol", mqtt.MQTTv5)
+        if protocol is not None:
+            options["protocol"] = protocol
         self.client = module.Client(module.CallbackAPIVersion.VERSION2, client_id, **options)
         self.client.reconnect_delay_set(1, 1)
         self.client.on_connect = self._on_connect
