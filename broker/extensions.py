@@ -517,8 +517,9 @@ The relay itself publishes at QoS 2, by which a repeat after a crash is recognis
 PUBLISHER_PROPERTY: Final = "penstock-publisher"
 """User Property with the Client Identifier of a message's publisher, for clients that are told."""
 
-UPLINK_PROPERTIES: Final = 3
-"""User Properties that an uplink adds to a message, beyond those that its publisher may give it."""
+UPLINK_PROPERTIES: Final = 16
+"""User Properties that uplinks may add to a message, beyond those that its publisher may give it:
+publisher, site, hops, and the name of each site to which it came down."""
 
 
 class LocalClients(Protocol):
@@ -610,6 +611,9 @@ class LocalClients(Protocol):
             client_id: of the client.
             why: returns it in words, "" for nothing; called at each report.
         """
+
+    def name_site(self, site: str) -> None:
+        """Tell uplinks that connect to this broker to which site it belongs."""
 
     def keep_order(self, one: str, other: str) -> None:
         """Have two clients get the messages of each topic in one order, until the broker ends.

@@ -36,6 +36,10 @@ WAITS_PROPERTY: Final = "penstock-waits"
 """User Property of CONNECT with the value ``yes``: what the client publishes at QoS 1 and 2 is not
 refused where there is no room for it, but waits, as in MQTT 3.1.1. An uplink says so."""
 
+SITE_PROPERTY: Final = "penstock-site"
+"""User Property of a message that passes uplinks: name of the site where it was first; of the
+CONNACK to an uplink: name of the site to which this broker belongs."""
+
 DEFAULT_THRESHOLD_S: Final = 10_000
 """Payload bytes above which a message is large where nothing else says so; paper 002: above most
 sensor readings, below most pictures."""

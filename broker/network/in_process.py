@@ -320,6 +320,10 @@ class InProcessClients:
         """Have reports say something of a client; see `LocalClients.explain`."""
         self._driver.core.why_away[client_id] = why
 
+    def name_site(self, site: str) -> None:
+        """Tell uplinks that connect to this broker to which site it belongs."""
+        self._driver.core.site = site
+
     def keep_order(self, one: str, other: str) -> None:
         """Keep the order of topics across two clients; see `LocalClients.keep_order`."""
         core = self._driver.core

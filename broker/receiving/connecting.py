@@ -19,6 +19,7 @@ from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, RELAY_CLIENT_PREFIX
 from penstock.broker.message import (
     LANE_PROPERTY,
     LARGE_ABOVE_PROPERTY,
+    SITE_PROPERTY,
     SIZE_PROPERTY,
     WAITS_PROPERTY,
     YIELDS_PROPERTY,
@@ -211,6 +212,8 @@ async def let_in(
     properties |= extra_properties
     username = packet.username if accepted.username is None else accepted.username
     told = packet.properties.get("user_property", ())
+    if core.site and (WAITS_PROPERTY, "yes") in told:  # an uplink, which may lead to its own site
+        properties["user_property"] = [(SITE_PROPERTY, core.site)]
     other_lane = core.lanes.asked(client_id, username, told) if told else ""
     large = _large_of(core, client_id, told) if other_lane else None
     if other_lane and accepted.client_id is not None:  # both lanes would have one session
@@ -225,6 +228,7 @@ async def let_in(
         is_there = core.sessions.get(other_lane) is not None
         large_above = core.outbox_rules.default_threshold_s or core.threshold_s("")
         properties["user_property"] = [
+            *properties.get("user_property", ()),
             (LANE_PROPERTY, other_lane if is_there else ""),
             (
                 LARGE_ABOVE_PROPERTY,

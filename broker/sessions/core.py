@@ -94,6 +94,8 @@ class Core(Shared):
         consuming: subscriptions that sources feed; None where there are no sources.
         router: gives messages to sessions and sinks.
         room: which sessions have room for messages, and which publishers wait for it.
+        site: name of the site whose broker this is, which uplinks are told; "" for none.
+        why_away: what reports say of a client of a plugin, by its Client Identifier.
         on_sys_subscribed: called with each filter below ``$`` before its retained messages are
             sent; None where no topic is published on demand.
         catch_up: returns a coroutine for which a client that causes events waits, or None while
@@ -169,6 +171,7 @@ class Core(Shared):
         self.logins = LoginBackoff(limits)
         self.ended = Ledger()
         self.last_clients = LastClients()
+        self.site = ""
         self.why_away: dict[str, Callable[[], str]] = {}
         self.retained = RetainedMessages(
             limits.retained_messages,

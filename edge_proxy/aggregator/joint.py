@@ -35,8 +35,9 @@ from typing import Final, get_args
 
 from penstock.broker.counters import count
 from penstock.broker.faults import is_logged
-from penstock.broker.message import LANE_PROPERTY, SIZE_PROPERTY, SizeClass
-from penstock.broker.mqtt.enums import MAX_PACKET_ID, MAX_REMAINING_LENGTH, MQTT_5
+from penstock.broker.message import LANE_PROPERTY, SITE_PROPERTY, SIZE_PROPERTY, SizeClass
+from penstock.broker.mqtt.data_types import read_variable_byte_integer
+from penstock.broker.mqtt.enums import MAX_PACKET_ID, MAX_REMAINING_LENGTH, MQTT_5, PacketType
 from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
@@ -49,6 +50,7 @@ from penstock.broker.mqtt.packets import (
     UnsubAck,
     Unsubscribe,
 )
+from penstock.broker.mqtt.properties import write_properties
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.mqtt.writer import write_packet
 from penstock.edge_proxy.aggregator.connecting import (
@@ -92,6 +94,7 @@ class Joint:
         is_safe: the site's broker has the session of *down*, with persistence on its disk. The
             cloud is asked for messages from then on: a site that is killed before has the cloud's
             session ended, with what waits in it.
+        marks_down: encoded User Properties of a message that comes down and had none of uplinks.
         lanes_are_kept: it keeps the order of topics across both lanes.
         has_other_lane: it has a session of the other lane.
         markers: payloads that have come for the marker's topic, not taken yet; None where the cloud
@@ -133,7 +136,7 @@ class Joint:
         """
         self.settings = settings
         self.remapping = remapping
-        self.loops = loops
+        self.loops = loops.leads_to("")
         self.counts = counts
         self.logger = logger
         self.cloud, self.up, self.down = Outlet(), Outlet(), Outlet()
@@ -141,6 +144,7 @@ class Joint:
         self.keep_alive = settings.keep_alive
         self.session_present = False
         self.is_safe = False
+        self.marks_down = b""
         self.lanes_are_kept = False
         self.has_other_lane = False
         self.answers: list[tuple[str, int | None]] = []
@@ -433,6 +437,10 @@ class Joint:
             if name == LANE_PROPERTY:
                 self.lanes_are_kept = True
                 self.has_other_lane = bool(value)
+            elif name == SITE_PROPERTY:
+                self.loops = self.loops.leads_to(value)
+        marks = write_properties({"user_property": self.loops.down(())}, PacketType.PUBLISH)
+        self.marks_down = marks[read_variable_byte_integer(marks, 0)[1] :]
         self.keep_alive = properties.get("server_keep_alive", self.keep_alive)
         told = properties.get("maximum_packet_size", self.maximum_packet_size)
         self.maximum_packet_size = min(told, self.maximum_packet_size)

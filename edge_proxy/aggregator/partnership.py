@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 MUTUAL_SECONDS: Final = 10.0
 """A connection that ends so soon after the other one has begun may have been ended by it."""
 
+ECHO: Final = (
+    "rules of up and down have topics in common, and the broker would send what comes on one of "
+    "two back on the other"
+)
+"""Why there is one connection."""
+
 JITTER_SECONDS: Final = 1.0
 """Its end may be known before the other's CONNACK has come."""
 
@@ -61,13 +67,13 @@ class Partnership:
         """Why all messages pass by one connection, in words; "" where they do not."""
         seconds = (lane.partnership.second for lane in self._uplink.lanes)
         refused = next((one.refused for one in seconds if one is not None), "")
-        return f"one connection, as the second one is refused: {refused}" if refused else ""
+        return f"one connection, not two: {refused}" if refused else ""
 
     def may_connect_in(self) -> float:
         """Return after which time this lane may connect, as far as it depends on the other one."""
         if self.second is None or self._uplink.lane.leaves:
             return 0.0
-        if self.other is None or not self.other.counts.connected:
+        if self.other is None or not self.other.counts.connected or self.other.has_echo:
             return LOOK_SECONDS
         return self.second.wait_seconds(self._uplink.clock())
 
@@ -90,6 +96,9 @@ class Partnership:
         theirs = other.partnership
         if theirs.second is not None:
             theirs.second.other_accepted()
+            if self._uplink.has_echo:
+                theirs.second.give_up(ECHO, self.accepted_at)
+                theirs.do_without()
         other.retry_now()
         if joint.lanes_are_kept and not joint.has_other_lane and not other.counts.connected:
             other.subscriptions.cloud_has_lost()
@@ -125,8 +134,8 @@ class Partnership:
             return
         if told := second.to_tell():
             uplink.logger.warning(
-                "uplink %s: %s does not take a second connection: %s: all messages pass by one, "
-                "small ones before large ones (docs/edge.md, Two lanes)",
+                "uplink %s: one connection to %s, not two: %s; small messages pass before large "
+                "ones (docs/edge.md, Two lanes)",
                 other.name,
                 uplink.address,
                 told,

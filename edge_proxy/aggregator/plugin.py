@@ -131,6 +131,7 @@ class UplinkPlugin(Plugin):
         local_clients = self._local_clients
         if local_clients is None:
             return
+        local_clients.name_site(self.config.site)
         self._add_leaving(local_clients)
         for uplink in self.uplinks:
             uplink.limit()

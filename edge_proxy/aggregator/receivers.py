@@ -7,6 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.broker.errors import PeerError, ProtocolError
 from penstock.broker.extensions import PUBLISHER_PROPERTY
+from penstock.broker.message import SITE_PROPERTY
+from penstock.broker.mqtt.data_types import (
+    read_variable_byte_integer,
+    write_variable_byte_integer,
+)
 from penstock.broker.mqtt.enums import MQTT_5, PacketType
 from penstock.broker.mqtt.packets import ConnAck, Disconnect, Packet, SubAck, UnsubAck
 from penstock.broker.mqtt.properties import read_publish_properties, write_properties
@@ -18,7 +23,6 @@ from penstock.edge_proxy.aggregator.connecting import (
     read_frame,
 )
 from penstock.edge_proxy.aggregator.packet_stream import Buffer
-from penstock.edge_proxy.aggregator.remapping import SITE_PROPERTY
 from penstock.edge_proxy.aggregator.suspects import Thing
 
 if TYPE_CHECKING:
@@ -134,9 +138,9 @@ class Up(Local):
         if remote is None:
             reason = "not_mapped"
         else:
-            reason, changed = self._properties(properties)
+            reason, told, changed = self._properties(properties)
         if reason or remote is None or changed is None:
-            self._drop(first_byte, packet_id, name, reason)
+            self._drop(first_byte, packet_id, name, reason, told)
             return
         qos = first_byte >> 1 & 3
         sent_qos = min(qos, joint.maximum_qos)
@@ -194,36 +198,35 @@ class Up(Local):
             known = self._names[topic] = (name, None if remote is None else remote.encode())
         return known
 
-    def _properties(self, encoded: bytes) -> tuple[str, bytes | None]:
+    def _properties(self, encoded: bytes) -> tuple[str, str, bytes | None]:
         """Return the properties that a message has in the cloud.
 
         Returns:
-            (why it does not pass, or ""; the encoded properties, or None for a message of the
-            cloud's own, which ends here without being counted).
+            (why it does not pass, as one word, or ""; the same in words; the encoded properties, or
+            None for a message of the cloud's own, which ends here without being counted).
         """
         joint = self.joint
         try:
             properties, _ = read_publish_properties(encoded, 0)
-        except PeerError:
-            return "properties", None
+        except PeerError as error:
+            return "properties", f": {error}", None
         pairs: list[tuple[str, str]] = list(properties.pop("user_property", ()))
         if pairs and pairs[-1][0] == PUBLISHER_PROPERTY:  # what the site's own broker says
             _, publisher = pairs.pop()
             if publisher.startswith(joint.settings.own_prefix):
-                return "", None
+                return "", "", None
             is_from_site = any(name == SITE_PROPERTY for name, _ in pairs)
             if not is_from_site:  # of another site's message, who published it there stays
                 pairs = [pair for pair in pairs if pair[0] != PUBLISHER_PROPERTY]
                 if joint.settings.tells_publisher:
                     pairs.append((PUBLISHER_PROPERTY, publisher))
-        marked = joint.loops.marked(pairs)
-        if marked is None:
-            return "hops", None
+        if why := joint.loops.why_not_up(pairs):
+            return "hops", f": {why}", None
         if joint.version != MQTT_5:
-            return "", _NO_PROPERTIES
+            return "", "", _NO_PROPERTIES
         properties.pop("subscription_identifier", None)
-        properties["user_property"] = marked
-        return "", write_properties(properties, PacketType.PUBLISH)
+        properties["user_property"] = joint.loops.up(pairs)
+        return "", "", write_properties(properties, PacketType.PUBLISH)
 
     def _lower(self, qos: int, sent_qos: int, packet_id: int) -> None:
         self.joint.change("qos_lowered")
@@ -398,8 +401,8 @@ class Cloud:
         name, local = self._renamed(topic)
         reason = "" if local is not None else "not_mapped"
         told = ""
-        if not reason and _OWN_MARK in properties:
-            reason, told = self._why_loop(properties)
+        if not reason and joint.version == MQTT_5:
+            reason, told, properties = self._marked(properties)
         qos = first_byte >> 1 & 3
         self._answer = b""
         self._is_dropping = bool(reason)
@@ -443,14 +446,30 @@ class Cloud:
             known = self._names[topic] = (name, None if local is None else local.encode())
         return known
 
-    def _why_loop(self, encoded: bytes) -> tuple[str, str]:
-        """Return why a message does not come down, as one word and in words; "" where it does."""
+    def _marked(self, encoded: bytes) -> tuple[str, str, bytes]:
+        """Return the properties with which a message comes down.
+
+        Most have no marks of uplinks: then the same bytes are put behind them.
+
+        Returns:
+            (why it does not come down, as one word, or ""; the same in words; the encoded
+            properties).
+        """
+        joint = self.joint
+        if _OWN_MARK not in encoded:
+            n_bytes, body_at = read_variable_byte_integer(encoded, 0)
+            marks = joint.marks_down
+            length = write_variable_byte_integer(n_bytes + len(marks))
+            return "", "", b"".join((length, encoded[body_at:], marks))
         try:
             properties, _ = read_publish_properties(encoded, 0)
         except PeerError as error:
-            return "properties", f": {error}"
-        why = self.joint.loops.why_loop(properties.get("user_property", ()))
-        return ("hops", f": {why}") if why else ("", "")
+            return "properties", f": {error}", encoded
+        pairs = properties.get("user_property", ())
+        if why := joint.loops.why_not_down(pairs):
+            return "hops", f": {why}", encoded
+        properties["user_property"] = joint.loops.down(pairs)
+        return "", "", write_properties(properties, PacketType.PUBLISH)
 
     def payload(self, piece: Buffer, bytes_left: int) -> None:
         """Pass a piece of a payload on, or skip it."""

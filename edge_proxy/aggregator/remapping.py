@@ -6,9 +6,11 @@ the local topic ``plant/oven/temperature`` is ``sites/berlin/plant/oven/temperat
 Of several rules of one direction, the first that matches a topic says what it becomes. A message
 passes once, whatever number of rules match.
 
-A message that goes up carries two User Properties: the site where it went up first, and the
-number of uplinks that it went up so far. It is dropped where it returns to that site, and where
-that number exceeds a limit. MQTT 3.1.1 has no such properties.
+A message that passes uplinks carries User Properties: the site where it was first, the sites to
+which it came down, and the number of uplinks that it went up. It is dropped where it would come to
+one of these sites again, and where that number exceeds a limit. An uplink knows its own site,
+and that of the broker which it leads to if that is a Penstock with uplinks of its own: so a message
+does not even cross the link to where it was. MQTT 3.1.1 has no such properties.
 """
 
 from __future__ import annotations
@@ -21,15 +23,14 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from penstock.broker.config.key_types import STRICT
 from penstock.broker.errors import MalformedPacketError
+from penstock.broker.message import SITE_PROPERTY
 from penstock.broker.mqtt.enums import MAX_STRING_BYTES
 from penstock.broker.mqtt.topics import SHARE_PREFIX, matches, parse_share, validate_topic_filter
 
-SITE_PROPERTY: Final = "penstock-site"
-"""User Property: name of the site where the message went up first."""
 HOPS_PROPERTY: Final = "penstock-hops"
 """User Property: how many uplinks the message went up, a decimal number."""
-
-_OURS: Final = (SITE_PROPERTY, HOPS_PROPERTY)
+VIA_PROPERTY: Final = "penstock-via"
+"""User Property, one for each: name of a site to which the message came down."""
 
 
 @checked_dataclass(frozen=True, slots=True, config=STRICT)
@@ -227,42 +228,61 @@ class Loops:
     Attributes:
         site: name of this site.
         max_hops: most uplinks that a message may go up.
+        peer: name of the site of the broker in the cloud; "" where it has none, or is not known.
     """
 
     site: str
     max_hops: int
+    peer: str = ""
 
-    def why_loop(self, user_properties: Iterable[tuple[str, str]]) -> str:
-        """Say why a message that comes down, or is to go up, has to end here; "" where it does not.
+    def leads_to(self, site: str) -> Loops:
+        """Return the same for an uplink that leads to a site; "" for none."""
+        return replace(self, peer="" if site == self.site else site)
 
-        It comes from this site, or it went up too many uplinks. A number of hops that is none
-        counts as too many: nobody but an uplink writes the property.
+    def why_not_up(self, user_properties: Iterable[tuple[str, str]]) -> str:
+        """Say why a message must not go up; "" where it may."""
+        for name, value in user_properties:
+            if name in (SITE_PROPERTY, VIA_PROPERTY) and value == self.peer != "":
+                return f"it comes from site {value}, to which this uplink leads"
+        return self._why_loop(user_properties, self.max_hops - 1)
+
+    def why_not_down(self, user_properties: Iterable[tuple[str, str]]) -> str:
+        """Say why a message must not come down; "" where it may."""
+        for name, value in user_properties:
+            if name == VIA_PROPERTY and value == self.site:
+                return f"it has come down to site {value} before"
+        return self._why_loop(user_properties, self.max_hops)
+
+    def _why_loop(self, user_properties: Iterable[tuple[str, str]], most_hops: int) -> str:
+        """Say why a message has to end here; "" where it does not.
+
+        A number of hops that is none counts as too many: nobody but an uplink writes the property.
         """
         for name, value in user_properties:
             if name == SITE_PROPERTY and value == self.site:
                 return f"it went up first from site {value}, as this one is called"
-            if name == HOPS_PROPERTY and _hops(value) > self.max_hops:
+            if name == HOPS_PROPERTY and _hops(value) > most_hops:
                 return f"it went up {value:.10} uplinks; allowed: at most {self.max_hops}"
         return ""
 
-    def marked(self, user_properties: Sequence[tuple[str, str]]) -> list[tuple[str, str]] | None:
-        """Return the User Properties with which a message goes up; None where it is a loop.
+    def up(self, user_properties: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Return the User Properties with which a message goes up, for which `why_not_up` is "".
 
         Args:
             user_properties: of the message as the site's broker delivers it.
         """
-        if self.why_loop(user_properties):
-            return None
-        site, hops = self.site, 0.0
-        for name, value in user_properties:
-            if name == SITE_PROPERTY:
-                site = value
-            elif name == HOPS_PROPERTY:
-                hops = _hops(value)
-        if hops >= self.max_hops:
-            return None
-        others = [pair for pair in user_properties if pair[0] not in _OURS]
-        return [*others, (SITE_PROPERTY, site), (HOPS_PROPERTY, str(int(hops) + 1))]
+        sites = [pair for pair in user_properties if pair[0] == SITE_PROPERTY]
+        hops = [int(_hops(value)) for name, value in user_properties if name == HOPS_PROPERTY]
+        ours = (SITE_PROPERTY, HOPS_PROPERTY)
+        others = [pair for pair in user_properties if pair[0] not in ours]
+        site = sites[-1:] or [(SITE_PROPERTY, self.site)]
+        return [*others, *site, (HOPS_PROPERTY, str(sum(hops[-1:]) + 1))]
+
+    def down(self, user_properties: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Return the User Properties with which a message comes down; as `up`."""
+        has_site = any(name == SITE_PROPERTY for name, _ in user_properties)
+        site = [] if has_site or not self.peer else [(SITE_PROPERTY, self.peer)]
+        return [*user_properties, *site, (VIA_PROPERTY, self.site)]
 
 
 def _hops(text: str) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from logging import Logger
@@ -29,6 +30,7 @@ from penstock.edge_proxy.aggregator.conditions import OUTSIDE, Absence, Budget, 
 from penstock.edge_proxy.aggregator.config import MARKER_TOPIC, STATE_TOPIC, UplinkKeys
 from penstock.edge_proxy.aggregator.connecting import JointSettings, UplinkRefusedError
 from penstock.edge_proxy.aggregator.counts import UplinkCounts
+from penstock.edge_proxy.aggregator.filters import intersection
 from penstock.edge_proxy.aggregator.joint import Joint
 from penstock.edge_proxy.aggregator.lanes import Lane
 from penstock.edge_proxy.aggregator.link import (
@@ -431,6 +433,18 @@ class Uplink:
         """Whether the cloud's broker had no session of this lane when it accepted it last."""
         link = self._link
         return link is not None and link.is_accepted and not link.joint.session_present
+
+    @property
+    def has_echo(self) -> bool:
+        """Whether the cloud's broker would send to one lane what the other one has published.
+
+        No Local holds for one client. Penstock knows that both lanes are one.
+        """
+        link = self._link
+        if link is None or not link.is_accepted or link.joint.lanes_are_kept:
+            return False
+        rules = itertools.product(self.keys.up, self.keys.down)
+        return any(intersection(up.remote_filter, down.remote_filter) for up, down in rules)
 
     def leave(self, why: str) -> None:
         """Disconnect, if there is a connection; the uplink goes on without this lane."""

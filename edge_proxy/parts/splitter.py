@@ -24,12 +24,13 @@ from typing import Any, Final, TypeVar
 from penstock.broker.counters import count
 from penstock.broker.extensions import PUBLISHER_PROPERTY, LocalClients
 from penstock.broker.faults import is_logged
+from penstock.broker.message import SITE_PROPERTY
 from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.properties import read_publish_properties, write_properties
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.edge_proxy.aggregator.packet_stream import Buffer
 from penstock.edge_proxy.aggregator.preparation import prepare_session
-from penstock.edge_proxy.aggregator.remapping import HOPS_PROPERTY, SITE_PROPERTY
+from penstock.edge_proxy.aggregator.remapping import HOPS_PROPERTY, VIA_PROPERTY
 from penstock.edge_proxy.parts.config import PARTS_CLIENTS
 from penstock.edge_proxy.parts.cutting import Cutter
 from penstock.edge_proxy.parts.local_client import (
@@ -66,7 +67,7 @@ WAITING_BYTES: Final = 1_048_576
 WAITING_MESSAGES: Final = 8
 """Messages of QoS 1 and 2 that the session has on their way at a time."""
 
-MARKS: Final = frozenset({SITE_PROPERTY, HOPS_PROPERTY})
+MARKS: Final = frozenset({SITE_PROPERTY, HOPS_PROPERTY, VIA_PROPERTY})
 """User Properties that stay with the PUBLISH of each part: uplinks read and write them."""
 
 

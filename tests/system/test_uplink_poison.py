@@ -92,7 +92,7 @@ async def test_a_message_of_the_cloud_that_the_site_does_not_take_is_dropped(
                 await deliver(far, Publish("down/begin", b"", 1, packet_id=1))
             packet_id = 1 if qos else 0
             poison = Publish(
-                "down/a", b"x", qos, packet_id=packet_id, properties=user_properties(260)
+                "down/a", b"x", qos, packet_id=packet_id, properties=user_properties(300)
             )
             await deliver(far, poison)
             await deliver(far, Publish("down/b", b"after", 1, packet_id=2))

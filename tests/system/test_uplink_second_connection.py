@@ -71,7 +71,7 @@ async def test_what_the_second_client_may_not_publish_goes_by_the_first(
             assert got == {f"berlin-cloud/{topic}": numbers for topic, numbers in IN_ORDER.items()}
             assert large.counts.up_dropped == {}
             await until(lambda: not large.counts.connected)
-            assert caplog.text.count("does not take a second connection") == 1
+            assert caplog.text.count("one connection to") == 1
             assert "it may not publish to 'up/mixed/" in caplog.text
         finally:
             await edge.stop()
@@ -146,3 +146,24 @@ def _let_dial_after(lane: Uplink, event: asyncio.Event, monkeypatch: pytest.Monk
         return await dial(*args)
 
     monkeypatch.setattr(lane.upstreams, "dial", dial_later)
+
+
+@pytest.mark.parametrize("kind", ["mosquitto", "penstock"])
+async def test_rules_of_both_directions_have_two_connections_where_nothing_comes_back(
+    kind: str, tmp_path: Path
+) -> None:
+    """No Local holds for one client; Penstock knows that both lanes are one."""
+    both = [{"filter": "up/#", "when": "always"}]
+    with reserved_port() as port:
+        async with (
+            cloud_of(kind, port, tmp_path, 9),
+            running_edge(port, down=both) as edge,
+        ):
+            small, large = lanes_of(edge)
+            await until(lambda: large.counts.connected or large.counts.taken_over)
+            assert bool(large.counts.connected) == (kind == "penstock")
+            assert ("topics in common" in told_of(edge, small.up_id)) == (kind == "mosquitto")
+            await until(lambda: small.subscriptions.has("up/#"))
+            assert await pass_all(edge, await taker_of(port)) == IN_ORDER
+            for lane in (small, large):
+                assert (lane.counts.down_messages, lane.counts.down_dropped) == (0, {})

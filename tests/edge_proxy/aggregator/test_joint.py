@@ -257,7 +257,9 @@ def test_packet_identifiers_pass_unchanged() -> None:
     uplink.from_cloud(PubComp(7))
     assert uplink.written() == ([PubRel(7)], [PubRec(7), PubComp(7)], [])
     uplink.from_cloud(Publish("berlin/down/b", b"y", 2, packet_id=9, retain=True))
-    assert uplink.written()[2] == [Publish("down/b", b"y", 2, packet_id=9, retain=True)]
+    marks = {"user_property": [("penstock-via", "berlin")]}
+    message = Publish("down/b", b"y", 2, packet_id=9, retain=True, properties=marks)
+    assert uplink.written()[2] == [message]
     uplink.from_down(PubRec(9))
     uplink.from_cloud(PubRel(9))
     uplink.from_down(PubComp(9))
@@ -280,6 +282,19 @@ def test_a_message_that_goes_up_tells_site_hops_and_publisher() -> None:
         ("penstock-site", "berlin"),
         ("penstock-hops", "1"),
     ]
+
+
+def test_a_message_that_comes_down_tells_where_it_was() -> None:
+    """Behind its other properties; the cloud's broker has named its site."""
+    uplink = Uplink()
+    uplink.accept(user_property=[("penstock-site", "rome")])
+    marks = [("penstock-site", "rome"), ("penstock-via", "berlin")]
+    for pairs in ([], [("k", "v" * n) for n in range(0, 90, 3)], [("penstock-x", "y")]):
+        properties = {"content_type": "t", "user_property": pairs}
+        uplink.from_cloud(Publish("berlin/down/b", b"y", properties=properties))
+        [message] = uplink.written()[2]
+        assert isinstance(message, Publish)
+        assert message.properties == {"content_type": "t", "user_property": [*pairs, *marks]}
 
 
 def test_a_message_of_another_site_keeps_its_publisher() -> None:

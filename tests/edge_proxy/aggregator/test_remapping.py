@@ -15,7 +15,7 @@ from penstock.edge_proxy.aggregator.remapping import (
     of_parts,
 )
 
-SITE, HOPS = "penstock-site", "penstock-hops"
+SITE, HOPS, VIA = "penstock-site", "penstock-hops", "penstock-via"
 
 
 def test_prefixes_are_exchanged_in_both_directions() -> None:
@@ -119,38 +119,60 @@ def test_a_wrong_rule_names_what_is_wrong(keys: dict[str, object], told: str) ->
 
 def test_a_message_that_goes_up_names_its_site_and_counts_its_hops() -> None:
     """The first site stays; the hops count on; other properties stay in their order."""
-    first = Loops("berlin", 8).marked([("a", "1"), ("b", "2")])
+    first = Loops("berlin", 8).up([("a", "1"), ("b", "2")])
     assert first == [("a", "1"), ("b", "2"), (SITE, "berlin"), (HOPS, "1")]
-    second = Loops("paris", 8).marked(first)
+    second = Loops("paris", 8).up(first)
     assert second == [("a", "1"), ("b", "2"), (SITE, "berlin"), (HOPS, "2")]
 
 
-def test_a_message_ends_where_it_returns_to_its_site() -> None:
-    """Down again at its own site, or on its way up once more."""
+def test_a_message_that_comes_down_names_where_it_was() -> None:
+    """The site of the broker above, where that is known, and the one to which it comes."""
+    marked = [("a", "1"), (SITE, "berlin"), (HOPS, "1")]
+    assert Loops("paris", 8).down(marked) == [*marked, (VIA, "paris")]
+    assert Loops("paris", 8).down([]) == [(VIA, "paris")]
+    assert Loops("paris", 8).leads_to("rome").down([]) == [(SITE, "rome"), (VIA, "paris")]
+
+
+def test_a_message_ends_where_it_returns_to_a_site() -> None:
+    """Down again at a site where it was, or on its way up once more."""
     loops = Loops("berlin", 8)
-    marked = loops.marked([])
-    assert marked is not None
-    assert loops.why_loop(marked) == "it went up first from site berlin, as this one is called"
-    assert loops.marked(marked) is None
-    assert not Loops("paris", 8).why_loop(marked)
+    marked = loops.up([])
+    told = "it went up first from site berlin, as this one is called"
+    assert loops.why_not_down(marked) == loops.why_not_up(marked) == told
+    paris = Loops("paris", 8)
+    assert paris.why_not_down(marked) == paris.why_not_up(marked) == ""
+    came = paris.down(marked)
+    assert paris.why_not_down(came) == "it has come down to site paris before"
+    assert paris.why_not_up(came) == ""  # to another cloud
+
+
+@pytest.mark.parametrize("mark", [SITE, VIA])
+def test_a_message_does_not_go_up_to_a_site_where_it_was(mark: str) -> None:
+    """The broker there has told its name; one of the same name as this is not told from it."""
+    paris = Loops("paris", 8).leads_to("berlin")
+    told = "it comes from site berlin, to which this uplink leads"
+    assert paris.why_not_up([(mark, "berlin")]) == told
+    assert paris.why_not_up([(mark, "rome")]) == ""
+    assert Loops("paris", 8).leads_to("paris").peer == ""
 
 
 def test_a_message_ends_after_too_many_hops() -> None:
     """Whatever its origin, it goes up as often as allowed."""
     marked = [(SITE, "rome")]
     for _ in range(3):
-        more = Loops("paris", 3).marked(marked)
-        assert more is not None
-        marked = more
-        assert not Loops("paris", 3).why_loop(marked)
-    assert Loops("paris", 3).marked(marked) is None
-    assert Loops("paris", 2).why_loop(marked) == "it went up 3 uplinks; allowed: at most 2"
+        assert not Loops("paris", 3).why_not_up(marked)
+        marked = Loops("paris", 3).up(marked)
+        assert not Loops("paris", 3).why_not_down(marked)
+    told = "it went up 3 uplinks; allowed: at most 3"
+    assert Loops("paris", 3).why_not_up(marked) == told
+    assert Loops("paris", 2).why_not_down(marked) == "it went up 3 uplinks; allowed: at most 2"
 
 
 @pytest.mark.parametrize("hops", ["", "-1", "1e3", "999999", "²"])
 def test_hops_that_are_no_number_count_as_too_many(hops: str) -> None:
     """A message that nobody can count on is not passed on and on."""
-    assert Loops("paris", 8).why_loop([(HOPS, hops)])
+    assert Loops("paris", 8).why_not_down([(HOPS, hops)])
+    assert Loops("paris", 8).why_not_up([(HOPS, hops)])
 
 
 def test_a_rule_with_parts_stands_for_the_topics_of_parts() -> None:
