@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.broker.errors import ProtocolError
-from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.sessions.client import PublishReceipt
 
@@ -51,12 +50,13 @@ def book_receipt(
 def check_receive_maximum(client: Client) -> None:
     """Check that an MQTT 5 client may send one more QoS 1 or 2 message [MQTT-3.3.4-9].
 
-    An MQTT 3.1.1 client knows no Receive Maximum: it is slowed down by not reading.
+    An MQTT 3.1.1 client knows no Receive Maximum: it is slowed down by not reading. So is a client
+    in the broker's process, which passes on what another broker sends: mosquitto 2.0 may send more.
 
     Raises:
         ProtocolError: receive maximum exceeded.
     """
-    if client.version != MQTT_5:
+    if client.keeps_no_receive_maximum:
         return
     incoming = client.session.incoming
     if len(incoming) + len(client.receipts) < client.receive_maximum:

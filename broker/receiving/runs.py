@@ -297,7 +297,8 @@ def _note_incoming(client: Client, packet_ids: bytes | bytearray) -> bool:
     """
     incoming = client.session.incoming
     n_messages = len(packet_ids) // 2
-    if client.version == MQTT_5 and len(incoming) + n_messages > client.receive_maximum:
+    is_over = len(incoming) + n_messages > client.receive_maximum
+    if is_over and not client.keeps_no_receive_maximum:
         return False
     new = dict.fromkeys(
         high << 8 | low for high, low in zip(packet_ids[::2], packet_ids[1::2], strict=True)

@@ -375,9 +375,14 @@ class Client:
             self._waits_for_disk
             or self.throttle.blockers
             or self.outgoing.unread_bytes > UNREAD_BYTES
-            or (len(self.receipts) >= self.receive_maximum and self.version != MQTT_5)
+            or (len(self.receipts) >= self.receive_maximum and self.keeps_no_receive_maximum)
             or (self.awaiting_bytes and self._has_much_held())
         )
+
+    @property
+    def keeps_no_receive_maximum(self) -> bool:
+        """Whether it is slowed down, and not cut off, where it sends more unacknowledged."""
+        return self.version != MQTT_5 or self.is_local
 
     def _has_much_held(self) -> bool:
         is_patient = self.is_patient and self.version == MQTT_5

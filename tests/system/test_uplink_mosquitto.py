@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.config.policy import parse_policy
-from penstock.broker.mqtt.packets import PubAck, Publish
+from penstock.broker.mqtt.packets import PubAck, Publish, PubRec, PubRel
 from penstock.broker.server import Server
 from penstock.edge_proxy.aggregator.plugin import UplinkPlugin
 from penstock.edge_proxy.aggregator.uplink import Uplink
@@ -111,5 +111,51 @@ async def test_a_mosquitto_that_refuses_retained_messages_gets_none(tmp_path: Pa
             assert came == {"up/0": False, "up/1": False}
             counts = uplink_of(edge).counts
             assert (counts.connections, counts.changed) == (1, {})
+        finally:
+            await edge.stop()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_mosquitto_may_send_more_than_the_receive_maximum_after_an_outage(
+    qos: int, tmp_path: Path
+) -> None:
+    """Mosquitto 2.0.11 does; the site reads when it has room, and ends no connection."""
+    n_messages = 3_000
+    lines = "max_queued_messages 0\nmax_inflight_messages 0"
+    with reserved_port() as port, running_mosquitto(tmp_path, lines, port):
+        keys = {
+            "upstream": {"address": f"127.0.0.1:{port}"},
+            "down": [{"filter": "down/#", "when": "always"}],
+            "reconnect": {"min_seconds": 0.01, "max_seconds": 0.1},
+        }
+        plugins = {"uplink": {"site": "berlin", "uplinks": {"cloud": keys}}}
+        limits = {"receive_maximum": 20}
+        edge = Server(parse_policy(anonymous_policy(plugins, limits=limits), "edge.yaml"))
+        await edge.start()
+        try:
+            uplink = uplink_of(edge)
+            await until(lambda: uplink.subscriptions.has("down/#"))
+            near = await connected(edge.addresses["default"][1], "near")
+            await near.subscribe("down/#", 1)
+            far = await connected(port, "far")
+            await uplink.stop()
+            for number in range(n_messages):
+                await far.send(Publish(f"down/{number}", b"x" * 100, qos, packet_id=number + 1))
+            n_left = n_messages
+            while n_left:
+                packet = await far.receive()
+                if isinstance(packet, PubRec):
+                    await far.send(PubRel(packet.packet_id))
+                else:
+                    n_left -= 1
+            uplink._is_stopping = False
+            uplink.start()
+            topics = set()
+            while len(topics) < n_messages:
+                message = await near.take(Publish)
+                topics.add(message.topic)
+                await near.send(PubAck(message.packet_id))
+            assert uplink.counts.failures == {}
+            assert uplink.counts.connections == 2
         finally:
             await edge.stop()
