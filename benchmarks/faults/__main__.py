@@ -15,11 +15,13 @@ from typing import Annotated, Final
 import typer
 
 from benchmarks.faults.case import FULL, MOSQUITTO, PENSTOCK, QUICK, Effort, Fault, Finding
+from benchmarks.faults.clocks import CLOCKS, DOWNTIME
 from benchmarks.faults.descriptors import DESCRIPTORS
 from benchmarks.faults.disk import DAMAGED, DELETED, FULL_DISK
 from benchmarks.faults.kills import KILLS
 from benchmarks.faults.load import CHURN, SLOW_READERS, STALL_GATE
 from benchmarks.faults.memory import MEMORY
+from benchmarks.faults.queues import REDIS_LOST, RESIZED, RESTORED
 from benchmarks.faults.silence import SILENCE
 from benchmarks.faults.subject import subject
 from benchmarks.faults.users import GUESSING, REVOKED
@@ -28,6 +30,7 @@ from benchmarks.peers import PEERS, allow_open_files
 from benchmarks.program import JsonFile, Program, choose, describe_run, tell, write_json
 from benchmarks.rows.report import format_value
 from penstock.netem.errors import NetemError
+from penstock.plugins.queue.client import QueueError
 
 FAULTS: Final = {
     fault.name: fault
@@ -36,6 +39,11 @@ FAULTS: Final = {
         FULL_DISK,
         DAMAGED,
         DELETED,
+        DOWNTIME,
+        CLOCKS,
+        RESTORED,
+        RESIZED,
+        REDIS_LOST,
         SILENCE,
         DESCRIPTORS,
         REVOKED,
@@ -78,7 +86,7 @@ def run_once(fault: Fault, broker: str, seed: int, effort: Effort) -> Outcome:
     try:
         with subject(broker) as chosen:
             return Outcome(fault.name, broker, seed, fault.inflict(chosen, rng, effort))
-    except (NetemError, WireError, OSError) as error:
+    except (NetemError, QueueError, WireError, OSError) as error:
         return Outcome(fault.name, broker, seed, (), f"{type(error).__name__}: {error}")
 
 

@@ -66,12 +66,13 @@ def _publish(port: int, n_messages: int, first_seconds: float = PUBACK_SECONDS) 
     return acknowledged
 
 
-def _subscribe(port: int) -> None:
+def keep_session(port: int) -> None:
+    """Subscribe, and leave a session that is kept."""
     with wire.open_client(port, "kept", is_clean=False) as sock:
         wire.subscribe(sock, "t/#", 1)
 
 
-def _read(port: int, awaited: set[int]) -> set[int]:
+def read_kept(port: int, awaited: set[int]) -> set[int]:
     """Return the numbers that wait for the session, until the awaited ones or none come."""
     numbers: set[int] = set()
     with wire.open_client(port, "kept", is_clean=False) as sock:
@@ -99,7 +100,7 @@ def fill(broker: Subject, _rng: random.Random, effort: Effort) -> Sequence[Findi
     file_bytes = LEAST_FILE_BYTES + n_messages * FILE_BYTES_OF_MESSAGE
     broker.configure(POLICY, LINES, file_bytes=file_bytes)
     broker.start()
-    _subscribe(broker.port)
+    keep_session(broker.port)
     acknowledged = _publish(broker.port, n_messages, wire.HANDSHAKE_TIMEOUT_SECONDS)
     _let_store(broker)
     broker.kill()
@@ -110,7 +111,7 @@ def fill(broker: Subject, _rng: random.Random, effort: Effort) -> Sequence[Findi
         broker.kill()
     broker.configure(POLICY, LINES)
     broker.start()
-    lost = acknowledged - _read(broker.port, acknowledged)
+    lost = acknowledged - read_kept(broker.port, acknowledged)
     return [
         Finding("messages acknowledged", len(acknowledged), least=1),
         Finding("acknowledged messages lost", len(lost), most=0),
@@ -137,7 +138,7 @@ def damage(broker: Subject, rng: random.Random, effort: Effort) -> Sequence[Find
     """Write over a random part of a database, again and again; each start serves or tells why."""
     broker.configure(POLICY)
     broker.start()
-    _subscribe(broker.port)
+    keep_session(broker.port)
     with wire.open_client(broker.port, "publisher") as sock:
         for number in range(1, effort.count(N_STORED, least=50)):
             topic = f"{'tq'[number % 2]}/x"
@@ -180,7 +181,7 @@ def delete(broker: Subject, _rng: random.Random, _effort: Effort) -> Sequence[Fi
     """Delete the databases under a running broker; count what is acknowledged and then gone."""
     broker.configure(POLICY, LINES)
     broker.start()
-    _subscribe(broker.port)
+    keep_session(broker.port)
     for file in broker.folder.glob("*.db*"):
         file.unlink()
     time.sleep(2)
@@ -188,7 +189,7 @@ def delete(broker: Subject, _rng: random.Random, _effort: Effort) -> Sequence[Fi
     _let_store(broker)
     broker.kill()
     broker.start()
-    lost = acknowledged - _read(broker.port, acknowledged)
+    lost = acknowledged - read_kept(broker.port, acknowledged)
     return [Finding("acknowledged 2 s later, and gone with the process", len(lost), most=0)]
 
 

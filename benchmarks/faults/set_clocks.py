@@ -27,13 +27,13 @@ time.clock_gettime = _of
 class SetClocks:
     """The clocks of programs that are started with `environment`.
 
-    Args:
-        folder: for two files.
+    Attributes:
+        folder: of two files, the first on Python's path.
     """
 
     def __init__(self, folder: Path) -> None:
         self._wall = self._boot = 0.0
-        self._folder = folder
+        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / "clocks.json"
         site = _SITE.format(path=str(self._file))
@@ -43,7 +43,7 @@ class SetClocks:
     @property
     def environment(self) -> Mapping[str, str]:
         """The variables of a program that is to see these clocks."""
-        path = [str(self._folder), os.environ.get("PYTHONPATH", "")]
+        path = [str(self.folder), os.environ.get("PYTHONPATH", "")]
         return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
     def set_wall(self, seconds: float) -> None:

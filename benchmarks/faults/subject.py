@@ -14,8 +14,10 @@ from typing import Any
 import psutil
 
 from benchmarks.errors import BenchmarkError
+from benchmarks.faults.set_clocks import SetClocks
 from penstock.netem.runs.broker_process import (
     ANONYMOUS,
+    ENVIRONMENT,
     RunningBroker,
     find_program,
     mosquitto_command,
@@ -54,6 +56,7 @@ class Subject:
         *,
         open_files: int | None = None,
         file_bytes: int | None = None,
+        clocks: SetClocks | None = None,
     ) -> None:
         """Write the configuration that the next start reads; it accepts every client.
 
@@ -64,6 +67,7 @@ class Subject:
             open_files: limit of open files of the process; None for the system's.
             file_bytes: length that no file of the process may exceed, as on a full disk; None for
                 any.
+            clocks: that Penstock sees; None for the machine's.
         """
         limits = []
         if open_files is not None:
@@ -71,6 +75,9 @@ class Subject:
         if file_bytes is not None:
             limits.append(f"--fsize={file_bytes}")
         wrapper = [find_program("prlimit"), *limits] if limits else []
+        if clocks is not None:
+            path = f"{clocks.folder}:{ENVIRONMENT['PYTHONPATH']}"
+            wrapper = [find_program("env"), f"PYTHONPATH={path}", *wrapper]
         if self.is_ours:
             whole = laid_over(
                 {
@@ -95,14 +102,18 @@ class Subject:
         file = self.folder / "broker.log"
         return file.read_text(errors="replace") if file.exists() else ""
 
-    def start(self) -> None:
+    def start(self, *ports: int) -> None:
         """Start it and wait until it takes connections.
+
+        Args:
+            ports: where it listens beside its own.
 
         Raises:
             RunError: it has ended, or takes none.
         """
         self.launch()
-        self._broker().wait_until_listening(self.port)
+        for port in (self.port, *ports):
+            self._broker().wait_until_listening(port)
 
     def launch(self) -> None:
         """Start it without waiting for anything."""

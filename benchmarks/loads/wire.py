@@ -338,23 +338,25 @@ def open_client(
     port: int,
     client_id: str,
     *,
+    version: int = 4,
     is_clean: bool = True,
     receive_buffer_bytes: int | None = None,
     context: ssl.SSLContext | None = None,
 ) -> socket.socket:
-    """Return a blocking loopback connection on which a CONNECT of MQTT 3.1.1 was accepted.
+    """Return a blocking loopback connection on which a CONNECT was accepted.
 
     Args:
         port: where the broker listens.
         client_id: Client Identifier.
+        version: protocol level.
         is_clean: Clean Session.
         receive_buffer_bytes: as in `open_connection`.
         context: for TLS; None without.
     """
     sock = open_connection(port, receive_buffer_bytes=receive_buffer_bytes, context=context)
     try:
-        sock.sendall(connect_packet(client_id, is_clean=is_clean))
-        read_connack(sock)
+        sock.sendall(connect_packet(client_id, version=version, is_clean=is_clean))
+        read_connack(sock, version=version)
     except BaseException:
         sock.close()
         raise

@@ -236,6 +236,9 @@ MODULE_ARROWS: Final = {
         "plugins.queue.engines",
         "broker.message",
     ),
+    "benchmarks.faults.__main__": ("benchmarks", "netem", "plugins.queue.client"),
+    "benchmarks.faults.clocks": ("benchmarks", "netem", "plugins.queue.client"),
+    "benchmarks.faults.queues": ("benchmarks", "netem", "plugins.queue.client"),
     "benchmarks.queue_kills": ("benchmarks", "netem", "plugins.queue.client"),
     "benchmarks.spark_kills": ("benchmarks", "netem", "plugins.queue.client"),
     # Its clients keep their packet identifiers over lost connections, which libraries forget.

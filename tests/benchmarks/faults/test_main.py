@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import __main__ as program
-from benchmarks.faults import descriptors, disk, kills, memory, silence, users
+from benchmarks.faults import clocks, descriptors, disk, kills, memory, silence, users
 from benchmarks.faults.case import PENSTOCK, Effort, Fault, Finding
 from benchmarks.faults.subject import Subject, subject
 from tests.helpers.process import SECONDS
@@ -19,6 +19,7 @@ LOADS = ("churn", "slow_readers", "stall_gate")
 """Their promises are about time; `benchmarks.churn` and `benchmarks.bystanders` have own tests."""
 
 PATIENCE = (
+    (clocks, "MOVED_SECONDS"),
     (descriptors, "AFTERWARDS_SECONDS"),
     (disk, "LOST_SECONDS"),
     (kills, "IDLE_SECONDS"),
