@@ -149,7 +149,8 @@ class Partnership:
         uplink, second = self._uplink, self.second
         assert second is not None  # noqa: S101 (else there are none)
         for packet_id, topic in joint.not_taken:
-            second.give_up(f"it may not publish to {topic!r}, says the broker", uplink.clock())
+            if not second.refused:  # several may be on their way: the first one is told
+                second.give_up(f"it may not publish to {topic!r}, says the broker", uplink.clock())
             uplink.local_clients.hand_over(uplink.up_id, packet_id)
         joint.not_taken.clear()
         self.do_without()

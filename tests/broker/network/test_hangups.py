@@ -12,11 +12,11 @@ from penstock.broker.mqtt.packets import PubAck, Publish
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network import hangups
 from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
-from tests.helpers.wire import connected
+from tests.helpers.wire import WireClient, connected
 
 LIMITS = {"queued_messages": 2, "receive_maximum": 4, "queue_full_seconds": 10_000}
-N_PAUSING = 6
-"""Messages after which a publisher is not read from: two have room, and four are unacknowledged."""
+N_PAUSING = 7
+"""Messages after which a publisher is not read from: three have room, and four are unacknowledged."""
 
 
 def fill(sock: socket.socket) -> None:
@@ -24,6 +24,13 @@ def fill(sock: socket.socket) -> None:
     with contextlib.suppress(BlockingIOError):
         while True:
             sock.send(bytes(65_536))
+
+
+async def full_subscriber(port: int) -> WireClient:
+    """Return a client that acknowledges nothing: it gets one message, and two wait for it."""
+    client = await connected(port, "deaf", properties={"receive_maximum": 1})
+    await client.subscribe("t", 1)
+    return client
 
 
 RESET = struct.pack("ii", 1, 0)
@@ -43,8 +50,7 @@ async def test_a_client_that_waits_for_room_and_is_gone_has_no_session_any_more(
     ]
     async with serving(limits=LIMITS) as server:
         port = port_of(server)
-        async with await connected(port, "away", 4, clean_start=False) as away:
-            await away.subscribe("t", 1)
+        deaf = await full_subscriber(port)
         async with await connected(port, "p", 4, keep_alive=0) as publisher:
             driver, protocol = driver_of(server), protocol_of(server, "p")
             await publisher.send_bytes(b"".join(packets[:N_PAUSING]))
@@ -55,8 +61,9 @@ async def test_a_client_that_waits_for_room_and_is_gone_has_no_session_any_more(
                 publisher.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             publisher.close()
             await until(lambda: protocol not in driver.protocols)
-        assert server.core.sessions.client_ids() == ["away"]
-        assert server.core.counters.clients_connected == 0
+        assert server.core.sessions.client_ids() == ["deaf"]
+        assert server.core.counters.clients_connected == 1
+        deaf.close()
 
 
 async def test_a_client_that_waits_for_room_and_is_there_goes_on_when_there_is_some(
@@ -76,8 +83,7 @@ async def test_a_client_that_waits_for_room_and_is_there_goes_on_when_there_is_s
     packets = [Publish("t", b"", qos=1, packet_id=n + 1) for n in range(N_PAUSING)]
     async with serving(limits=LIMITS) as server:
         port = port_of(server)
-        async with await connected(port, "away", 4, clean_start=False) as away:
-            await away.subscribe("t", 1)
+        deaf = await full_subscriber(port)
         async with await connected(port, "p", 4, keep_alive=0) as publisher:
             protocol = protocol_of(server, "p")
             await publisher.send_bytes(b"".join(write_packet(packet, 4) for packet in packets))
@@ -85,12 +91,11 @@ async def test_a_client_that_waits_for_room_and_is_there_goes_on_when_there_is_s
             await until(lambda: looks > 2)
             sock = protocol.transport.get_extra_info("socket")
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            away = await connected(port, "away", 4, clean_start=True)
+            deaf.close()
             answers = [await publisher.take(PubAck) for _ in packets]
             assert {answer.packet_id for answer in answers} == set(range(1, N_PAUSING + 1))
             await until(lambda: protocol.is_reading)
             assert not sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            away.close()
 
 
 async def test_a_client_whose_end_does_not_come_through_is_asked_for(
@@ -104,8 +109,7 @@ async def test_a_client_whose_end_does_not_come_through_is_asked_for(
     ]
     async with serving(limits=LIMITS) as server:
         port = port_of(server)
-        async with await connected(port, "away", 4, clean_start=False) as away:
-            await away.subscribe("t", 1)
+        deaf = await full_subscriber(port)
         async with await connected(port, "p", 4, keep_alive=0) as publisher:
             driver, protocol = driver_of(server), protocol_of(server, "p")
             await publisher.send_bytes(b"".join(packets))
@@ -113,7 +117,8 @@ async def test_a_client_whose_end_does_not_come_through_is_asked_for(
             publisher.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1)
             fill(publisher.sock)
             await until(lambda: protocol not in driver.protocols)
-        assert server.core.sessions.client_ids() == ["away"]
+        assert server.core.sessions.client_ids() == ["deaf"]
+        deaf.close()
 
 
 async def test_a_client_that_waits_for_room_is_unheard_until_bytes_come(
@@ -124,8 +129,7 @@ async def test_a_client_that_waits_for_room_is_unheard_until_bytes_come(
     packets = [Publish("t", b"", qos=1, packet_id=n + 1) for n in range(N_PAUSING)]
     async with serving(limits=LIMITS) as server:
         port = port_of(server)
-        async with await connected(port, "away", 4, clean_start=False) as away:
-            await away.subscribe("t", 1)
+        deaf = await full_subscriber(port)
         async with (
             await connected(port, "q", 4, keep_alive=0) as full,
             await connected(port, "p", 4, keep_alive=2) as silent,
@@ -139,3 +143,4 @@ async def test_a_client_that_waits_for_room_is_unheard_until_bytes_come(
             fill(full.sock)
             await until(lambda: hangups.unheard_seconds(full_protocol.fileno) is None)
             await until(lambda: protocol not in driver.protocols)
+        deaf.close()

@@ -357,10 +357,10 @@ class Functions:
         """Return the catalogue.
 
         Raises:
-            StorageError: the server could not be asked, or it has lost its data.
+            StorageError: the server could not be asked, or it has lost its data since `begin`.
         """
         secret, entries = await plain(self.call("list", [self._catalogue]))
-        if secret != self._secret:
+        if self._secret and secret != self._secret:
             raise StorageError(self._note_lost())
         return _by_name(entries)
 
