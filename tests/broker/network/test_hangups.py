@@ -16,7 +16,7 @@ from tests.helpers.wire import WireClient, connected
 
 LIMITS = {"queued_messages": 2, "receive_maximum": 4, "queue_full_seconds": 10_000}
 N_PAUSING = 7
-"""Messages after which a publisher is not read from: three have room, and four are unacknowledged."""
+"""Messages after which a publisher is not read from: three have room, four are unacknowledged."""
 
 
 def fill(sock: socket.socket) -> None:
