@@ -129,9 +129,12 @@ def new_context(keys: UpstreamTlsKeys, path: str) -> ssl.SSLContext:
     if keys.keyfile is not None:
         warn_of_readers(f"{path}.tls.keyfile", keys.keyfile)
     try:
-        return make_client_context(_as_tls(keys), is_verifying=keys.verify)
+        context = make_client_context(_as_tls(keys), is_verifying=keys.verify)
     except TlsFilesError as error:
         raise UpstreamError(f"{path}.tls: {error}") from error
+    if keys.alpn:
+        context.set_alpn_protocols(list(keys.alpn))
+    return context
 
 
 class Upstreams:

@@ -21,6 +21,8 @@ DEFAULT_TLS_PORT: Final = 8883
 
 _DAY: Final = 86_400
 _UNIX: Final = "unix:"
+_LONGEST_PROTOCOL: Final = 255
+"""Bytes of a protocol name of ALPN (RFC 7301)."""
 _LONGEST_SOCKET_PATH: Final = 107
 """Bytes that `sun_path` of Linux holds beside its end."""
 
@@ -82,6 +84,12 @@ Address = Annotated[str, AfterValidator(_check_address)]
 """Where a broker is: host:port, host, or unix:/path."""
 
 
+def _check_protocol(name: str) -> str:
+    if not 0 < len(name.encode()) <= _LONGEST_PROTOCOL:
+        raise ValueError(f"names of protocols of 1 to {_LONGEST_PROTOCOL} bytes")
+    return name
+
+
 @checked_dataclass(frozen=True, slots=True, config=STRICT)
 class UpstreamTlsKeys:
     """TLS toward an upstream broker; the keys under `tls`.
@@ -95,6 +103,8 @@ class UpstreamTlsKeys:
         server_name: the name that the broker's certificate must have, and that is asked for by SNI;
             None for the host of the address.
         minimum_version: 1.2 or 1.3.
+        alpn: protocol names that are offered by ALPN, the preferred one first; none: no ALPN. A
+            server that speaks several protocols on one port chooses by it.
         verify: False accepts any certificate: whoever is on the path can read and change
             everything. For tests.
     """
@@ -105,7 +115,13 @@ class UpstreamTlsKeys:
     keyfile: str | None = None
     server_name: str | None = None
     minimum_version: float = 1.2
+    alpn: tuple[Annotated[str, AfterValidator(_check_protocol)], ...] = ()
     verify: bool = True
+
+    @field_validator("alpn", mode="before")
+    @classmethod
+    def _read_alpn(cls, alpn: Any) -> Any:
+        return tuple(alpn) if isinstance(alpn, list) else alpn
 
     def __post_init__(self) -> None:
         """Check the values against each other, and that the files can be read."""

@@ -245,7 +245,7 @@ class Bridge:
         )
         has_tls = any(name in self.set for name in _TLS_SIGNS)
         if not has_tls and not self._flag("bridge_tls_use_os_certs", default=False):
-            for name in ("bridge_certfile", "bridge_keyfile", "bridge_tls_version"):
+            for name in ("bridge_alpn", "bridge_certfile", "bridge_keyfile", "bridge_tls_version"):
                 if name in self.set:
                     why = "without bridge_cafile or bridge_capath, mosquitto has no TLS for it"
                     self.notes.append((self.set[name], why))
@@ -255,6 +255,8 @@ class Bridge:
             for name in _TLS_FILES
             if (value := self._text(f"bridge_{name}")) is not None
         }
+        if (protocol := self._text("bridge_alpn")) is not None:
+            tls["alpn"] = [protocol]
         version = self._text("bridge_tls_version")
         if version is not None:
             tls["minimum_version"] = _TLS_VERSIONS[version]

@@ -42,8 +42,9 @@ class ReconnectKeys:
     Attributes:
         min_seconds: the first wait.
         max_seconds: the longest wait. A minute is short beside an outage that has lasted so long.
-        stable_seconds: a connection that has stood for so long begins anew with the first wait. One
-            that another client takes over again and again ends earlier.
+        stable_seconds: a connection that has stood for so long, or on which a message has passed,
+            begins anew with the first wait. One that another client takes over again and again ends
+            earlier.
     """
 
     min_seconds: Seconds = 1.0
@@ -104,6 +105,8 @@ class UplinkKeys:
         up: topics that go up.
         down: topics that come down.
         lanes: two connections in place of one, or ``auto`` for the defaults; None: one.
+        filters_per_subscribe: topic filters of one SUBSCRIBE or UNSUBSCRIBE. AWS IoT ends the
+            connection at more than 8; other brokers take more.
         linger_seconds: for which the cloud is still asked for what the last client of the site has
             given up, under a rule with ``when: subscribed``.
         outgoing_retain: what goes up retained is retained in the cloud. False: nothing is, for a
@@ -144,6 +147,7 @@ class UplinkKeys:
     up: list[Rule] = field(default_factory=list)
     down: list[DownRule] = field(default_factory=list)
     lanes: LanesKeys | None = field(default_factory=LanesKeys)
+    filters_per_subscribe: Positive = 8
     linger_seconds: Seconds = 30.0
     outgoing_retain: bool = True
     clear_retained: bool = True

@@ -73,6 +73,7 @@ class JointSettings:
         maximum_packet_size: bytes of the largest packet that the site's broker takes.
         cloud_packet_size: the same of the cloud's broker, as configured; None for what it says.
         yields: what comes down yields to the other lane.
+        filters_per_subscribe: topic filters of one SUBSCRIBE or UNSUBSCRIBE.
         is_optional: it is a lane that the uplink may do without: what the cloud's broker does not
             let its client publish, the other lane is to have.
     """
@@ -97,6 +98,7 @@ class JointSettings:
     cloud_packet_size: int | None = None
     outgoing_retain: bool = True
     yields: bool = False
+    filters_per_subscribe: int = 8
     is_optional: bool = False
 
 

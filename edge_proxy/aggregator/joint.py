@@ -77,9 +77,6 @@ MOST_INFLIGHT: Final = 32_000
 """QoS 1 and 2 messages on their way up. The packet identifiers of SUBSCRIBE are taken as far from
 theirs as possible, and these are less than half of all."""
 
-FILTERS_AT_ONCE: Final = 64
-"""Topic filters of one SUBSCRIBE or UNSUBSCRIBE."""
-
 
 class Joint:
     """One connection to the cloud, and the two local ones that come and go with it.
@@ -105,6 +102,7 @@ class Joint:
         suspects: what the cloud's broker may have refused by ending a connection.
         busy: the one thing that was sent and is not answered, while `suspects` says to be careful.
         has_answered: the cloud's broker has answered a message or a PINGREQ.
+        has_passed: a message has passed in either direction, and was acknowledged.
         disconnect_code: reason code of its DISCONNECT; 0 for none.
         not_taken: (packet identifier, topic) of messages, not handed over yet, that the cloud's
             broker does not let this client publish; of an optional lane alone.
@@ -154,7 +152,7 @@ class Joint:
         self.watches_retained = False
         self.suspects = suspects
         self.busy: Thing | None = None
-        self.has_answered = False
+        self.has_answered = self.has_passed = False
         self.disconnect_code = 0
         self.version = settings.version
         self.maximum_packet_size = settings.cloud_packet_size or MAX_REMAINING_LENGTH + 5
@@ -229,7 +227,7 @@ class Joint:
             else:
                 self.unsubscribe((topic,))  # else it would come as a live message, too
                 self._soon(partial(self._publish_marker, topic, marker))
-        at_once = 1 if self.suspects.is_careful else FILTERS_AT_ONCE
+        at_once = 1 if self.suspects.is_careful else self.settings.filters_per_subscribe
         taken = [request for request in requests if not self._is_aside(request.topic_filter)]
         for sizes in (None, *get_args(SizeClass)):
             of_class = [request for request in taken if request.sizes == sizes]
@@ -248,7 +246,7 @@ class Joint:
     def _subscribe_to_marker(self, topic: str) -> None:
         packet_id = self._packet_id()
         self._asked[packet_id] = (topic,)
-        own = SubscriptionRequest(topic, 1, False, False, 0)
+        own = SubscriptionRequest(topic, min(1, self.maximum_qos), False, False, 0)
         data = write_packet(Subscribe(packet_id, (own,)), self.version)
         self.careful_with(Thing("own", topic, n_bytes=len(data)))
         self.cloud.send(data)
@@ -258,8 +256,9 @@ class Joint:
         packet_id = self._packet_id()
         self._asked[packet_id] = tuple(request.topic_filter for request in requests)
         is_5 = self.version == MQTT_5
+        most = self.maximum_qos  # more would be granted as much, or not answered at all
         asked = tuple(
-            SubscriptionRequest(name, qos, True, True, 0 if wants_retained else 2)
+            SubscriptionRequest(name, min(qos, most), True, True, 0 if wants_retained else 2)
             if is_5
             else SubscriptionRequest(name, qos, False, False, 0)
             for name, qos, wants_retained, _ in requests
@@ -296,8 +295,9 @@ class Joint:
 
     def unsubscribe(self, filters: Sequence[str]) -> None:
         """Ask the cloud for topics no more."""
-        for start in range(0, len(filters), FILTERS_AT_ONCE):
-            self._soon(partial(self._unsubscribe, tuple(filters[start : start + FILTERS_AT_ONCE])))
+        at_once = self.settings.filters_per_subscribe
+        for start in range(0, len(filters), at_once):
+            self._soon(partial(self._unsubscribe, tuple(filters[start : start + at_once])))
 
     def _unsubscribe(self, names: tuple[str, ...]) -> None:
         packet_id = self._packet_id()

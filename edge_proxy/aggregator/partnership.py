@@ -202,7 +202,10 @@ class Partnership:
             if counts.taken_over:
                 counts.taken_over = 0
                 uplink.local_clients.take_over(uplink.up_id, is_away=False)
-                uplink.logger.warning("uplink %s: what comes from now on waits for it", uplink.name)
+                if not self.is_refused:
+                    uplink.logger.warning(
+                        "uplink %s: what comes from now on waits for it", uplink.name
+                    )
 
     def _let_take_over(self) -> None:
         uplink, other = self._uplink, self.other

@@ -283,6 +283,7 @@ class Down(Local):
         if first_byte in (_PUBACK, _PUBREC, _PUBCOMP):
             self.joint.cloud.send(frame)
             packet_id, code = acknowledged(frame, body_at)
+            self.joint.has_passed = True
             topic = self.topics.pop(packet_id, "")
             if self.joint.version == MQTT_5 and first_byte != _PUBCOMP and code >= 0x80:
                 self.joint.drop("down", "refused", topic, f": {describe_reason_code(code)}")
@@ -340,7 +341,7 @@ class Cloud:
             return
         thing = up.sent.get(packet_id)
         topic = "" if thing is None else thing.name
-        joint.has_answered = True
+        joint.has_answered = joint.has_passed = True
         if first_byte == _PUBREC and code < 0x80:
             up.received.add(packet_id)
         else:

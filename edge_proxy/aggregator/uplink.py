@@ -53,6 +53,10 @@ SHORT_SECONDS: Final = 10.0
 SHORT_IN_A_ROW: Final = 3
 """So many short connections in a row are told as such."""
 
+SUSPICIOUS_FAILURES: Final = 1
+"""While the uplink finds out at what the cloud's broker hangs up, no wait is longer than after so
+many failures: nothing passes meanwhile."""
+
 LOOK_SECONDS: Final = 0.5
 """Between two looks at what waits, with `start.when` of ``on_demand``."""
 
@@ -407,7 +411,8 @@ class Uplink:
         """See whether the cloud's broker has ended the connection at something that was sent."""
         suspects, link = self._suspects, self._link
         if link is None or not was_accepted:
-            suspects.failed()
+            if reason == "unreachable":
+                suspects.failed()
             return
         joint = link.joint
         is_closed = reason in ("closed", "disconnected", "taken_over")
@@ -566,10 +571,16 @@ class Uplink:
             seconds: for which it stood, or was tried.
         """
         keys = self.keys.reconnect
-        was_accepted = self._link is not None and self._link.is_accepted
-        if was_accepted and seconds >= keys.stable_seconds:
+        link = self._link
+        was_accepted = link is not None and link.is_accepted
+        has_passed = link is not None and was_accepted and link.joint.has_passed
+        has_stood = was_accepted and seconds >= keys.stable_seconds
+        # On a link that is cut again and again, each connection gets on by some messages.
+        if has_stood or (has_passed and reason != "taken_over"):
             self._failures = 0
-        is_strange = self._short == SHORT_IN_A_ROW and self._suspects.is_idle
+        elif not self._suspects.is_idle:
+            self._failures = min(self._failures, SUSPICIOUS_FAILURES)
+        is_strange = self._short == SHORT_IN_A_ROW and self._suspects.is_idle and not has_passed
         if reason == "taken_over" or is_strange:
             self.logger.error(
                 "uplink %s: %s: another client has the client id %r, or the broker ends each "
@@ -683,6 +694,7 @@ class Uplink:
             sizes=self.lane.sizes,
             other_lane="" if other is None else other.client_id,
             yields=self.lane.yields,
+            filters_per_subscribe=keys.filters_per_subscribe,
             is_optional=self.lane.is_optional,
             client_id=self.client_id,
             version=MQTT_5 if is_5 else ProtocolVersion.MQTT_3_1_1,

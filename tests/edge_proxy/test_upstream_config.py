@@ -94,6 +94,10 @@ ADDRESSES = "host:port, host, [IPv6 address]:port with a port of 1 to 65535, or 
             {"address": "a", "tls": {"server_name": ""}},
             "upstream.tls.server_name: read ''; allowed: a name, or null",
         ),
+        (
+            {"address": "a", "tls": {"alpn": ["mqtt", ""]}},
+            "upstream.tls.alpn.1: read ''; allowed: names of protocols of 1 to 255 bytes",
+        ),
     ],
 )
 def test_a_wrong_key(keys: dict[str, Any], problem: str) -> None:

@@ -214,6 +214,10 @@ def test_settings_of_a_bridge_keep_their_meaning(lines: str, expected: dict[str,
             {"capath": "cas", "certfile": "crt", "keyfile": "key", "minimum_version": 1.3},
         ),
         ("bridge_tls_use_os_certs true", {}),
+        (
+            "bridge_cafile ca\nbridge_alpn x-amzn-mqtt-ca",
+            {"cafile": "ca", "alpn": ["x-amzn-mqtt-ca"]},
+        ),
     ],
 )
 def test_tls_of_a_bridge(lines: str, expected: dict[str, Any]) -> None:

@@ -380,12 +380,16 @@ def test_the_cloud_is_asked_for_topics_and_its_answers_are_kept(
 def test_mqtt_3_1_1_subscribes_without_options() -> None:
     """It has none; many filters go in several packets."""
     uplink = accepted(version=4)
-    uplink.joint.subscribe([Request(f"a/{n}", 1, wants_retained=False) for n in range(100)])
+    uplink.joint.subscribe([Request(f"a/{n}", 1, wants_retained=False) for n in range(20)])
+    uplink.joint.unsubscribe([f"b/{n}" for n in range(9)])
     cloud, _, _ = uplink.written()
-    assert [len(packet.subscriptions) for packet in cloud if isinstance(packet, Subscribe)] == [
-        64,
-        36,
-    ]
+    asked = [len(packet.subscriptions) for packet in cloud if isinstance(packet, Subscribe)]
+    given_up = [len(packet.topic_filters) for packet in cloud if isinstance(packet, Unsubscribe)]
+    assert (asked, given_up) == ([8, 8, 4], [8, 1])
+    uplink = accepted(version=4, filters_per_subscribe=20)
+    uplink.joint.subscribe([Request(f"a/{n}", 1, wants_retained=False) for n in range(20)])
+    cloud, _, _ = uplink.written()
+    assert [len(one.subscriptions) for one in cloud if isinstance(one, Subscribe)] == [20]
 
 
 def test_records_are_kept_as_subscriptions_of_the_session_that_publishes() -> None:

@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.mqtt.packets import Publish
+from penstock.broker.mqtt.packets import (
+    PingReq,
+    PingResp,
+    PubAck,
+    Publish,
+    SubAck,
+    Subscribe,
+)
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.reports.client_reports import report, subject_of
 from penstock.broker.server import Server
@@ -27,6 +34,7 @@ from tests.edge_proxy.aggregator.test_uplink import (
     take_message,
     uplink_of,
 )
+from tests.helpers.scripted import Peer, ScriptedBroker
 from tests.helpers.sinks import HoldingSink
 from tests.helpers.wire import connected
 
@@ -239,3 +247,36 @@ async def test_an_uplink_that_is_held_connects_never() -> None:
             await deliver(near, Publish("up/a", b"x", qos=1, packet_id=1))
         await until(lambda: why_away(edge).endswith("s: it is held: start.when is never"))
         assert not uplink_of(edge).counts.connections
+
+
+async def ends_after_message(peer: Peer) -> None:
+    """Acknowledge one message of an uplink, and close the connection."""
+    while not isinstance(packet := await peer.receive(), Publish) or packet.qos != 1:
+        if isinstance(packet, PingReq):
+            peer.send(PingResp())
+        elif isinstance(packet, Subscribe):
+            peer.send(SubAck(packet.packet_id, (1,) * len(packet.subscriptions)))
+    peer.send(PubAck(packet.packet_id))
+    await peer.close()
+
+
+async def test_a_link_that_is_cut_again_and_again_is_tried_again_soon(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A connection on which a message has passed is a success, however short it was."""
+    reconnect = {"min_seconds": 0.01, "max_seconds": 60.0}
+    keys = {"reconnect": reconnect, "lanes": None, "clear_retained": False}
+    async with (
+        ScriptedBroker() as cloud,
+        site(cloud.port, **keys) as edge,
+        await connected(port_of(edge), "near") as near,
+    ):
+        for n in range(12):
+            await deliver(near, Publish("up/a", b"%d" % n, qos=1, packet_id=1))
+        await (await cloud.accepted()).receive()  # the session is ended first
+        for _ in range(8):
+            await ends_after_message(await cloud.accepted())
+        await until(lambda: uplink_of(edge).counts.failures == {"closed": 8})
+        waits = re.findall(r"the next attempt in (\d+\.\d) s", caplog.text)
+        assert waits == ["0.0"] * 8
+        assert "another client has the client id" not in caplog.text
