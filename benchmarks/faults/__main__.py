@@ -18,12 +18,14 @@ from benchmarks.faults.case import FULL, MOSQUITTO, PENSTOCK, QUICK, Effort, Fau
 from benchmarks.faults.clocks import CLOCKS, DOWNTIME
 from benchmarks.faults.descriptors import DESCRIPTORS
 from benchmarks.faults.disk import DAMAGED, DELETED, FULL_DISK
+from benchmarks.faults.health_checks import HEALTH_CHECKS
 from benchmarks.faults.kills import KILLS
 from benchmarks.faults.load import CHURN, SLOW_READERS, STALL_GATE
 from benchmarks.faults.memory import MEMORY
 from benchmarks.faults.queues import REDIS_LOST, RESIZED, RESTORED
 from benchmarks.faults.silence import SILENCE
 from benchmarks.faults.subject import subject
+from benchmarks.faults.uplinks import LOOPS, POISON
 from benchmarks.faults.users import GUESSING, REVOKED
 from benchmarks.loads.wire import WireError
 from benchmarks.peers import PEERS, allow_open_files
@@ -44,6 +46,9 @@ FAULTS: Final = {
         RESTORED,
         RESIZED,
         REDIS_LOST,
+        POISON,
+        LOOPS,
+        HEALTH_CHECKS,
         SILENCE,
         DESCRIPTORS,
         REVOKED,

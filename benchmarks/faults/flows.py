@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -277,6 +277,37 @@ class Subscriber(Flow):
                     return
 
 
+def read_sys(
+    port: int, below: str, is_enough: Callable[[Mapping[str, str]], bool], seconds: float
+) -> dict[str, str]:
+    """Return figures that a broker publishes about itself, by their topics.
+
+    Args:
+        port: of the broker on this machine.
+        below: ``$SYS/broker/``; other topics are left out.
+        is_enough: says by those that have come whether these are all.
+        seconds: to wait for that at the most.
+    """
+    prefix = f"$SYS/broker/{below}"
+    told: dict[str, str] = {}
+
+    def received(_client: Any, _userdata: Any, message: paho.MQTTMessage) -> None:
+        told[message.topic.removeprefix(prefix)] = message.payload.decode()
+
+    client = paho.Client(CallbackAPIVersion.VERSION2)
+    client.on_message = received
+    client.connect("127.0.0.1", port)
+    client.subscribe(f"{prefix}#")
+    deadline = time.monotonic() + seconds
+    while not is_enough(told) and time.monotonic() < deadline:
+        client.loop(REST_SECONDS)
+    deadline = time.monotonic() + REST_SECONDS
+    while time.monotonic() < deadline:  # what comes behind them, such as reasons of drops
+        client.loop(REST_SECONDS)
+    client.disconnect()
+    return told
+
+
 def ledger_difference(port: int, seconds: float) -> int | None:
     """Return matched less all that it should be the sum of; None where the broker tells neither.
 
@@ -284,22 +315,9 @@ def ledger_difference(port: int, seconds: float) -> int | None:
         port: of the broker on this machine.
         seconds: to wait for `$SYS` at the most.
     """
-    told: dict[str, int] = {}
-
-    def received(_client: Any, _userdata: Any, message: paho.MQTTMessage) -> None:
-        told[message.topic.split("/ledger/", 1)[1]] = int(message.payload)
-
-    client = paho.Client(CallbackAPIVersion.VERSION2)
-    client.on_message = received
-    client.connect("127.0.0.1", port)
-    client.subscribe("$SYS/broker/penstock/ledger/#")
-    parts = ("matched", "delivered", "inflight", "withheld", "queued", "expired", "moved")
-    deadline = time.monotonic() + seconds
-    while not told.keys() >= set(parts):
-        client.loop(REST_SECONDS)
-        if time.monotonic() > deadline:
-            return None
-    client.loop(REST_SECONDS)  # reasons of drops come behind the others
-    client.disconnect()
-    of_drops = [n for name, n in told.items() if name.startswith("dropped/")]
-    return 2 * told["matched"] - sum(told[part] for part in parts) - sum(of_drops)
+    parts = {"matched", "delivered", "inflight", "withheld", "queued", "expired", "moved"}
+    told = read_sys(port, "penstock/ledger/", lambda told: told.keys() >= parts, seconds)
+    if not told.keys() >= parts:
+        return None
+    of_drops = [int(n) for name, n in told.items() if name.startswith("dropped/")]
+    return 2 * int(told["matched"]) - sum(int(told[part]) for part in parts) - sum(of_drops)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import __main__ as program
-from benchmarks.faults import clocks, descriptors, disk, kills, memory, silence, users
+from benchmarks.faults import clocks, descriptors, disk, kills, memory, silence, uplinks, users
 from benchmarks.faults.case import PENSTOCK, Effort, Fault, Finding
 from benchmarks.faults.subject import Subject, subject
 from tests.helpers.process import SECONDS
@@ -24,6 +24,7 @@ PATIENCE = (
     (disk, "LOST_SECONDS"),
     (kills, "IDLE_SECONDS"),
     (silence, "WITHIN_SECONDS"),
+    (uplinks, "WAIT_SECONDS"),
     (users, "WITHIN_SECONDS"),
 )
 """How long a fault waits for what is to come: here, on a machine that may be busy."""
