@@ -93,7 +93,8 @@ class UplinkKeys:
         version: protocol version. 3.1.1 has no User Properties: neither publishers nor sites are
             told, and loops are not recognised.
         bridge_bit: with version 3.1.1, the uplink says that it is a bridge, which mosquitto and
-            Penstock understand: it is not sent its own messages, and retained ones as such.
+            Penstock understand: it is not sent its own messages, and retained ones as such. Where
+            a broker refuses that, by return code 1, the uplink connects without it.
         keep_alive_seconds: the largest silence on the connection. A link that is lost without a
             word is noticed after 1.5 times as long at most.
         maximum_packet_size: bytes of the largest packet that the cloud's broker takes, where it

@@ -26,10 +26,14 @@ from penstock.broker.mqtt.packets import (
     Will,
 )
 from penstock.broker.mqtt.reader import read_packet
-from penstock.broker.mqtt.reason_codes import describe_reason_code
+from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.mqtt.writer import write_packet
 
 SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
+
+NO_BRIDGES: Final = "no_bridges"
+"""Reason of a refusal: the bridge bit makes an unknown protocol level of MQTT 3.1.1's. A CONNECT
+without it follows."""
 
 _STATE_RECORD: Final = f"{LOCAL_CLIENT_PREFIX}$state/"
 """Nothing is published below it, and no uplink has such a name."""
@@ -135,12 +139,14 @@ def connect_cloud(settings: JointSettings, *, forgets: bool = False) -> bytes:
     return write_packet(connect, settings.version)
 
 
-def check_accepted(packet: ConnAck) -> None:
+def check_accepted(packet: ConnAck, settings: JointSettings) -> None:
     """Check that the cloud's broker accepts the connection.
 
     Raises:
-        UplinkRefusedError: it refuses.
+        UplinkRefusedError: it refuses; `NO_BRIDGES` is the reason where that is for the bridge bit.
     """
+    if settings.is_bridge and packet.reason_code == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
+        raise UplinkRefusedError(NO_BRIDGES, "refused: it knows no bridges")
     if packet.reason_code:
         told = describe_reason_code(packet.reason_code)
         reason = packet.properties.get("reason_string")

@@ -429,7 +429,7 @@ class Joint:
         Raises:
             UplinkRefusedError: it refuses.
         """
-        check_accepted(packet)
+        check_accepted(packet, self.settings)
         properties = packet.properties
         self.is_accepted = True
         self.session_present = packet.session_present

@@ -29,6 +29,7 @@ from penstock.edge_proxy.aggregator.connecting import (
     subscribe_up,
 )
 from penstock.edge_proxy.aggregator.packet_stream import Buffer, PacketStream
+from penstock.edge_proxy.upstream_config import UpstreamKeys
 
 PREPARE_SECONDS: Final = 30.0
 """How long the site's own broker may take to subscribe; it waits for its disk."""
@@ -189,7 +190,7 @@ class Forgetting(asyncio.Protocol):
         """Take it."""
         if not self.answered.done():
             connack = read_connack(first_byte, frame, body_at, self._settings.version)
-            check_accepted(connack)
+            check_accepted(connack, self._settings)
             if self._clears_state and connack.properties.get("retain_available", 1):
                 self._transport.write(cloud_state(self._settings, b""))
             self.answered.set_result(None)
@@ -216,3 +217,38 @@ class Forgetting(asyncio.Protocol):
         if not self._transport.is_closing():  # uvloop lets nothing be written then
             self._transport.write(write_packet(Disconnect(), self._settings.version))
             self._transport.close()
+
+
+async def forget_session(
+    settings: JointSettings,
+    transport: asyncio.Transport,
+    keys: UpstreamKeys,
+    *,
+    clears_state: bool = False,
+) -> None:
+    """End the session in the cloud: the sessions of this site are new, or end.
+
+    Args:
+        settings: of the connection.
+        transport: of the connection, which ends with it.
+        keys: of the cloud's broker.
+        clears_state: the cloud is to retain no state of the client.
+
+    Raises:
+        UplinkRefusedError: it cannot be ended.
+    """
+    client = Forgetting(settings, asyncio.get_running_loop(), clears_state=clears_state)
+    if transport.is_closing():
+        raise UplinkRefusedError("closed", "the connection was closed")
+    transport.set_protocol(client)
+    client.connection_made(transport)
+    timeout = keys.connack_timeout_seconds
+    try:
+        async with asyncio.timeout(timeout):
+            await client.answered
+    except TimeoutError:
+        raise UplinkRefusedError("connack", f"no CONNACK in {timeout:g} s") from None
+    except PeerError as error:
+        raise UplinkRefusedError("protocol", f"not understood: {error}") from error
+    finally:
+        client.close()

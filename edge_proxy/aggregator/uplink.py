@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Final
 
 from penstock.broker.counters import count
-from penstock.broker.errors import PeerError, PenstockError
+from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, LocalClients
 from penstock.broker.mqtt.enums import MQTT_5, ProtocolVersion
 from penstock.edge_proxy.aggregator.asking import Asking
 from penstock.edge_proxy.aggregator.conditions import OUTSIDE, Absence, Budget, Demand
 from penstock.edge_proxy.aggregator.config import MARKER_TOPIC, STATE_TOPIC, UplinkKeys
-from penstock.edge_proxy.aggregator.connecting import JointSettings, UplinkRefusedError
+from penstock.edge_proxy.aggregator.connecting import NO_BRIDGES, JointSettings, UplinkRefusedError
 from penstock.edge_proxy.aggregator.counts import UplinkCounts
 from penstock.edge_proxy.aggregator.filters import intersection
 from penstock.edge_proxy.aggregator.joint import Joint
@@ -41,21 +41,12 @@ from penstock.edge_proxy.aggregator.link import (
     Link,
 )
 from penstock.edge_proxy.aggregator.partnership import Partnership
-from penstock.edge_proxy.aggregator.preparation import Forgetting, prepare_session
+from penstock.edge_proxy.aggregator.preparation import forget_session, prepare_session
 from penstock.edge_proxy.aggregator.remapping import Loops, Remapping, in_parts, of_parts
+from penstock.edge_proxy.aggregator.retries import SHORT_IN_A_ROW, SHORT_SECONDS, Retries
 from penstock.edge_proxy.aggregator.subscriptions import join_lanes
 from penstock.edge_proxy.aggregator.suspects import End, Suspects
 from penstock.edge_proxy.upstream import Upstream, UpstreamError, Upstreams
-
-SHORT_SECONDS: Final = 10.0
-"""A connection that ends sooner may be one that another client takes over."""
-
-SHORT_IN_A_ROW: Final = 3
-"""So many short connections in a row are told as such."""
-
-SUSPICIOUS_FAILURES: Final = 1
-"""While the uplink finds out at what the cloud's broker hangs up, no wait is longer than after so
-many failures: nothing passes meanwhile."""
 
 LOOK_SECONDS: Final = 0.5
 """Between two looks at what waits, with `start.when` of ``on_demand``."""
@@ -141,6 +132,7 @@ class Uplink:
             clock=clock,
         )
         self._without_session: set[Upstream] = set()
+        self._knows_no_bridges: set[Upstream] = set()
         prefix = keys.parts_prefix
         self.remapping = Remapping(
             of_parts(lane.up, prefix),
@@ -168,14 +160,12 @@ class Uplink:
         self._schedule = keys.times.schedule()
         self._demand = Demand(keys.start)
         self._wall = wall
-        self._rng = rng
         self._is_due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._link: Link | None = None
         self._suspects = Suspects(clock)
         self._old_filters: Sequence[str] = ()
-        self._failures = 0
-        self._short = 0
+        self._retries = Retries(keys.reconnect, rng)
         self._is_stopping = False
         self._sweeping: asyncio.TimerHandle | None = None
         self._n_passed = 0
@@ -386,19 +376,20 @@ class Uplink:
             if self._is_stopping:
                 return
             self._connected_is(0)
+            if reason == NO_BRIDGES:
+                continue
             was_accepted = self._link is not None and self._link.is_accepted
             self.partnership.ended(reason, told, was_accepted=was_accepted)
             if reason == WISHED:
                 self.logger.info("uplink %s: disconnected: %s", self.name, told)
-                self._failures = 0
+                self._retries.succeeded()
                 if self.lane.leaves and self._is_quiet(self.clock()):
                     await self._end_sessions()
                     return
                 continue
             count(self.counts.failures, reason)
             seconds = self.clock() - began_at
-            is_short = was_accepted and seconds < SHORT_SECONDS
-            self._short = self._short + 1 if is_short else 0
+            self._retries.ended(seconds, was_accepted=was_accepted)
             self._look_for_refusal(reason, was_accepted=was_accepted)
             if self.partnership.is_refused:
                 continue
@@ -417,7 +408,7 @@ class Uplink:
         joint = link.joint
         is_closed = reason in ("closed", "disconnected", "taken_over")
         code, under_way = joint.disconnect_code, joint.under_way()
-        is_short = self._short >= SHORT_IN_A_ROW
+        is_short = self._retries.n_short >= SHORT_IN_A_ROW
         end = End(is_closed, code, under_way, joint.has_answered, link.is_prompt, is_short)
         refused = suspects.ended(end)
         if refused is None:
@@ -472,9 +463,14 @@ class Uplink:
             try:
                 dialled = await self.upstreams.dial(lambda: link.cloud)  # noqa: B023 (at once)
                 settings = self._settings(dialled.upstream)
-                await self._forget(settings, dialled.transport, clears_state=True)
+                await forget_session(
+                    settings, dialled.transport, self.keys.upstream, clears_state=True
+                )
             except PenstockError as error:
                 if isinstance(error, UplinkRefusedError):
+                    if error.reason == NO_BRIDGES:
+                        self._leave_bridge_bit(dialled.upstream)
+                        continue
                     self.partnership.ended(error.reason, str(error), was_accepted=False)
                     if self.partnership.is_refused:  # there is no session, or no way to it
                         break
@@ -570,17 +566,11 @@ class Uplink:
             reason: why the last connection has ended.
             seconds: for which it stood, or was tried.
         """
-        keys = self.keys.reconnect
-        link = self._link
+        link, retries = self._link, self._retries
         was_accepted = link is not None and link.is_accepted
         has_passed = link is not None and was_accepted and link.joint.has_passed
-        has_stood = was_accepted and seconds >= keys.stable_seconds
-        # On a link that is cut again and again, each connection gets on by some messages.
-        if has_stood or (has_passed and reason != "taken_over"):
-            self._failures = 0
-        elif not self._suspects.is_idle:
-            self._failures = min(self._failures, SUSPICIOUS_FAILURES)
-        is_strange = self._short == SHORT_IN_A_ROW and self._suspects.is_idle and not has_passed
+        is_suspicious = not self._suspects.is_idle
+        is_strange = retries.n_short == SHORT_IN_A_ROW and not (is_suspicious or has_passed)
         if reason == "taken_over" or is_strange:
             self.logger.error(
                 "uplink %s: %s: another client has the client id %r, or the broker ends each "
@@ -589,12 +579,15 @@ class Uplink:
                 self.name,
                 self.address,
                 self.client_id,
-                max(1, self._short),
+                max(1, retries.n_short),
                 SHORT_SECONDS,
             )
-        longest = min(keys.max_seconds, keys.min_seconds * 2.0 ** min(self._failures, 30))
-        self._failures += 1
-        return longest * self._rng.uniform(0.5, 1.0)
+        # On a link that is cut again and again, each connection gets on by some messages.
+        if retries.is_stable(seconds, was_accepted=was_accepted) or (
+            has_passed and reason != "taken_over"
+        ):
+            retries.succeeded()
+        return retries.wait_seconds(is_suspicious=is_suspicious)
 
     async def _connect_once(self) -> tuple[str, str]:
         """Connect and serve until the end.
@@ -619,6 +612,8 @@ class Uplink:
             link.end("fault", "a fault of the uplink")
         try:
             reason, told = await link.ended
+            if reason == NO_BRIDGES:
+                self._leave_bridge_bit(link.upstream)
             if reason in OF_THE_BROKER:
                 self.upstreams.failed(link.upstream, told, is_silent=reason == "connack")
             if reason == WISHED:
@@ -650,37 +645,19 @@ class Uplink:
             is_known = self.local_clients.subscriptions(settings.down_id) is not None
             if is_known or self.keys.adopts_session or upstream in self._without_session:
                 return self._new_joint(settings)
-            await self._forget(settings, dialled.transport)
+            await forget_session(settings, dialled.transport, self.keys.upstream)
             self._without_session.add(upstream)
 
-    async def _forget(
-        self, settings: JointSettings, transport: asyncio.Transport, *, clears_state: bool = False
-    ) -> None:
-        """End the session in the cloud: the sessions of this site are new, or end.
-
-        Args:
-            settings: of the connection.
-            transport: of the connection, which ends with it.
-            clears_state: the cloud is to retain no state of the client.
-
-        Raises:
-            UplinkRefusedError: it cannot be ended.
-        """
-        client = Forgetting(settings, asyncio.get_running_loop(), clears_state=clears_state)
-        if transport.is_closing():
-            raise UplinkRefusedError("closed", "the connection was closed")
-        transport.set_protocol(client)
-        client.connection_made(transport)
-        timeout = self.keys.upstream.connack_timeout_seconds
-        try:
-            async with asyncio.timeout(timeout):
-                await client.answered
-        except TimeoutError:
-            raise UplinkRefusedError("connack", f"no CONNACK in {timeout:g} s") from None
-        except PeerError as error:
-            raise UplinkRefusedError("protocol", f"not understood: {error}") from error
-        finally:
-            client.close()
+    def _leave_bridge_bit(self, upstream: Upstream) -> None:
+        """Be an ordinary client of a broker from now on, which has refused a bridge."""
+        self._knows_no_bridges.add(upstream)
+        self.logger.warning(
+            "uplink %s: %s refuses the bridge bit (return code 1), so that the uplink connects "
+            "without it: the broker sends back what it publishes, where rules of up and down have "
+            "topics in common, and clears the retain flag of what comes down",
+            self.name,
+            upstream,
+        )
 
     def _settings(self, upstream: Upstream) -> JointSettings:
         keys = self.keys
@@ -698,7 +675,7 @@ class Uplink:
             is_optional=self.lane.is_optional,
             client_id=self.client_id,
             version=MQTT_5 if is_5 else ProtocolVersion.MQTT_3_1_1,
-            is_bridge=keys.bridge_bit and not is_5,
+            is_bridge=keys.bridge_bit and not is_5 and upstream not in self._knows_no_bridges,
             username=keys.username,
             password=self.password(),
             keep_alive=keys.keep_alive_seconds,

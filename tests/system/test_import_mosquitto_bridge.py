@@ -11,7 +11,7 @@ import yaml
 
 from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.config.policy import load_policy
-from penstock.broker.mqtt.packets import PubAck, Publish, Subscribe, SubscriptionRequest
+from penstock.broker.mqtt.packets import PubAck, Publish, SubAck, Subscribe, SubscriptionRequest
 from penstock.edge_proxy.aggregator.config import UplinkConfig, UplinkKeys
 from penstock.netem.runs.broker_process import reserved_port
 from tests.broker.serving import until
@@ -20,6 +20,7 @@ from tests.helpers.metered_link import MeteredLink, metered_link
 from tests.helpers.mosquitto import Mosquitto, running_mosquitto
 from tests.helpers.process import ROOT, running_broker
 from tests.helpers.wire import WireClient, connected
+from tests.system.interop.test_sidecar_matrix import running_amqtt
 
 TWO_BRIDGES = """\
 per_listener_settings false
@@ -195,3 +196,24 @@ async def _move(tmp_path: Path, site: int, cloud: Mosquitto, link: MeteredLink) 
         assert await take_payload(near) == b"after"
         near.close()
     far.close()
+
+
+async def test_an_imported_bridge_to_a_broker_without_bridges_falls_back(tmp_path: Path) -> None:
+    """As mosquitto's does: aMQTT answers the bridge bit by return code 1."""
+    with reserved_port() as site, running_amqtt(tmp_path) as cloud:
+        conf, file = tmp_path / "mosquitto.conf", tmp_path / "edge.yaml"
+        lines = BRIDGE.format(user=getpass.getuser(), folder=tmp_path, port=cloud)
+        conf.write_text(
+            f"listener {site} 127.0.0.1\nallow_anonymous true\n{lines}notifications false\n"
+        )
+        imported(conf, file)
+        far = await connected(cloud, "far", 4)
+        await far.send(Subscribe(1, (SubscriptionRequest("plant/#", 1),)))
+        while not isinstance(await far.receive(), SubAck):
+            pass
+        with running_broker(file.read_text(), tmp_path):
+            near = await near_of(site)
+            await near.send(Publish("up/a", b"by a plain client", qos=1, packet_id=2))
+            assert await take_payload(far) == b"by a plain client"
+            near.close()
+        far.close()

@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 
 from penstock.broker.config.policy import parse_policy
-from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel, Unsubscribe
+from penstock.broker.mqtt.packets import (
+    ConnAck,
+    Connect,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    Unsubscribe,
+)
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.server import Server
 from penstock.edge_proxy.aggregator import uplink as uplink_module
 from penstock.edge_proxy.aggregator.joint import Joint
@@ -25,6 +35,7 @@ from tests.broker.network.test_in_process import local_clients
 from tests.broker.serving import make_server, port_of, serving, until
 from tests.helpers.certificates import Authority
 from tests.helpers.process import anonymous_policy
+from tests.helpers.scripted import ScriptedBroker
 from tests.helpers.wire import WireClient, connected
 
 SO_MAX_PACING_RATE = 47
@@ -699,3 +710,29 @@ def states(server: Server) -> dict[str, bytes]:
         for topic, message in topics
         if topic.startswith("$SYS/broker/connection/")
     }
+
+
+async def test_the_bridge_bit_falls_back_to_an_ordinary_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """At return code 1, at once and for later connections, as a bridge of mosquitto does."""
+    refused = ConnAck(reason_code=ReasonCode.UNSUPPORTED_PROTOCOL_VERSION)
+    reconnect = {"min_seconds": 3600.0, "max_seconds": 3600.0}
+    bits = []
+    async with (
+        ScriptedBroker() as cloud,
+        site(cloud.port, version="3.1.1", reconnect=reconnect) as edge,
+    ):
+        for answer in (refused, ConnAck(), ConnAck()):
+            peer = await cloud.connected()
+            peer.version = 4
+            connect = await peer.receive()
+            assert isinstance(connect, Connect)
+            bits.append(connect.is_bridge)
+            peer.send(answer)
+            if answer is refused:
+                await peer.close()
+        await stands(edge)
+        assert bits == [True, False, False]
+        assert uplink_of(edge).counts.failures == {}
+    assert caplog.text.count("refuses the bridge bit (return code 1)") == 1
