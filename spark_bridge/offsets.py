@@ -35,6 +35,10 @@ _NEXT: Final = "next"
 _READER: Final = "reader"
 _FIRST: Final = "first"
 
+ONE_TASK_MESSAGES: Final = 25_000
+"""One task reads so many of 1 KiB in half a second of processor time: others beside it would save
+little, and each would write a small file of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -291,19 +295,23 @@ def ranges_between(queue: str, start: QueuePosition, end: QueuePosition) -> list
     ]
 
 
-def split(ranges: Sequence[Range], min_partitions: int) -> list[Range]:
-    """Cut the longest ranges until there are so many, if there are so many messages.
+def split(ranges: Sequence[Range], min_partitions: int) -> list[list[Range]]:
+    """Return what each task is to read.
 
-    Each range is cut into equal parts, as many as its share of all messages asks for. The parts
-    depend on nothing else, so a micro-batch that is repeated has the same ones.
+    Without `min_partitions`, a few messages are one task, and of more each range is one. With it,
+    the longest ranges are cut until there are so many, if there are so many messages: each into
+    equal parts, as many as its share of all messages asks for. The tasks depend on nothing else, so
+    a micro-batch that is repeated has the same ones.
 
     Args:
         ranges: none of them empty.
-        min_partitions: 0 for as many as there are.
+        min_partitions: at least so many tasks; 0 where any number will do.
     """
-    if len(ranges) >= min_partitions:
-        return list(ranges)
     total = sum(one.end - one.start for one in ranges)
+    if not min_partitions and 0 < total <= ONE_TASK_MESSAGES:
+        return [list(ranges)]
+    if len(ranges) >= min_partitions:
+        return [[one] for one in ranges]
     parts = []
     for one in ranges:
         n_messages = one.end - one.start
@@ -311,5 +319,5 @@ def split(ranges: Sequence[Range], min_partitions: int) -> list[Range]:
         n_parts = min(n_messages, -(-min_partitions * n_messages // total))
         cuts = [one.start + n_messages * part // n_parts for part in range(n_parts + 1)]
         for begin, past in pairwise(cuts):
-            parts.append(Range(one.queue, one.physical_queue, begin, past, one.incarnation))
+            parts.append([Range(one.queue, one.physical_queue, begin, past, one.incarnation)])
     return parts

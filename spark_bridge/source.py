@@ -66,13 +66,12 @@ class QueuePartition(InputPartition):
     """What one task reads.
 
     Args:
-        wanted: a range of one physical queue.
-        settings: of its queue; None where none is needed.
+        wanted: ranges, each of one physical queue; each with the settings of its queue, or None
+            where none are needed.
     """
 
-    def __init__(self, wanted: Range, settings: ReadSettings | None) -> None:
+    def __init__(self, wanted: Sequence[tuple[Range, ReadSettings | None]]) -> None:
         self.wanted = wanted
-        self.settings = settings
 
 
 class PenstockDataSource(DataSource):
@@ -148,13 +147,13 @@ class BatchReader(DataSourceReader):
         self._queue = QueueReader(options)
 
     def partitions(self) -> list[InputPartition]:
-        """Return one partition for each physical queue with messages, more by ``minPartitions``."""
+        """Return what each task reads, by `split`."""
         options = self._options
         start = self._queue.located(options.starting_position or "earliest")
         end = self._queue.located(options.ending_position or "latest")
         found = _partitions(self._queue, start, end)
         # Spark takes no partition for one that it has to read.
-        return found or [QueuePartition(Range("", 0, 0, 0, ""), None)]
+        return found or [QueuePartition(())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a partition."""
@@ -255,7 +254,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._latest is None else self._latest.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return one partition for each physical queue with messages, more by ``minPartitions``."""
+        """Return what each task reads, by `split`."""
         if start == end:
             return []
         past = self._position(end)
@@ -287,14 +286,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _partitions(queue: QueueReader, start: Position, end: Position) -> list[InputPartition]:
-    ranges = split(queue.ranges(start, end), queue.options.min_partitions)
-    return [QueuePartition(one, queue.read_settings(one.queue)) for one in ranges]
+    return [
+        QueuePartition([(one, queue.read_settings(one.queue)) for one in ranges])
+        for ranges in split(queue.ranges(start, end), queue.options.min_partitions)
+    ]
 
 
 def _read(queue: QueueReader, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, QueuePartition):
         raise TypeError(f"a partition of another source: {partition!r}")
     try:
-        yield from queue.read(partition.wanted, partition.settings)
+        for wanted, settings in partition.wanted:
+            yield from queue.read(wanted, settings)
     finally:
         queue.close()

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.spark_bridge.errors import QueueChangedError
 from penstock.spark_bridge.offsets import (
+    ONE_TASK_MESSAGES,
     Held,
     Position,
     QueuePosition,
@@ -135,15 +136,24 @@ def test_long_ranges_are_split_into_as_many_parts_as_are_asked_for() -> None:
     """In proportion, without a gap, and never more parts than messages."""
     long, short = Range("q", 0, 10, 110, LIFE), Range("q", 1, 0, 10, LIFE)
     parts = split([long, short], 11)
-    assert [(one.physical_queue, one.start, one.end) for one in parts] == [
+    assert [(one.physical_queue, one.start, one.end) for (one,) in parts] == [
         *((0, start, start + 10) for start in range(10, 110, 10)),
         (1, 0, 10),
     ]
-    assert split([long, short], 2) == [long, short]
-    assert split([long, short], 0) == [long, short]
+    assert split([long, short], 2) == [[long], [short]]
     few = split([Range("q", 0, 5, 8, LIFE)], 10)
-    assert [(one.start, one.end) for one in few] == [(5, 6), (6, 7), (7, 8)]
+    assert [(one.start, one.end) for (one,) in few] == [(5, 6), (6, 7), (7, 8)]
     assert split([], 4) == []
+
+
+def test_a_few_messages_are_one_task_and_more_are_one_for_each_physical_queue() -> None:
+    """Each task writes a file."""
+    last = Range("q", 1, 0, 1, LIFE)
+    few = [Range("q", 0, 0, ONE_TASK_MESSAGES - 1, LIFE), last]
+    assert split(few, 0) == [few]
+    more = [Range("q", 0, 0, ONE_TASK_MESSAGES, LIFE), last]
+    assert split(more, 0) == [[one] for one in more]
+    assert split([], 0) == []
 
 
 def test_a_new_physical_queue_is_read_from_its_first_message() -> None:

@@ -92,6 +92,7 @@ def test_each_message_is_written_once_and_deleted_a_batch_later(
     assert ingest(spark, gateway, tmp_path) == [30]
     assert held(gateway) == 30
     assert written(spark, tmp_path) == Counter(texts)
+    assert len(list((tmp_path / "rows").glob("part-*"))) == 4  # one for each, of two queues
 
 
 def test_tasks_read_from_redis_themselves_with_the_same_checkpoint(
