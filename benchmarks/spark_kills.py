@@ -139,6 +139,8 @@ class Driver:
 
     Attributes:
         folder: the argument.
+        command: that starts it.
+        checkpoint: folder of the query whose micro-batches are counted.
         options: all options of the source but its place, as NAME=VALUE.
         n_starts: how often it was started.
     """
@@ -155,7 +157,8 @@ class Driver:
             f"retrySeconds={PATIENCE_SECONDS:.0f}",
             *options,
         ]
-        self._command = [
+        self.checkpoint = folder / "checkpoint" / "ingest"
+        self.command = [
             *(sys.executable, "-m", "penstock.spark_bridge", "--url", url, "--queue", QUEUE),
             *("--output", str(folder / "messages"), "--checkpoint", str(folder / "checkpoint")),
             *("--trigger", f"{TRIGGER_SECONDS}", "--short-run"),
@@ -173,7 +176,7 @@ class Driver:
     @property
     def n_batches(self) -> int:
         """How many micro-batches its checkpoint has as done."""
-        done = (self.folder / "checkpoint" / "ingest" / "commits").glob("[0-9]*")
+        done = (self.checkpoint / "commits").glob("[0-9]*")
         return max((int(file.name) for file in done if file.name.isdecimal()), default=-1) + 1
 
     @property
@@ -192,7 +195,7 @@ class Driver:
         self._n_told_before = self._n_told
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, env=self._environment, cwd=self.folder
+                self.command, stdout=log, stderr=log, env=self._environment, cwd=self.folder
             )
 
     def processes(self) -> list[psutil.Process]:

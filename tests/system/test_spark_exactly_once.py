@@ -7,14 +7,22 @@ Penstock's folders and raise when they are imported.
 from __future__ import annotations
 
 import os
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pyarrow.dataset as ds
 import pytest
+import yaml
 
-from benchmarks.spark_kills import run
+from benchmarks.queue_kills import QUEUE
+from benchmarks.spark_kills import TRIGGER_SECONDS, Driver, run
 
 MESSAGES = 20_000
 """Some twenty micro-batches: the three kills come within the first twelve."""
+
+PIPELINE_MESSAGES = 12_000
 
 HOSTILE = """
 import sys
@@ -51,3 +59,67 @@ def test_each_message_is_written_once_whatever_is_killed(hostile: Path) -> None:
     told = (hostile / "told").read_text()
     assert "-m penstock.spark_bridge --url" in told
     assert "-m pyspark.daemon" in told
+
+
+class PipelineDriver(Driver):
+    """A pipeline of three sinks: all messages, some of them, and those that are no JSON objects.
+
+    Attributes:
+        written: name of a sink to its payloads, each with how often it was written.
+    """
+
+    def __init__(
+        self, url: str, folder: Path, environment: Mapping[str, str], options: Sequence[str]
+    ) -> None:
+        super().__init__(url, folder, environment, options)
+        self.written: dict[str, Counter[bytes]] = {}
+        sinks = {
+            "messages": {"group": "spark", "options": {"path": str(folder / "messages")}},
+            "some": {"options": {"path": str(folder / "some")}},
+            "quarantined": {"options": {"path": str(folder / "quarantined")}},
+        }
+        pipeline = {
+            "name": "kills",
+            "storage": str(folder / "storage"),
+            "source": {"url": url, "queue": QUEUE}
+            | dict(one.split("=", 1) for one in self.options),
+            "decode": {"format": "json", "schema": "a INT"},
+            "views": {"some": "SELECT * FROM messages WHERE payload LIKE '%7'"},
+            "sinks": sinks,
+        }
+        (folder / "pipeline.yaml").write_text(yaml.safe_dump(pipeline))
+        self.checkpoint = folder / "storage" / "checkpoints" / "messages"
+        self.command = [
+            *(sys.executable, "-m", "penstock.spark_bridge", "run", "pipeline.yaml"),
+            *("--trigger", f"{TRIGGER_SECONDS}", "--short-run"),
+        ]
+
+    def end(self) -> int:
+        """Have it read what is left and end; take every file of each sink."""
+        status = super().end()
+        for name in ("messages", "some", "quarantined"):
+            table = ds.dataset(
+                self.folder / name, format="parquet", exclude_invalid_files=False
+            ).to_table(["payload"])
+            self.written[name] = Counter(table.column("payload").to_pylist())
+        return status
+
+
+@pytest.mark.timeout(1_200)
+def test_each_message_is_written_once_to_each_sink_of_a_pipeline() -> None:
+    """Between the sinks, too: none of their queries is at the place of the others."""
+    drivers: list[PipelineDriver] = []
+
+    def make(
+        url: str, folder: Path, environment: Mapping[str, str], options: Sequence[str]
+    ) -> Driver:
+        drivers.append(PipelineDriver(url, folder, environment, options))
+        return drivers[0]
+
+    findings = run(PIPELINE_MESSAGES, ["driver", "java", "driver"], 1, make_driver=make)
+    assert not [each for each in findings if each.is_met is False], findings
+    payloads = Counter(str(number).encode() for number in range(PIPELINE_MESSAGES))
+    some = Counter(payload for payload in payloads if payload.endswith(b"7"))
+    (driver,) = drivers
+    assert driver.n_starts >= 3
+    assert driver.written == {"messages": payloads, "quarantined": payloads, "some": some}
