@@ -377,7 +377,8 @@ class InProcessClients:
         session = driver.core.sessions.get(client_id)
         if session is not None:
             outbox = session.outbox
-            driver.take_turn(lambda: outbox.drop_older(driver.clock() - seconds))
+            now = driver.clock()
+            driver.take_turn(lambda: outbox.drop_older(now - seconds, now))
 
     def waiting(self, client_id: str) -> int:
         """Return how many messages wait for a client, or are unacknowledged by it."""

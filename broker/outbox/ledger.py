@@ -83,3 +83,6 @@ DROP_REASONS = {
     "too_old": "waiting longer than an uplink lets it (max_age_seconds)",
 }
 """Every reason for which a message may be dropped, and its meaning."""
+
+BACKLOG_REASONS = frozenset({"broker_full", "not_stored", "pushed_out", "queue_full", "too_old"})
+"""Those that mean that a subscriber's backlog was too large, or too old."""

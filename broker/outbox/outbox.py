@@ -227,7 +227,7 @@ class Outbox:
         if not is_restored and place.why_full(message):
             reason = place.make_room_for(delivery)
             if reason:
-                self._rules.drop(self._link, self._ledger, reason, message)
+                self._rules.drop(self._link, self._ledger, reason, message.arrived_at)
                 return False
         elif self.n_messages >= self._sweep_at:
             self.drop_expired(message.arrived_at)
@@ -363,7 +363,7 @@ class Outbox:
                 return reason
             self._evict(oldest, source)
             n_bytes += oldest.message.memory_bytes
-            rules.drop(self._link, self._ledger, "pushed_out", message)
+            rules.drop(self._link, self._ledger, "pushed_out", message.arrived_at)
             reason = self.why_full(message)
         return ""
 
@@ -741,17 +741,18 @@ class Outbox:
             default=math.inf,
         )
 
-    def drop_older(self, arrived_before: float) -> None:
+    def drop_older(self, arrived_before: float, now: float) -> None:
         """Drop what has waited too long, where anything has.
 
         Args:
             arrived_before: monotonic seconds.
+            now: the same.
         """
         heads = [lane[0] for lane in self._lanes() if lane]
         heads += [one for one in (self._next_large(), self._next_parked()) if one is not None]
         if any(head.message.arrived_at < arrived_before for head in heads):
             old = self.take_where(lambda d: d.message.arrived_at < arrived_before)
-            self._ledger.drop("too_old", len(old))
+            self._rules.drop(self._link, self._ledger, "too_old", now, len(old))
 
     def drop_unstored(self, unstored: Container[Delivery]) -> None:
         """Drop those of some deliveries that wait here: the disk has not taken them."""
@@ -776,7 +777,7 @@ class Outbox:
 
     def refuse(self, message: Message, reason: str) -> None:
         """Count a message that does not wait here any more, or never did."""
-        self._rules.drop(self._link, self._ledger, reason, message)
+        self._rules.drop(self._link, self._ledger, reason, message.arrived_at)
 
     def drop_all(self, reason: str) -> None:
         """Drop everything: the session has ended."""

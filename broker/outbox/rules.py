@@ -150,15 +150,18 @@ class OutboxRules:
         if not self.is_over_half(outbox):
             self.over_half.discard(outbox)
 
-    def drop(self, link: Link, ledger: Ledger, reason: str, message: Message) -> None:
-        """Count a message that is dropped for want of room.
+    def drop(
+        self, link: Link, ledger: Ledger, reason: str, now: float, n_messages: int = 1
+    ) -> None:
+        """Count messages that are dropped for want of room, or have waited too long.
 
         Args:
             link: of the subscriber.
             ledger: of the same.
             reason: for the ledger.
-            message: the dropped message.
+            now: approximate monotonic seconds.
+            n_messages: how many.
         """
-        ledger.drop(reason)
+        ledger.drop(reason, n_messages)
         if self.on_dropped is not None:
-            self.on_dropped(link, reason, 1, message.arrived_at)
+            self.on_dropped(link, reason, n_messages, now)

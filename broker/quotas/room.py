@@ -21,6 +21,7 @@ reached.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -475,7 +476,9 @@ class Room:
         if not is_logged(self._n_drops_logged, first=LOGGED_SESSIONS):
             return
         drops.logged_at = now
-        self._core.logger.info(
+        # What an uplink loses is data that a site was to deliver.
+        self._core.logger.log(
+            logging.WARNING if _is_of_uplink(link) else logging.INFO,
             "client %s: %d messages for it dropped: %s (%s)",
             link.client_id,
             drops.n_messages,
@@ -487,14 +490,19 @@ class Room:
     def _why_dropped(self, link: Link, reason: str) -> str:
         if reason == "not_stored":
             return "the disk does not take them"
-        is_of_uplink = link.client_id.startswith(LOCAL_CLIENT_PREFIX)
-        if is_of_uplink and reason != "broker_full":
+        if reason == "too_old":
+            return "the max_age_seconds of its uplink's backlog"
+        if _is_of_uplink(link) and reason != "broker_full":
             return "the backlog that its uplink may have"
         return self._queue_limits(of_all=reason == "broker_full")
 
     def session_ended(self, client_id: str) -> None:
         """Forget what was logged about a client."""
         self._drops.pop(client_id, None)
+
+
+def _is_of_uplink(link: Link) -> bool:
+    return link.client_id.startswith(LOCAL_CLIENT_PREFIX)
 
 
 def _are_wide(rules: OutboxRules) -> bool:

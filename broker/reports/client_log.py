@@ -13,6 +13,8 @@ from typing import cast
 
 from penstock.broker.access_control import SessionView
 from penstock.broker.events import Callbacks, ClientConnected, ClientDisconnected, SessionEnded
+from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
+from penstock.broker.outbox.ledger import BACKLOG_REASONS
 from penstock.broker.sessions.session import Session
 
 
@@ -70,7 +72,10 @@ class ClientLog:
         news = Counter(dropped) - self._told.get(view.client_id, Counter())
         if news:
             self._told[view.client_id] = Counter(dropped)
-            self._logger.info(
+            is_of_uplink = view.client_id.startswith(LOCAL_CLIENT_PREFIX)
+            is_lost = is_of_uplink and not BACKLOG_REASONS.isdisjoint(news)
+            self._logger.log(
+                logging.WARNING if is_lost else logging.INFO,
                 "client %s: messages for it dropped %s, %d: %s",
                 view.client_id,
                 when,

@@ -157,6 +157,16 @@ def check_accepted(packet: ConnAck, settings: JointSettings) -> None:
         raise UplinkRefusedError("refused", f"refused: {told}{more}")
 
 
+def refusal_in_words(code: int) -> str:
+    """Return what a reason code of the cloud's broker for one topic or filter says."""
+    told = describe_reason_code(code)
+    return (
+        f"{told}: the broker's access control (ACL) denies it"
+        if code == ReasonCode.NOT_AUTHORIZED
+        else told
+    )
+
+
 def will_of(settings: JointSettings) -> Will | None:
     """Return the will that tells of the end of a connection; None for none."""
     topic = settings.state_topic

@@ -51,7 +51,7 @@ from penstock.broker.mqtt.packets import (
     Unsubscribe,
 )
 from penstock.broker.mqtt.properties import write_properties
-from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from penstock.edge_proxy.aggregator.connecting import (
     SESSION_NEVER_EXPIRES,
@@ -61,6 +61,7 @@ from penstock.edge_proxy.aggregator.connecting import (
     connect_cloud,
     connect_up,
     record_of_state,
+    refusal_in_words,
     state_of,
     subscribe_up,
     will_of,
@@ -348,7 +349,8 @@ class Joint:
         up = self.upward
         messages = [one for packet_id, one in up.sent.items() if packet_id not in up.received]
         filters = [Thing("filter", name) for names in self._asked.values() for name in names]
-        return [*messages, *up.sent_qos0.values(), *filters, *self._own.values()]
+        releases = up.released.values()
+        return [*messages, *releases, *up.sent_qos0.values(), *filters, *self._own.values()]
 
     def ping_behind(self) -> None:
         """Send the PINGREQ that is to follow what was sent, if one is."""
@@ -372,7 +374,7 @@ class Joint:
             self._from_up.is_paused = True
             self._fence = 0 if is_answered else self._n_pings + 1
 
-    def _answered(self, thing: Thing) -> None:
+    def answered_thing(self, thing: Thing) -> None:
         """Note that the cloud's broker has answered something that was sent."""
         self.suspects.answered(thing)
         if self.busy is not None and self.busy.key == thing.key:
@@ -385,13 +387,13 @@ class Joint:
         if thing.is_retained and code < 0x80 and suspects.is_doubted(thing):
             suspects.retains_nothing = True
             self.change("retain_cleared")
-        self._answered(thing)
+        self.answered_thing(thing)
 
     def own_answered(self, topic: str) -> None:
         """Take the cloud's answer to a message of the uplink's own."""
         thing = self._own.pop(topic, None)
         if thing is not None:
-            self._answered(thing)
+            self.answered_thing(thing)
 
     def _go_on(self) -> None:
         """Send what has waited for its turn."""
@@ -411,7 +413,7 @@ class Joint:
             for thing in (*own.values(), *qos0.values()):
                 self.suspects.answered(thing)
         elif self.busy is not None and 0 < self._fence <= self._n_pongs:
-            self._answered(self.busy)
+            self.answered_thing(self.busy)
 
     # -- within ----------------------------------------------------------------------------------
 
@@ -507,7 +509,7 @@ class Joint:
             return
         if not self.suspects.is_idle:
             for name in filters:
-                self._answered(
+                self.answered_thing(
                     Thing("own" if name == self.settings.marker_topic else "filter", name)
                 )
         for name, code in zip(filters, packet.reason_codes, strict=False):
@@ -517,7 +519,7 @@ class Joint:
                 self.logger.error(
                     "the cloud's broker refuses the subscription to %r: %s",
                     name,
-                    describe_reason_code(code),
+                    refusal_in_words(code),
                 )
 
     def drop(self, direction: str, reason: str, topic: str, told: str = "") -> None:

@@ -21,6 +21,7 @@ from penstock.edge_proxy.aggregator.connecting import (
     UplinkRefusedError,
     read_connack,
     read_frame,
+    refusal_in_words,
 )
 from penstock.edge_proxy.aggregator.packet_stream import Buffer
 from penstock.edge_proxy.aggregator.suspects import Thing
@@ -35,7 +36,11 @@ _PUBACK: Final = 0x40
 _PUBREC: Final = 0x50
 _PUBREL: Final = 0x62
 _PUBCOMP: Final = 0x70
+_RELEASE_BYTES: Final = 4
 _NO_PROPERTIES: Final = b"\0"
+_HANGS_UP: Final = (
+    ": the cloud's broker ends the connection at it; its access control (ACL) may deny the topic"
+)
 _OWN_MARK: Final = SITE_PROPERTY.encode()[:9]
 """What the names of all User Properties of uplinks begin with."""
 
@@ -84,10 +89,12 @@ class Up(Local):
     Attributes:
         sent: messages of QoS 1 and 2 on their way, by their packet identifiers.
         received: packet identifiers of those of them that have their PUBREC.
+        released: by packet identifiers, PUBRELs on their way.
         sent_qos0: messages of QoS 0 since the cloud's broker has answered last, the last one of
             each topic.
         last_packet_id: of the newest of them.
-        freeing: packet identifiers of messages that do not pass and are released in the cloud.
+        freeing: by packet identifiers of messages that do not pass and are released in the cloud:
+            (reason, topic, what to log).
         lowered: packet identifiers of messages of QoS 2 that went up at QoS 1.
     """
 
@@ -95,9 +102,10 @@ class Up(Local):
         super().__init__(joint)
         self.sent: dict[int, Thing] = {}
         self.received: set[int] = set()
+        self.released: dict[int, Thing] = {}
         self.sent_qos0: dict[str, Thing] = {}
         self.last_packet_id = 0
-        self.freeing: set[int] = set()
+        self.freeing: dict[int, tuple[str, str, str]] = {}
         self.lowered: set[int] = set()
         self._answer = b""
         self._is_dropping = False
@@ -115,8 +123,20 @@ class Up(Local):
         if joint.maximum_qos < 2:
             self.lowered.discard(packet_id)
             joint.up.send(short(_PUBCOMP, packet_id))
-        else:
-            joint.cloud.send(frame if joint.version == MQTT_5 else short(_PUBREL, packet_id))
+            return
+        sent = self.sent.get(packet_id)
+        release = Thing("release", "" if sent is None else sent.name, packet_id, _RELEASE_BYTES)
+        if not joint.suspects.is_idle and joint.suspects.is_aside(release):
+            joint.drop("up", "refused", joint.suspects.name_of(release), _HANGS_UP)
+            joint.suspects.answered(release)
+            joint.up.send(short(_PUBCOMP, packet_id))
+            return
+        self._release(release, frame if joint.version == MQTT_5 else short(_PUBREL, packet_id))
+
+    def _release(self, release: Thing, frame: bytes) -> None:
+        self.released[release.packet_id] = release
+        self.joint.cloud.send(frame)
+        self.joint.careful_with(release)
 
     def _subscribed(self, codes: Sequence[int]) -> None:
         for name, code in zip(self.joint.remapping.up_filters(), codes, strict=False):
@@ -150,9 +170,9 @@ class Up(Local):
         )
         if not joint.suspects.is_idle:
             if joint.suspects.is_aside(thing):
-                told = ": the cloud's broker ends the connection at it"
-                self._drop(first_byte, packet_id, name, "refused", told)
-                joint.suspects.answered(thing)
+                self._drop(first_byte, packet_id, name, "refused", _HANGS_UP)
+                if packet_id not in self.freeing:
+                    joint.suspects.answered(thing)
                 return
             is_retained = is_retained and not joint.suspects.is_doubted(thing)
         header = publish_header(
@@ -242,18 +262,30 @@ class Up(Local):
         joint = self.joint
         self._is_dropping = True
         self._answer = b""
+        qos = first_byte >> 1 & 3
+        if qos == 2:
+            release = Thing("release", topic, packet_id, _RELEASE_BYTES)
+            if joint.suspects.is_aside(release):
+                joint.suspects.answered(release)
+            elif first_byte & 8 and joint.maximum_qos == 2:
+                self.freeing[packet_id] = reason, topic, told
+                self._release(release, short(_PUBREL, packet_id))
+                return
         if reason:
             joint.drop("up", reason, topic, told)
         code = bytes((ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR if reason else 0,))
-        qos = first_byte >> 1 & 3
-        if qos == 1:
-            self._answer = bytes((_PUBACK, 3)) + packet_id.to_bytes(2) + code
-        elif qos:
-            self._answer = bytes((_PUBREC, 3)) + packet_id.to_bytes(2) + code
-            if first_byte & 8 and joint.maximum_qos == 2:
-                self.freeing.add(packet_id)
-                joint.cloud.send(short(_PUBREL, packet_id))
-                self._answer = b""
+        if qos:
+            answer = _PUBACK if qos == 1 else _PUBREC
+            self._answer = bytes((answer, 3)) + packet_id.to_bytes(2) + code
+
+    def freed(self, packet_id: int) -> None:
+        """Answer a message that does not pass, and that the cloud has released."""
+        reason, topic, told = self.freeing.pop(packet_id)
+        if reason:
+            self.joint.drop("up", reason, topic, told)
+        self.joint.suspects.answered(Thing("message", topic, packet_id))
+        refused = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+        self.joint.up.send(bytes((_PUBREC, 3)) + packet_id.to_bytes(2) + bytes((refused,)))
 
     def payload(self, piece: Buffer, bytes_left: int) -> None:
         """Pass a piece of a payload on, or skip it."""
@@ -347,18 +379,19 @@ class Cloud:
         else:
             up.sent.pop(packet_id, None)
             up.received.discard(packet_id)
-        if thing is not None and not joint.suspects.is_idle:
+        if thing is not None and first_byte != _PUBCOMP and not joint.suspects.is_idle:
             joint.message_answered(thing, code)
+        release = up.released.pop(packet_id, None) if first_byte == _PUBCOMP else None
+        if release is not None and not joint.suspects.is_idle:
+            joint.answered_thing(release)
         if code == ReasonCode.NOT_AUTHORIZED and joint.settings.is_optional:
             up.lowered.discard(packet_id)
             joint.not_taken.append((packet_id, topic))
             return
         if code >= 0x80 and first_byte != _PUBCOMP:
-            joint.drop("up", "refused", topic, f": {describe_reason_code(code)}")
+            joint.drop("up", "refused", topic, f": {refusal_in_words(code)}")
         if first_byte == _PUBCOMP and packet_id in up.freeing:
-            up.freeing.discard(packet_id)
-            refused = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
-            joint.up.send(bytes((_PUBREC, 3)) + packet_id.to_bytes(2) + bytes((refused,)))
+            up.freed(packet_id)
         elif first_byte == _PUBACK and packet_id in up.lowered:
             joint.up.send(bytes((_PUBREC, 3)) + packet_id.to_bytes(2) + bytes((code,)))
         else:

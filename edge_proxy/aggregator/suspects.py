@@ -1,8 +1,9 @@
 """Which message makes the cloud's broker end the connection, and which ones are set aside for it.
 
 Theory of operation. A broker that does not take a message may say so by a reason code. Many end the
-connection instead, and MQTT 3.1.1 has no other way. The message is sent again with the next
-connection, which ends as well, so that nothing behind it ever passes.
+connection instead, and MQTT 3.1.1 has no other way. Where the ACL of some denies a topic of QoS 2,
+they do so at the release. What was sent is sent again with the next connection, which ends as well,
+so that nothing behind it ever passes.
 
 The broker handles what it receives in its order, so what it has not answered when it ends a
 connection is *suspect*. Where it has answered nothing on a connection, or connections are short
@@ -64,19 +65,24 @@ OF_A_MESSAGE: Final = frozenset(
 """Reason codes of a DISCONNECT that may tell of a single packet."""
 
 
+_OF_ONE_MESSAGE: Final = ("message", "release")
+"""Kinds whose key has a packet identifier, which is another message's later."""
+
+
 class Thing(NamedTuple):
     """Something that was sent and that the cloud's broker may refuse.
 
     Attributes:
-        kind: a message of QoS 1 or 2, one of QoS 0, a topic filter, or a message of the uplink's
-            own: its state, or a marker.
-        name: topic at the site; of the latter two in the cloud.
-        packet_id: of a message of QoS 1 or 2; 0 for others.
+        kind: a message of QoS 1 or 2, the release (PUBREL) of one of QoS 2, a message of QoS 0, a
+            topic filter, or a message of the uplink's own: its state, or a marker.
+        name: topic at the site; of the latter two in the cloud; "" for a release that is sent again
+            by the site's broker.
+        packet_id: of a message of QoS 1 or 2, or its release; 0 for others.
         n_bytes: of the packet; 0 where that does not matter.
         is_retained: it has the RETAIN flag.
     """
 
-    kind: Literal["message", "qos0", "filter", "own"]
+    kind: Literal["message", "release", "qos0", "filter", "own"]
     name: str
     packet_id: int = 0
     n_bytes: int = 0
@@ -93,6 +99,8 @@ class Thing(NamedTuple):
             return f"the subscription to {self.name!r}"
         if self.kind == "own":
             return f"the uplink's own message of topic {self.name!r}"
+        if self.kind == "release":
+            return f"the release (PUBREL) of the message of topic {self.name!r} (QoS 2)"
         qos = "QoS 0" if self.kind == "qos0" else "QoS 1 or 2"
         retained = ", retained" if self.is_retained else ""
         return f"the message of topic {self.name!r} ({self.n_bytes} bytes, {qos}{retained})"
@@ -143,6 +151,11 @@ class Suspects:
         self._n_refusals: dict[Key, int] = {}
         self._aside: dict[Key, float] = {}
         self._other_ends: deque[float] = deque()
+        self._names: dict[Key, str] = {}
+
+    def name_of(self, thing: Thing) -> str:
+        """Return the topic of a thing, also if the site's broker has not sent it again."""
+        return thing.name or self._names.get(thing.key, "")
 
     def is_aside(self, thing: Thing) -> bool:
         """Say whether a thing is not to be sent."""
@@ -162,14 +175,14 @@ class Suspects:
             return
         self._n_refusals.pop(thing.key, None)
         self._watched.discard(thing.key)
-        if thing.kind == "message":  # the next one may have its packet identifier
+        if thing.kind in _OF_ONE_MESSAGE:  # the next one may have its packet identifier
             self._aside.pop(thing.key, None)
         self.is_careful = self._is_careful()
         self._look()
 
     def accepted(self) -> None:
         """Note that the broker has accepted a connection."""
-        has_message = any(kind == "message" for kind, _ in self._watched)
+        has_message = any(kind in _OF_ONE_MESSAGE for kind, _ in self._watched)
         seconds = RECENT_SECONDS if has_message else CAREFUL_SECONDS
         self._careful_until = self._clock() + seconds
         self.is_careful = self._is_careful()
@@ -188,6 +201,7 @@ class Suspects:
         Returns:
             What the broker has refused; `is_aside` then says whether it is set aside.
         """
+        self._names = {thing.key: self.name_of(thing) for thing in end.under_way}
         is_worded = end.is_closed and end.code in OF_A_MESSAGE
         is_wordless = end.is_closed and not end.code
         if len(end.under_way) == 1:
@@ -212,7 +226,7 @@ class Suspects:
             del self._n_refusals[thing.key]
             self._watched.discard(thing.key)
             self._aside[thing.key] = self._clock() + ASIDE_SECONDS
-        return thing
+        return thing._replace(name=self.name_of(thing))
 
     def _watch(self, things: Sequence[Thing]) -> None:
         """Let the next connection be careful until these things are answered."""

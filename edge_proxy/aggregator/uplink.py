@@ -415,11 +415,12 @@ class Uplink:
             return
         is_aside = suspects.is_aside(refused)
         self.logger.warning(
-            "uplink %s: %s has ended the connection at %s%s",
+            "uplink %s: %s has ended the connection at %s: its access control (ACL) may deny the "
+            "topic%s",
             self.name,
             self.address,
             refused,
-            ": it is set aside, and what waits behind it passes" if is_aside else "",
+            "; it is set aside, and what waits behind it passes" if is_aside else "",
         )
         if is_aside and refused.kind == "message" and self.partnership.hand_over(refused):
             suspects.answered(refused)

@@ -199,7 +199,7 @@ def test_what_is_dropped_is_waited_for_no_more(end: str) -> None:
     elif end == "evicted":
         lanes.put("L3", "other")
     else:
-        lanes.large.box.drop_older(1.0)
+        lanes.large.box.drop_older(1.0, 9.0)
     lanes.settle()
     assert drain(lanes.small) == ["s2"]
 

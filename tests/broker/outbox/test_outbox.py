@@ -337,9 +337,9 @@ def test_what_has_waited_for_too_long_is_dropped_and_counted() -> None:
     for at in (1.0, 2.0):
         box.add(delivery(f"small {at}", arrived_at=at))
         box.add(delivery(f"large {at}", f"of {at}", size=200, arrived_at=at))
-    box.drop_older(1.0)
+    box.drop_older(1.0, 9.0)
     assert ledger.dropped == {}
-    box.drop_older(2.0)
+    box.drop_older(2.0, 9.0)
     box.check_invariants()
     assert ledger.dropped == {"too_old": 2}
     assert sorted(str(one) for one in drain(box)) == ["large 2.0", "small 2.0"]

@@ -139,7 +139,7 @@ async def test_a_message_that_the_cloud_does_not_take_and_cannot_refuse_is_named
                 counts = uplink_of(edge).counts
                 assert counts.up_dropped == {"too_large" if keys else "refused": 1}
                 assert bool(counts.failures) == (not keys)
-        assert "at the message of topic 'up/a' (2000 bytes, QoS 1 or 2): it is set" in caplog.text
+        assert "at the message of topic 'up/a' (2000 bytes, QoS 1 or 2): its access" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -280,3 +280,36 @@ async def test_a_link_that_is_cut_again_and_again_is_tried_again_soon(
         waits = re.findall(r"the next attempt in (\d+\.\d) s", caplog.text)
         assert waits == ["0.0"] * 8
         assert "another client has the client id" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("backlog", "reason"),
+    [
+        ({"messages": 2}, "pushed_out (the backlog that its uplink may have)"),
+        ({"messages": 2, "when_full": "drop_newest"}, "queue_full (the backlog that its uplink"),
+        ({"max_age_seconds": 0.1}, "too_old (the max_age_seconds of its uplink's backlog)"),
+    ],
+)
+async def test_a_lost_backlog_is_a_warning(
+    backlog: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once in a while with a count, and once when the uplink is back; not for each message."""
+    n_messages = 20
+    with reserved_port() as port:
+        async with (
+            site(port, backlog=backlog) as edge,
+            await connected(port_of(edge), "near") as near,
+        ):
+            for n in range(n_messages):
+                await deliver(near, Publish("up/a", b"%d" % n, qos=1, packet_id=1))
+            session = edge.core.sessions.get("$uplink/cloud/up")
+            assert session is not None
+            n_lost = n_messages - backlog.get("messages", 0)
+            await until(lambda: sum(session.ledger.dropped.values()) == n_lost)
+            async with serving(listeners={"default": {"bind": f"127.0.0.1:{port}"}}):
+                await stands(edge)
+        told = [one for one in caplog.records if "messages for it dropped" in one.getMessage()]
+        assert {one.levelname for one in told} == {"WARNING"}
+        assert reason in told[0].getMessage()
+        assert f"dropped while it was away, {n_lost}: " in told[-1].getMessage()
+        assert len(told) == 2
