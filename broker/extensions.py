@@ -592,16 +592,21 @@ class LocalClients(Protocol):
         messages: int | None,
         n_bytes: int | None,
         drops_oldest: bool,
+        refuses: bool,
     ) -> None:
         """Give the outbox of a client's session limits of its own, until the broker ends.
 
-        At them, messages are dropped and counted; no publisher is refused or waits.
+        At them, messages are dropped and counted, or their publishers are refused or wait.
 
         Args:
             client_id: of a client that has a session.
             messages: that may wait; None for the limit of all clients.
             n_bytes: payload bytes that may wait; None for the same.
             drops_oldest: what has waited longest is dropped, and not what comes.
+            refuses: publishers of what comes are refused, or wait; also while the client is away.
+
+        Raises:
+            PenstockError: `refuses` does not go with the broker's own `limits.queue_full`.
         """
 
     def explain(self, client_id: str, why: Callable[[], str]) -> None:

@@ -385,7 +385,8 @@ class Journal:
     def drops_for(self, session: Subscriber) -> bool:
         """Say whether a session loses what the disk does not take, if it comes by no share."""
         outbox = session.outbox
-        return outbox.rules.is_of_one and session.client is None and outbox.place is outbox
+        is_dropping = outbox.rules.is_of_one and not outbox.rules.refuses
+        return is_dropping and session.client is None and outbox.place is outbox
 
     def must_refuse(self, publisher: Session, plan: Plan, message: Message) -> bool:
         """Say whether a QoS 1 or 2 publish needs the disk and could not be committed in time.

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
 from penstock.broker.network.accepted import AcceptedConnection, Reception
 from penstock.broker.network.transport import MqttProtocol
@@ -300,9 +301,15 @@ class InProcessClients:
         messages: int | None,
         n_bytes: int | None,
         drops_oldest: bool,
+        refuses: bool,
     ) -> None:
         """Give the outbox of a client's session limits of its own."""
         core = self._driver.core
+        if refuses and not core.room.rejects:
+            raise PenstockError(
+                "a backlog that refuses publishers (when_full: refuse): "
+                f"read limits.queue_full: {core.limits.queue_full}; allowed: reject"
+            )
         session = core.sessions.get(client_id)
         if session is not None:
             common = core.outbox_rules
@@ -310,6 +317,7 @@ class InProcessClients:
                 max_messages=common.max_messages if messages is None else messages,
                 max_bytes=common.max_bytes if n_bytes is None else n_bytes,
                 drops_oldest=drops_oldest,
+                refuses=refuses,
             )
             if session.outbox.order is None:
                 session.outbox.sort_anew()

@@ -43,6 +43,7 @@ class OutboxRules:
         half_bytes: half of `max_bytes`.
         is_of_one: they are those of one session: its publishers are not refused, nor do they wait,
             and small messages pass large ones whether the gate has a threshold or not.
+        refuses: beside `is_of_one`: its publishers are refused, or wait, also while it is away.
         over_half: outboxes, and the backlog, that are more than half full.
         keeps_topics: a small message waits behind a withheld large one of its topic.
         supersedes: a large message of QoS 0 replaces the one before on its topic.
@@ -69,6 +70,7 @@ class OutboxRules:
     half_messages: int = field(init=False)
     half_bytes: int = field(init=False)
     is_of_one: bool = field(default=False, init=False)
+    refuses: bool = field(default=False, init=False)
     over_half: set[object] = field(default_factory=set, init=False)
     keeps_topics: bool = field(init=False)
     supersedes: bool = field(init=False)
@@ -101,13 +103,18 @@ class OutboxRules:
         acknowledged = overridden(gate.large_acknowledged, DeliveryGate.large_acknowledged)
         self.large_acknowledged = guard.over(gate, acknowledged, False)
 
-    def of_one(self, *, max_messages: int, max_bytes: int, drops_oldest: bool) -> OutboxRules:
+    def of_one(
+        self, *, max_messages: int, max_bytes: int, drops_oldest: bool, refuses: bool = False
+    ) -> OutboxRules:
         """Return the rules of one outbox that has limits of its own; all else is shared."""
         rules = copy(self)
         rules.is_of_one = True
         rules.max_messages, rules.half_messages = max_messages, max_messages // 2
         rules.max_bytes, rules.half_bytes = max_bytes, max_bytes // 2
         rules.drops_oldest = drops_oldest
+        rules.refuses = refuses
+        if refuses:  # each message is to be looked at: its limits may be narrow
+            rules.over_half.add(None)
         return rules
 
     def is_large_for(self, message: Message, link: Link) -> bool:

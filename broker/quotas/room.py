@@ -11,9 +11,10 @@ read from, as it may itself be the subscriber that must make room. A client that
 read from for longer: on the same connection it acknowledges what goes the other way.
 
 An absent subscriber can make no room, so it stops no publisher: what its outbox has no room for is
-dropped for it alone. Only who forwards what others were told is safe (an uplink, a batch) waits for
-it like for any other, as all clients are absent after a restart. One that is connected must not
-stop its publishers for good. If its outbox has not fallen to half of its limits within
+dropped for it alone. An uplink whose site prefers that to a loss (`when_full: refuse`) is awaited,
+for as long as it is full. Only who forwards what others were told is safe (an uplink, a batch)
+waits for it like for any other, as all clients are absent after a restart. One that is connected
+must not stop its publishers for good. If its outbox has not fallen to half of its limits within
 `queue_full_seconds` of the first refusal, it gets what it has room for and the rest is dropped,
 until it has fallen so far. The same applies to all outboxes where the limit of all of them is
 reached.
@@ -216,10 +217,12 @@ class Room:
             > backlog.most_bytes
         ):
             return False
-        most_messages, most_bytes = rules.max_messages - n_messages, rules.max_bytes - n_bytes
         for session in sessions:
             outbox = session.outbox.place
-            if outbox.n_messages > most_messages or outbox.n_bytes > most_bytes:
+            own = outbox.rules if outbox.rules.refuses else rules
+            if outbox.n_messages > own.max_messages - n_messages:
+                return False
+            if outbox.n_bytes > own.max_bytes - n_bytes:
                 return False
         return True
 
@@ -272,13 +275,15 @@ class Room:
                 continue
             n_waiting += 1
             place = session.outbox.place
+            own_rules = place.rules
             is_absent = session.client is None and place is session.outbox
-            if not target.qos or (is_absent and not awaits_absent) or place.rules.is_of_one:
+            loses = (is_absent and not awaits_absent) or own_rules.is_of_one
+            if not target.qos or (loses and not own_rules.refuses):
                 continue  # it loses messages where there is no room, also of all together
             n_reliable += 1
             if session.has_room_for(message, 1 if n_copies is None else n_copies[session]):
                 continue
-            if message.size_bytes > rules.max_bytes and not can_tell:
+            if not can_tell and message.size_bytes > (own_rules if loses else rules).max_bytes:
                 continue
             # Note each full session now: if each were noted only after the one before was given up,
             # their waits would add up.
@@ -308,12 +313,13 @@ class Room:
                     "%s: full (%s): QoS 1 and 2 messages for it are refused, or wait; "
                     "full sessions: %d",
                     _name(session),
-                    self._queue_limits(of_all=session is None),
+                    self._limits_of(session),
                     len(self._full),
                 )
             self._look_at(now + LOOK_SECONDS)
             return True
-        if self._seconds is None or now - since < self._seconds:
+        waits_on = session is not None and session.outbox.place.rules.refuses
+        if waits_on or self._seconds is None or now - since < self._seconds:
             return True
         if session not in self._given_up:
             self._given_up.add(session)
@@ -326,6 +332,11 @@ class Room:
                     len(self._given_up),
                 )
         return False
+
+    def _limits_of(self, session: Subscriber | None) -> str:
+        if session is not None and session.outbox.rules.refuses:
+            return "the backlog of its uplink, when_full: refuse"
+        return self._queue_limits(of_all=session is None)
 
     def _queue_limits(self, *, of_all: bool) -> str:
         limits = self._core.limits

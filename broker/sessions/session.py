@@ -287,7 +287,7 @@ class Session:
     def has_room_for(self, message: Message, n_copies: int = 1) -> bool:
         """Say whether a message may wait for this client, as far as its own limits go.
 
-        What has limits that are not those of all drops messages at them, and refuses none.
+        What has limits that are not those of all drops messages at them, unless it refuses them.
 
         Args:
             message: to be delivered.
@@ -295,7 +295,7 @@ class Session:
         """
         outbox = self.outbox.place_of(message)
         rules = outbox.rules
-        if rules.is_of_one:
+        if rules.is_of_one and not rules.refuses:
             return True
         most_messages = rules.max_messages - n_copies
         most_bytes = rules.max_bytes - n_copies * message.size_bytes

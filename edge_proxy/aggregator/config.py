@@ -65,14 +65,16 @@ class BacklogKeys:
         messages: that may wait; None: `limits.queued_messages` of the policy file.
         bytes: payload bytes that may wait; None: `limits.queued_bytes`.
         max_age_seconds: what has waited for longer is dropped; None: nothing is.
-        when_full: at a limit, what has waited longest is dropped, or what comes. Publishers are
-            neither refused nor slowed down for it.
+        when_full: at a limit, what has waited longest is dropped, or what comes: publishers are
+            neither refused nor slowed down for it. Or what comes is refused to its publisher, with
+            MQTT 3.1.1 unacknowledged until there is room: nothing is lost, and publishers wait for
+            as long as the cloud is away.
     """
 
     messages: Positive | None = None
     bytes: PositiveSize | None = None
     max_age_seconds: Seconds | None = None
-    when_full: Literal["drop_oldest", "drop_newest"] = "drop_oldest"
+    when_full: Literal["drop_oldest", "drop_newest", "refuse"] = "drop_oldest"
 
 
 @checked_dataclass(frozen=True, slots=True, config=STRICT)

@@ -236,6 +236,7 @@ class Uplink:
             messages=backlog.messages,
             n_bytes=backlog.bytes,
             drops_oldest=backlog.when_full == "drop_oldest",
+            refuses=backlog.when_full == "refuse",
         )
 
     def _in_words(self) -> str:

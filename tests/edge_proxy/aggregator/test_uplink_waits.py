@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.packets import (
     PingReq,
     PingResp,
@@ -313,3 +314,39 @@ async def test_a_lost_backlog_is_a_warning(
         assert reason in told[0].getMessage()
         assert f"dropped while it was away, {n_lost}: " in told[-1].getMessage()
         assert len(told) == 2
+
+
+async def test_a_backlog_may_refuse_publishers_and_lose_nothing() -> None:
+    """MQTT 5 is told; a message of 3.1.1 waits unacknowledged until the cloud is there."""
+    keys = {"backlog": {"messages": 3, "when_full": "refuse"}, "lanes": None}
+    policy = {"limits": {"queue_full_seconds": 0.01}}
+    with reserved_port() as port:
+        async with (
+            site(port, policy=policy, **keys) as edge,
+            await connected(port_of(edge), "near") as near,
+            await connected(port_of(edge), "old", 4) as old,
+        ):
+            for n in range(3):
+                await deliver(near, Publish("up/a", b"%d" % n, qos=1, packet_id=1))
+            for _ in range(3):
+                await near.send(Publish("up/a", b"refused", qos=1, packet_id=1))
+                assert (await near.take(PubAck)).reason_code == ReasonCode.QUOTA_EXCEEDED
+            await old.send(Publish("up/a", b"3", qos=1, packet_id=1))
+            await until(lambda: edge.core.room.n_held)
+            cloud_policy = {"listeners": {"default": {"bind": f"127.0.0.1:{port}"}}}
+            async with serving(**cloud_policy), await connected(port, "far") as far:
+                await far.subscribe("up/#", 1)
+                got = [(await take_message(far)).payload for _ in range(4)]
+                assert got == [b"0", b"1", b"2", b"3"]
+                assert (await old.take(PubAck)).reason_code == 0
+            session = edge.core.sessions.get("$uplink/cloud/up")
+            assert session is not None
+            assert session.ledger.dropped == {}
+
+
+async def test_a_backlog_refuses_only_where_the_broker_does() -> None:
+    """The start says which key is wrong."""
+    policy = {"limits": {"queue_full": "drop_newest"}}
+    with reserved_port() as port, pytest.raises(PenstockError, match=r"limits\.queue_full: drop_n"):
+        async with site(port, policy=policy, backlog={"when_full": "refuse"}):
+            pass
