@@ -140,14 +140,16 @@ class Pair:
             self._end(self._how_it_ended(Direction.UPSTREAM, ""))
 
     def broker_unreachable(self, reason: str) -> None:
-        """There will be no connection to the broker: refuse the client [MQTT-3.2.2-7].
+        """There will be no connection to the broker: close that of the client.
+
+        A CONNACK would be the last word to many clients: MQTT.js and mosquitto_sub do not try again
+        after one that refuses, and do after a connection that was closed.
 
         Args:
             reason: for the log.
         """
         if not self.is_closing:
-            self._refuse(ReasonCode.SERVER_UNAVAILABLE)
-            self._end(f"refused: {reason}")
+            self._end(f"closed: {reason}")
 
     def connection_lost(self, direction: Direction, now: float, reason: str = "") -> None:
         """The connection whose bytes have a direction has ended.
@@ -418,18 +420,16 @@ class Pair:
     def _no_connack(self) -> None:
         """End the pair: the broker has neither answered the CONNECT nor closed the connection."""
         self.is_unanswered = True
-        self._refuse(ReasonCode.SERVER_UNAVAILABLE)
-        self._end(f"refused: no CONNACK in {self._connack_timeout_seconds:g} s")
+        self._end(f"closed: no CONNACK in {self._connack_timeout_seconds:g} s")
 
     # -- the end --------------------------------------------------------------------------------
 
     def _peer_failed(self, direction: Direction, error: PeerError) -> None:
         """End the pair for the fault of one side."""
         self._note_cut_off(direction)
-        if self.is_cut_off:
-            self._refuse(ReasonCode.SERVER_UNAVAILABLE)
-        elif direction is Direction.DOWNSTREAM:
-            self._disconnect(ReasonCode.UNSPECIFIED_ERROR)
+        if direction is Direction.DOWNSTREAM:
+            if not self.is_cut_off:  # else as where there is no broker
+                self._disconnect(ReasonCode.UNSPECIFIED_ERROR)
         elif self._is_accepted:
             self._disconnect(error.reason_code)
         else:

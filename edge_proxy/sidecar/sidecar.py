@@ -237,6 +237,12 @@ def _check_plugins(loaded: LoadedPlugins, config: ProxyConfig) -> None:
             brought.append("a message source")
         if plugin.sampler is not None and plugin.sampler.probe_topic is not None:
             brought.append("a sampler that sends probes, as by source probe")
+        if plugin.access is not None:
+            brought.append("access control, which the broker behind the proxy has")
+        if plugin.authenticators:
+            brought.append("an authentication method, which the broker behind the proxy has")
+        if plugin.callbacks is not None:
+            brought.append("callbacks of the broker's events")
         problems += [
             ConfigProblem(
                 f"plugins.{name}",

@@ -384,7 +384,7 @@ async def test_nothing_waits_behind_a_withheld_message(
 
 @VERSIONS
 async def test_a_client_without_a_broker(version: int, tmp_path: Path) -> None:
-    """While it is connected it loses its connection at once; afterwards it is refused."""
+    """While it is connected it loses its connection at once; afterwards each that it opens."""
     with (
         running_mosquitto(tmp_path) as broker,
         running_sidecar(before(broker.port), tmp_path) as proxy,
@@ -394,7 +394,6 @@ async def test_a_client_without_a_broker(version: int, tmp_path: Path) -> None:
         broker.process.wait()  # only then does nobody listen
         assert await peer.receive_end() == b""
         refused = await open_client(("127.0.0.1", proxy.port), version)
-        assert await refused.receive() == ConnAck(reason_code=ReasonCode.SERVER_UNAVAILABLE)
         assert await refused.receive_end() == b""
         assert proxy.stop() == 0
     assert "client raw (127.0.0.1:" in proxy.log
@@ -469,13 +468,12 @@ async def test_the_proxy_serves_again_after_a_moment_without_free_files(
 
 @VERSIONS
 async def test_a_broker_that_accepts_and_says_nothing(version: int, tmp_path: Path) -> None:
-    """The client is refused at the deadline, and both connections end."""
+    """Both connections end at the deadline; the client is told nothing, so that it tries again."""
     async with ScriptedBroker() as broker:
         upstream = {"address": f"127.0.0.1:{broker.port}", "connack_timeout_seconds": 1.0}
         with running_sidecar(before(broker.port, upstream=upstream), tmp_path) as proxy:
             peer = await open_client(("127.0.0.1", proxy.port), version, client_id="c")
             silent = await broker.connected()
-            assert await peer.receive() == ConnAck(reason_code=ReasonCode.SERVER_UNAVAILABLE)
             assert await peer.receive_end() == b""
             assert await silent.receive_end() != b""  # the CONNECT, then the end
-            proxy.wait_for_match(r"client c \(.*ended: refused: no CONNACK in 1 s")
+            proxy.wait_for_match(r"client c \(.*ended: closed: no CONNACK in 1 s")

@@ -249,12 +249,11 @@ async def test_a_client_that_goes_takes_the_connection_to_the_broker_with_it(
 async def test_a_broker_that_cannot_be_reached(
     version: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client is refused at once and the log names the broker."""
+    """The client's connection is closed at once and the log names the broker."""
     caplog.set_level("INFO")
     with reserved_port() as port:
         async with bench(broker_port=port) as proxy:
             client = await open_client(proxy.address, version, client_id="c")
-            assert await client.receive() == ConnAck(reason_code=ReasonCode.SERVER_UNAVAILABLE)
             assert await client.receive_end() == b""
     assert f"no connection to 127.0.0.1:{port}: " in caplog.text
 
@@ -460,7 +459,7 @@ async def test_a_broker_that_sends_its_end_and_reads_nothing_is_dropped(
 
 @pytest.mark.parametrize("version", [4, 5])
 async def test_a_broker_that_accepts_and_does_not_answer(version: int) -> None:
-    """The client is told that the server is unavailable; both connections end."""
+    """Both connections end; the client is told nothing, so that it tries again."""
     async with bench(connack_timeout_seconds=3600, connect_timeout_seconds=7200) as proxy:
         client = await open_client(proxy.address, version, client_id="c")
         broker = await proxy.broker.connected()
@@ -469,7 +468,6 @@ async def test_a_broker_that_accepts_and_does_not_answer(version: int) -> None:
         due = pair_transport._timer_at
         proxy.pairs.clock = lambda: due
         pair_transport._timer_due()
-        assert await client.receive() == ConnAck(reason_code=ReasonCode.SERVER_UNAVAILABLE)
         assert await client.receive_end() == b""
         assert await broker.receive_end() == b""
         await proxy.pairs.all_ended()
