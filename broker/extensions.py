@@ -668,6 +668,37 @@ class LocalClients(Protocol):
     def drop_older(self, client_id: str, seconds: float) -> None:
         """Drop what has waited for a client for longer, as ``too_old``."""
 
+    def retained_number(self) -> int:
+        """Return the number of the retained message that was set last."""
+
+    def lacking_retained(
+        self, client_ids: Sequence[str], topic_filter: str, *, after: int, except_of: str
+    ) -> Sequence[str]:
+        """Return topics whose retained messages some clients do not have, and do not get.
+
+        Args:
+            client_ids: of clients for which a message may wait, or be unacknowledged.
+            topic_filter: valid.
+            after: a `retained_number`; messages that were set later count.
+            except_of: what the Client Identifiers begin with of publishers that do not count.
+        """
+
+    def repeat_retained(
+        self, client_id: str, topic: str, qos: int, sizes: SizeClass | None
+    ) -> bool | None:
+        """Send a client what is retained of a topic, or a clear, as if it had just been published.
+
+        Args:
+            client_id: of the client.
+            topic: of the message.
+            qos: at most.
+            sizes: size class of what the client takes; None for both.
+
+        Returns:
+            Whether it was sent, or is of the other class; None where the client is away or has
+            enough that waits, so that it is to be called again later.
+        """
+
     def waiting(self, client_id: str) -> int:
         """Return how many messages wait for a client, or are unacknowledged by it."""
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
+from penstock.broker.message import Message, SizeClass
 from penstock.broker.network.accepted import AcceptedConnection, Reception
 from penstock.broker.network.transport import MqttProtocol
 from penstock.broker.outbox.lane_order import join_lanes
@@ -29,11 +30,13 @@ from penstock.broker.sending.sender import TellingSender
 from penstock.broker.sessions.lanes import lane_of
 
 if TYPE_CHECKING:
-    from penstock.broker.message import Message
     from penstock.broker.network.driver import Driver
 
 LISTENER: Final = "$local"
 """Listener of these clients; the policy file cannot name one so."""
+
+MOST_REPEATED: Final = 100
+"""Messages that may wait for a client, or be unacknowledged, while retained ones are repeated."""
 
 TURN_BYTES: Final = 65_536
 """What the loop hands over at a time, if more than one piece is written: as a socket would give."""
@@ -387,6 +390,57 @@ class InProcessClients:
             outbox = session.outbox
             now = driver.clock()
             driver.take_turn(lambda: outbox.drop_older(now - seconds, now))
+
+    def retained_number(self) -> int:
+        """Return the number of the retained message that was set last."""
+        return self._driver.core.retained.number
+
+    def lacking_retained(
+        self, client_ids: Sequence[str], topic_filter: str, *, after: int, except_of: str
+    ) -> Sequence[str]:
+        """Return topics of retained messages that do not wait for some clients."""
+        core = self._driver.core
+        walk, now = core.retained.walk(topic_filter), self._driver.clock()
+        waiting: set[int] = set()
+        for session in filter(None, map(core.sessions.get, client_ids)):
+            waiting.update(id(each.message) for each in session.outbox.waiting())
+            waiting.update(id(each.message) for each in session.inflight)
+        found = []
+        while not walk.is_done:
+            message = walk.step(now)
+            if (
+                message is not None
+                and walk.number > after
+                and id(message) not in waiting
+                and not message.publisher.startswith(except_of)
+            ):
+                found.append(message.topic)
+        return found
+
+    def repeat_retained(
+        self, client_id: str, topic: str, qos: int, sizes: SizeClass | None
+    ) -> bool | None:
+        """Send what is retained of a topic, or a clear; see `LocalClients.repeat_retained`."""
+        driver = self._driver
+        session = driver.core.sessions.get(client_id)
+        if session is None or session.sender is None:
+            return None
+        if session.outbox.n_messages + len(session.inflight) >= MOST_REPEATED:
+            return None
+        now = driver.clock()
+        message = driver.core.retained.by_topic.get(topic)
+        if message is None:
+            message = Message(topic, b"", qos=qos, retain=True, arrived_at=now)
+        if not session.outbox.takes(sizes, message):
+            return False
+        given = driver.core.router.for_one(message)
+
+        def deliver() -> None:
+            most = min(qos, message.qos)
+            session.deliver(given, most, retain=True, subscription_ids=(), now=now)
+
+        driver.take_turn(deliver)
+        return True
 
     def waiting(self, client_id: str) -> int:
         """Return how many messages wait for a client, or are unacknowledged by it."""

@@ -114,6 +114,11 @@ class RetainedMessages:
     def __len__(self) -> int:
         return len(self.by_topic)
 
+    @property
+    def number(self) -> int:
+        """Number of the last set; `RetainedWalk.number` of later ones is higher."""
+        return self._n_sets
+
     def has_room(self, message: Message) -> bool:
         """Say whether `set` would keep a message, or remove one for its empty payload."""
         if not message.payload_bytes:

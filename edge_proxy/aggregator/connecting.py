@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from penstock.broker.errors import PenstockError, ProtocolError
@@ -28,6 +29,7 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.mqtt.writer import write_packet
+from penstock.edge_proxy.aggregator.config import UplinkKeys
 
 SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
 
@@ -37,6 +39,10 @@ without it follows."""
 
 _STATE_RECORD: Final = f"{LOCAL_CLIENT_PREFIX}$state/"
 """Nothing is published below it, and no uplink has such a name."""
+
+
+class UplinkError(PenstockError):
+    """An uplink cannot work as it is configured."""
 
 
 class UplinkRefusedError(PenstockError):
@@ -104,6 +110,24 @@ class JointSettings:
     yields: bool = False
     filters_per_subscribe: int = 8
     is_optional: bool = False
+
+
+def read_password(name: str, keys: UplinkKeys) -> bytes | None:
+    """Return the password of an uplink, from its file if it has one.
+
+    Raises:
+        UplinkError: the file cannot be read, or is empty.
+    """
+    if keys.password_file is None:
+        return None if keys.password is None else keys.password.encode()
+    what = f"uplink {name}: password_file {keys.password_file}"
+    try:
+        lines = Path(keys.password_file).read_bytes().splitlines()
+    except OSError as error:
+        raise UplinkError(f"{what}: {error.strerror or error}") from error
+    if not lines or not lines[0]:
+        raise UplinkError(f"{what}: read nothing; allowed: the password in its first line")
+    return lines[0]
 
 
 def connect_cloud(settings: JointSettings, *, forgets: bool = False) -> bytes:

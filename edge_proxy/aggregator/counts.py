@@ -45,6 +45,7 @@ class UplinkCounts:
         down_dropped: messages that did not come down, by reason.
         changed: messages that went up otherwise than they came, by reason.
         subscribe_refused: topic filters that the cloud's broker has refused.
+        retained_repeated: retained messages, and clears, that went up again after an outage.
         retained_cleared: retained messages of the site that the cloud's broker has no more.
     """
 
@@ -63,6 +64,7 @@ class UplinkCounts:
     down_dropped: dict[str, int] = field(default_factory=dict)
     changed: dict[str, int] = field(default_factory=dict)
     subscribe_refused: int = 0
+    retained_repeated: int = 0
     retained_cleared: int = 0
 
     def has_yielded(self) -> None:

@@ -352,6 +352,10 @@ class Joint:
         releases = up.released.values()
         return [*messages, *releases, *up.sent_qos0.values(), *filters, *self._own.values()]
 
+    def unsure_retained(self) -> list[str]:
+        """Return the topics of retained messages of QoS 0 that may have come or not."""
+        return [one.name for one in self.upward.sent_qos0.values() if one.is_retained]
+
     def ping_behind(self) -> None:
         """Send the PINGREQ that is to follow what was sent, if one is."""
         if self._fence > self._n_pings:

@@ -266,6 +266,15 @@ class Link:
         self.uplink.accepted(self.joint, self.upstream)
         self._watch()
         self._look_at_conditions()
+        self._loop.call_soon(self._repeat_retained)
+
+    def _repeat_retained(self) -> None:
+        """Let retained messages go up that the cloud lacks, a few at a time."""
+        if self.ended.done():
+            return
+        seconds = self.uplink.repeat_retained(self.joint)
+        if seconds is not None:
+            self._loop.call_later(seconds, self._repeat_retained)
 
     # -- lanes ---------------------------------------------------------------------------------
 

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.edge_proxy.aggregator.conditions import LOOK_SECONDS
 from penstock.edge_proxy.aggregator.lanes import LanesKeys, SecondConnection
-from penstock.edge_proxy.aggregator.subscriptions import NOTHING, Classes
+from penstock.edge_proxy.aggregator.subscriptions import NOTHING, Classes, join_lanes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.edge_proxy.aggregator.joint import Joint
     from penstock.edge_proxy.aggregator.suspects import Thing
     from penstock.edge_proxy.aggregator.uplink import Uplink
@@ -284,3 +286,17 @@ class Partnership:
                 else "all messages come down on this lane",
             )
         return of_one_lane
+
+
+def join_uplinks(lanes: Sequence[Uplink]) -> None:
+    """Make lanes of uplinks; one alone is an uplink without lanes."""
+    for lane in lanes:
+        lane.lanes = lanes
+    if len(lanes) > 1:
+        one, other = lanes
+        join_lanes(
+            one.subscriptions,
+            other.subscriptions,
+            wake_one=one.want_subscriptions,
+            wake_other=other.want_subscriptions,
+        )

@@ -25,8 +25,9 @@ from penstock.edge_proxy.aggregator.conditions import Budget
 from penstock.edge_proxy.aggregator.config import UplinkConfig
 from penstock.edge_proxy.aggregator.connecting import recorded_states
 from penstock.edge_proxy.aggregator.lanes import LARGE, Lane, lanes_of, leaving_lane
+from penstock.edge_proxy.aggregator.partnership import join_uplinks
 from penstock.edge_proxy.aggregator.preparation import forget_states
-from penstock.edge_proxy.aggregator.uplink import Uplink, join_uplinks
+from penstock.edge_proxy.aggregator.uplink import Uplink
 from penstock.edge_proxy.upstream import new_context
 
 

@@ -18,7 +18,6 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from logging import Logger
-from pathlib import Path
 from typing import Final
 
 from penstock.broker.counters import count
@@ -28,7 +27,12 @@ from penstock.broker.mqtt.enums import MQTT_5, ProtocolVersion
 from penstock.edge_proxy.aggregator.asking import Asking
 from penstock.edge_proxy.aggregator.conditions import OUTSIDE, Absence, Budget, Demand
 from penstock.edge_proxy.aggregator.config import MARKER_TOPIC, STATE_TOPIC, UplinkKeys
-from penstock.edge_proxy.aggregator.connecting import NO_BRIDGES, JointSettings, UplinkRefusedError
+from penstock.edge_proxy.aggregator.connecting import (
+    NO_BRIDGES,
+    JointSettings,
+    UplinkRefusedError,
+    read_password,
+)
 from penstock.edge_proxy.aggregator.counts import UplinkCounts
 from penstock.edge_proxy.aggregator.filters import intersection
 from penstock.edge_proxy.aggregator.joint import Joint
@@ -43,8 +47,8 @@ from penstock.edge_proxy.aggregator.link import (
 from penstock.edge_proxy.aggregator.partnership import Partnership
 from penstock.edge_proxy.aggregator.preparation import forget_session, prepare_session
 from penstock.edge_proxy.aggregator.remapping import Loops, Remapping, in_parts, of_parts
+from penstock.edge_proxy.aggregator.retained_up import RetainedUp
 from penstock.edge_proxy.aggregator.retries import SHORT_IN_A_ROW, SHORT_SECONDS, Retries
-from penstock.edge_proxy.aggregator.subscriptions import join_lanes
 from penstock.edge_proxy.aggregator.suspects import End, Suspects
 from penstock.edge_proxy.upstream import Upstream, UpstreamError, Upstreams
 
@@ -60,10 +64,6 @@ OF_THE_BROKER: Final = frozenset({"connack", "refused", "disconnected", "silent"
 
 MOST_SWEEP_SECONDS: Final = 60.0
 """Between two looks at what has waited for too long."""
-
-
-class UplinkError(PenstockError):
-    """An uplink cannot work as it is configured."""
 
 
 class Uplink:
@@ -170,6 +170,15 @@ class Uplink:
         self._sweeping: asyncio.TimerHandle | None = None
         self._n_passed = 0
         self._quiet_since = 0.0
+        self._retained_up = RetainedUp(
+            self.up_id,
+            local_clients,
+            keys,
+            lane,
+            self.remapping.up_filters(),
+            self._own_prefix,
+            logger,
+        )
         self._absence = Absence(clock, f"connecting to {self.address}")
         self._has_left = False  # it leaves, and has no sessions: the cloud may have some
 
@@ -190,31 +199,13 @@ class Uplink:
         """Addresses of the cloud's broker."""
         return str(self.upstreams)
 
-    def password(self) -> bytes | None:
-        """Return the password, from its file if it has one.
-
-        Raises:
-            UplinkError: the file cannot be read, or is empty.
-        """
-        keys = self.keys
-        if keys.password_file is None:
-            return None if keys.password is None else keys.password.encode()
-        what = f"uplink {self.name}: password_file {keys.password_file}"
-        try:
-            lines = Path(keys.password_file).read_bytes().splitlines()
-        except OSError as error:
-            raise UplinkError(f"{what}: {error.strerror or error}") from error
-        if not lines or not lines[0]:
-            raise UplinkError(f"{what}: read nothing; allowed: the password in its first line")
-        return lines[0]
-
     async def prepare(self) -> None:
         """Subscribe to what goes up, so that it waits for the cloud from now on.
 
         Raises:
             PenstockError: the site's own broker does not let it.
         """
-        self.password()
+        read_password(self.name, self.keys)
         known = self.local_clients.subscriptions(self.up_id)
         self._old_filters = known or ()
         if known is None and self.lane.leaves:
@@ -333,6 +324,16 @@ class Uplink:
         joint.watches_retained = asking.is_waiting
         at = asking.next_deadline()
         return None if at is None else max(0.0, at - self.clock())
+
+    def repeat_retained(self, joint: Joint) -> float | None:
+        """Let retained messages go up that the cloud lacks.
+
+        Returns:
+            Seconds until it is to be called again; None where none is left.
+        """
+        seconds = self._retained_up.step() if joint.retain_available else None
+        self.counts.retained_repeated = self._retained_up.n_repeated
+        return seconds
 
     @property
     def link_address(self) -> str:
@@ -627,6 +628,7 @@ class Uplink:
             link.close()
             if link.is_accepted:
                 self._lost_at = self.clock()
+                self._retained_up.lost(link.joint.unsure_retained())
             self.asking.lost()
             self.subscriptions.comes(is_so=False)
 
@@ -679,7 +681,7 @@ class Uplink:
             version=MQTT_5 if is_5 else ProtocolVersion.MQTT_3_1_1,
             is_bridge=keys.bridge_bit and not is_5 and upstream not in self._knows_no_bridges,
             username=keys.username,
-            password=self.password(),
+            password=read_password(self.name, keys),
             keep_alive=keys.keep_alive_seconds,
             marker_topic=self._marker_topic,
             state_topic=self.state_topic,
@@ -759,6 +761,10 @@ class Uplink:
         others = [client_id for client_id in self.local_ids[1:] if client_id != down_id]
         if others:
             self.local_clients.end_sessions(lambda client_id: client_id in others)
+        self._retained_up.connected(
+            sends_all=not (joint.session_present and self._old_filters),
+            lanes=[lane.up_id for lane in self.lanes],
+        )
         self._old_filters = tuple(self.remapping.up_filters())
         self.asking.accepted(session_present=joint.session_present, refreshes=self._refreshes)
         self.partnership.accepted(joint)
@@ -771,18 +777,4 @@ class Uplink:
             upstream,
             self.client_id,
             ", which has its session" if joint.session_present else "",
-        )
-
-
-def join_uplinks(lanes: Sequence[Uplink]) -> None:
-    """Make lanes of uplinks; one alone is an uplink without lanes."""
-    for lane in lanes:
-        lane.lanes = lanes
-    if len(lanes) > 1:
-        one, other = lanes
-        join_lanes(
-            one.subscriptions,
-            other.subscriptions,
-            wake_one=one.want_subscriptions,
-            wake_other=other.want_subscriptions,
         )

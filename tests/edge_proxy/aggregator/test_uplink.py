@@ -26,9 +26,10 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.server import Server
 from penstock.edge_proxy.aggregator import uplink as uplink_module
+from penstock.edge_proxy.aggregator.connecting import UplinkError, read_password
 from penstock.edge_proxy.aggregator.joint import Joint
 from penstock.edge_proxy.aggregator.plugin import UplinkPlugin
-from penstock.edge_proxy.aggregator.uplink import Uplink, UplinkError
+from penstock.edge_proxy.aggregator.uplink import Uplink
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.publishing.relay import Relay, relay_id
 from tests.broker.network.test_in_process import local_clients
@@ -388,7 +389,8 @@ async def test_the_password_is_in_its_file(tmp_path: Path) -> None:
         site(port_of(cloud), username="u", password_file=str(file)) as edge,
     ):
         await stands(edge)
-        assert uplink_of(edge).password() == b"secret"
+        uplink = uplink_of(edge)
+        assert read_password(uplink.name, uplink.keys) == b"secret"
         session = cloud.core.sessions.get("berlin-cloud")
         assert session is not None
         assert session.username == "u"

@@ -1,0 +1,88 @@
+"""Retained messages of a site that change during an outage of its uplink."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.broker.mqtt.packets import Publish
+from penstock.netem.runs.broker_process import reserved_port
+from tests.broker.serving import port_of, serving, until
+from tests.edge_proxy.aggregator.test_uplink import deliver, site, stands, take_message, uplink_of
+from tests.helpers.wire import connected
+
+
+def retained(topic: str, payload: bytes, qos: int) -> Publish:
+    """Return a retained message."""
+    return Publish(topic, payload, qos=qos, retain=True, packet_id=1 if qos else 0)
+
+
+@pytest.mark.parametrize("version", ["5", "3.1.1"])
+@pytest.mark.parametrize(("rule", "qos"), [(0, 1), (1, 0), (0, 0)])
+async def test_the_cloud_gets_what_a_site_has_retained_and_cleared_meanwhile(
+    rule: int, qos: int, version: str
+) -> None:
+    """Under a rule of QoS 0, and of messages of QoS 0; what has not changed is not sent again."""
+    reconnect = {"min_seconds": 3600.0, "max_seconds": 3600.0}
+    keys = {"up": [{"filter": "up/#", "qos": rule}], "version": version, "reconnect": reconnect}
+    async with (
+        serving() as cloud,
+        site(port_of(cloud), **keys) as edge,
+        await connected(port_of(edge), "near") as near,
+    ):
+        await stands(edge)
+        uplink, there = uplink_of(edge), cloud.core.retained.by_topic
+        for topic in ("up/kept", "up/changed", "up/cleared"):
+            await deliver(near, retained(topic, b"1", qos))
+        await until(lambda: {"up/kept", "up/changed", "up/cleared"} <= set(there))
+        kept = there["up/kept"]
+        link = uplink._link
+        assert link is not None
+        link.joint.pong()  # what was sent at QoS 0 has come
+        link.end("closed", "cut by the test")
+        await until(lambda: uplink.counts.failures)
+        for topic, payload in (("up/changed", b"2"), ("up/cleared", b""), ("up/new", b"3")):
+            await deliver(near, retained(topic, payload, qos))
+        await near.publish("fence", b"")
+        uplink.retry_now()
+        await until(lambda: "up/new" in there and "up/cleared" not in there)
+        assert there["up/changed"].payload == b"2"
+        await until(lambda: uplink.counts.retained_repeated == 3)
+        assert there["up/kept"] is kept
+
+
+async def test_what_waits_for_the_cloud_is_not_repeated() -> None:
+    """At QoS 1 it waits in the session: once is enough; each topic keeps its order."""
+    with reserved_port() as port:
+        async with site(port, lanes=None) as edge, await connected(port_of(edge), "near") as near:
+            for payload in (b"1", b"2"):
+                await deliver(near, retained("up/a", payload, 1))
+            listeners = {"default": {"bind": f"127.0.0.1:{port}"}}
+            async with serving(listeners=listeners) as cloud, await connected(port, "far") as far:
+                await far.subscribe("up/#", 1)
+                assert [(await take_message(far)).payload for _ in range(2)] == [b"1", b"2"]
+                await until(lambda: cloud.core.retained.by_topic["up/a"].payload == b"2")
+            assert uplink_of(edge).counts.retained_repeated == 0
+
+
+async def test_what_was_on_its_way_at_qos_0_is_repeated() -> None:
+    """Nothing tells whether the cloud has got it."""
+    keys = {"up": [{"filter": "up/#", "qos": 0}], "lanes": None}
+    reconnect = {"min_seconds": 3600.0, "max_seconds": 3600.0}
+    async with (
+        serving() as cloud,
+        site(port_of(cloud), reconnect=reconnect, **keys) as edge,
+        await connected(port_of(edge), "near") as near,
+    ):
+        await stands(edge)
+        uplink, there = uplink_of(edge), cloud.core.retained.by_topic
+        await near.send(retained("up/a", b"1", 0))
+        await until(lambda: "up/a" in there)
+        link = uplink._link
+        assert link is not None
+        assert link.joint.unsure_retained() == ["up/a"]
+        link.end("closed", "cut by the test")
+        await until(lambda: uplink.counts.failures)
+        first = there["up/a"]
+        uplink.retry_now()
+        await until(lambda: there["up/a"] is not first)
+        assert uplink.counts.retained_repeated == 1
