@@ -44,18 +44,25 @@ class LocalClient(LocalProtocol):
         self._receive_maximum = receive_maximum
         self._stream = PacketStream(self, MQTT_5, MAX_REMAINING_LENGTH + 5)
 
-    async def connect(self, clients: LocalClients, *, tells_publisher: bool = False) -> None:
+    async def connect(
+        self,
+        clients: LocalClients,
+        *,
+        tells_publisher: bool = False,
+        is_patient: bool = False,
+    ) -> None:
         """Connect.
 
         Args:
             clients: of the broker.
             tells_publisher: messages carry the Client Identifier of their publisher.
+            is_patient: what it publishes waits for room, also for clients that are away.
 
         Raises:
             LostError: the broker does not accept the client.
         """
         answer = self.expect(PacketType.CONNACK << 4, 0)
-        clients.connect(self, tells_publisher=tells_publisher)
+        clients.connect(self, tells_publisher=tells_publisher, is_patient=is_patient)
         properties = {
             "session_expiry_interval": SESSION_NEVER_EXPIRES,
             "receive_maximum": self._receive_maximum,
@@ -132,10 +139,12 @@ class Courier:
     Args:
         clients: of the broker.
         client_id: of its session.
+        is_patient: what it publishes waits for room, also for clients that are away.
     """
 
-    def __init__(self, clients: LocalClients, client_id: str) -> None:
+    def __init__(self, clients: LocalClients, client_id: str, *, is_patient: bool = False) -> None:
         self._clients = clients
+        self._is_patient = is_patient
         self._client_id = client_id
         self._client: LocalClient | None = None
         self._packet_id = 0
@@ -149,7 +158,7 @@ class Courier:
         if self._client is not None and not self._client.is_lost:
             return self._client, False
         client = LocalClient(self._client_id)
-        await client.connect(self._clients)
+        await client.connect(self._clients, is_patient=self._is_patient)
         self._client = client
         return client, True
 

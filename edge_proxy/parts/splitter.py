@@ -208,7 +208,7 @@ class Splitter:
         self._config, self._clients, self._spool, self._in_thread, *_ = of
         self._counts, self._logger, self._clock = of.counts, of.logger, of.clock
         self._prefix = f"{of.config.prefix}/".encode()
-        self._courier = Courier(of.clients, PART_ID)
+        self._courier = Courier(of.clients, PART_ID, is_patient=True)
         self._intake: Intake | None = None
         self._cutting: dict[int, tuple[bytes, int]] = {}
         self.stream = b""

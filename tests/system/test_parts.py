@@ -92,7 +92,7 @@ async def running(
             await cloud.start()
             await site.start()
             # Nothing promises what is published before the site has subscribed.
-            await until(lambda: link.n_subscribed)
+            await until(lambda: link.n_subscribed == 2)  # on both connections
             yield cloud, site, link
         finally:
             cloud.close()

@@ -296,10 +296,10 @@ async def test_an_uplink_that_leaves_ends_on_both_sides_when_nothing_is_left_in_
             await connected(port_of(edge), "near", **kept) as near,
         ):
             await near.subscribe("down/#", 1)
-            await until(lambda: asked(cloud) == ["down/#"])
             plugin = next(one for one in edge._plugins.plugins if isinstance(one, UplinkPlugin))
             for lane in plugin.uplinks:
-                await stands(edge, lane.name)
+                await until(lambda: asked(cloud, lane.client_id) == ["down/#"])  # noqa: B023
+            for lane in plugin.uplinks:
                 await lane.stop()
             for number, payload in enumerate(payloads, 1):
                 await deliver(near, Publish("up/cam", payload, qos=1, packet_id=number))
@@ -689,9 +689,9 @@ async def test_clocks_that_are_hours_apart_change_no_interval(
             assert not uplink.counts.failures
 
 
-def asked(cloud: Server) -> list[str]:
-    """Return what the cloud was asked for."""
-    session = cloud.core.sessions.get("berlin-cloud")
+def asked(cloud: Server, client_id: str = "berlin-cloud") -> list[str]:
+    """Return what the cloud was asked for by one lane."""
+    session = cloud.core.sessions.get(client_id)
     return [] if session is None else list(session.subscriptions)
 
 
