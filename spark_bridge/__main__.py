@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, chdir, contextmanager, suppress
@@ -60,6 +61,9 @@ INTERRUPTED: Final = 130
 LONG_RUN_MESSAGES: Final = 2_000_000
 """Waiting messages from which Java's second compiler saves more than it takes: some 12 s of
 processor time against 9 us a row."""
+
+ENDING_SECONDS: Final = 5.0
+"""For which Java may still end after it has given half of an answer."""
 
 START_PATIENCE_SECONDS: Final = 30.0
 """For a queue that does not answer when the program starts: its address may be wrong."""
@@ -471,6 +475,20 @@ def _stop(session: SparkSession) -> None:
         session.stop()
 
 
+def _java_has_ended() -> bool:
+    """Say whether Spark's Java process is gone, or goes now."""
+    from pyspark import SparkContext  # noqa: PLC0415 - Spark takes a while
+
+    java = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001
+    if java is None:
+        return False
+    try:
+        java.wait(ENDING_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
 def _is_told(record: logging.LogRecord) -> bool:
     """Say whether a record is for users: py4j logs what it raises as well, with tracebacks."""
     return not record.getMessage().startswith("Exception while sending command")
@@ -484,7 +502,7 @@ def _naming_log(log_file: Path) -> Iterator[None]:
         JavaGoneError: Java ended while the block ran.
         BridgeError: the block's, with the log's name.
     """
-    from py4j.protocol import Py4JNetworkError  # noqa: PLC0415
+    from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError  # noqa: PLC0415
 
     logging.getLogger().addFilter(_is_told)
     try:
@@ -492,6 +510,12 @@ def _naming_log(log_file: Path) -> Iterator[None]:
             yield
         except (ConnectionRefusedError, ConnectionResetError, Py4JNetworkError) as error:
             raise JavaGoneError from error
+        except Py4JJavaError:
+            raise
+        except Py4JError as error:  # half of an answer, as when Java ends amid it
+            if _java_has_ended():
+                raise JavaGoneError from error
+            raise
     except BridgeError as error:
         error.text += f" (Spark's log: {log_file})"
         raise

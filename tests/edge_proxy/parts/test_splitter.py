@@ -117,9 +117,12 @@ async def test_a_restart_goes_on_with_the_same_message(
         near.close()
         session = server.core.sessions.get("near")
         assert session is not None
-        await until(lambda: session.client is None)  # no part is dropped for it, all the same
+        await until(lambda: session.client is None)
         await deliver(far, Publish("a", PAYLOAD, qos=2, packet_id=7))
         await until(lambda: session.outbox.n_messages == 5)
+        for _ in range(50):
+            await deliver(far, Publish("other", b"", qos=1, packet_id=8))
+        assert not session.ledger.dropped  # as the publisher's message would be, as a whole
     async with (
         serving(plugins=plugin(tmp_path), **keys) as server,
         await connected(port_of(server), "near", **KEPT) as near,

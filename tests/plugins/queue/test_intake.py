@@ -252,8 +252,10 @@ async def test_messages_go_where_they_are_stored_in_time() -> None:
     engine.appended = waiting
     await engine.commit_all()
     assert (await held)[0].physical_queue == 0
+    n_exclusions = intake.slow_appends.counts.exclusions
+    assert n_exclusions
     intake.set_up(QueueSpec(physical_queues=3))
-    assert intake.slow_appends.counts.exclusions == 1  # it only grows
+    assert intake.slow_appends.counts.exclusions >= n_exclusions  # it only grows
     await intake.close()
 
 
