@@ -42,8 +42,11 @@ def is_looking(server: Server, name: str) -> bool:
     return pacer._timer is not None
 
 
-async def test_the_lane_that_says_so_is_paced_while_both_are_connected() -> None:
+async def test_the_lane_that_says_so_is_paced_while_both_are_connected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Alone, it has all messages, and nothing to yield to."""
+    monkeypatch.setattr(Pacing, "rest", lambda *_: 50_000.0)  # as after a long queue
     async with serving() as server, await lane(server, "large", "small", "yes") as large:
         assert pace(server, "large") == FULL_RATE
         async with await lane(server, "small", "large"):
