@@ -519,7 +519,7 @@ PUBLISHER_PROPERTY: Final = "penstock-publisher"
 
 UPLINK_PROPERTIES: Final = 16
 """User Properties that uplinks may add to a message, beyond those that its publisher may give it:
-publisher, site, hops, and the name of each site to which it came down."""
+publisher, first site, hops, and the name of each other site where it was."""
 
 
 class LocalClients(Protocol):

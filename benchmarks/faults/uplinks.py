@@ -202,7 +202,7 @@ def lead_round(broker: Subject, rng: random.Random, effort: Effort) -> Sequence[
         Finding("of these, missing at any site", n_lost, most=0),
         Finding("times that one came to its own site", most_at_home, most=1),
         Finding("to another one, of two or a ring", most_by_one, most=2),
-        Finding("to another one, both ways round", most_by_two),
+        Finding("to another one, both ways round", most_by_two, most=6),
     ]
 
 

@@ -6,9 +6,9 @@ the local topic ``plant/oven/temperature`` is ``sites/berlin/plant/oven/temperat
 Of several rules of one direction, the first that matches a topic says what it becomes. A message
 passes once, whatever number of rules match.
 
-A message that passes uplinks carries User Properties: the site where it was first, the sites to
-which it came down, and the number of uplinks that it went up. It is dropped where it would come to
-one of these sites again, and where that number exceeds a limit. An uplink knows its own site,
+A message that passes uplinks carries User Properties: the site where it was first, each other site
+where it was, and the number of uplinks that it went up. It is dropped where it would come to one of
+these sites again, and where that number exceeds a limit. An uplink knows its own site,
 and that of the broker which it leads to if that is a Penstock with uplinks of its own: so a message
 does not even cross the link to where it was. MQTT 3.1.1 has no such properties.
 """
@@ -30,7 +30,7 @@ from penstock.broker.mqtt.topics import SHARE_PREFIX, matches, parse_share, vali
 HOPS_PROPERTY: Final = "penstock-hops"
 """User Property: how many uplinks the message went up, a decimal number."""
 VIA_PROPERTY: Final = "penstock-via"
-"""User Property, one for each: name of a site to which the message came down."""
+"""User Property, one for each: name of a site where the message was, but for its first one."""
 
 
 @checked_dataclass(frozen=True, slots=True, config=STRICT)
@@ -250,7 +250,7 @@ class Loops:
         """Say why a message must not come down; "" where it may."""
         for name, value in user_properties:
             if name == VIA_PROPERTY and value == self.site:
-                return f"it has come down to site {value} before"
+                return f"it was at site {value} before"
         return self._why_loop(user_properties, self.max_hops)
 
     def _why_loop(self, user_properties: Iterable[tuple[str, str]], most_hops: int) -> str:
@@ -268,6 +268,8 @@ class Loops:
     def up(self, user_properties: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         """Return the User Properties with which a message goes up, for which `why_not_up` is "".
 
+        They name this site, so that another way does not bring the message here again.
+
         Args:
             user_properties: of the message as the site's broker delivers it.
         """
@@ -276,13 +278,29 @@ class Loops:
         ours = (SITE_PROPERTY, HOPS_PROPERTY)
         others = [pair for pair in user_properties if pair[0] not in ours]
         site = sites[-1:] or [(SITE_PROPERTY, self.site)]
-        return [*others, *site, (HOPS_PROPERTY, str(sum(hops[-1:]) + 1))]
+        via = _naming([*others, *site], self.site)
+        return [*others, *via, *site, (HOPS_PROPERTY, str(sum(hops[-1:]) + 1))]
 
     def down(self, user_properties: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Return the User Properties with which a message comes down; as `up`."""
+        """Return the User Properties with which a message comes down; as `up`.
+
+        They name the site of the broker in the cloud, too: no uplink of its own has done so where
+        the message was published there, or came up to it.
+        """
         has_site = any(name == SITE_PROPERTY for name, _ in user_properties)
-        site = [] if has_site or not self.peer else [(SITE_PROPERTY, self.peer)]
-        return [*user_properties, *site, (VIA_PROPERTY, self.site)]
+        if not self.peer:
+            above = []
+        elif has_site:
+            above = _naming(user_properties, self.peer)
+        else:
+            above = [(SITE_PROPERTY, self.peer)]
+        return [*user_properties, *above, (VIA_PROPERTY, self.site)]
+
+
+def _naming(user_properties: Iterable[tuple[str, str]], site: str) -> list[tuple[str, str]]:
+    """Return the User Property that names a site; none where one does."""
+    marks = ((SITE_PROPERTY, site), (VIA_PROPERTY, site))
+    return [] if any(pair in marks for pair in user_properties) else [(VIA_PROPERTY, site)]
 
 
 def _hops(text: str) -> float:

@@ -305,6 +305,7 @@ def test_a_message_of_another_site_keeps_its_publisher() -> None:
     [message], _, _ = uplink.written()
     assert user_properties(message) == [
         (PUBLISHER, "sensor"),
+        ("penstock-via", "berlin"),
         ("penstock-site", "spandau"),
         ("penstock-hops", "2"),
     ]

@@ -118,19 +118,25 @@ def test_a_wrong_rule_names_what_is_wrong(keys: dict[str, object], told: str) ->
 
 
 def test_a_message_that_goes_up_names_its_site_and_counts_its_hops() -> None:
-    """The first site stays; the hops count on; other properties stay in their order."""
+    """The first site stays, later ones are added; hops count on; others stay in their order."""
     first = Loops("berlin", 8).up([("a", "1"), ("b", "2")])
     assert first == [("a", "1"), ("b", "2"), (SITE, "berlin"), (HOPS, "1")]
     second = Loops("paris", 8).up(first)
-    assert second == [("a", "1"), ("b", "2"), (SITE, "berlin"), (HOPS, "2")]
+    assert second == [("a", "1"), ("b", "2"), (VIA, "paris"), (SITE, "berlin"), (HOPS, "2")]
+    again = Loops("paris", 8).up(second)  # a broker of no site has sent it down, and up elsewhere
+    assert again == [*second[:-1], (HOPS, "3")]
 
 
 def test_a_message_that_comes_down_names_where_it_was() -> None:
-    """The site of the broker above, where that is known, and the one to which it comes."""
+    """The site of the broker above, once, where that is known, and the one to which it comes."""
     marked = [("a", "1"), (SITE, "berlin"), (HOPS, "1")]
     assert Loops("paris", 8).down(marked) == [*marked, (VIA, "paris")]
     assert Loops("paris", 8).down([]) == [(VIA, "paris")]
-    assert Loops("paris", 8).leads_to("rome").down([]) == [(SITE, "rome"), (VIA, "paris")]
+    rome = Loops("paris", 8).leads_to("rome")
+    assert rome.down([]) == [(SITE, "rome"), (VIA, "paris")]
+    assert rome.down(marked) == [*marked, (VIA, "rome"), (VIA, "paris")]
+    for named in ([(SITE, "rome")], [*marked, (VIA, "rome")]):
+        assert rome.down(named) == [*named, (VIA, "paris")]
 
 
 def test_a_message_ends_where_it_returns_to_a_site() -> None:
@@ -142,7 +148,7 @@ def test_a_message_ends_where_it_returns_to_a_site() -> None:
     paris = Loops("paris", 8)
     assert paris.why_not_down(marked) == paris.why_not_up(marked) == ""
     came = paris.down(marked)
-    assert paris.why_not_down(came) == "it has come down to site paris before"
+    assert paris.why_not_down(came) == "it was at site paris before"
     assert paris.why_not_up(came) == ""  # to another cloud
 
 
@@ -159,13 +165,42 @@ def test_a_message_does_not_go_up_to_a_site_where_it_was(mark: str) -> None:
 def test_a_message_ends_after_too_many_hops() -> None:
     """Whatever its origin, it goes up as often as allowed."""
     marked = [(SITE, "rome")]
-    for _ in range(3):
-        assert not Loops("paris", 3).why_not_up(marked)
-        marked = Loops("paris", 3).up(marked)
+    for site in ("berlin", "madrid", "vienna"):
+        assert not Loops(site, 3).why_not_up(marked)
+        marked = Loops(site, 3).up(marked)
         assert not Loops("paris", 3).why_not_down(marked)
     told = "it went up 3 uplinks; allowed: at most 3"
     assert Loops("paris", 3).why_not_up(marked) == told
     assert Loops("paris", 2).why_not_down(marked) == "it went up 3 uplinks; allowed: at most 2"
+
+
+@pytest.mark.parametrize(
+    ("links", "times"),
+    [
+        ({"a": "b", "b": "a"}, {"a": 1, "b": 2}),
+        ({"a": "b", "b": "c", "c": "a"}, {"a": 1, "b": 2, "c": 2}),
+        ({"a": "bc", "b": "ca", "c": "ab"}, {"a": 1, "b": 6, "c": 6}),
+        ({"a": "bcd", "b": "acd", "c": "abd", "d": "abc"}, {"a": 1, "b": 26, "c": 26, "d": 26}),
+    ],
+)
+def test_a_message_comes_once_by_each_way_that_passes_no_site_twice(
+    links: dict[str, str], times: dict[str, int]
+) -> None:
+    """Each uplink takes everything up and down; its own site gets a message once."""
+    came = dict.fromkeys(links, 0)
+    under_way: list[tuple[str, list[tuple[str, str]], tuple[str, str]]] = [("a", [], ("", ""))]
+    while under_way:
+        at, marks, by = under_way.pop()
+        came[at] += 1
+        for low, high in ((low, high) for low, highs in links.items() for high in highs):
+            loops = Loops(low, 100).leads_to(high)
+            if (low, high) == by:  # an uplink is sent nothing that it has brought itself
+                continue
+            if at == low and not loops.why_not_up(marks):
+                under_way.append((high, loops.up(marks), (low, high)))
+            elif at == high and not loops.why_not_down(marks):
+                under_way.append((low, loops.down(marks), (low, high)))
+    assert came == times
 
 
 @pytest.mark.parametrize("hops", ["", "-1", "1e3", "999999", "²"])
