@@ -102,10 +102,8 @@ def poison(broker: Subject, rng: random.Random, effort: Effort) -> Sequence[Find
         cloud.configure(lines=LINES)
         cloud.start()
         down = {"down": [{"filter": "down/#", "when": "always"}]}
-        # The state would be a will that is retained, for which mosquitto refuses the connection.
-        keys = {"notifications_local_only": True}
-        five = _uplink(cloud.port, up=[{"filter": "five/#"}], **down, **keys)
-        three = _uplink(cloud.port, up=[{"filter": "three/#"}], version="3.1.1", **keys)
+        five = _uplink(cloud.port, up=[{"filter": "five/#"}], **down)
+        three = _uplink(cloud.port, up=[{"filter": "three/#"}], version="3.1.1")
         _configure(broker, "berlin", {"five": five, "three": three})
         broker.start()
         _until_connected(broker, ["five", "three"])

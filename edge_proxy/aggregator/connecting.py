@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +36,10 @@ SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
 NO_BRIDGES: Final = "no_bridges"
 """Reason of a refusal: the bridge bit makes an unknown protocol level of MQTT 3.1.1's. A CONNECT
 without it follows."""
+
+NO_RETAIN: Final = "no_retain"
+"""Reason of a refusal: the will is retained, and MQTT 5's reason code says that the cloud's broker
+retains nothing. A CONNECT with a will without the flag follows."""
 
 _STATE_RECORD: Final = f"{LOCAL_CLIENT_PREFIX}$state/"
 """Nothing is published below it, and no uplink has such a name."""
@@ -77,6 +81,7 @@ class JointSettings:
         marker_topic: of its markers in the cloud; None for none.
         state_topic: retained "1" or "0" on both sides; None for none.
         tells_cloud_state: it is on both sides, not at the site alone.
+        retains_cloud_state: it is retained in the cloud, too.
         outgoing_retain: what goes up may be retained there.
         tells_publisher: a message that goes up carries its publisher's Client Identifier.
         receive_maximum: QoS 1 and 2 messages from the cloud that the site's broker takes at a time.
@@ -107,6 +112,7 @@ class JointSettings:
     maximum_packet_size: int
     cloud_packet_size: int | None = None
     outgoing_retain: bool = True
+    retains_cloud_state: bool = True
     yields: bool = False
     filters_per_subscribe: int = 8
     is_optional: bool = False
@@ -156,7 +162,7 @@ def connect_cloud(settings: JointSettings, *, forgets: bool = False) -> bytes:
         keep_alive=settings.keep_alive,
         username=settings.username,
         password=settings.password,
-        will=None if forgets or not settings.tells_cloud_state else will_of(settings),
+        will=None if forgets else cloud_will(settings),
         properties=properties,
         is_bridge=settings.is_bridge,
     )
@@ -167,10 +173,14 @@ def check_accepted(packet: ConnAck, settings: JointSettings) -> None:
     """Check that the cloud's broker accepts the connection.
 
     Raises:
-        UplinkRefusedError: it refuses; `NO_BRIDGES` is the reason where that is for the bridge bit.
+        UplinkRefusedError: it refuses; `NO_BRIDGES` is the reason where that is for the bridge bit,
+            `NO_RETAIN` where it is for the retained will.
     """
     if settings.is_bridge and packet.reason_code == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
         raise UplinkRefusedError(NO_BRIDGES, "refused: it knows no bridges")
+    is_for_retain = packet.reason_code == ReasonCode.RETAIN_NOT_SUPPORTED
+    if is_for_retain and has_retained_will(settings):
+        raise UplinkRefusedError(NO_RETAIN, "refused: it retains nothing")
     if packet.reason_code:
         told = describe_reason_code(packet.reason_code)
         reason = packet.properties.get("reason_string")
@@ -197,16 +207,31 @@ def will_of(settings: JointSettings) -> Will | None:
     return None if topic is None else Will(topic, b"0", 1, retain=True)
 
 
-def state_of(settings: JointSettings, payload: bytes, version: int) -> bytes:
+def has_retained_will(settings: JointSettings) -> bool:
+    """Say whether the CONNECT to the cloud's broker has a will that is retained."""
+    will = cloud_will(settings)
+    return will is not None and will.retain
+
+
+def cloud_will(settings: JointSettings) -> Will | None:
+    """Return the will for the cloud's broker; None where the site alone is told."""
+    will = will_of(settings) if settings.tells_cloud_state else None
+    return None if will is None else replace(will, retain=settings.retains_cloud_state)
+
+
+def state_of(
+    settings: JointSettings, payload: bytes, version: int, *, retain: bool = True
+) -> bytes:
     """Return the PUBLISH that tells of a connection; b"" where nothing is to be told.
 
     Args:
         settings: of the uplink.
         payload: ``1``, ``0``, or nothing for a client that does not come again.
         version: of the connection that it goes to.
+        retain: the broker there retains it.
     """
     topic = settings.state_topic
-    return b"" if topic is None else write_packet(Publish(topic, payload, retain=True), version)
+    return b"" if topic is None else write_packet(Publish(topic, payload, retain=retain), version)
 
 
 def record_of_state(topic: str) -> str:
@@ -221,7 +246,9 @@ def recorded_states(filters: Iterable[str]) -> list[str]:
 
 def cloud_state(settings: JointSettings, payload: bytes) -> bytes:
     """Return the same for the cloud's broker; b"" where the site alone is told."""
-    return state_of(settings, payload, settings.version) if settings.tells_cloud_state else b""
+    if not settings.tells_cloud_state:
+        return b""
+    return state_of(settings, payload, settings.version, retain=settings.retains_cloud_state)
 
 
 def connect_up(up_id: str, receive_maximum: int) -> bytes:

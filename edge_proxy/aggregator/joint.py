@@ -461,7 +461,7 @@ class Joint:
             )
         self._connect_up(window)
         self._connect_down()
-        if self.retain_available:
+        if self.retain_available or not self.settings.retains_cloud_state:
             self._tell_state()
 
     def _tell_state(self) -> None:

@@ -191,7 +191,8 @@ class Forgetting(asyncio.Protocol):
         if not self.answered.done():
             connack = read_connack(first_byte, frame, body_at, self._settings.version)
             check_accepted(connack, self._settings)
-            if self._clears_state and connack.properties.get("retain_available", 1):
+            may_retain = connack.properties.get("retain_available", 1)
+            if self._clears_state and may_retain and self._settings.retains_cloud_state:
                 self._transport.write(cloud_state(self._settings, b""))
             self.answered.set_result(None)
 

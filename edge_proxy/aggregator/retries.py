@@ -1,11 +1,19 @@
-"""When an uplink connects again."""
+"""When an uplink connects again, and what its CONNECT leaves out then."""
 
 from __future__ import annotations
 
 import random
+from logging import Logger
 from typing import Final
 
 from penstock.edge_proxy.aggregator.config import ReconnectKeys
+from penstock.edge_proxy.aggregator.connecting import (
+    NO_BRIDGES,
+    NO_RETAIN,
+    JointSettings,
+    has_retained_will,
+)
+from penstock.edge_proxy.upstream import Upstream
 
 SHORT_SECONDS: Final = 10.0
 """A connection that ends sooner may be one that another client takes over."""
@@ -16,6 +24,13 @@ SHORT_IN_A_ROW: Final = 3
 SUSPICIOUS_FAILURES: Final = 1
 """While the uplink finds out at what the cloud's broker hangs up, no wait is longer than after so
 many failures: nothing passes meanwhile."""
+
+CONCEDED: Final = frozenset({NO_BRIDGES, NO_RETAIN})
+"""Reasons of refusals after which a CONNECT that leaves something out follows at once."""
+
+REFUSED_WILLS: Final = 2
+"""After so many connections in a row that were closed at a CONNECT with a retained will, its will
+may be the cause."""
 
 
 class Retries:
@@ -62,3 +77,76 @@ class Retries:
         longest = min(keys.max_seconds, keys.min_seconds * 2.0 ** min(self._n_failures, 30))
         self._n_failures += 1
         return longest * self._rng.uniform(0.5, 1.0)
+
+
+class Concessions:
+    """What a CONNECT leaves out because the broker at an address has refused it.
+
+    A broker that knows no bridges says so by a return code, and one that retains nothing by a
+    reason code of MQTT 5: this counts from then on. With MQTT 3.1.1, one that retains nothing hangs
+    up, which may have any cause: after two such ends in a row the will of the next CONNECT is not
+    retained. Where that one is accepted, later connections need one refusal for it, so that a
+    broker which was only ill gets a retained will again.
+    """
+
+    def __init__(self, name: str, logger: Logger) -> None:
+        """Begin with none.
+
+        Args:
+            name: of the uplink, for the log.
+            logger: of the plugin.
+        """
+        self._name = name
+        self._logger = logger
+        self._knows_no_bridges: set[Upstream] = set()
+        self._retains_nothing: set[Upstream] = set()
+        self._n_refused: dict[Upstream, int] = {}
+        self._told: set[Upstream] = set()
+
+    def may_be_bridge(self, upstream: Upstream) -> bool:
+        """Say whether the next CONNECT to an address may have the bridge bit."""
+        return upstream not in self._knows_no_bridges
+
+    def may_retain(self, upstream: Upstream) -> bool:
+        """Say whether the will of the next CONNECT to an address may be retained."""
+        n_refused = self._n_refused.get(upstream, 0)
+        return upstream not in self._retains_nothing and n_refused < REFUSED_WILLS
+
+    def refused(self, upstream: Upstream, reason: str, settings: JointSettings | None) -> None:
+        """Note that a connection has ended before it was accepted.
+
+        Args:
+            upstream: address.
+            reason: one word.
+            settings: of its CONNECT; None for one without a will.
+        """
+        if reason == NO_BRIDGES:
+            self._knows_no_bridges.add(upstream)
+            self._logger.warning(
+                "uplink %s: %s refuses the bridge bit (return code 1), so that the uplink connects "
+                "without it: the broker sends back what it publishes, where rules of up and down "
+                "have topics in common, and clears the retain flag of what comes down",
+                self._name,
+                upstream,
+            )
+            return
+        if reason == NO_RETAIN:
+            self._retains_nothing.add(upstream)
+        had_it = settings is not None and has_retained_will(settings)
+        n_refused = self._n_refused.get(upstream, 0)
+        self._n_refused[upstream] = n_refused + 1 if had_it and reason == "closed" else 0
+
+    def accepted(self, upstream: Upstream, settings: JointSettings) -> None:
+        """Note that a connection was accepted, and tell once that its will is not retained."""
+        if settings.retains_cloud_state:
+            self._n_refused[upstream] = 0
+            return
+        self._n_refused[upstream] = REFUSED_WILLS - 1
+        if upstream not in self._told:
+            self._told.add(upstream)
+            self._logger.warning(
+                "uplink %s: %s refuses a will that is retained, and takes one that is not: the "
+                "state of the uplink is told there, and not retained",
+                self._name,
+                upstream,
+            )

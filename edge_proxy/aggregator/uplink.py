@@ -48,7 +48,13 @@ from penstock.edge_proxy.aggregator.partnership import Partnership
 from penstock.edge_proxy.aggregator.preparation import forget_session, prepare_session
 from penstock.edge_proxy.aggregator.remapping import Loops, Remapping, in_parts, of_parts
 from penstock.edge_proxy.aggregator.retained_up import RetainedUp
-from penstock.edge_proxy.aggregator.retries import SHORT_IN_A_ROW, SHORT_SECONDS, Retries
+from penstock.edge_proxy.aggregator.retries import (
+    CONCEDED,
+    SHORT_IN_A_ROW,
+    SHORT_SECONDS,
+    Concessions,
+    Retries,
+)
 from penstock.edge_proxy.aggregator.suspects import End, Suspects
 from penstock.edge_proxy.upstream import Upstream, UpstreamError, Upstreams
 
@@ -132,7 +138,7 @@ class Uplink:
             clock=clock,
         )
         self._without_session: set[Upstream] = set()
-        self._knows_no_bridges: set[Upstream] = set()
+        self._concessions = Concessions(self.name, logger)
         prefix = keys.parts_prefix
         self.remapping = Remapping(
             of_parts(lane.up, prefix),
@@ -378,7 +384,7 @@ class Uplink:
             if self._is_stopping:
                 return
             self._connected_is(0)
-            if reason == NO_BRIDGES:
+            if reason in CONCEDED:
                 continue
             was_accepted = self._link is not None and self._link.is_accepted
             self.partnership.ended(reason, told, was_accepted=was_accepted)
@@ -472,7 +478,7 @@ class Uplink:
             except PenstockError as error:
                 if isinstance(error, UplinkRefusedError):
                     if error.reason == NO_BRIDGES:
-                        self._leave_bridge_bit(dialled.upstream)
+                        self._concessions.refused(dialled.upstream, NO_BRIDGES, None)
                         continue
                     self.partnership.ended(error.reason, str(error), was_accepted=False)
                     if self.partnership.is_refused:  # there is no session, or no way to it
@@ -601,8 +607,11 @@ class Uplink:
         link = self._link = Link(self, asyncio.get_running_loop())
         self.subscriptions.comes(is_so=True)
         self._quiet_since = self.clock()
+        settings: JointSettings | None = None
         try:
-            link.begin(await self._dial(link))
+            joint = await self._dial(link)
+            settings = joint.settings
+            link.begin(joint)
         except UpstreamError as error:
             self.subscriptions.comes(is_so=False)
             return "unreachable", str(error)
@@ -615,8 +624,8 @@ class Uplink:
             link.end("fault", "a fault of the uplink")
         try:
             reason, told = await link.ended
-            if reason == NO_BRIDGES:
-                self._leave_bridge_bit(link.upstream)
+            if not link.is_accepted and hasattr(link, "upstream"):
+                self._concessions.refused(link.upstream, reason, settings)
             if reason in OF_THE_BROKER:
                 self.upstreams.failed(link.upstream, told, is_silent=reason == "connack")
             if reason == WISHED:
@@ -652,17 +661,6 @@ class Uplink:
             await forget_session(settings, dialled.transport, self.keys.upstream)
             self._without_session.add(upstream)
 
-    def _leave_bridge_bit(self, upstream: Upstream) -> None:
-        """Be an ordinary client of a broker from now on, which has refused a bridge."""
-        self._knows_no_bridges.add(upstream)
-        self.logger.warning(
-            "uplink %s: %s refuses the bridge bit (return code 1), so that the uplink connects "
-            "without it: the broker sends back what it publishes, where rules of up and down have "
-            "topics in common, and clears the retain flag of what comes down",
-            self.name,
-            upstream,
-        )
-
     def _settings(self, upstream: Upstream) -> JointSettings:
         keys = self.keys
         local = self.local_clients
@@ -679,13 +677,14 @@ class Uplink:
             is_optional=self.lane.is_optional,
             client_id=self.client_id,
             version=MQTT_5 if is_5 else ProtocolVersion.MQTT_3_1_1,
-            is_bridge=keys.bridge_bit and not is_5 and upstream not in self._knows_no_bridges,
+            is_bridge=keys.bridge_bit and not is_5 and self._concessions.may_be_bridge(upstream),
             username=keys.username,
             password=read_password(self.name, keys),
             keep_alive=keys.keep_alive_seconds,
             marker_topic=self._marker_topic,
             state_topic=self.state_topic,
             tells_cloud_state=keys.outgoing_retain and not keys.notifications_local_only,
+            retains_cloud_state=self._concessions.may_retain(upstream),
             outgoing_retain=keys.outgoing_retain,
             tells_publisher=keys.tells_publisher,
             receive_maximum=local.receive_maximum,
@@ -757,6 +756,7 @@ class Uplink:
         """
         self.upstreams.succeeded(upstream)
         self._without_session.clear()
+        self._concessions.accepted(upstream, joint.settings)
         down_id = joint.settings.down_id
         others = [client_id for client_id in self.local_ids[1:] if client_id != down_id]
         if others:

@@ -150,7 +150,7 @@ async def test_mosquitto_may_send_more_than_the_receive_maximum_after_an_outage(
                     n_left -= 1
             uplink._is_stopping = False
             uplink.start()
-            topics = set()
+            topics: set[str] = set()
             while len(topics) < n_messages:
                 message = await near.take(Publish)
                 topics.add(message.topic)

@@ -179,6 +179,47 @@ async def test_what_is_retained_goes_up_without_the_flag_where_the_cloud_hangs_u
 
 
 @contextlib.asynccontextmanager
+async def cloud_that_retains_nothing(name: str, tmp_path: Path) -> AsyncIterator[int]:
+    """Run mosquitto or Penstock without retained messages, and give its port."""
+    if name == "mosquitto":
+        with running_mosquitto(tmp_path, "retain_available false") as mosquitto:
+            yield mosquitto.port
+    else:
+        async with serving(mqtt={"retain_available": False}) as cloud:
+            yield port_of(cloud)
+
+
+@pytest.mark.parametrize("version", ["5", "3.1.1"])
+@pytest.mark.parametrize("name", ["penstock", "mosquitto"])
+async def test_a_cloud_that_retains_nothing_is_told_the_state_without_the_flag(
+    name: str, version: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It refuses a CONNECT with a will that is retained: in MQTT 5 it says why, in 3.1.1 it ends.
+
+    MQTT 5 needs one attempt more, once; MQTT 3.1.1 two at first, and one with each connection.
+    """
+    caplog.set_level("INFO")
+    async with cloud_that_retains_nothing(name, tmp_path) as port:
+        far = await connected(port, "far")
+        await far.subscribe("state", 1)
+        async with running_edge(port, version=version, notification_topic="state") as edge:
+            uplink = lanes_of(edge)[0]
+            assert (await far.take(Publish)).payload == b"1"
+            assert uplink._link is not None
+            assert uplink._link.cloud.transport is not None
+            uplink._link.cloud.transport.abort()
+            assert [(await far.take(Publish)).payload for _ in range(2)] == [b"0", b"1"]  # the will
+            near = await connected(edge.addresses["default"][1], "near")
+            await deliver(near, Publish("up/a", b"x", 1, packet_id=1))
+            await near.subscribe("state", 1)
+            assert (await near.take(Publish)).payload == b"1"  # the site retains it
+            n_closed = {"5": 1, "3.1.1": 4}[version]
+            assert uplink.counts.failures == {"closed": n_closed}
+        assert (await far.take(Publish)).payload == b"0"  # its goodbye
+    assert caplog.text.count("refuses a will that is retained, and takes one that is not") == 1
+
+
+@contextlib.asynccontextmanager
 async def link_that_is_cut(port: int, n_cuts: int, most_bytes: int) -> AsyncIterator[int]:
     """Forward connections to a port; cut those of the first that carry so many bytes to it."""
     n_cut = 0

@@ -45,7 +45,7 @@ async def test_the_cloud_gets_what_a_site_has_retained_and_cleared_meanwhile(
         await near.publish("fence", b"")
         uplink.retry_now()
         await until(lambda: "up/new" in there and "up/cleared" not in there)
-        assert there["up/changed"].payload == b"2"
+        await until(lambda: there["up/changed"].payload == b"2")
         await until(lambda: uplink.counts.retained_repeated == 3)
         assert there["up/kept"] is kept
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import random
 
+from penstock.broker.mqtt.packets import ConnAck, Connect
 from penstock.edge_proxy.aggregator.config import ReconnectKeys
 from penstock.edge_proxy.aggregator.retries import Retries
+from tests.broker.serving import until
+from tests.edge_proxy.aggregator.test_uplink import site, uplink_of
+from tests.helpers.scripted import ScriptedBroker
 
 
 class Longest(random.Random):
@@ -47,3 +51,30 @@ def test_short_connections_are_counted_until_one_is_not() -> None:
     assert retries.n_short == 3
     retries.ended(9.0, was_accepted=False)
     assert retries.n_short == 0
+
+
+async def test_a_broker_that_was_only_ill_gets_a_retained_will_again() -> None:
+    """Connections closed at CONNECT may have any cause: the flag is left out now and then only."""
+    flags = []
+    async with ScriptedBroker() as cloud, site(cloud.port, version="3.1.1") as edge:
+        for is_accepted in (False, False, False, False, False, True, False, True, True):
+            peer = await cloud.connected()
+            peer.version = 4
+            connect = await peer.receive()
+            assert isinstance(connect, Connect)
+            if connect.clean_start:  # it ends the session of before
+                peer.send(ConnAck())
+                await peer.receive_end()
+                peer = await cloud.connected()
+                peer.version = 4
+                connect = await peer.receive()
+                assert isinstance(connect, Connect)
+            assert connect.will is not None
+            flags.append(connect.will.retain)
+            n_connections = uplink_of(edge).counts.connections
+            if is_accepted:
+                peer.send(ConnAck())
+                await until(lambda n=n_connections: uplink_of(edge).counts.connections > n)  # type: ignore[misc]
+            await peer.close()
+    never, again = [True, True, False], [True, True, False]
+    assert flags == [*never, *again, True, False, True]
