@@ -22,9 +22,7 @@ def test_clients_work_while_a_machine_fails(name: str, tmp_path: Path) -> None:
     found = run(FAULTS[name], QUICK, 0, tmp_path)
     assert found.messages > 0
     assert (found.lost, found.doubled) == (0, 0)
-    # While the machine was away, requests were stored and consumers were served.
-    assert sum(found.by_second[1:]) > 0
-    assert found.silent_receive_seconds < QUICK.fault_seconds
+    assert sum(found.by_second[1:]) > 0  # messages went on while the machine was away
 
 
 def test_outcomes_are_shown_and_written(
