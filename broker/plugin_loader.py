@@ -35,7 +35,6 @@ from penstock.broker.extensions import (
 )
 from penstock.broker.faults import Guard
 from penstock.broker.message import SizeClass
-from penstock.broker.old_names import import_hint
 
 
 class PluginLoadError(PenstockError):
@@ -262,7 +261,7 @@ def _plugin_class(name: str, point: EntryPoint) -> type[Plugin]:
         cls = point.load()
     except (ImportError, AttributeError) as error:
         raise PluginLoadError(
-            f"plugin {name}: {point.value} cannot be imported: {error}{import_hint(error)}"
+            f"plugin {name}: {point.value} cannot be imported: {error}"
         ) from error
     except Exception as error:
         raise _failed(name, f"{point.value} cannot be imported: ", error) from error

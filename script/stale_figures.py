@@ -19,8 +19,15 @@ _BROKER: Final = ("broker", *_WITHHOLDING)
 _QUEUE: Final = ("plugins/queue",)
 
 MEASURED: Final = {
-    "script/demo": (*_BROKER, "lanes", "script/demo_program", "netem/links/relay.py"),
+    "script/demo": (
+        *_BROKER,
+        "lanes",
+        "policy.example.yaml",
+        "script/demo_program",
+        "netem/links/relay.py",
+    ),
     "penstock netem run": (*_BROKER, "netem"),
+    "penstock netem run links": (*_BROKER, "lanes", "netem"),
     "penstock netem run site-": (*_BROKER, "edge_proxy", "netem"),
     "penstock plan dequeue": (*_QUEUE, "models/dequeue"),
     "penstock plan fabric": (*_QUEUE, "models/fabric"),

@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
-from penstock.plugins.queue.client import is_same_incarnation
 from penstock.spark_bridge.errors import QueueChangedError
 
 _QUEUE: Final = "queue"
@@ -105,7 +104,7 @@ class QueuePosition:
 
     def is_of(self, held: Held) -> bool:
         """Say whether the position may be one in the queue that exists."""
-        return not self.incarnation or is_same_incarnation(self.incarnation, held.incarnation)
+        return self.incarnation in ("", held.incarnation)
 
 
 def _texts(offsets: Mapping[int, int]) -> dict[str, int]:

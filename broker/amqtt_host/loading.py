@@ -28,7 +28,6 @@ from penstock.broker.config.checked_yaml import show, suggest
 from penstock.broker.config.policy import Policy
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.extensions import ENTRY_POINT_GROUP, Plugin
-from penstock.broker.old_names import import_hint
 
 NAMESPACE: Final = "amqtt.broker.plugins"
 """aMQTT's name for its broker's loggers and its group of entry points."""
@@ -154,8 +153,7 @@ def _problems(path: str, plugin_path: str, error: Exception) -> list[ConfigProbl
             return [ConfigProblem(place, show(cause.value), allowed)]
     if isinstance(error, PluginImportError):
         allowed = "the dotted path of a plugin that can be imported"
-        read = _causes(cause or error) + import_hint(cause, plugin_path.rpartition(".")[0])
-        return [ConfigProblem(path, read, allowed)]
+        return [ConfigProblem(path, _causes(cause or error), allowed)]
     if isinstance(error, PluginInitError):
         return [ConfigProblem(path, _causes(cause or error), "a configuration it can start with")]
     return [ConfigProblem(path, _causes(error), "a plugin that aMQTT can load")]

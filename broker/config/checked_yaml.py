@@ -275,9 +275,7 @@ def validate_config(cls: type[T], mapping: Mapping[str, Any], file: str, path: s
     """Return `cls` made from a mapping of a file, as `fit` makes it.
 
     Args:
-        cls: a `pydantic.dataclasses.dataclass` that forbids extra keys. Its attribute
-            ``MOVED_KEYS``, if it has one, maps keys of earlier versions to where they stand; ``*``
-            in one stands for any key.
+        cls: a `pydantic.dataclasses.dataclass` that forbids extra keys.
         mapping: what the file holds for it.
         file: name of the file, for errors.
         path: keys from the root to `mapping`, joined by dots; "" for the root.
@@ -377,9 +375,6 @@ def _explain(cls: type, place: tuple[str, ...], detail: ErrorDetails) -> Misfit:
     """Return one of pydantic's errors in the words of a file."""
     kind = detail["type"]
     if kind in {"unexpected_keyword_argument", "extra_forbidden"}:
-        new = _moved_to(getattr(cls, "MOVED_KEYS", {}), place)
-        if new is not None:
-            return Misfit(place, "a key that has moved", f"it as {new}")
         return Misfit(
             place, "an unknown key", suggest(str(place[-1]), _keys_known_at(cls, place[:-1]))
         )
@@ -402,17 +397,6 @@ def _explain(cls: type, place: tuple[str, ...], detail: ErrorDetails) -> Misfit:
     for json_word, yaml_word in (("an object", "a mapping"), ("a valid array", "a list")):
         message = message.replace(json_word, yaml_word)
     return Misfit(place, show(detail["input"]), message)
-
-
-def _moved_to(moved: Mapping[str, str], place: Sequence[str]) -> str | None:
-    """Return where the key at a place stands; None where it has not moved."""
-    for old, new in moved.items():
-        keys = old.split(".")
-        if len(keys) == len(place) and all(
-            key in ("*", read) for key, read in zip(keys, place, strict=True)
-        ):
-            return new
-    return None
 
 
 def _keys_in(value: Any, detail: ErrorDetails) -> tuple[str, ...]:

@@ -110,25 +110,16 @@ _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
 }
 """Field of `Stored` to its table, the class of its rows and the table's columns."""
 
-_CLOCK: Final = (
-    "CREATE TABLE IF NOT EXISTS clock (id INTEGER PRIMARY KEY CHECK (id = 0), text TEXT NOT NULL)"
-)
-
 FORMAT: Final = Format(
     application_id=0x50455353,
-    version=4,
+    version=1,
     schema=(
         *(
             f"CREATE TABLE {name} ({columns}){'' if 'row INTEGER' in columns else ' WITHOUT ROWID'}"
             for name, _, columns in _TABLES.values()
         ),
-        _CLOCK,
+        "CREATE TABLE clock (id INTEGER PRIMARY KEY CHECK (id = 0), text TEXT NOT NULL)",
     ),
-    upgrades={
-        1: ("ALTER TABLE subscription ADD COLUMN sizes TEXT",),
-        2: ("ALTER TABLE session ADD COLUMN origin BLOB NOT NULL DEFAULT x''",),
-        3: (_CLOCK,),
-    },
 )
 
 _MOVED: Final = "UPDATE delivery SET session = ?, packet_id = ?, is_released = ? WHERE row = ?"

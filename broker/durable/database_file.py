@@ -18,9 +18,8 @@ import logging
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from penstock.broker.errors import PenstockError
@@ -250,13 +249,11 @@ class Format(NamedTuple):
         application_id: stands in the file's header, so that no other program's database is used.
         version: of the schema.
         schema: statements that create the tables.
-        upgrades: an older version to the statements that make the next version of it.
     """
 
     application_id: int
     version: int
     schema: tuple[str, ...]
-    upgrades: Mapping[int, tuple[str, ...]] = MappingProxyType({})
 
 
 def connect(path: str, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
@@ -275,7 +272,7 @@ def connect(path: str, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection
 
 
 def set_up(connection: sqlite3.Connection, database: Format) -> None:
-    """Set a new file up, or check that it is one of ours, and upgrade an older one.
+    """Set a new file up, or check that it is one of ours.
 
     Raises:
         DatabaseFileError: it is not, or its file system cannot be used.
@@ -290,10 +287,9 @@ def set_up(connection: sqlite3.Connection, database: Format) -> None:
             "read another program's database; allowed: one that was made here, or a path where "
             "nothing is"
         )
-    readable = [*sorted(database.upgrades), database.version]
-    if n_tables and version not in readable:
+    if n_tables and version != database.version:
         raise DatabaseFileError(
-            f"read format {version}; allowed: {' or '.join(map(str, readable))}. It was written by "
+            f"read format {version}; allowed: {database.version}. It was written by "
             "another version of Penstock: start that, or move the file away to begin without what "
             "it holds"
         )
@@ -313,10 +309,6 @@ def set_up(connection: sqlite3.Connection, database: Format) -> None:
             for statement in database.schema:
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {database.application_id}")
-        for older in range(version, database.version) if n_tables else ():
-            for statement in database.upgrades[older]:
-                connection.execute(statement)
-        if version != database.version:
             connection.execute(f"PRAGMA user_version = {database.version}")
 
 

@@ -37,7 +37,6 @@ class Kind(NamedTuple):
     """A kind of bad link.
 
     Attributes:
-        about: in words.
         changes: makes the changes of a link, from chance, its length in seconds and the congestion
             control.
         traffic: of each subscriber.
@@ -45,7 +44,6 @@ class Kind(NamedTuple):
         by_congestion_control: whether that makes a difference in this approximation.
     """
 
-    about: str
     changes: Callable[[random.Random, float, CongestionControl], list[Change]]
     traffic: Traffic = Traffic()
     n_subscribers: int = 1
@@ -162,15 +160,22 @@ def _idle(
 
 
 KINDS: Final = {
-    "loss": Kind("packets are lost, and the RTT is longer", _loss, by_congestion_control=True),
-    "cliff": Kind("the rate falls to an 8th to a 30th, the RTT stays", _cliff),
-    "far": Kind("far and narrow: an RTT of 0.5 to 2 s, 80 to 250 kB/s", _far_and_narrow),
-    "changing": Kind("another rate of 50 kB/s to 2.5 MB/s every 1 to 6 s", _changing),
-    "outages": Kind("nothing passes, for 3 to 15 s in the mean", _outages),
-    "shared": Kind("two receivers behind one link that narrows", _shared, n_subscribers=2),
-    "bursts": Kind("bursts of loss, as on Wi-Fi", _bursts, by_congestion_control=True),
+    # Packets are lost, and the RTT is longer.
+    "loss": Kind(_loss, by_congestion_control=True),
+    # The rate falls to an 8th to a 30th, the RTT stays.
+    "cliff": Kind(_cliff),
+    # Far and narrow: an RTT of 0.5 to 2 s, 80 to 250 kB/s.
+    "far": Kind(_far_and_narrow),
+    # Another rate of 50 kB/s to 2.5 MB/s every 1 to 6 s.
+    "changing": Kind(_changing),
+    # Nothing passes, for 3 to 15 s in the mean.
+    "outages": Kind(_outages),
+    # Two receivers behind one link that narrows.
+    "shared": Kind(_shared, n_subscribers=2),
+    # Bursts of loss, as on Wi-Fi.
+    "bursts": Kind(_bursts, by_congestion_control=True),
+    # Lossy or far, and a small message in 15 s.
     "idle": Kind(
-        "lossy or far, and a small message in 15 s",
         _idle,
         Traffic(small_seconds=15.0, is_random=True),
         by_congestion_control=True,

@@ -24,7 +24,7 @@ from penstock.netem.figures.estimates import (
     ratio,
 )
 from penstock.netem.figures.figure_file import Table
-from penstock.plugins.withholding import adaptive, passage
+from penstock.plugins.withholding import adaptive, passage, thresholds
 from penstock.plugins.withholding.config import PolicyName, WithholdingConfig
 from penstock.plugins.withholding.gate import WithholdingGate
 
@@ -106,6 +106,7 @@ CONSTANTS: Final = (
     Varied(passage, "PAUSE_RATIO", (0.5, 2.0)),
     Varied(passage, "MOST_PAUSE_SECONDS", (2.5, 10.0)),
     Varied(passage, "RECENT_SECONDS", (5.0, 20.0)),
+    Varied(thresholds, "MARGIN_SECONDS", (0.025, 0.1)),
 )
 """Those of the rule. Its two options, `exposure` and `max_withhold`, are varied as well."""
 

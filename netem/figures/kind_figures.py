@@ -384,7 +384,7 @@ def _each(
 ) -> KindVerdict:
     """Return the verdict about each of several rows: how many keep the bound, and the worst."""
     if not found:
-        return KindVerdict(figure, "there is none", bounds, Standing.MET, is_judged)
+        return KindVerdict(figure, "there is no such kind", bounds, Standing.NOT_SHOWN, is_judged)
     standings = [standing for _, _, standing in found]
     counts = [f"{standings.count(each)} {each}" for each in Standing if each in standings]
     words = f"of {len(found)}, {', '.join(counts)}"

@@ -88,7 +88,6 @@ __all__ = [
     "UnavailableError",
     "UnknownNameError",
     "error_of",
-    "is_same_incarnation",
     "join_batches",
     "read_batch",
     "read_deliveries",
@@ -148,17 +147,9 @@ class RangeAnswer(NamedTuple):
     looked_at: int
 
 
-def is_same_incarnation(one: str, other: str) -> bool:
-    """Say whether two incarnations are of one queue.
-
-    Positions in a queue of an upgraded database may have it without dashes.
-    """
-    return one == other or one.replace("-", "") == other.replace("-", "")
-
-
 def is_same_queue(one: str, other: str) -> bool:
     """Say whether two incarnations are of one queue, before and after its server lost messages."""
-    return is_same_incarnation(one.partition(".")[0], other.partition(".")[0])
+    return one.partition(".")[0] == other.partition(".")[0]
 
 
 class OutgoingMessage(NamedTuple):

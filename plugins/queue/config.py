@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import field, fields
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
@@ -419,12 +419,6 @@ class QueueConfig:
         publishing: batches that requests stage and the broker publishes; None for none.
         queues: the logical queues by name. Others may be created while the program runs.
     """
-
-    MOVED_KEYS: ClassVar[Mapping[str, str]] = {
-        "queues.*.readers": "groups.GROUP.kind: lease or offsets",
-        "queues.*.visibility_timeout": "groups.GROUP.visibility_timeout",
-        "queues.*.max_leased_messages": "groups.GROUP.max_leased_messages",
-    }
 
     queues: dict[Name, LogicalQueueConfig] = field(default_factory=dict)
     engine: Literal["sqlite", "memory", "redis"] = "sqlite"

@@ -44,7 +44,6 @@ CONTRACT: Final = frozenset(
         "faults",
         "link",
         "message",
-        "old_names",
         "payload",
         "timers",
     }

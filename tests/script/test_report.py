@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+
 import pytest
 
+from script.demo_program import __main__ as program
 from script.demo_program.books import Ledger, Percentiles
 from script.demo_program.report import (
     TWO_LANES,
     WITHHOLDING,
     WITHOUT,
+    Result,
     SideResult,
     figure_tables,
     ratio_to_without,
@@ -54,6 +59,31 @@ def test_each_way_that_does_not_protect_small_messages_is_told_with_its_figures(
     assert told.endswith(": 0.51 of it; at most 0.5")
     (told,) = too_slow(sides(8.0, 1.0, 9.0))
     assert "two lanes 9.00 s, without 8.00 s: 1.12 of it" in told
+
+
+@pytest.mark.parametrize(("withholding", "status"), [(1.0, 0), (7.0, 1)])
+def test_a_demo_that_protects_nobody_ends_with_status_1(
+    withholding: float,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With the figures, though nothing was lost."""
+    found = sides(8.0, withholding, 1.0)
+    result = Result(found, 10, None, None, (1.0, 2.0), [], [], too_slow(found), 3.0)
+    monkeypatch.setattr(program, "run", lambda *_: (result, None))
+    monkeypatch.setattr(program, "commands", lambda _places: [])
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        assert program.main(["--output", str(tmp_path)]) == status
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    told = capsys.readouterr().out
+    assert ("NOT PROTECTED: small messages on the bad link, p90: withholding" in told) == bool(
+        status
+    )
+    assert ("Nothing was lost. Small messages on the bad link" in told) == (not status)
 
 
 @pytest.mark.parametrize(

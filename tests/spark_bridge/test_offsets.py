@@ -63,12 +63,6 @@ def test_a_checkpoint_without_incarnation_that_the_queue_contradicts_is_told() -
     assert "ends at offset 9, the checkpoint stands at 10" in loss
 
 
-def test_a_checkpoint_goes_on_in_an_upgraded_queue_that_had_no_dashes() -> None:
-    """The incarnation is the same in both forms."""
-    held = holding({0: (0, 9)}, "7e3c-f3a2")
-    assert find_losses(at(q0=5), held) == []
-
-
 def test_a_queue_created_again_is_told_though_its_offsets_fit() -> None:
     """A queue that has grown past the checkpoint's offsets since is another one all the same."""
     held = holding({0: (0, 90), 1: (0, 90)}, "94bb0a51")

@@ -15,7 +15,7 @@ import pytest
 
 import penstock
 from penstock.programs import PROGRAMS
-from tests.helpers.process import ROOT, BrokerProcess, anonymous_policy, running_broker
+from tests.helpers.process import ROOT, anonymous_policy, running_broker
 from tests.helpers.wire import connected
 
 BARE = ("broker", "edge_proxy", "models", "netem", "plugins", "spark_bridge")
@@ -53,31 +53,6 @@ async def test_a_plugin_in_the_users_folder_plugins_is_hosted(
         broker.wait_for_log("the bell of the user rings")
         async with await connected(broker.port) as client:
             assert await client.subscribe("t") == 0
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("broker.extensions", "penstock.broker.extensions"),
-        ("plugins.withholding.policies", "penstock.plugins.withholding.policies"),
-        ("penstock.broker.session_journal", "penstock.broker.durable.session_journal"),
-    ],
-)
-def test_a_name_of_before_is_told_beside_the_new_one(tmp_path: Path, old: str, new: str) -> None:
-    """A user's aMQTT plugin that imports it ends the start; the line says what to write."""
-    (tmp_path / "mine.py").write_text(f"from {old} import X\n")
-    broker = BrokerProcess(anonymous_policy(plugins={"mine.Bell": {}}), tmp_path)
-    assert broker.wait() == 2
-    assert "plugins.mine.Bell: " in broker.log
-    assert f": import {new};" in broker.log
-
-
-def test_an_amqtt_file_with_a_name_of_before_is_told_the_new_one(tmp_path: Path) -> None:
-    """A dotted path of ours in the file itself."""
-    plugins: dict[str, Any] = {"plugins.queue.client.QueueClient": {}}
-    broker = BrokerProcess(anonymous_policy(plugins=plugins), tmp_path)
-    assert broker.wait() == 2
-    assert ": import penstock.plugins.queue.client;" in broker.log
 
 
 def test_programs_import_nothing_by_a_bare_name(folder: Path) -> None:

@@ -96,7 +96,7 @@ class Catalogue:
             )
         queues: dict[int, LogicalQueue] = {}
         for row in rows.queues:
-            incarnation = str(uuid.uuid4()) if self._is_copy else _with_dashes(row.incarnation)
+            incarnation = str(uuid.uuid4()) if self._is_copy else row.incarnation
             known = row._replace(incarnation=incarnation)
             queue = queues[row.row_id] = LogicalQueue(known, queue_spec(row.spec))
             self._state.queues[row.name] = queue
@@ -441,14 +441,6 @@ class Catalogue:
         changes.groups.append(row)
         for place in group.places.values():
             changes.floors[group.row_id, place.physical.row_id] = place.floor
-
-
-def _with_dashes(incarnation: str) -> str:
-    """Return an incarnation in the form of all others; some upgraded files have 32 digits."""
-    try:
-        return str(uuid.UUID(incarnation))
-    except ValueError:
-        return incarnation
 
 
 def physical_row(physical: PhysicalQueue) -> PhysicalRow:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Generic, Protocol, TypeVar
 
-from penstock.plugins.queue.client import is_same_incarnation
 from penstock.plugins.queue.engines.contract import (
     GroupKindError,
     GroupSpec,
@@ -203,7 +202,7 @@ class Logical(Waited, Generic[PartT, GroupT]):
             IncarnationError: it is of another queue.
             OffsetError: no such physical queue, or an offset above the next one.
         """
-        if not is_same_incarnation(position.incarnation, self.incarnation):
+        if position.incarnation != self.incarnation:
             raise IncarnationError(self.name, position.incarnation, self.incarnation)
         for number, offset in position.offsets.items():
             check_offset(self.part(number), offset)

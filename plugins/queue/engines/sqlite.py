@@ -51,7 +51,7 @@ from penstock.plugins.queue.engines.contract import (
     StorageFullError,
 )
 from penstock.plugins.queue.engines.sqlite_copies import backup
-from penstock.plugins.queue.engines.sqlite_format import FORMAT, add_functions
+from penstock.plugins.queue.engines.sqlite_format import FORMAT
 from penstock.plugins.queue.engines.store import (
     BrokenSegmentError,
     Changes,
@@ -149,8 +149,7 @@ class SqliteStore:
         if self._writer is not None:
             self._writer.close()
         self._writer = connection = connect(self._path, self._busy_seconds)
-        add_functions(connection)
-        # Of a new file; that of an older one changes when it is compacted.
+        # Of a new file.
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         set_up(connection, FORMAT)
@@ -304,7 +303,7 @@ class SqliteStore:
             frame, checksum = row
             if frame is None:
                 raise BrokenSegmentError(physical_id, first, "its frame is no bytes")
-            if checksum is not None and crc32(frame) != checksum:
+            if crc32(frame) != checksum:
                 raise BrokenSegmentError(
                     physical_id,
                     first,

@@ -27,7 +27,7 @@ from penstock.plugins.queue.engines.contract import (
     EngineStartError,
     StorageError,
 )
-from penstock.plugins.queue.engines.sqlite_format import FORMAT, add_functions
+from penstock.plugins.queue.engines.sqlite_format import FORMAT
 from penstock.plugins.queue.engines.store import COPIED
 
 
@@ -46,7 +46,7 @@ def backup(database: str, path: str, busy_seconds: float = BUSY_SECONDS) -> int:
 def restore(copy: str, path: str) -> int:
     """Put a copy of a database where a policy file has its database; return how many queues it has.
 
-    The copy stays. It may have been made by other means than `backup`, of an older version too.
+    The copy stays. It may have been made by other means than `backup`.
 
     Raises:
         EngineStartError: the copy is no queue's database, or the place is not free.
@@ -75,17 +75,12 @@ def restore(copy: str, path: str) -> int:
                 raise EngineStartError(
                     f"{what}: read something else; allowed: a copy of a queue's database"
                 )
-            _copy(source, file.path, what, _upgrade)
+            _copy(source, file.path, what, lambda target: set_up(target, FORMAT))
         with closing(_connect(file.path, BUSY_SECONDS, what)) as restored:
             (n_queues,) = restored.execute("SELECT count(*) FROM logical_queue").fetchone()
     finally:
         file.close()
     return int(n_queues)
-
-
-def _upgrade(connection: sqlite3.Connection) -> None:
-    add_functions(connection)
-    set_up(connection, FORMAT)
 
 
 def _connect(path: str, busy_seconds: float, what: str) -> sqlite3.Connection:

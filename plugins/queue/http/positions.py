@@ -10,7 +10,7 @@ from aiohttp import web
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
 from penstock.plugins.queue.batch_format import Selection, last_offset
-from penstock.plugins.queue.client import Plan, is_same_incarnation
+from penstock.plugins.queue.client import Plan
 from penstock.plugins.queue.engines.contract import IncarnationError, Position
 from penstock.plugins.queue.http import answers, arrow
 from penstock.plugins.queue.http.context import Context, query_of
@@ -136,7 +136,7 @@ class Positions:
         async with self._making_ranges:
             request.app[CHECK_ROOM]()
             incarnation = engine.outline(queue).incarnation
-            if not is_same_incarnation(query.get("incarnation", incarnation), incarnation):
+            if query.get("incarnation", incarnation) != incarnation:
                 raise IncarnationError(queue, query["incarnation"][:80], incarnation)
             max_messages = min(max_messages, MAX_RANGE_MESSAGES)
             frames = await engine.read(queue, number, start, end, max_messages)

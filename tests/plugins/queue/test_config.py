@@ -151,24 +151,6 @@ def test_wrong_keys_and_values_are_told(keys: dict[str, Any], told: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "place"),
-    [
-        ("readers", "offsets", "groups.GROUP.kind: lease or offsets"),
-        ("visibility_timeout", 30.0, "groups.GROUP.visibility_timeout"),
-        ("max_leased_messages", 10, "groups.GROUP.max_leased_messages"),
-    ],
-)
-def test_key_of_an_earlier_version_is_told_its_place(key: str, value: Any, place: str) -> None:
-    """What moved from a queue to its groups is not merely unknown."""
-    with pytest.raises(ConfigError) as raised:
-        queue_config(queues={"some.name": {key: value}})
-    assert str(raised.value) == (
-        f"policy.yaml: plugins.queue.queues.some.name.{key}: read a key that has moved; "
-        f"allowed: it as {place}"
-    )
-
-
-@pytest.mark.parametrize(
     ("keys", "seconds"),
     [
         ({}, None),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -29,21 +27,6 @@ def test_a_copy_is_marked_and_its_database_is_not(tmp_path: Path) -> None:
     assert copied.meta[COPIED] == "1"
     assert [one.first_offset for one in copied.segments[1]] == [0]
     assert sorted(one.name for one in tmp_path.iterdir() if ".part" in one.name) == []
-
-
-def test_a_copy_of_an_older_version_is_restored(tmp_path: Path) -> None:
-    """It is upgraded; the copy stays as it is."""
-    copy, path = tmp_path / "copy.db", tmp_path / "queue.db"
-    with opened(copy):
-        pass
-    with closing(sqlite3.connect(copy)) as connection:
-        connection.execute("ALTER TABLE segment DROP COLUMN checksum")
-        connection.execute("PRAGMA user_version = 2")
-        connection.commit()
-    before = copy.read_bytes()
-    assert sqlite_copies.restore(str(copy), str(path)) == 1
-    assert copy.read_bytes() == before
-    assert rows_of(path).meta[COPIED] == "1"
 
 
 def test_nothing_is_replaced(tmp_path: Path) -> None:

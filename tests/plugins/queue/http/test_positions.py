@@ -211,18 +211,6 @@ async def test_positions_of_a_deleted_queue_mean_nothing() -> None:
             assert (answer.status, answer.json["incarnation"]) == (409, now)
 
 
-async def test_an_incarnation_without_dashes_is_the_same() -> None:
-    """A reader may hold one of a queue whose database was upgraded."""
-    async with serving() as server:
-        await server.store_rows("log", "a")
-        digits = (await position(server))["incarnation"].replace("-", "")
-        path = f"/queues/log/physical/0/range?start=0&end=1&incarnation={digits}"
-        assert len((await server.ask("GET", path)).json["messages"]) == 1
-        body = {"incarnation": digits, "offsets": {"0": 1}}
-        assert (await server.ask("POST", PLAN, body)).json["offsets"] == {"0": 1}
-        assert (await server.ask("POST", COMMIT, body)).json["offsets"] == {"0": 1}
-
-
 async def test_a_group_seeks_to_a_time() -> None:
     """To the first message that arrived at or after it; and to both ends."""
     async with serving() as server:
