@@ -41,10 +41,12 @@ SHARES = {
     Cell("changing", "cubic", is_relayed=True): 0.4,
     Cell("shared", "cubic", is_relayed=False): 0.85,
     Cell("shared", "cubic", is_relayed=True): 0.8,
+    Cell("idle", "cubic", is_relayed=False): 0.2,
     Cell("idle", "bbr", is_relayed=False): 0.45,
     Cell("idle", "bbr", is_relayed=True): 0.7,
 }
-"""The least share of the oracle's gain that is closed."""
+"""The least share of the oracle's gain that is closed. Below the target of 0.7, docs/withholding.md
+says what limits it."""
 
 PRICES = {
     Cell("loss", "cubic", is_relayed=False): 1.3,
@@ -54,8 +56,21 @@ PRICES = {
     Cell("changing", "cubic", is_relayed=False): 2.5,
     Cell("outages", "cubic", is_relayed=False): 1.25,
     Cell("shared", "cubic", is_relayed=False): 2.1,
+    Cell("bursts", "cubic", is_relayed=False): 0.8,
+    Cell("bursts", "bbr", is_relayed=False): 2.4,
+    Cell("idle", "cubic", is_relayed=False): 2.2,
+    Cell("idle", "bbr", is_relayed=False): 3.4,
 }
 """The greatest mean of large messages over that without a policy."""
+
+LATER = {
+    # A burst stops small messages, too, and what a policy moves meets another burst by chance: with
+    # bbr, the oracle makes small messages later as well.
+    Cell("bursts", "bbr", is_relayed=False): 2.7,
+    Cell("bursts", "bbr", is_relayed=True): 3.3,
+    Cell("idle", "cubic", is_relayed=True): 1.15,
+}
+"""The p90 of small messages over that without a policy, where it may be above 1.1."""
 
 
 @cache
@@ -78,10 +93,10 @@ def test_large_messages_pay_a_bounded_price(cell: Cell) -> None:
     assert large_ratio(found(cell), found(cell, "none")).value <= PRICES[cell]
 
 
-@pytest.mark.parametrize("cell", SHARES | PRICES, ids=str)
-def test_small_messages_are_nowhere_later(cell: Cell) -> None:
-    """The p90 of small messages is at most 1.1 of that without a policy."""
-    assert small_p90_ratio(found(cell), found(cell, "none")).value <= 1.1
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_small_messages_are_hardly_later(cell: Cell) -> None:
+    """The p90 of small messages is at most 1.1 of that without a policy, but for `LATER`."""
+    assert small_p90_ratio(found(cell), found(cell, "none")).value <= LATER.get(cell, 1.1)
 
 
 def test_a_large_message_that_is_quick_on_a_bad_path_is_not_held() -> None:
