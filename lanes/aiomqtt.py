@@ -30,6 +30,11 @@ class _PahoClient(_TwoLanes):
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self.event_loop.call_soon_threadsafe(self.loop_misc)
 
+    def _do_on_disconnect(self, *args: Any, **more: Any) -> None:
+        """End the large lane, too: aiomqtt calls `disconnect` on no lost connection."""
+        self._end_lane()
+        super()._do_on_disconnect(*args, **more)
+
 
 class Client(_aiomqtt.Client):  # type: ignore[no-redef]
     """`aiomqtt.Client` with two lanes."""

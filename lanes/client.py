@@ -104,14 +104,16 @@ class Client(mqtt.Client):
 
     def _new_lane(self) -> LargeLane | None:
         """Prepare a large lane, if there may be one."""
-        lane_id = (self._client_id.decode() or uuid.uuid4().hex) + SUFFIX
-        if len(lane_id.encode()) > MOST_ID_BYTES:
-            most = MOST_ID_BYTES - len(SUFFIX)
-            what = f"client id of {len(self._client_id)} bytes; allowed with two: {most}"
-            LOGGER.warning("one connection for all messages: %s", what)
-        elif self._may_have_lanes and not (self._knows_none or self._client_mode):
-            self._lane = LargeLane(self, lane_id)
-            self._large_above = LARGE_ABOVE
+        if self._may_have_lanes and not (self._knows_none or self._client_mode):
+            lane_id = (self._client_id.decode() or uuid.uuid4().hex) + SUFFIX
+            self._may_have_lanes = len(lane_id.encode()) <= MOST_ID_BYTES
+            if self._may_have_lanes:
+                self._lane = LargeLane(self, lane_id)
+                self._large_above = LARGE_ABOVE
+            else:
+                most = MOST_ID_BYTES - len(SUFFIX)
+                what = f"client id of {len(self._client_id)} bytes; allowed with two: {most}"
+                LOGGER.warning("one connection for all messages: %s", what)
         return self._lane
 
     def lane_properties(self) -> Properties:

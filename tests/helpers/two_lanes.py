@@ -1,10 +1,11 @@
-"""An application on `penstock.lanes.paho`, which notes what it is told."""
+"""An application on `penstock.lanes.paho`, what it is told, and what the broker says of it."""
 
 from __future__ import annotations
 
 import queue
 import socket
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -12,10 +13,29 @@ from paho.mqtt.packettypes import PacketTypes
 
 import penstock.lanes.paho as mqtt
 from penstock.lanes.large_lane import LargeLane
+from penstock.plugins.console.why import UnknownClientError, fetch
 from tests.helpers.paho_client import properties
-from tests.helpers.process import SECONDS
+from tests.helpers.process import SECONDS, BrokerProcess
 
 PICTURE: Final = bytes(100_000)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until something holds that nobody tells of."""
+    turn = threading.Event()
+    for _ in range(int(SECONDS / 0.01)):
+        if condition():
+            return
+        turn.wait(0.01)
+    raise AssertionError("it does not become so")
+
+
+def is_connected(broker: BrokerProcess, client_id: str) -> bool:
+    """Say whether a client is connected to a broker that has a console."""
+    try:
+        return bool(fetch(broker.console_url, client_id)["is_connected"])
+    except UnknownClientError:
+        return False
 
 
 class Application:

@@ -6,7 +6,7 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,12 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 import penstock.lanes.paho as mqtt
-from penstock.plugins.console.why import UnknownClientError, fetch
+from penstock.plugins.console.why import fetch
 from tests.helpers.certificates import Authority
 from tests.helpers.mosquitto import running_mosquitto
-from tests.helpers.paho_client import PahoClient
+from tests.helpers.paho_client import PahoClient, publish_properties
 from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy, running_broker
-from tests.helpers.two_lanes import PICTURE, Application
+from tests.helpers.two_lanes import PICTURE, Application, is_connected, wait_for
 
 ORDERED = [b"0", PICTURE + b"1", b"2", PICTURE + b"3", PICTURE + b"4", b"5"]
 """Payloads of one topic; `Application.payloads` leaves their last characters."""
@@ -34,16 +34,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield running
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until something holds that nobody tells of."""
-    turn = threading.Event()
-    for _ in range(int(SECONDS / 0.01)):
-        if condition():
-            return
-        turn.wait(0.01)
-    raise AssertionError("it does not become so")
-
-
 def new_client(client_id: str) -> Any:
     """Return a client of MQTT 5."""
     return mqtt.Client(CallbackAPIVersion.VERSION2, client_id, protocol=mqtt.MQTTv5)
@@ -52,15 +42,6 @@ def new_client(client_id: str) -> Any:
 def publish_ordered(client: Any, topic: str, qos: int) -> list[Any]:
     """Publish small and large payloads of one topic."""
     return [client.publish(topic, payload, qos) for payload in ORDERED]
-
-
-def is_client_of(broker: BrokerProcess, client_id: str) -> bool:
-    """Say whether a broker knows a client."""
-    try:
-        fetch(broker.console_url, client_id)
-    except UnknownClientError:
-        return False
-    return True
 
 
 def n_inflight(broker: BrokerProcess, client_id: str) -> int:
@@ -218,6 +199,55 @@ def test_a_client_takes_over_from_one_connection_and_back(
                 sender.publish(f"mover/{protocol}/cam", payload)
 
 
+@pytest.mark.parametrize("modules", [(stock, mqtt), (mqtt, stock)], ids=["to two", "to one"])
+@pytest.mark.parametrize("protocol", [mqtt.MQTTv5, None])
+def test_a_client_takes_over_from_one_that_is_connected(
+    protocol: mqtt.MQTTProtocolVersion | None, modules: tuple[Any, Any], broker: BrokerProcess
+) -> None:
+    """What that one has not acknowledged comes again, before what is published later."""
+    client_id = f"over-{protocol}-{modules[1].__name__}"
+    options: dict[str, Any] = {"topics": f"{client_id}/#", "expiry_seconds": 600}
+    if protocol is None:
+        options["clean_session"] = False
+    protocols = {mqtt: protocol, stock: mqtt.MQTTv311 if protocol is None else protocol}
+    old, new = (
+        Application(
+            client_id,
+            broker.port,
+            module=module,
+            protocol=protocols[module],
+            manual_ack=module is modules[0],
+            reconnect_on_failure=False,
+            **options,
+        )
+        for module in modules
+    )
+    first, *later = ORDERED[1:]
+    with PahoClient(broker.port, "sender") as sender, old:
+        assert sender.connect()
+        if modules[0] is mqtt:
+            wait_for(lambda: old.is_on_two_lanes)
+        sender.publish(f"{client_id}/cam", first)
+        assert old.payloads(1) == [first[-1:]]
+        with new:
+            assert new.session_present == [True]
+            for payload in later:
+                sender.publish(f"{client_id}/cam", payload)
+            assert new.payloads(5) == [payload[-1:] for payload in ORDERED[1:]]
+        assert not new.has_more()
+
+
+def test_a_message_with_a_topic_alias_goes_by_the_first_connection(broker: BrokerProcess) -> None:
+    """The alias is one of that connection, whatever is published with it."""
+    with Application("alias", broker.port, topics="alias/#") as app:
+        wait_for(lambda: app.is_on_two_lanes)
+        alias = publish_properties(TopicAlias=1)
+        app.client.publish("alias/cam", b"0", 1, properties=alias)
+        app.client.publish("", PICTURE + b"1", 1, properties=alias)
+        assert app.payloads(2) == [b"0", b"1"]
+        assert app.is_on_two_lanes
+
+
 def test_a_killed_program_leaves_its_will_once_and_begins_anew(
     broker: BrokerProcess, tmp_path: Path
 ) -> None:
@@ -315,12 +345,18 @@ def test_a_user_name_in_place_of_the_client_id_leaves_one_connection(tmp_path: P
 def test_a_client_id_that_leaves_no_room_has_one_connection(
     broker: BrokerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is said which is the longest."""
-    with Application("i" * 65_530, broker.port, topics="long") as app:
-        publish_ordered(app.client, "long", 1)
-        assert app.payloads(len(ORDERED)) == [payload[-1:] for payload in ORDERED]
-        assert app.lane is None
-    assert "client id of 65530 bytes; allowed with two: 65524" in caplog.text
+    """It is said once which is the longest, and not where one connection is asked for."""
+    told = "client id of 65530 bytes; allowed with two: 65524"
+    for protocol, n_warnings in ((mqtt.MQTTv311, 0), (mqtt.MQTTv5, 1)):
+        with Application("i" * 65_530, broker.port, topics="long", protocol=protocol) as app:
+            app.cut(app.client)
+            app.wait_until_lost()
+            app.wait_until_connected()
+            app.client.subscribe("long", 2)
+            publish_ordered(app.client, "long", 1)
+            assert app.payloads(len(ORDERED)) == [payload[-1:] for payload in ORDERED]
+            assert app.lane is None
+        assert caplog.text.count(told) == n_warnings
 
 
 def test_a_program_that_asks_for_mqtt_3_1_1_has_one_connection(broker: BrokerProcess) -> None:
@@ -328,11 +364,11 @@ def test_a_program_that_asks_for_mqtt_3_1_1_has_one_connection(broker: BrokerPro
     with Application("old", broker.port, topics="old", protocol=mqtt.MQTTv311) as app:
         publish_ordered(app.client, "old", 1)
         assert app.payloads(len(ORDERED)) == [payload[-1:] for payload in ORDERED]
-        assert not is_client_of(broker, "old.large-lane")
+        assert not is_connected(broker, "old.large-lane")
     with Application("", broker.port, topics="new", protocol=None) as app:
         wait_for(lambda: app.is_on_two_lanes)
         assert app.lane is not None
-        assert is_client_of(broker, app.lane._client_id.decode())
+        assert is_connected(broker, app.lane._client_id.decode())
 
 
 @pytest.mark.parametrize("protocol", [mqtt.MQTTv5, None])
