@@ -16,6 +16,7 @@ from tests.helpers.mosquitto import running_mosquitto
 from tests.helpers.paho_client import PahoClient
 from tests.helpers.process import ROOT, Program, anonymous_policy, running_broker
 from tests.helpers.slow_link import relay_to
+from tests.helpers.two_lanes import is_connected, wait_for
 
 VERSION = "5.16.0"
 LINES = re.findall(r"```js\n(.*?)```", (ROOT / "docs" / "lanes-mqttjs.md").read_text(), re.DOTALL)
@@ -23,20 +24,31 @@ PICTURE = 400_000
 
 PROGRAM = """
 import { createInterface } from "node:readline";
+import { Store } from "mqtt";
 import { connect } from "./two_lanes.mjs";
-const client = connect(process.argv[2], { clientId: "dashboard", reconnectPeriod: 100 });
+const outgoingStore = new Store();
+outgoingStore.put = (packet, done) => {
+  console.error(`stored ${packet.topic}`);
+  return Store.prototype.put.call(outgoingStore, packet, done);
+};
+const will = { topic: "will", payload: "gone", qos: 1 };
+const options = { clientId: "dashboard", reconnectPeriod: 100, will, outgoingStore };
+const client = connect(process.argv[2], options);
 client.on("message", (topic, payload) => console.error(`${payload.length} bytes on ${topic}`));
 client.on("error", (error) => console.error(`error ${error.message}`));
 await client.subscribeAsync("in/#", { qos: 1 });
 console.error("subscribed");
 for await (const line of createInterface(process.stdin)) {
   const [topic, bytes] = line.split(" ");
-  client.publish(topic, Buffer.alloc(+bytes), { qos: 1 }, () => console.error(`sent ${line}`));
+  const payload = +bytes % 2 ? Buffer.alloc(+bytes) : "é".repeat(+bytes / 2);
+  client.publish(topic, payload, { qos: 1 }, () => console.error(`sent ${line}`));
 }
 await client.endAsync();
 console.error("ended");
+process.exit(0);
 """
-"""It notes what comes, and publishes what standard input says."""
+"""It notes what comes, and publishes what standard input says: an even number of bytes as a string
+of half as many characters."""
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +103,9 @@ def test_an_alarm_passes_a_picture_in_both_directions(
     """On a bad link, over TCP and WebSocket; and each topic keeps its order."""
     listeners = {name: {"bind": "127.0.0.1:0"} for name in ("default", "ws")}
     listeners["ws"]["type"] = "ws"
-    policy = anonymous_policy({"console": {"http": "127.0.0.1:0"}}, listeners=listeners)
+    # The picture has fewer characters than that.
+    withholding = {"policy": "none", "threshold_s": PICTURE * 3 // 4}
+    policy = anonymous_policy({"withholding": withholding}, listeners=listeners)
     with ExitStack() as stack:
         broker = stack.enter_context(running_broker(policy, tmp_path))
         broker.wait_for_log("listener ws: listening")
@@ -106,14 +120,39 @@ def test_an_alarm_passes_a_picture_in_both_directions(
         page.wait_for_log("2 bytes on in/cam")
         lines = [line for line in page.log.splitlines() if "bytes on" in line]
         assert lines == ["4 bytes on in/alarm", f"{PICTURE} bytes on in/cam", "2 bytes on in/cam"]
-        page.publish(("out/cam", PICTURE), ("out/cam", 2), ("out/alarm", 4))
+        page.publish(("out/cam", PICTURE), ("out/cam", 3), ("out/alarm", 5))
         got = [client.message() for _ in range(3)]
         assert [(m.topic, len(m.payload)) for m in got] == [
-            ("out/alarm", 4),
+            ("out/alarm", 5),
             ("out/cam", PICTURE),
-            ("out/cam", 2),
+            ("out/cam", 3),
         ]
+        assert re.findall("stored (.*)", page.log) == ["out/alarm"]
+        page.publish(("out/last", PICTURE))
         page.end()
+        assert client.message().topic == "out/last"
+
+
+def test_the_will_is_that_of_the_first_connection(folder: Path, tmp_path: Path) -> None:
+    """None comes where the large one is lost alone, and one where the program is killed."""
+    plugins = {"console": {"http": "127.0.0.1:0"}}
+    with ExitStack() as stack:
+        broker = stack.enter_context(running_broker(anonymous_policy(plugins), tmp_path))
+        watcher = stack.enter_context(PahoClient(broker.port, "watcher"))
+        assert watcher.connect()
+        assert watcher.subscribe("will", 1)
+        page = stack.enter_context(running(f"mqtt://127.0.0.1:{broker.port}", folder))
+        wait_for(lambda: is_connected(broker, "dashboard.large-lane"))
+        with PahoClient(broker.port, "dashboard.large-lane") as intruder:
+            assert intruder.connect()
+        watcher.publish("will", b"of none")
+        assert watcher.payloads(1) == [b"of none"]
+        wait_for(lambda: is_connected(broker, "dashboard.large-lane"))
+        page.kill()
+        for client_id in ("dashboard", "dashboard.large-lane"):
+            wait_for(lambda client_id=client_id: not is_connected(broker, client_id))  # type: ignore[misc]
+        watcher.publish("will", b"of one")
+        assert watcher.payloads(2) == [b"gone", b"of one"]
 
 
 def test_with_another_broker_it_has_one_connection(folder: Path, tmp_path: Path) -> None:
