@@ -6,6 +6,7 @@ import random
 from logging import Logger
 from typing import Final
 
+from penstock.broker.mqtt.enums import MQTT_5
 from penstock.edge_proxy.aggregator.config import ReconnectKeys
 from penstock.edge_proxy.aggregator.connecting import (
     NO_BRIDGES,
@@ -86,7 +87,8 @@ class Concessions:
     reason code of MQTT 5: this counts from then on. With MQTT 3.1.1, one that retains nothing hangs
     up, which may have any cause: after two such ends in a row the will of the next CONNECT is not
     retained. Where that one is accepted, later connections need one refusal for it, so that a
-    broker which was only ill gets a retained will again.
+    broker which was only ill gets a retained will again. An address that has once accepted a
+    retained will gets no other: a load balancer without a server closes connections, too.
     """
 
     def __init__(self, name: str, logger: Logger) -> None:
@@ -100,6 +102,7 @@ class Concessions:
         self._logger = logger
         self._knows_no_bridges: set[Upstream] = set()
         self._retains_nothing: set[Upstream] = set()
+        self._retains: set[Upstream] = set()
         self._n_refused: dict[Upstream, int] = {}
         self._told: set[Upstream] = set()
 
@@ -112,13 +115,16 @@ class Concessions:
         n_refused = self._n_refused.get(upstream, 0)
         return upstream not in self._retains_nothing and n_refused < REFUSED_WILLS
 
-    def refused(self, upstream: Upstream, reason: str, settings: JointSettings | None) -> None:
+    def refused(self, upstream: Upstream, reason: str, settings: JointSettings | None) -> bool:
         """Note that a connection has ended before it was accepted.
 
         Args:
             upstream: address.
             reason: one word.
             settings: of its CONNECT; None for one without a will.
+
+        Returns:
+            Whether the next CONNECT leaves something out for it.
         """
         if reason == NO_BRIDGES:
             self._knows_no_bridges.add(upstream)
@@ -129,17 +135,27 @@ class Concessions:
                 self._name,
                 upstream,
             )
-            return
+            return True
         if reason == NO_RETAIN:
             self._retains_nothing.add(upstream)
-        had_it = settings is not None and has_retained_will(settings)
-        n_refused = self._n_refused.get(upstream, 0)
-        self._n_refused[upstream] = n_refused + 1 if had_it and reason == "closed" else 0
+            return True
+        may_be_will = (
+            reason == "closed"
+            and settings is not None
+            and settings.version != MQTT_5
+            and upstream not in self._retains
+            and has_retained_will(settings)
+        )
+        n_refused = self._n_refused.get(upstream, 0) + 1 if may_be_will else 0
+        self._n_refused[upstream] = n_refused
+        return n_refused >= REFUSED_WILLS
 
     def accepted(self, upstream: Upstream, settings: JointSettings) -> None:
         """Note that a connection was accepted, and tell once that its will is not retained."""
         if settings.retains_cloud_state:
             self._n_refused[upstream] = 0
+            if has_retained_will(settings):
+                self._retains.add(upstream)
             return
         self._n_refused[upstream] = REFUSED_WILLS - 1
         if upstream not in self._told:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from penstock.broker.mqtt.packets import ConnAck, Connect
 from penstock.edge_proxy.aggregator.config import ReconnectKeys
@@ -53,20 +54,20 @@ def test_short_connections_are_counted_until_one_is_not() -> None:
     assert retries.n_short == 0
 
 
-async def test_a_broker_that_was_only_ill_gets_a_retained_will_again() -> None:
-    """Connections closed at CONNECT may have any cause: the flag is left out now and then only."""
+async def flags_of_wills(version: str, answers: Sequence[bool]) -> list[bool]:
+    """Accept a connection or close it at its CONNECT, and return whether its will is retained."""
     flags = []
-    async with ScriptedBroker() as cloud, site(cloud.port, version="3.1.1") as edge:
-        for is_accepted in (False, False, False, False, False, True, False, True, True):
+    async with ScriptedBroker() as cloud, site(cloud.port, version=version, lanes=None) as edge:
+        for is_accepted in answers:
             peer = await cloud.connected()
-            peer.version = 4
+            peer.version = 5 if version == "5" else 4
             connect = await peer.receive()
             assert isinstance(connect, Connect)
             if connect.clean_start:  # it ends the session of before
                 peer.send(ConnAck())
                 await peer.receive_end()
                 peer = await cloud.connected()
-                peer.version = 4
+                peer.version = 5 if version == "5" else 4
                 connect = await peer.receive()
                 assert isinstance(connect, Connect)
             assert connect.will is not None
@@ -76,5 +77,20 @@ async def test_a_broker_that_was_only_ill_gets_a_retained_will_again() -> None:
                 peer.send(ConnAck())
                 await until(lambda n=n_connections: uplink_of(edge).counts.connections > n)  # type: ignore[misc]
             await peer.close()
+    return flags
+
+
+async def test_a_broker_that_was_only_ill_gets_a_retained_will_again() -> None:
+    """Connections closed at CONNECT may have any cause: the flag is left out now and then only.
+
+    Never again where the address has once accepted a retained will.
+    """
+    answers = (False, False, False, False, False, True, False, True, True, False, False, False)
     never, again = [True, True, False], [True, True, False]
-    assert flags == [*never, *again, True, False, True]
+    flags = await flags_of_wills("3.1.1", answers)
+    assert flags == [*never, *again, True, False, True, True, True, True]
+
+
+async def test_mqtt_5_gets_a_retained_will_unless_a_reason_code_refuses_it() -> None:
+    """A load balancer without a server closes connections, too."""
+    assert await flags_of_wills("5", (False, False, False, True)) == [True] * 4
