@@ -189,8 +189,15 @@ class Suspects:
         self._look()
 
     def failed(self) -> None:
-        """Note that the broker could not be connected to."""
+        """Note that the broker could not be connected to, or has not accepted the connection."""
         self._other_ends.append(self._clock())
+        self._n_other_ends()
+
+    def _n_other_ends(self) -> int:
+        """Return how many connections have lately ended in another way than by a refusal."""
+        while self._other_ends and self._other_ends[0] < self._clock() - RECENT_SECONDS:
+            self._other_ends.popleft()
+        return len(self._other_ends)
 
     def ended(self, end: End) -> Thing | None:
         """Take note of the end of a connection that the broker had accepted.
@@ -208,11 +215,9 @@ class Suspects:
             if is_worded:
                 return self._refused(end.under_way[0], REFUSALS)
             if is_wordless and self.is_careful and end.is_prompt:
-                while self._other_ends and self._other_ends[0] < self._clock() - RECENT_SECONDS:
-                    self._other_ends.popleft()
-                return self._refused(end.under_way[0], REFUSALS + len(self._other_ends))
+                return self._refused(end.under_way[0], REFUSALS + self._n_other_ends())
         if self.is_careful or not (is_wordless and end.under_way):
-            self._other_ends.append(self._clock())
+            self.failed()
         elif end.is_short or not end.has_answered:
             self._watch(end.under_way)
         if is_worded and end.under_way:

@@ -410,8 +410,6 @@ class Uplink:
         """See whether the cloud's broker has ended the connection at something that was sent."""
         suspects, link = self._suspects, self._link
         if link is None or not was_accepted:
-            if reason == "unreachable":
-                suspects.failed()
             return
         joint = link.joint
         is_closed = reason in ("closed", "disconnected", "taken_over")
@@ -614,6 +612,7 @@ class Uplink:
             link.begin(joint)
         except UpstreamError as error:
             self.subscriptions.comes(is_so=False)
+            self._suspects.failed()
             return "unreachable", str(error)
         except UplinkRefusedError as error:
             link.end(error.reason, str(error))
@@ -625,7 +624,9 @@ class Uplink:
         try:
             reason, told = await link.ended
             if not link.is_accepted and hasattr(link, "upstream"):
-                self._concessions.refused(link.upstream, reason, settings)
+                is_conceded = self._concessions.refused(link.upstream, reason, settings)
+                if not is_conceded and reason != WISHED:
+                    self._suspects.failed()
             if reason in OF_THE_BROKER:
                 self.upstreams.failed(link.upstream, told, is_silent=reason == "connack")
             if reason == WISHED:

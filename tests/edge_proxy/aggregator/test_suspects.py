@@ -114,6 +114,15 @@ def test_ends_of_another_kind_count_for_a_while(kind: str) -> None:
     assert uplink.aside() == [ONE]
 
 
+def test_ends_of_another_kind_take_no_more_memory_than_those_of_late() -> None:
+    """However long the cloud is away."""
+    uplink = Uplink()
+    for _ in range(1000):
+        uplink.suspects.failed()
+        uplink.now += RECENT_SECONDS / 10
+    assert len(uplink.suspects._other_ends) < 12
+
+
 def test_care_ends_with_the_answers_or_with_time() -> None:
     """What does not come again by itself is watched for a minute of a connection."""
     uplink = Uplink()

@@ -250,14 +250,19 @@ async def test_an_uplink_that_is_held_connects_never() -> None:
         assert not uplink_of(edge).counts.connections
 
 
-async def ends_after_message(peer: Peer) -> None:
-    """Acknowledge one message of an uplink, and close the connection."""
+async def take_qos_1(peer: Peer) -> Publish:
+    """Return one message of QoS 1 of an uplink, and answer what comes before it."""
     while not isinstance(packet := await peer.receive(), Publish) or packet.qos != 1:
         if isinstance(packet, PingReq):
             peer.send(PingResp())
         elif isinstance(packet, Subscribe):
             peer.send(SubAck(packet.packet_id, (1,) * len(packet.subscriptions)))
-    peer.send(PubAck(packet.packet_id))
+    return packet
+
+
+async def ends_after_message(peer: Peer) -> None:
+    """Acknowledge one message of an uplink, and close the connection."""
+    peer.send(PubAck((await take_qos_1(peer)).packet_id))
     await peer.close()
 
 
@@ -281,6 +286,30 @@ async def test_a_link_that_is_cut_again_and_again_is_tried_again_soon(
         waits = re.findall(r"the next attempt in (\d+\.\d) s", caplog.text)
         assert waits == ["0.0"] * 8
         assert "another client has the client id" not in caplog.text
+
+
+@pytest.mark.parametrize("version", ["5", "3.1.1"])
+async def test_a_broker_that_crashes_behind_a_load_balancer_gets_its_message_again(
+    version: str,
+) -> None:
+    """The balancer closes connections at CONNECT meanwhile: an end of another kind."""
+    async with (
+        ScriptedBroker() as cloud,
+        site(cloud.port, version=version, lanes=None, clear_retained=False, down=[]) as edge,
+        await connected(port_of(edge), "near") as near,
+    ):
+        await deliver(near, Publish("up/a", b"", qos=1, packet_id=1))
+        await (await cloud.accepted()).receive()  # the session is ended first
+        for _ in range(4):
+            peer = await cloud.accepted()
+            await take_qos_1(peer)
+            await peer.close()
+            peer = await cloud.connected()
+            peer.version = 5 if version == "5" else 4
+            await peer.receive()
+            await peer.close()
+        await ends_after_message(await cloud.accepted())
+        assert uplink_of(edge).counts.up_dropped == {}
 
 
 @pytest.mark.parametrize(
