@@ -668,17 +668,44 @@ class LocalClients(Protocol):
     def drop_older(self, client_id: str, seconds: float) -> None:
         """Drop what has waited for a client for longer, as ``too_old``."""
 
-    def retained_number(self) -> int:
-        """Return the number of the retained message that was set last."""
+    def note_clears(self, n_topics: int) -> None:
+        """Keep in mind for `cleared_retained` which topics were cleared last, so many at most."""
+
+    def retained_number(self, client_id: str) -> int | None:
+        """Return the number of the last change of what is retained.
+
+        Args:
+            client_id: of a client.
+
+        Returns:
+            The number, where nothing waits that the client has not read; what it is sent may be
+            unacknowledged. Else None.
+        """
+
+    def cleared_retained(
+        self, filters: Mapping[str, int], *, after: int, except_of: str
+    ) -> dict[str, int]:
+        """Return topics that have no retained message any more, with the QoS of their filter.
+
+        Args:
+            filters: valid topic filters, to their QoS.
+            after: a `retained_number`; what was cleared or has expired later counts.
+            except_of: what the Client Identifiers begin with of who does not count.
+        """
 
     def lacking_retained(
-        self, client_ids: Sequence[str], topic_filter: str, *, after: int, except_of: str
-    ) -> Sequence[str]:
+        self,
+        client_ids: Sequence[str],
+        filters: Mapping[str, int],
+        *,
+        after: int,
+        except_of: str,
+    ) -> dict[str, int]:
         """Return topics whose retained messages some clients do not have, and do not get.
 
         Args:
             client_ids: of clients for which a message may wait, or be unacknowledged.
-            topic_filter: valid.
+            filters: valid topic filters, to their QoS.
             after: a `retained_number`; messages that were set later count.
             except_of: what the Client Identifiers begin with of publishers that do not count.
         """

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
 from penstock.broker.message import Message, SizeClass
+from penstock.broker.mqtt.topics import matches
 from penstock.broker.network.accepted import AcceptedConnection, Reception
 from penstock.broker.network.transport import MqttProtocol
 from penstock.broker.outbox.lane_order import join_lanes
@@ -391,30 +392,62 @@ class InProcessClients:
             now = driver.clock()
             driver.take_turn(lambda: outbox.drop_older(now - seconds, now))
 
-    def retained_number(self) -> int:
-        """Return the number of the retained message that was set last."""
-        return self._driver.core.retained.number
+    def note_clears(self, n_topics: int) -> None:
+        """Keep in mind which topics are cleared; see `LocalClients.note_clears`."""
+        self._driver.core.retained.most_removed = n_topics
+
+    def retained_number(self, client_id: str) -> int | None:
+        """Return the number of the last change of what is retained, if none of them waits."""
+        core = self._driver.core
+        session = core.sessions.get(client_id)
+        if session is None or session.client is None:
+            return None
+        outgoing, outbox = session.client.outgoing, session.outbox
+        is_sending = outgoing.out or outgoing.served.transport.get_write_buffer_size()
+        if is_sending or outbox.n_messages or outbox.place.n_messages:
+            return None
+        return core.retained.number
+
+    def cleared_retained(
+        self, filters: Mapping[str, int], *, after: int, except_of: str
+    ) -> dict[str, int]:
+        """Return topics that have no retained message any more."""
+        found: dict[str, int] = {}
+        for topic, (number, publisher) in reversed(self._driver.core.retained.removed.items()):
+            if number <= after:
+                break
+            if not publisher.startswith(except_of):
+                matching = [qos for name, qos in filters.items() if matches(name, topic)]
+                if matching:
+                    found[topic] = max(matching)
+        return found
 
     def lacking_retained(
-        self, client_ids: Sequence[str], topic_filter: str, *, after: int, except_of: str
-    ) -> Sequence[str]:
+        self,
+        client_ids: Sequence[str],
+        filters: Mapping[str, int],
+        *,
+        after: int,
+        except_of: str,
+    ) -> dict[str, int]:
         """Return topics of retained messages that do not wait for some clients."""
-        core = self._driver.core
-        walk, now = core.retained.walk(topic_filter), self._driver.clock()
+        core, now = self._driver.core, self._driver.clock()
         waiting: set[int] = set()
         for session in filter(None, map(core.sessions.get, client_ids)):
             waiting.update(id(each.message) for each in session.outbox.waiting())
             waiting.update(id(each.message) for each in session.inflight)
-        found = []
-        while not walk.is_done:
-            message = walk.step(now)
-            if (
-                message is not None
-                and walk.number > after
-                and id(message) not in waiting
-                and not message.publisher.startswith(except_of)
-            ):
-                found.append(message.topic)
+        found: dict[str, int] = {}
+        for topic_filter, qos in filters.items():
+            walk = core.retained.walk(topic_filter)
+            while not walk.is_done:
+                message = walk.step(now)
+                if (
+                    message is not None
+                    and walk.number > after
+                    and id(message) not in waiting
+                    and not message.publisher.startswith(except_of)
+                ):
+                    found[message.topic] = max(qos, found.get(message.topic, 0))
         return found
 
     def repeat_retained(

@@ -82,6 +82,10 @@ class RetainedMessages:
         n_bytes: about what these take of the memory, with the levels of their topics.
         on_change: called with the topic of each message that was set or removed, or None.
         expired_total: messages that left because their Message Expiry Interval had passed.
+        most_removed: topics that `removed` has at most.
+        removed: topics whose message was removed and that have none since, in the order of it:
+            (number of the change, Client Identifier of who has cleared it; of its publisher where
+            it has expired).
     """
 
     def __init__(
@@ -109,6 +113,8 @@ class RetainedMessages:
         self.n_bytes = 0
         self.on_change: Callable[[str], None] | None = None
         self.expired_total = 0
+        self.most_removed = 0
+        self.removed: dict[str, tuple[int, str]] = {}
         self._shown: dict[str, Show] = {}
 
     def __len__(self) -> int:
@@ -116,7 +122,7 @@ class RetainedMessages:
 
     @property
     def number(self) -> int:
-        """Number of the last set; `RetainedWalk.number` of later ones is higher."""
+        """Number of the last change; `RetainedWalk.number` of later sets is higher."""
         return self._n_sets
 
     def has_room(self, message: Message) -> bool:
@@ -151,7 +157,7 @@ class RetainedMessages:
         """
         has_room = is_restored or self.has_room(message)
         if not message.payload_bytes or not has_room:
-            self.remove(message.topic)
+            self.remove(message.topic, by=message.publisher)
             return has_room
         last = self.by_topic.get(message.topic)
         if last is not None:
@@ -163,6 +169,7 @@ class RetainedMessages:
                 message.expires_at, lambda _now: self.expire(message.topic)
             )
         self.n_bytes += self._bytes_of_new_levels(message.topic)
+        self.removed.pop(message.topic, None)
         self._n_sets += 1
         node = self._root
         for level in message.topic.split("/"):
@@ -177,11 +184,21 @@ class RetainedMessages:
             self.on_change(message.topic)
         return True
 
-    def remove(self, topic: str) -> None:
-        """Forget the message of a topic, if there is one."""
+    def remove(self, topic: str, *, by: str | None = None) -> None:
+        """Forget the message of a topic, if there is one.
+
+        Args:
+            topic: of the message.
+            by: Client Identifier of who clears it; None for its own publisher's.
+        """
         message = self.by_topic.pop(topic, None)
         if message is None:
             return
+        self._n_sets += 1
+        if self.most_removed:
+            self.removed[topic] = self._n_sets, message.publisher if by is None else by
+            if len(self.removed) > self.most_removed:
+                del self.removed[next(iter(self.removed))]
         self._count(message, -1)
         if self.on_change is not None:
             self.on_change(topic)

@@ -107,6 +107,8 @@ class Joint:
         disconnect_code: reason code of its DISCONNECT; 0 for none.
         not_taken: (packet identifier, topic) of messages, not handed over yet, that the cloud's
             broker does not let this client publish; of an optional lane alone.
+        n_pings: PINGREQs that were sent.
+        n_pongs: of these, that were answered.
         answers: of the cloud's broker, not taken yet: (topic filter, reason code), and None as the
             code of a subscription that has ended.
     """
@@ -164,7 +166,7 @@ class Joint:
         self.marker_ids: set[int] = set()
         self._own: dict[str, Thing] = {}
         self._queue: deque[Callable[[], None]] = deque()
-        self._n_pings = self._n_pongs = self._fence = 0
+        self.n_pings = self.n_pongs = self._fence = 0
         self.upward, self.downward = Up(self), Down(self)
         most = settings.maximum_packet_size
         self._from_cloud = PacketStream(Cloud(self), self.version, most)
@@ -210,7 +212,7 @@ class Joint:
 
     def ping(self) -> None:
         """Send PINGREQ to the cloud."""
-        self._n_pings += 1
+        self.n_pings += 1
         self.cloud.send(write_packet(PingReq(), self.version))
 
     def subscribe(self, requests: Sequence[Request], marker: bytes | None = None) -> None:
@@ -352,13 +354,9 @@ class Joint:
         releases = up.released.values()
         return [*messages, *releases, *up.sent_qos0.values(), *filters, *self._own.values()]
 
-    def unsure_retained(self) -> list[str]:
-        """Return the topics of retained messages of QoS 0 that may have come or not."""
-        return [one.name for one in self.upward.sent_qos0.values() if one.is_retained]
-
     def ping_behind(self) -> None:
         """Send the PINGREQ that is to follow what was sent, if one is."""
-        if self._fence > self._n_pings:
+        if self._fence > self.n_pings:
             self.ping()
 
     def _soon(self, send: Callable[[], None]) -> None:
@@ -376,7 +374,7 @@ class Joint:
         if self.suspects.is_careful:
             self.busy = thing
             self._from_up.is_paused = True
-            self._fence = 0 if is_answered else self._n_pings + 1
+            self._fence = 0 if is_answered else self.n_pings + 1
 
     def answered_thing(self, thing: Thing) -> None:
         """Note that the cloud's broker has answered something that was sent."""
@@ -409,14 +407,14 @@ class Joint:
 
     def pong(self) -> None:
         """Take a PINGRESP: what was sent before its PINGREQ was taken."""
-        self._n_pongs += 1
+        self.n_pongs += 1
         self.has_answered = True
         own, self._own = self._own, {}
         qos0, self.upward.sent_qos0 = self.upward.sent_qos0, {}
         if not self.suspects.is_idle and self.busy is None:
             for thing in (*own.values(), *qos0.values()):
                 self.suspects.answered(thing)
-        elif self.busy is not None and 0 < self._fence <= self._n_pongs:
+        elif self.busy is not None and 0 < self._fence <= self.n_pongs:
             self.answered_thing(self.busy)
 
     # -- within ----------------------------------------------------------------------------------

@@ -273,6 +273,7 @@ class Link:
         if self.ended.done():
             return
         seconds = self.uplink.repeat_retained(self.joint)
+        self._flush()
         if seconds is not None:
             self._loop.call_later(seconds, self._repeat_retained)
 

@@ -2,9 +2,13 @@
 
 Theory of operation. A change of a retained message waits for the cloud as any message does, but not
 at QoS 0, nor where the backlog has dropped it; a clear is lost in the same way. So at each
-connection the uplink compares: what the site retains, has changed since the last connection was
-lost and does not wait, goes up again; what was retained then and is no more is cleared. The bridge
-of mosquitto sends all that is retained at each connection, and no clear.
+connection the uplink compares: what has changed since the cloud has surely had everything, and does
+not wait, goes up again; what was cleared since then is cleared. The bridge of mosquitto sends all
+that is retained at each connection, and no clear.
+
+The cloud has surely had everything up to a change if nothing waited for *up* after it, and a
+PINGREQ that followed was answered. A loss is noticed later than it happens: what was sent in
+between, or waited, goes up again, too. What has come twice does no harm.
 
 They go into the session of *up*, behind what waits there and a few at a time, so that each topic
 keeps its order and nothing urgent waits for them.
@@ -12,16 +16,21 @@ keeps its order and nothing urgent waits for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from logging import Logger
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 from penstock.broker.extensions import LocalClients
 from penstock.edge_proxy.aggregator.config import UplinkKeys
 from penstock.edge_proxy.aggregator.lanes import Lane
 
+if TYPE_CHECKING:
+    from penstock.edge_proxy.aggregator.joint import Joint
+
 MOST_TOPICS: Final = 100_000
-"""Topics of which clears are noticed. Each takes some 100 bytes during an outage."""
+"""Cleared topics that are kept in mind. Each takes some 250 bytes."""
+
+LOOK_SECONDS: Final = 0.5
+"""Between two looks at what the cloud has surely had."""
 
 STEP_SECONDS: Final = 0.05
 """Between two looks at whether there is room for more."""
@@ -42,7 +51,6 @@ class RetainedUp:
         lane: Lane,
         filters: Mapping[str, int],
         own_prefix: str,
-        logger: Logger,
     ) -> None:
         """Begin after a start: what has changed before is not known.
 
@@ -53,7 +61,6 @@ class RetainedUp:
             lane: which of its messages travel here.
             filters: that go up, to their QoS.
             own_prefix: what the Client Identifiers of the uplink's publishers begin with.
-            logger: told where there are too many topics.
         """
         self.n_repeated = 0
         self._client_id = client_id
@@ -64,30 +71,10 @@ class RetainedUp:
         self._filters = whole if is_on else {}
         self._sizes = lane.sizes
         self._own_prefix = own_prefix
-        self._logger = logger
         self._after = -1
-        self._there: dict[str, int] = {}
         self._due: dict[str, int] = {}
-
-    def lost(self, unsure: Iterable[str]) -> None:
-        """Note the end of a connection.
-
-        Args:
-            unsure: topics of retained messages of QoS 0 that may have come or not.
-        """
-        self._due |= dict.fromkeys(unsure, 0)
-        self._after = self._clients.retained_number()
-        self._there = {}
-        for topic_filter, qos in self._filters.items():
-            for topic in self._retained(topic_filter):
-                if len(self._there) >= MOST_TOPICS:
-                    self._logger.warning(
-                        "more than %d retained topics go up: clears of the others during an outage "
-                        "do not reach the cloud",
-                        MOST_TOPICS,
-                    )
-                    return
-                self._there.setdefault(topic, qos)
+        self._noted: tuple[int, int] | None = None
+        self._has_asked = False
 
     def connected(self, *, sends_all: bool, lanes: Sequence[str]) -> None:
         """Find out what the cloud lacks, before anything that waits has gone up.
@@ -96,29 +83,26 @@ class RetainedUp:
             sends_all: all that is retained goes up anyhow, as the cloud has lost the session.
             lanes: Client Identifiers of *up* of all lanes.
         """
-        present: set[str] = set()
-        for topic_filter, qos in self._filters.items():
-            if self._there:
-                present.update(self._retained(topic_filter))
-            if not sends_all:
-                lacking = self._clients.lacking_retained(
-                    lanes, topic_filter, after=self._after, except_of=self._own_prefix
-                )
-                self._due |= dict.fromkeys(lacking, qos)
-        self._due |= {topic: qos for topic, qos in self._there.items() if topic not in present}
-        self._there = {}
+        self._noted, self._has_asked = None, False
+        clients, filters, after = self._clients, self._filters, self._after
+        own = self._own_prefix
+        if filters:
+            clients.note_clears(MOST_TOPICS)
+        if not sends_all:
+            self._due |= clients.lacking_retained(lanes, filters, after=after, except_of=own)
+        self._due |= clients.cleared_retained(filters, after=after, except_of=own)
 
-    def _retained(self, topic_filter: str) -> Sequence[str]:
-        return self._clients.lacking_retained(
-            (), topic_filter, after=-1, except_of=self._own_prefix
-        )
+    def step(self, joint: Joint) -> float | None:
+        """Let some go up, as far as there is room, and see what the cloud has surely had.
 
-    def step(self) -> float | None:
-        """Let some go up, as far as there is room.
+        Args:
+            joint: of the connection.
 
         Returns:
-            Seconds until it is to be called again; None where nothing is left.
+            Seconds until it is to be called again; None for never.
         """
+        if not self._filters:
+            return None
         while self._due:
             topic, qos = next(iter(self._due.items()))
             is_sent = self._clients.repeat_retained(self._client_id, topic, qos, self._sizes)
@@ -126,4 +110,14 @@ class RetainedUp:
                 return STEP_SECONDS
             del self._due[topic]
             self.n_repeated += is_sent
-        return None
+        if self._noted is not None and joint.n_pongs >= self._noted[0]:
+            self._after = self._noted[1]
+            self._noted = None
+        if self._noted is None or joint.n_pings < self._noted[0]:
+            number = self._clients.retained_number(self._client_id)
+            if number is not None and joint.busy is None:
+                self._noted = joint.n_pings + 1, number
+                if not self._has_asked:  # the next one comes with the Keep Alive
+                    self._has_asked = True
+                    joint.ping()
+        return LOOK_SECONDS

@@ -183,7 +183,6 @@ class Uplink:
             lane,
             self.remapping.up_filters(),
             self._own_prefix,
-            logger,
         )
         self._absence = Absence(clock, f"connecting to {self.address}")
         self._has_left = False  # it leaves, and has no sessions: the cloud may have some
@@ -335,9 +334,9 @@ class Uplink:
         """Let retained messages go up that the cloud lacks.
 
         Returns:
-            Seconds until it is to be called again; None where none is left.
+            Seconds until it is to be called again; None for never.
         """
-        seconds = self._retained_up.step() if joint.retain_available else None
+        seconds = self._retained_up.step(joint) if joint.retain_available else None
         self.counts.retained_repeated = self._retained_up.n_repeated
         return seconds
 
@@ -638,7 +637,6 @@ class Uplink:
             link.close()
             if link.is_accepted:
                 self._lost_at = self.clock()
-                self._retained_up.lost(link.joint.unsure_retained())
             self.asking.lost()
             self.subscriptions.comes(is_so=False)
 

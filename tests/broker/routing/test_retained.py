@@ -213,3 +213,20 @@ def test_a_prefix_shows_other_forms_of_what_is_retained() -> None:
     keep(retained, "x/1", b"new")
     while not walk.is_done:
         assert walk.step(0.0) is None
+
+
+def test_cleared_topics_are_kept_in_mind_where_it_is_wanted() -> None:
+    """The last ones, with who has cleared them, until another message is retained in them."""
+    retained = RetainedMessages()
+    keep(retained, "a")
+    keep(retained, "a", b"")
+    assert not retained.removed
+    retained.most_removed = 2
+    for topic in ("a", "b", "c"):
+        keep(retained, topic)
+    number = retained.number
+    for topic in ("a", "b", "c"):
+        retained.set(Message(topic, b"", retain=True, publisher=f"who of {topic}"))
+    assert retained.removed == {"b": (number + 2, "who of b"), "c": (number + 3, "who of c")}
+    keep(retained, "c")
+    assert list(retained.removed) == ["b"]
