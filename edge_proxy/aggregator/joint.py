@@ -387,7 +387,7 @@ class Joint:
         """Take the cloud's answer to a message, which may have been doubted."""
         suspects = self.suspects
         if thing.is_retained and code < 0x80 and suspects.is_doubted(thing):
-            suspects.retains_nothing = True
+            suspects.flag_was_refused()
             self.change("retain_cleared")
         self.answered_thing(thing)
 
@@ -415,7 +415,7 @@ class Joint:
             for thing in (*own.values(), *qos0.values()):
                 self.suspects.answered(thing)
         elif self.busy is not None and 0 < self._fence <= self.n_pongs:
-            self.answered_thing(self.busy)
+            self.message_answered(self.busy, 0)
 
     # -- within ----------------------------------------------------------------------------------
 

@@ -175,11 +175,12 @@ class Up(Local):
                     joint.suspects.answered(thing)
                 return
             is_retained = is_retained and not joint.suspects.is_doubted(thing)
+        has_flag = is_retained and not joint.suspects.retains_nothing
         header = publish_header(
             remote,
             payload_bytes,
             sent_qos,
-            is_retained and not joint.suspects.retains_nothing,
+            has_flag,
             bool(first_byte & 8) and sent_qos > 0,
             packet_id,
             changed,
@@ -192,7 +193,7 @@ class Up(Local):
             return
         self._is_dropping = False
         self._answer = b""
-        if is_retained and joint.suspects.retains_nothing:
+        if is_retained and not has_flag:
             joint.change("retain_cleared")
         if first_byte & 1 and not joint.retain_available and joint.settings.outgoing_retain:
             joint.change("retain_cleared")

@@ -16,10 +16,15 @@ A lost network also ends connections. An end counts as a refusal only where a DI
 reason code that tells of a message, or where the connection was closed right after TCP had
 acknowledged the whole message. In the latter case, it must be refused once more for each connection
 that has lately ended in another way.
+
+What is refused so and is retained is first tried without its flag: a broker of MQTT 3.1.1 that
+retains nothing has no other way to say so. Where that is taken, messages go up without the flag for
+a while. MQTT 5 has a reason code for it.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -132,20 +137,21 @@ class Suspects:
     Attributes:
         is_careful: the next connection, or this one, sends one thing at a time.
         is_idle: there is nothing that is doubted or set aside, and no care.
-        retains_nothing: the broker has refused a message for its RETAIN flag: later ones go up
-            without it.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], *, has_codes: bool = False) -> None:
         """Begin without a suspicion.
 
         Args:
             clock: monotonic seconds.
+            has_codes: the broker has reason codes (MQTT 5): it says so where it retains nothing.
         """
         self.is_careful = False
         self.is_idle = True
-        self.retains_nothing = False
         self._clock = clock
+        self._has_codes = has_codes
+        self._retains_nothing_until = -math.inf
+        self._doubted: set[Key] = set()
         self._watched: set[Key] = set()
         self._careful_until = 0.0
         self._n_refusals: dict[Key, int] = {}
@@ -166,14 +172,24 @@ class Suspects:
         return until is not None
 
     def is_doubted(self, thing: Thing) -> bool:
-        """Say whether a thing was refused once: a retained message is tried without its flag."""
-        return thing.key in self._n_refusals
+        """Say whether a retained message is to be tried without its flag."""
+        return thing.key in self._doubted
+
+    @property
+    def retains_nothing(self) -> bool:
+        """Whether messages go up without the RETAIN flag: the broker has refused one for it."""
+        return self._clock() < self._retains_nothing_until
+
+    def flag_was_refused(self) -> None:
+        """Note that the broker has taken a message that is doubted without its flag."""
+        self._retains_nothing_until = self._clock() + ASIDE_SECONDS
 
     def answered(self, thing: Thing) -> None:
         """Note that the broker has taken a thing, or that it need not be sent any more."""
         if self.is_idle:
             return
         self._n_refusals.pop(thing.key, None)
+        self._doubted.discard(thing.key)
         self._watched.discard(thing.key)
         if thing.kind in _OF_ONE_MESSAGE:  # the next one may have its packet identifier
             self._aside.pop(thing.key, None)
@@ -213,7 +229,7 @@ class Suspects:
         is_wordless = end.is_closed and not end.code
         if len(end.under_way) == 1:
             if is_worded:
-                return self._refused(end.under_way[0], REFUSALS)
+                return self._refused(end.under_way[0], REFUSALS, end.code)
             if is_wordless and self.is_careful and end.is_prompt:
                 return self._refused(end.under_way[0], REFUSALS + self._n_other_ends())
         if self.is_careful or not (is_wordless and end.under_way):
@@ -224,11 +240,17 @@ class Suspects:
             self._watch(end.under_way)
         return None
 
-    def _refused(self, thing: Thing, most: int) -> Thing:
+    def _refused(self, thing: Thing, most: int, code: int = 0) -> Thing:
         n_refusals = self._n_refusals[thing.key] = self._n_refusals.get(thing.key, 0) + 1
         self._watch([thing])
-        if n_refusals >= most:
+        is_enough = n_refusals >= most
+        is_for_flag = code == ReasonCode.RETAIN_NOT_SUPPORTED or (is_enough and not self._has_codes)
+        if thing.is_retained and is_for_flag and thing.key not in self._doubted:
+            self._doubted.add(thing.key)
             del self._n_refusals[thing.key]
+        elif is_enough:
+            del self._n_refusals[thing.key]
+            self._doubted.discard(thing.key)
             self._watched.discard(thing.key)
             self._aside[thing.key] = self._clock() + ASIDE_SECONDS
         return thing._replace(name=self.name_of(thing))
@@ -249,4 +271,4 @@ class Suspects:
         self._look()
 
     def _look(self) -> None:
-        self.is_idle = not (self.is_careful or self._n_refusals or self._aside)
+        self.is_idle = not (self.is_careful or self._n_refusals or self._doubted or self._aside)

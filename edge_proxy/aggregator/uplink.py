@@ -169,7 +169,7 @@ class Uplink:
         self._is_due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._link: Link | None = None
-        self._suspects = Suspects(clock)
+        self._suspects = Suspects(clock, has_codes=keys.version == "5")
         self._old_filters: Sequence[str] = ()
         self._retries = Retries(keys.reconnect, rng)
         self._is_stopping = False
@@ -336,7 +336,8 @@ class Uplink:
         Returns:
             Seconds until it is to be called again; None for never.
         """
-        seconds = self._retained_up.step(joint) if joint.retain_available else None
+        has_flag = joint.retain_available and not self._suspects.retains_nothing
+        seconds = self._retained_up.step(joint) if has_flag else None
         self.counts.retained_repeated = self._retained_up.n_repeated
         return seconds
 

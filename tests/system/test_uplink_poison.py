@@ -154,15 +154,20 @@ async def test_messages_of_qos_0_that_the_cloud_hangs_up_at_are_set_aside_by_the
             assert "'up/a\\tb' (1 bytes, QoS 0)" in caplog.text
 
 
+@pytest.mark.parametrize("is_told", [False, True])
 async def test_what_is_retained_goes_up_without_the_flag_where_the_cloud_hangs_up_at_it(
-    tmp_path: Path,
+    *, is_told: bool, tmp_path: Path
 ) -> None:
-    """MQTT 3.1.1 has no other way to say that nothing is retained."""
+    """MQTT 3.1.1 has no other way to say that nothing is retained.
+
+    Where the cloud is told the state, it also refuses each CONNECT with a will that is retained:
+    these ends do not make those at a message less credible.
+    """
     with running_mosquitto(tmp_path, "retain_available false") as mosquitto:
         far = await connected(mosquitto.port, "far")
         await far.subscribe("up/#", 1)
         async with running_edge(
-            mosquitto.port, version="3.1.1", notifications_local_only=True
+            mosquitto.port, version="3.1.1", notifications_local_only=not is_told
         ) as edge:
             [uplink] = lanes_of(edge)
             near = await connected(edge.addresses["default"][1], "near")

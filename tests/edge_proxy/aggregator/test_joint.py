@@ -721,6 +721,7 @@ def test_a_retained_message_that_was_refused_is_tried_without_its_flag() -> None
     uplink = accepted()
     thing = Thing("message", "up/a", 7, is_retained=True)
     uplink.suspects.ended(End(True, 0x9A, [thing], True, False, False))
+    assert not uplink.suspects.retains_nothing
     uplink.from_up(up_message(qos=1, packet_id=7, retain=True))
     assert [packet.retain for packet in sent(uplink)] == [False]
     uplink.from_cloud(PubAck(7))

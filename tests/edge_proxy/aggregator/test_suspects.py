@@ -27,9 +27,9 @@ class Uplink:
         now: monotonic seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_codes: bool = False) -> None:
         self.now = 0.0
-        self.suspects = Suspects(lambda: self.now)
+        self.suspects = Suspects(lambda: self.now, has_codes=has_codes)
 
     def ends(
         self,
@@ -146,6 +146,49 @@ def test_a_topic_of_qos_0_is_set_aside_for_a_while_and_a_message_until_it_is_ans
     uplink.now += ASIDE_SECONDS
     assert not uplink.aside()
     assert uplink.suspects.is_idle
+
+
+RETAINED = Thing("message", "r", 3, is_retained=True)
+
+
+def test_a_retained_message_is_tried_without_its_flag_after_as_many_refusals_as_set_it_aside() -> (
+    None
+):
+    """Where it is refused without the flag, too, it is set aside after as many more."""
+    uplink = Uplink()
+    uplink.ends(RETAINED)
+    uplink.suspects.failed()
+    is_doubted = []
+    for _ in range(3):
+        uplink.ends(RETAINED)
+        is_doubted.append(uplink.suspects.is_doubted(RETAINED))
+    assert is_doubted == [False, False, True]
+    for _ in range(2):
+        uplink.ends(RETAINED)
+        assert not uplink.aside([RETAINED])
+    uplink.ends(RETAINED)
+    assert uplink.aside([RETAINED])
+    assert not uplink.suspects.retains_nothing
+
+
+def test_mqtt_5_doubts_the_flag_by_its_reason_code_alone() -> None:
+    """A broker that crashes at a message retains what it takes."""
+    for code, is_doubted in ((0, False), (0x87, False), (0x9A, True)):
+        uplink = Uplink(has_codes=True)
+        uplink.ends(RETAINED, OTHER)
+        for _ in range(2):
+            uplink.ends(RETAINED, code=code)
+            assert uplink.suspects.is_doubted(RETAINED) == is_doubted
+        assert bool(uplink.aside([RETAINED])) != is_doubted
+
+
+def test_a_broker_retains_nothing_for_a_while() -> None:
+    """It, or the one behind another address, may take the flag later."""
+    uplink = Uplink()
+    uplink.suspects.flag_was_refused()
+    assert uplink.suspects.retains_nothing
+    uplink.now += ASIDE_SECONDS
+    assert not uplink.suspects.retains_nothing
 
 
 def test_things_are_named_for_the_log() -> None:
