@@ -12,12 +12,12 @@ read from for longer: on the same connection it acknowledges what goes the other
 
 An absent subscriber can make no room, so it stops no publisher: what its outbox has no room for is
 dropped for it alone. An uplink whose site prefers that to a loss (`when_full: refuse`) is awaited,
-for as long as it is full. Only who forwards what others were told is safe (an uplink, a batch)
-waits for it like for any other, as all clients are absent after a restart. One that is connected
-must not stop its publishers for good. If its outbox has not fallen to half of its limits within
-`queue_full_seconds` of the first refusal, it gets what it has room for and the rest is dropped,
-until it has fallen so far. The same applies to all outboxes where the limit of all of them is
-reached.
+for as long as it is full, but not by what it has brought down itself. Only who forwards what others
+were told is safe (an uplink, a batch) waits for it like for any other, as all clients are absent
+after a restart. One that is connected must not stop its publishers for good. If its outbox has not
+fallen to half of its limits within `queue_full_seconds` of the first refusal, it gets what it has
+room for and the rest is dropped, until it has fallen so far. The same applies to all outboxes where
+the limit of all of them is reached.
 """
 
 from __future__ import annotations
@@ -276,6 +276,8 @@ class Room:
             n_waiting += 1
             place = session.outbox.place
             own_rules = place.rules
+            if own_rules.refuses and _comes_back(message, session):
+                continue
             is_absent = session.client is None and place is session.outbox
             loses = (is_absent and not awaits_absent) or own_rules.is_of_one
             if not target.qos or (loses and not own_rules.refuses):
@@ -514,6 +516,12 @@ class Room:
 
 def _is_of_uplink(link: Link) -> bool:
     return link.client_id.startswith(LOCAL_CLIENT_PREFIX)
+
+
+def _comes_back(message: Message, session: Subscriber) -> bool:
+    """Say whether an uplink has brought a message down itself, so that it does not go up again."""
+    uplink = session.client_id.rsplit("/", 1)[0]
+    return message.publisher.startswith(f"{uplink}/down")
 
 
 def _are_wide(rules: OutboxRules) -> bool:

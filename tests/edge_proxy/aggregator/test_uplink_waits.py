@@ -13,6 +13,7 @@ import pytest
 
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.packets import (
+    ConnAck,
     PingReq,
     PingResp,
     PubAck,
@@ -371,6 +372,35 @@ async def test_a_backlog_may_refuse_publishers_and_lose_nothing() -> None:
             session = edge.core.sessions.get("$uplink/cloud/up")
             assert session is not None
             assert session.ledger.dropped == {}
+
+
+async def test_what_comes_down_needs_no_room_in_the_backlog_of_its_own_uplink() -> None:
+    """The cloud may acknowledge nothing until its own messages are acknowledged."""
+    keys: dict[str, Any] = {
+        "backlog": {"messages": 1, "when_full": "refuse"},
+        "down": [{"filter": "up/#", "when": "always"}],
+        "lanes": None,
+        "clear_retained": False,
+    }
+    async with (
+        ScriptedBroker() as cloud,
+        site(cloud.port, **keys) as edge,
+        await connected(port_of(edge), "near") as near,
+    ):
+        await deliver(near, Publish("up/a", b"x", qos=1, packet_id=1))
+        await near.send(Publish("up/a", b"x", qos=1, packet_id=1))
+        assert (await near.take(PubAck)).reason_code == ReasonCode.QUOTA_EXCEEDED
+        await (await cloud.accepted()).receive()  # the session is ended first
+        peer = await cloud.connected()
+        await peer.receive()
+        peer.send(ConnAck(properties={"receive_maximum": 1}))
+        await take_qos_1(peer)
+        while uplink_of(edge).n_waiting < 2:
+            await near.send(Publish("up/a", b"x", qos=1, packet_id=1))
+            await near.take(PubAck)
+        peer.send(Publish("up/back", b"x", qos=1, packet_id=5))
+        while not isinstance(await peer.receive(), PubAck):
+            pass
 
 
 async def test_a_backlog_refuses_only_where_the_broker_does() -> None:
