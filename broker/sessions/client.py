@@ -375,9 +375,20 @@ class Client:
             self._waits_for_disk
             or self.throttle.blockers
             or self.outgoing.unread_bytes > UNREAD_BYTES
-            or (len(self.receipts) >= self.receive_maximum and self.keeps_no_receive_maximum)
+            or (len(self.receipts) >= self.receive_maximum and self._sends_too_much)
             or (self.awaiting_bytes and self._has_much_held())
         )
+
+    @property
+    def _sends_too_much(self) -> bool:
+        """Whether a client is to wait that has as many messages unacknowledged as it may.
+
+        One in the process passes on what a broker sends: MQTT 5 lets that one send so many, and its
+        acknowledgements behind them are to be read.
+        """
+        if self.version != MQTT_5:
+            return True
+        return self.is_local and len(self.receipts) > self.receive_maximum
 
     @property
     def keeps_no_receive_maximum(self) -> bool:

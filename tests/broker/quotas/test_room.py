@@ -336,6 +336,23 @@ def test_a_patient_client_is_read_from_for_longer(
     assert len(drain(subscriber)) == 4
 
 
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_client_in_the_process_is_read_from_at_its_receive_maximum(version: int) -> None:
+    """A cloud that keeps to it sits exactly there; MQTT 3.1.1 knows none."""
+    broker = VirtualBroker(Limits(**SMALL))
+    stalled(broker)
+    waits = {"user_property": [("penstock-waits", "yes")]} if version == 5 else {}
+    publisher = broker.connect("p", version, properties=waits)
+    send(publisher, 1, 2)
+    client = publisher.connection.client
+    client.is_local, client.receive_maximum = True, 2
+    reads = []
+    for number in (3, 4, 5):
+        send(publisher, number)
+        reads.append(client.wants_reading)
+    assert reads == [True, version == 5, False]
+
+
 def test_room_that_expires_is_room() -> None:
     """A full queue of messages that are void refuses nothing."""
     broker = VirtualBroker(Limits(**SMALL))
