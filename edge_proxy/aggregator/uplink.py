@@ -574,10 +574,9 @@ class Uplink:
             seconds: for which it stood, or was tried.
         """
         link, retries = self._link, self._retries
-        was_accepted = link is not None and link.is_accepted
-        has_passed = link is not None and was_accepted and link.joint.has_passed
+        joint = link.joint if link is not None and link.is_accepted else None
         is_suspicious = not self._suspects.is_idle
-        is_strange = retries.n_short == SHORT_IN_A_ROW and not (is_suspicious or has_passed)
+        is_strange = retries.n_short == SHORT_IN_A_ROW and not is_suspicious
         if reason == "taken_over" or is_strange:
             self.logger.error(
                 "uplink %s: %s: another client has the client id %r, or the broker ends each "
@@ -589,10 +588,10 @@ class Uplink:
                 max(1, retries.n_short),
                 SHORT_SECONDS,
             )
-        # On a link that is cut again and again, each connection gets on by some messages.
-        if retries.is_stable(seconds, was_accepted=was_accepted) or (
-            has_passed and reason != "taken_over"
-        ):
+        # On a link that is cut again and again, each connection gets on by some messages. A broker
+        # that disconnects is not cut off: another client may have the client id.
+        is_cut_off = joint is not None and joint.has_passed and not joint.disconnect_code
+        if is_cut_off or retries.is_stable(seconds, was_accepted=joint is not None):
             retries.succeeded()
         return retries.wait_seconds(is_suspicious=is_suspicious)
 

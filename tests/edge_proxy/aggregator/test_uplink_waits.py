@@ -14,6 +14,7 @@ import pytest
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.packets import (
     ConnAck,
+    Disconnect,
     PingReq,
     PingResp,
     PubAck,
@@ -261,9 +262,11 @@ async def take_qos_1(peer: Peer) -> Publish:
     return packet
 
 
-async def ends_after_message(peer: Peer) -> None:
-    """Acknowledge one message of an uplink, and close the connection."""
+async def ends_after_message(peer: Peer, code: int | None = None) -> None:
+    """Acknowledge one message of an uplink, and close the connection, after a DISCONNECT or not."""
     peer.send(PubAck((await take_qos_1(peer)).packet_id))
+    if code is not None:
+        peer.send(Disconnect(code))
     await peer.close()
 
 
@@ -287,6 +290,27 @@ async def test_a_link_that_is_cut_again_and_again_is_tried_again_soon(
         waits = re.findall(r"the next attempt in (\d+\.\d) s", caplog.text)
         assert waits == ["0.0"] * 8
         assert "another client has the client id" not in caplog.text
+
+
+async def test_waits_grow_where_the_cloud_disconnects_an_uplink_again_and_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Though messages have passed: brokers have many words for another client of the same id."""
+    reconnect = {"min_seconds": 0.01, "max_seconds": 60.0}
+    keys = {"reconnect": reconnect, "lanes": None, "clear_retained": False}
+    async with (
+        ScriptedBroker() as cloud,
+        site(cloud.port, **keys) as edge,
+        await connected(port_of(edge), "near") as near,
+    ):
+        for n in range(5):
+            await deliver(near, Publish("up/a", b"%d" % n, qos=1, packet_id=1))
+        await (await cloud.accepted()).receive()  # the session is ended first
+        for _ in range(5):
+            await ends_after_message(await cloud.accepted(), ReasonCode.ADMINISTRATIVE_ACTION)
+        await until(lambda: uplink_of(edge).counts.failures == {"disconnected": 5})
+        assert uplink_of(edge)._retries._n_failures == 5
+        assert caplog.text.count("another client has the client id") == 1
 
 
 @pytest.mark.parametrize("version", ["5", "3.1.1"])
