@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.helpers.process import anonymous_policy, running_broker
-from tests.helpers.two_lanes import PICTURE, Application
-from tests.lanes.test_client import wait_for
+from tests.helpers.two_lanes import PICTURE, Application, wait_for
 
 
 def test_both_lanes_have_the_rights_of_the_first_client_id(tmp_path: Path) -> None:
