@@ -39,8 +39,9 @@ ENOUGH_BYTES = 24_000_000
 """Beside one copy of all that is published: what an allocator takes more than it needs, and the
 pages of its parent that a fork writes to."""
 
-EARLY_SECONDS = 2.0
-"""Of withholding before any link is bad, of all subscribers together: learning is not perfect."""
+EARLY_SECONDS = 5.0
+"""Large messages may be held for so long before the link is bad: a slow one is followed by a pause of
+5 s at most, and so are the parts of one that is large."""
 
 
 NAMES = [name for name in names() if name != "links-cut"]
