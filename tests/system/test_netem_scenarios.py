@@ -40,8 +40,8 @@ ENOUGH_BYTES = 24_000_000
 pages of its parent that a fork writes to."""
 
 EARLY_SECONDS = 5.0
-"""Large messages may be held for so long before the link is bad: a slow one is followed by a pause of
-5 s at most, and so are the parts of one that is large."""
+"""Of withholding before any link is bad, of all subscribers together: a slow large message is
+followed by a pause of 5 s at most."""
 
 
 NAMES = [name for name in names() if name != "links-cut"]
