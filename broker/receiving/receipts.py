@@ -56,11 +56,11 @@ def check_receive_maximum(client: Client) -> None:
     Raises:
         ProtocolError: receive maximum exceeded.
     """
-    if client.keeps_no_receive_maximum:
-        return
     incoming = client.session.incoming
     if len(incoming) + len(client.receipts) < client.receive_maximum:
         return  # whatever the receipts are for
+    if client.keeps_no_receive_maximum:
+        return
     # What is left of earlier connections is not of this one's quota (4.9).
     n_messages = sum(1 for packet_id in incoming if packet_id not in client.inherited)
     n_messages += sum(1 for receipt in client.receipts if receipt.qos == 1)
