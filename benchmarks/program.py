@@ -124,7 +124,7 @@ def describe_run(
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "python": python(),
-        "versions": versions or f"penstock {importlib.metadata.version('penstock')}",
+        "versions": versions or f"penstock {importlib.metadata.version('penstock-mqtt')}",
         **more,
     }
 

@@ -69,12 +69,12 @@ from benchmarks.program import (
 )
 from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.message import Message
-from penstock.broker.process.collector import Collector
+from penstock.broker.process.gc_control import Collector
 from penstock.netem.runs.broker_process import ENVIRONMENT
 from penstock.plugins.queue.client import QueueClient
 from penstock.plugins.queue.config import LogicalQueueConfig, QueueConfig
+from penstock.plugins.queue.plugin import QueuePlugin
 from penstock.plugins.queue.service import ReceiveRequest
-from penstock.plugins.queue.sink import QueuePlugin
 
 PAYLOAD_BYTES: Final = 1024
 BATCH_MESSAGES: Final = 100

@@ -162,7 +162,7 @@ class WithholdingFigures(NamedTuple):
 
 
 class LedgerFigures(NamedTuple):
-    """Where the client's messages are; see `penstock.broker.outbox.ledger.Ledger`.
+    """Where the client's messages are; see `penstock.broker.outbox.message_counts.Ledger`.
 
     ``matched = delivered + inflight + withheld + queued + expired + moved + sum(dropped)``.
 

@@ -102,7 +102,8 @@ class Message(Storable):
         qos: QoS it was published with.
         retain: RETAIN flag it was published with.
         is_large: size class: payload longer than threshold_s (paper 002).
-        arrived_at: monotonic seconds; up to `penstock.broker.sessions.core.ARRIVAL_SECONDS` too
+        arrived_at: monotonic seconds; up to `penstock.broker.sessions.broker_state.ARRIVAL_SECONDS`
+        too
             early where no sink gets it.
         expires_at: monotonic seconds, or None where it never expires (MQTT 5.0, 3.3.2.3.3).
         properties: PUBLISH properties that subscribers get; empty for most messages.

@@ -17,9 +17,9 @@ from typing import Any, Final, Protocol, get_args
 
 from penstock.broker.access_control import AccessControl, Authenticator
 from penstock.broker.config.checked_yaml import show, suggest, validate_config
-from penstock.broker.contracts import breaches, callback_breaches
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.events import Callbacks
+from penstock.broker.extension_checks import breaches, callback_breaches
 from penstock.broker.extensions import (
     ENTRY_POINT_GROUP,
     ClientReports,
@@ -33,8 +33,8 @@ from penstock.broker.extensions import (
     PluginContext,
     SinkRoutes,
 )
-from penstock.broker.faults import Guard
 from penstock.broker.message import SizeClass
+from penstock.broker.plugin_guard import Guard
 
 
 class PluginLoadError(PenstockError):

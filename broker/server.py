@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.broker.config.key_types import show_size
 from penstock.broker.config.listener_config import Listener
-from penstock.broker.config.local_only import (
+from penstock.broker.config.loopback_only import (
     WHAT_TO_WRITE,
     demands_certificate,
     is_local,
     local_listeners,
 )
 from penstock.broker.config.policy import Policy
-from penstock.broker.contracts import overridden
 from penstock.broker.events import Callbacks
+from penstock.broker.extension_checks import overridden
 from penstock.broker.extensions import Plugin
-from penstock.broker.faults import Guard
-from penstock.broker.network.accepted import Reception
-from penstock.broker.network.driver import Driver
 from penstock.broker.network.in_process import LISTENER as IN_PROCESS
 from penstock.broker.network.in_process import InProcessClients
 from penstock.broker.network.listeners import Listening, reload_files
+from penstock.broker.network.loop_scheduler import Driver
+from penstock.broker.network.new_connection import Reception
 from penstock.broker.network.open_files import most_connections
 from penstock.broker.network.transport import MqttProtocol
+from penstock.broker.plugin_guard import Guard
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
 from penstock.broker.process.machine_memory import machine_memory_bytes
 from penstock.broker.quotas.admission import Admission
@@ -43,7 +43,7 @@ from penstock.broker.reports.sys_topics import SysTopics
 from penstock.broker.routing.retained import RETAINED_BLOCKS
 from penstock.broker.routing.topic_tree import PLAN_BLOCKS
 from penstock.broker.sessions.access import AlsoAsking, ExceptLocal, combine
-from penstock.broker.sessions.core import Core
+from penstock.broker.sessions.broker_state import Core
 from penstock.broker.sessions.sink_routes import CoreSinks
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ class Server:
         if not interval:
             return
         has_common = self._host is None or not self._host.has_sys_plugin
-        version = importlib.metadata.version("penstock")
+        version = importlib.metadata.version("penstock-mqtt")
         of_plugins = {
             name: plugin.figures
             for name, plugin in zip(self._plugins.names, self._plugins.plugins, strict=True)

@@ -1,6 +1,6 @@
 """``penstock proxy -c proxy.yaml``: runs the edge proxy until it is stopped.
 
-With ``--mode edge`` it is a broker at a site, with an uplink: `penstock.edge_proxy.aggregator`.
+With ``--mode edge`` it is a broker at a site, with an uplink: `penstock.edge_proxy.uplink`.
 """
 
 from __future__ import annotations

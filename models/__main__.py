@@ -60,7 +60,7 @@ FROM_RUNNING: Final = "--from-running"
 
 app = CommandLine()
 
-_NEEDS_PAHO: Final = "needs paho-mqtt: pip install 'penstock[netem]'"
+_NEEDS_PAHO: Final = "needs paho-mqtt: pip install 'penstock-mqtt[netem]'"
 
 
 Figures: TypeAlias = Annotated[
@@ -149,7 +149,7 @@ def _read_file(file: Path) -> list[Trace]:
             return [Trace(str(file), read_trace(lines), None)]
     except ModuleNotFoundError:
         raise typer.BadParameter(
-            "a run of netem needs pyarrow: pip install 'penstock[netem]'", param_hint="--file"
+            "a run of netem needs pyarrow: pip install 'penstock-mqtt[netem]'", param_hint="--file"
         ) from None
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{file}: {error}", param_hint="--file") from None
@@ -713,7 +713,7 @@ def _write(draw_into: Callable[[Path], None], file: Path, option: str) -> None:
     try:
         draw_into(file)
     except ImportError:
-        message = "needs matplotlib: pip install 'penstock[models]'"
+        message = "needs matplotlib: pip install 'penstock-mqtt[models]'"
         raise typer.BadParameter(message, param_hint=option) from None
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{file}: {error}", param_hint=option) from None

@@ -183,7 +183,7 @@ def report(
 
 def _needs_extra(missing: ModuleNotFoundError) -> NetemError:
     package = (missing.name or "").partition(".")[0]
-    return NetemError(f"experiments need the package {package}: pip install 'penstock[netem]'")
+    return NetemError(f"experiments need the package {package}: pip install 'penstock-mqtt[netem]'")
 
 
 def _time_of(scenario: Scenario) -> str:

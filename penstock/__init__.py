@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version  # noqa: PLC0415 - loads sockets and threads
 
-        return version("penstock")
+        return version("penstock-mqtt")
     if name not in _HOMES:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -125,7 +125,9 @@ def start(context: typer.Context) -> None:
         if missing == "benchmarks":
             told = "runs from a checkout of the repository"
         elif PROGRAMS[name].extra and missing not in OURS:
-            told = f"needs the module {missing}: pip install 'penstock[{PROGRAMS[name].extra}]'"
+            told = (
+                f"needs the module {missing}: pip install 'penstock-mqtt[{PROGRAMS[name].extra}]'"
+            )
         else:
             raise
         typer.echo(f"penstock {name}: {told}", err=True)

@@ -109,7 +109,7 @@ def _range_reader(options: SourceOptions, client: QueueClient) -> RangeReader:
         from penstock.spark_bridge.ranges.redis_nodes import RedisRanges  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise OptionError(
-            "options 'redis...': redis is not installed; pip install 'penstock[redis]'"
+            "options 'redis...': redis is not installed; pip install 'penstock-mqtt[redis]'"
         ) from error
     return RedisRanges(options, options.redis)
 

@@ -49,7 +49,7 @@ SLOW = (
     "tests/system/test_persistence.py",
     "tests/system/test_netem_run.py",
     "tests/plugins/memory/test_spill_broker.py",
-    "tests/plugins/queue/test_gateway.py",
+    "tests/plugins/queue/test_standalone_server.py",
     "tests/fuzz/",
     "tests/benchmarks/",
     "tests/system/",

@@ -129,7 +129,7 @@ def test_a_program_without_its_extra_names_it(tmp_path: Path) -> None:
     folders = [f"--{name}={tmp_path / name}" for name in ("output", "checkpoint")]
     code = WITHOUT_EXTRAS + "sys.exit(command_line.main(sys.argv[1:]))"
     done = python(code, "spark", "--url=http://127.0.0.1:9", "--queue=q", *folders)
-    told = "penstock spark: needs the module pyarrow: pip install 'penstock[spark]'\n"
+    told = "penstock spark: needs the module pyarrow: pip install 'penstock-mqtt[spark]'\n"
     assert (done.returncode, done.stderr) == (2, told)
 
 

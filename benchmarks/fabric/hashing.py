@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
-from penstock.plugins.queue import intake
+from penstock.plugins.queue import append_buffer
 from penstock.plugins.queue.fabric.consistent_hashing import ConsistentHashing
 from penstock.plugins.queue.fabric.enqueue import SlowdownExclusion
 from penstock.plugins.queue.strategies.enqueue import EnqueueController
@@ -44,7 +44,7 @@ class HashingController(EnqueueController[T]):
         del now
         dealt: dict[int, list[T]] = {}
         for entry in messages:
-            new, _ = cast("intake.Entry", entry)
+            new, _ = cast("append_buffer.Entry", entry)
             number = int(self._circle.node_of(new.message.topic) or 0)
             dealt.setdefault(number, []).append(entry)
         return dict(dealt)
@@ -52,7 +52,7 @@ class HashingController(EnqueueController[T]):
 
 def main() -> None:
     """Run a module of the product with this controller."""
-    intake.EnqueueController = HashingController  # type: ignore[attr-defined]
+    append_buffer.EnqueueController = HashingController  # type: ignore[attr-defined]
     module = sys.argv[1]
     sys.argv = sys.argv[1:]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -20,7 +20,7 @@ from penstock.broker.routing.topic_tree import Subscription
 
 if TYPE_CHECKING:
     from penstock.broker.access_control import Action, SessionView
-    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.broker_state import Core
 
 _REFUSED: Final = 0x80
 """aMQTT's return code for a refused subscription."""

@@ -51,9 +51,9 @@ from penstock.broker.events import (
     PacketSent,
     SessionEnded,
 )
-from penstock.broker.faults import is_logged
 from penstock.broker.message import Message
-from penstock.broker.sessions.core import Core
+from penstock.broker.plugin_guard import is_logged
+from penstock.broker.sessions.broker_state import Core
 from penstock.broker.sessions.session import Session
 
 _ACTIONS: Final = {action: AmqttAction(action.name) for action in (PUBLISH, SUBSCRIBE, RECEIVE)}

@@ -52,13 +52,13 @@ from penstock.broker.message import ROWS_OF_A_BLOCK, Message, Storable
 from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.properties import WILL, write_properties
 from penstock.broker.outbox.delivery import Delivery
-from penstock.broker.sending.shared import Holding
+from penstock.broker.sending.core_context import Holding
 
 if TYPE_CHECKING:
     from penstock.broker.routing.subscriber import Subscriber
     from penstock.broker.routing.topic_tree import Plan
+    from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.client import Client
-    from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
 
 

@@ -34,7 +34,7 @@ from penstock.broker.durable.storage_clock import Clocks, StorageClock
 from penstock.broker.errors import PeerError
 
 if TYPE_CHECKING:
-    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.broker_state import Core
 
 RETRY_SECONDS: Final = 1.0
 """Time between two attempts to write a batch that the disk has refused, or two looks for room."""

@@ -17,7 +17,7 @@ from penstock.broker.sessions import redelivery, retained_delivery
 if TYPE_CHECKING:
     from penstock.broker.durable.journal import Journal
     from penstock.broker.durable.session_journal import SessionJournal
-    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.session import Session
 
 

@@ -1,10 +1,10 @@
 """Where the parts of a PUBLISH stand in received bytes (section 3.3): the one reader of its header.
 
 Three functions read the same parts of packets without properties themselves, as a call for each
-packet costs too much there: `penstock.broker.receiving.scanning.scan` for QoS 0 packets that come
-together, the search for runs in `penstock.broker.receiving.runs`, and
-`penstock.broker.receiving.lone_packets` for packets that come alone. A test sends frames of all
-kinds, spoilt ones too, through these and through this reader, and compares what comes of them.
+packet costs too much there: `penstock.broker.receiving.packet_splitter.scan` for QoS 0 packets that
+come together, the search for runs in `penstock.broker.receiving.batch_path`, and
+`penstock.broker.receiving.single_packet_path` for packets that come alone. A test sends frames of
+all kinds, spoilt ones too, through these and through this reader, and compares what comes of them.
 """
 
 from __future__ import annotations

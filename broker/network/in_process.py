@@ -22,7 +22,7 @@ from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
 from penstock.broker.message import Message, SizeClass
 from penstock.broker.mqtt.topics import matches
-from penstock.broker.network.accepted import AcceptedConnection, Reception
+from penstock.broker.network.new_connection import AcceptedConnection, Reception
 from penstock.broker.network.transport import MqttProtocol
 from penstock.broker.outbox.lane_order import join_lanes
 from penstock.broker.quotas.admission import Places
@@ -31,7 +31,7 @@ from penstock.broker.sending.sender import TellingSender
 from penstock.broker.sessions.lanes import lane_of
 
 if TYPE_CHECKING:
-    from penstock.broker.network.driver import Driver
+    from penstock.broker.network.loop_scheduler import Driver
 
 LISTENER: Final = "$local"
 """Listener of these clients; the policy file cannot name one so."""

@@ -18,7 +18,7 @@ from penstock.broker.config.listener_config import Listener, Tls
 from penstock.broker.config.secret_file import warn_of_readers
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.proxy_header import ProxyHeaderError, read_proxy_header
-from penstock.broker.network.accepted import AcceptedConnection, Layer, Reception
+from penstock.broker.network.new_connection import AcceptedConnection, Layer, Reception
 from penstock.broker.network.open_files import BACKLOG
 from penstock.broker.network.revocation import RevocationList, is_revoked
 from penstock.broker.network.tcp_options import (

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 from penstock.broker.config.checked_yaml import check_is_no_pipe
 from penstock.broker.config.listener_config import Tls
 from penstock.broker.errors import PenstockError
-from penstock.broker.network.accepted import AcceptedConnection, Layer
+from penstock.broker.network.new_connection import AcceptedConnection, Layer
 from penstock.broker.network.revocation import RevocationList, read_lists
 
 SLICE_BYTES: Final = 65_536

@@ -1,9 +1,9 @@
 """One client's network connection on asyncio: chunks in, one write out.
 
 The only module that writes to a client's transport. `MqttProtocol` hands what comes in to the
-core's `Connection`, and does what that wants when `penstock.broker.network.driver` serves it: it
-writes what is to be sent, moves on what waits in the outbox while the transport has room, and
-starts or stops reading.
+core's `Connection`, and does what that wants when `penstock.broker.network.loop_scheduler` serves
+it: it writes what is to be sent, moves on what waits in the outbox while the transport has room,
+and starts or stops reading.
 
 A chunk of up to 32 KiB is handed over whole. Of a longer one (uvloop reads up to 256 KiB) the core
 gets one *slice* at a time, each in a turn of its connection, and the client is not read from until
@@ -19,16 +19,16 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from penstock.broker.network.accepted import CLOSE_TIMEOUT_SECONDS, AcceptedConnection
-from penstock.broker.network.driver import BUSY_SECONDS, TURNS_SECONDS, WORTH_BYTES
-from penstock.broker.network.hangups import unheard_seconds
 from penstock.broker.network.lane_pacer import LanePacer
 from penstock.broker.network.lingering_close import half_close
+from penstock.broker.network.loop_scheduler import BUSY_SECONDS, TURNS_SECONDS, WORTH_BYTES
+from penstock.broker.network.new_connection import CLOSE_TIMEOUT_SECONDS, AcceptedConnection
+from penstock.broker.network.peer_hangups import unheard_seconds
 from penstock.broker.receiving.connection import Connection
-from penstock.broker.receiving.serving import look, write
+from penstock.broker.receiving.flush import look, write
 
 if TYPE_CHECKING:
-    from penstock.broker.network.driver import Driver
+    from penstock.broker.network.loop_scheduler import Driver
 
 SLICE_SECONDS: Final = 0.0002
 """What the handling of one slice of a chunk should take, as its bytes are chosen by what the last

@@ -24,7 +24,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
 from penstock.broker.config.listener_config import Listener
-from penstock.broker.network.accepted import AcceptedConnection, Layer
+from penstock.broker.network.new_connection import AcceptedConnection, Layer
 
 try:
     from websockets.speedups import apply_mask

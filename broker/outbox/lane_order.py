@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.link import Link
 from penstock.broker.outbox.delivery import Delivery, DeliveryWatcher, by_sequence
 from penstock.broker.outbox.inflight import Inflight
-from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox import Outbox
 
 if TYPE_CHECKING:

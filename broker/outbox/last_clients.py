@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from penstock.broker.extensions import Decision
 from penstock.broker.link import Link
-from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox import Outbox
 
 MAX_CLIENTS: Final = 256

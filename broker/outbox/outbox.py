@@ -41,8 +41,8 @@ from penstock.broker.outbox.delivery import (
     take_ready,
 )
 from penstock.broker.outbox.large_messages import LargeMessages
-from penstock.broker.outbox.ledger import Ledger
-from penstock.broker.outbox.rules import SWEEP_SECONDS, OutboxRules
+from penstock.broker.outbox.message_counts import Ledger
+from penstock.broker.outbox.outbox_limits import SWEEP_SECONDS, OutboxRules
 
 if TYPE_CHECKING:
     from penstock.broker.client_report import PassageFigures

@@ -15,9 +15,9 @@ from typing import Final
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import NO_QUEUE, NOTHING_BEFORE, Delivery, first_of
-from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox import Outbox
-from penstock.broker.outbox.rules import OutboxRules
+from penstock.broker.outbox.outbox_limits import OutboxRules
 
 PASSED_BYTES: Final = 65_536
 """Bytes that pass a message of another topic: half a second at 1 Mbit/s, which alarms alone will

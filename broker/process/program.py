@@ -15,10 +15,10 @@ import typer
 
 from penstock.broker.config.command_line import CommandLine
 from penstock.broker.errors import PenstockError
-from penstock.broker.faults import note_fault
-from penstock.broker.process.collector import Collector, Kept
+from penstock.broker.plugin_guard import note_fault
+from penstock.broker.process.gc_control import Collector, Kept
 from penstock.broker.process.log_lines import log_to_stderr
-from penstock.broker.process.spare_memory import LOOK_SECONDS, SpareMemory, keep_a_little
+from penstock.broker.process.memory_trim import LOOK_SECONDS, SpareMemory, keep_a_little
 
 LogLevel: TypeAlias = Annotated[
     str, typer.Option(envvar="PENSTOCK_LOG_LEVEL", help="debug, info, warning or error.")
@@ -61,7 +61,7 @@ class KeepingService(Service, Protocol):
     """A service that may have very many objects, and knows how many."""
 
     def kept(self) -> Kept:
-        """Return roughly what they take of the memory, for `penstock.broker.process.collector`."""
+        """Return roughly what they take of the memory, for `penstock.broker.process.gc_control`."""
 
 
 @runtime_checkable

@@ -14,13 +14,13 @@ from penstock.broker.mqtt.enums import ProtocolVersion
 from penstock.broker.mqtt.packets import PubComp, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.sessions import redelivery
-from penstock.broker.sessions.consuming import acknowledged_by_consumer
-from penstock.broker.sessions.forgetting import Forgetting
+from penstock.broker.sessions.deduplication_release import Forgetting
+from penstock.broker.sessions.source_subscriptions import acknowledged_by_consumer
 
 if TYPE_CHECKING:
     from penstock.broker.outbox.delivery import Delivery
+    from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.client import Client
-    from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
 
 PUBREC_BYTE: Final = 0x50

@@ -30,8 +30,8 @@ from penstock.broker.sessions.client import Authentication, LetIn
 
 if TYPE_CHECKING:
     from penstock.broker.quotas.login_backoff import Attempt
+    from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.client import Client
-    from penstock.broker.sessions.core import Core
 
 _NOT_TAKEN: Final = frozenset(PacketType) - {PacketType.AUTH, PacketType.DISCONNECT}
 

@@ -34,8 +34,8 @@ from penstock.broker.sessions.wills import will_message
 
 if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
+    from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.client import Client
-    from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.lanes import LargeOf
     from penstock.broker.sessions.session import Session
 

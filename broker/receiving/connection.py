@@ -3,8 +3,9 @@
 Theory of operation. The driver hands over each chunk of received bytes with the time. Every
 whole packet in it is handled before anything is written; what is to be sent collects in
 `Outgoing.out`, which the driver writes once. A chunk that is one small packet goes to
-`penstock.broker.receiving.lone_packets`, any other to `penstock.broker.receiving.scanning`. Both
-work on the `Client` that the connection has. The bytes of an incomplete packet are kept here.
+`penstock.broker.receiving.single_packet_path`, any other to
+`penstock.broker.receiving.packet_splitter`. Both work on the `Client` that the connection has. The
+bytes of an incomplete packet are kept here.
 
 A client is *suspended* while access control takes its time, and then no further packet is handled.
 `Client.wants_reading` then tells the driver to stop reading. It does so too while
@@ -22,14 +23,14 @@ from penstock.broker.errors import PeerError, ProtocolError
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.quotas.received_bytes import FREE_BYTES
-from penstock.broker.receiving.lone_packets import LEAST_BYTES, take_lone
+from penstock.broker.receiving.packet_splitter import scan
 from penstock.broker.receiving.rate_limit import RateLimit, n_publishes
-from penstock.broker.receiving.scanning import scan
+from penstock.broker.receiving.single_packet_path import LEAST_BYTES, take_lone
 from penstock.broker.sessions.client import Client
 from penstock.broker.timers import Timer
 
 if TYPE_CHECKING:
-    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.broker_state import Core
 
 
 class Connection:

@@ -10,7 +10,7 @@ from penstock.broker.extensions import NEVER_FITS
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.reason_codes import SUCCESS, ReasonCode
-from penstock.broker.receiving.receipts import book_receipt
+from penstock.broker.receiving.pending_acknowledgements import book_receipt
 from penstock.broker.routing.shared_subscriptions import choose_members
 from penstock.broker.routing.topic_tree import Plan
 from penstock.broker.sessions.client import PublishReceipt

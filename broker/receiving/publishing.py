@@ -21,6 +21,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.topics import read_topic
 from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
+from penstock.broker.receiving.pending_acknowledgements import book_receipt, check_receive_maximum
 from penstock.broker.receiving.publish_routing import (
     hold,
     reserve,
@@ -29,7 +30,6 @@ from penstock.broker.receiving.publish_routing import (
     settle_when_safe,
     taken,
 )
-from penstock.broker.receiving.receipts import book_receipt, check_receive_maximum
 from penstock.broker.routing.shared_subscriptions import choose_members
 from penstock.broker.routing.topic_tree import Plan
 from penstock.broker.sessions.bridges import may_publish_sys
@@ -38,8 +38,8 @@ from penstock.broker.sessions.client import PublishReceipt
 if TYPE_CHECKING:
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
     from penstock.broker.routing.topic_tree import Target
+    from penstock.broker.sessions.broker_state import Core, FastPlan
     from penstock.broker.sessions.client import Client
-    from penstock.broker.sessions.core import Core, FastPlan
     from penstock.broker.sessions.session import Session
 
 SMALL_PROPERTIES_BYTES: Final = 1024

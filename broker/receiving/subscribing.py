@@ -10,7 +10,6 @@ from penstock.broker.config.capabilities import check_subscribe, refusal_of_filt
 from penstock.broker.counters import count
 from penstock.broker.errors import ProtocolError
 from penstock.broker.events import ClientSubscribed
-from penstock.broker.faults import is_logged
 from penstock.broker.message import SIZE_PROPERTY, SizeClass
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
@@ -24,17 +23,18 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reason_codes import SUBACK_FAILURE_3_1_1, ReasonCode, describe_reason_code
 from penstock.broker.mqtt.size_limit import explained
 from penstock.broker.mqtt.topics import parse_share
+from penstock.broker.plugin_guard import is_logged
 from penstock.broker.receiving.publishing import MAX_LOGGED_TOPIC
 from penstock.broker.routing.topic_tree import Subscription
-from penstock.broker.sending import run_now
+from penstock.broker.sending import eager_coroutine
 from penstock.broker.sessions import redelivery, retained_delivery
 from penstock.broker.sessions.bridges import of_bridge
-from penstock.broker.sessions.consuming import asked_filter
+from penstock.broker.sessions.source_subscriptions import asked_filter
 
 if TYPE_CHECKING:
     from penstock.broker.extensions import MessageSource
+    from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.client import Client
-    from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
 
 MIN_FILTERS: Final = 1_000
@@ -118,7 +118,7 @@ async def _subscribe(
     unquestioned = _unquestioned_characters(client, len(wanted))
     for number, request in enumerate(wanted, 1):
         if not number % FILTERS_IN_TURN:
-            await run_now.others_turn()
+            await eager_coroutine.others_turn()
             if not client.is_open:
                 return
             is_anything_due = checks_subscribe or retained_delivery.is_anything_due(session)
@@ -364,7 +364,7 @@ async def _unsubscribe(client: Client, packet: Unsubscribe, now: float) -> None:
     codes = []
     for number, topic_filter in enumerate(packet.topic_filters, 1):
         if not number % FILTERS_IN_TURN:
-            await run_now.others_turn()
+            await eager_coroutine.others_turn()
             if not client.is_open:
                 return
         had_it = topic_filter in session.subscriptions

@@ -14,7 +14,7 @@ from typing import cast
 from penstock.broker.access_control import SessionView
 from penstock.broker.events import Callbacks, ClientConnected, ClientDisconnected, SessionEnded
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
-from penstock.broker.outbox.ledger import BACKLOG_REASONS
+from penstock.broker.outbox.message_counts import BACKLOG_REASONS
 from penstock.broker.sessions.session import Session
 
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from penstock.broker.link import Link, TcpLook
     from penstock.broker.message import SizeClass
     from penstock.broker.outbox.last_clients import LastClient
-    from penstock.broker.outbox.ledger import Ledger
+    from penstock.broker.outbox.message_counts import Ledger
     from penstock.broker.outbox.outbox import Outbox
-    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.large_ahead import LargeAhead
     from penstock.broker.sessions.session import Session
 

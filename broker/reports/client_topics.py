@@ -24,9 +24,9 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from penstock.broker.client_report import as_json
-from penstock.broker.faults import note_fault
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MAX_STRING_BYTES
+from penstock.broker.plugin_guard import note_fault
 from penstock.broker.reports.client_reports import (
     Subject,
     ledger_figures,
@@ -36,7 +36,7 @@ from penstock.broker.reports.client_reports import (
     withholding_figures,
 )
 from penstock.broker.reports.periodic_work import PeriodicWork
-from penstock.broker.sessions.core import Core
+from penstock.broker.sessions.broker_state import Core
 
 ROOT: Final = "$SYS/broker/penstock/clients"
 

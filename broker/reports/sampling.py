@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.broker.extensions import LinkSampler
 from penstock.broker.reports.periodic_work import PeriodicWork
-from penstock.broker.sessions.core import Core
+from penstock.broker.sessions.broker_state import Core
 from penstock.broker.sessions.probes import Probes
 from penstock.broker.sessions.session import Session
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 SLICE: Final = 32
 """Sessions sampled in one slice: some 0.2 ms, as long as a turn of those that wait in line
-(`penstock.broker.network.driver.TURNS_SECONDS`). To wake up for fewer sessions costs as much again.
+(`penstock.broker.network.loop_scheduler.TURNS_SECONDS`). To wake up for fewer sessions costs as
+much again.
 """
 
 MOST_SEEN: Final = 256

@@ -13,13 +13,13 @@ from typing import Final
 
 from penstock.broker.config.limits import OF_MEMORY
 from penstock.broker.counters import Metric, by_name, by_reason, figures
-from penstock.broker.faults import note_fault
 from penstock.broker.message import Message
-from penstock.broker.outbox.ledger import Ledger
-from penstock.broker.process.collector import processor_seconds, resident_bytes
+from penstock.broker.outbox.message_counts import Ledger
+from penstock.broker.plugin_guard import note_fault
+from penstock.broker.process.gc_control import processor_seconds, resident_bytes
 from penstock.broker.process.machine_memory import machine_memory_bytes
 from penstock.broker.reports.periodic_work import PeriodicWork
-from penstock.broker.sessions.core import Core
+from penstock.broker.sessions.broker_state import Core
 from penstock.broker.sessions.session import Session
 
 ROOT = "$SYS/broker/"

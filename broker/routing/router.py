@@ -13,15 +13,15 @@ from penstock.broker.access_control import PUBLISH, RECEIVE, Action, SessionView
 from penstock.broker.counters import count
 from penstock.broker.events import MessageRetained
 from penstock.broker.extensions import NEVER_FITS, MessageSink, Receipt
-from penstock.broker.faults import is_logged
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.payload import Payload
+from penstock.broker.plugin_guard import is_logged
 from penstock.broker.routing.retained import RetainedMessages
 from penstock.broker.routing.shared_subscriptions import SharedSubscription
 from penstock.broker.routing.subscriber import Subscriber
 from penstock.broker.routing.topic_tree import Plan, Target, TopicTree
-from penstock.broker.sending.shared import Shared
+from penstock.broker.sending.core_context import Shared
 
 
 class Router:

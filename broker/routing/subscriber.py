@@ -11,7 +11,7 @@ from penstock.broker.outbox.outbox import Outbox
 
 if TYPE_CHECKING:
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
-    from penstock.broker.sending.outgoing import Outgoing
+    from penstock.broker.sending.write_queue import Outgoing
 
 
 class Subscriber(SessionView, Protocol):

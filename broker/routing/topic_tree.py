@@ -25,10 +25,10 @@ from penstock.broker.extensions import MessageSink
 from penstock.broker.message import Message, SizeClass
 from penstock.broker.mqtt.topics import SHARE_PREFIX, matches, parse_share
 from penstock.broker.routing.shared_subscriptions import SharedSubscription
-from penstock.broker.routing.size_split import SizeSplit
+from penstock.broker.routing.size_class_targets import SizeSplit
 
 if TYPE_CHECKING:
-    from penstock.broker.outbox.rules import OutboxRules
+    from penstock.broker.outbox.outbox_limits import OutboxRules
     from penstock.broker.routing.subscriber import Subscriber
 
 PLAN_BLOCKS: Final = 4

@@ -31,13 +31,13 @@ from penstock.broker.mqtt.topic_aliases import OutgoingAliases
 from penstock.broker.mqtt.writer import publish_header, write_packet
 from penstock.broker.outbox.delivery import NO_QUEUE, Delivery
 from penstock.broker.payload import JOIN_BELOW_BYTES, PIECE_BYTES, PayloadReader
-from penstock.broker.sending.outgoing import Outgoing
 from penstock.broker.sending.outgoing_properties import outgoing_properties
+from penstock.broker.sending.write_queue import Outgoing
 
 if TYPE_CHECKING:
     from penstock.broker.link import Link
     from penstock.broker.outbox.inflight import Inflight
-    from penstock.broker.outbox.ledger import Ledger
+    from penstock.broker.outbox.message_counts import Ledger
     from penstock.broker.outbox.outbox import Outbox
 
 PUMP_BYTES: Final = 65_536

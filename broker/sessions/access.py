@@ -29,7 +29,7 @@ from penstock.broker.access_control import (
     ConnectAttempt,
     SessionView,
 )
-from penstock.broker.contracts import overridden
+from penstock.broker.extension_checks import overridden
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, RELAY_CLIENT_PREFIX
 
 
@@ -142,8 +142,8 @@ def combine(
     """Return the access control for the core; None where there is no source and no authenticator.
 
     None accepts every client. The listeners are then local: see
-    `penstock.broker.config.local_only`. Where only authenticators decide, a client that names none
-    of their methods is refused.
+    `penstock.broker.config.loopback_only`. Where only authenticators decide, a client that names
+    none of their methods is refused.
     """
     if not sources and not authenticators:
         return None

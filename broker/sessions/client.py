@@ -21,18 +21,18 @@ from penstock.broker.mqtt.size_limit import explained
 from penstock.broker.mqtt.topic_aliases import IncomingAliases, OutgoingAliases
 from penstock.broker.outbox.delivery import NO_QUEUE
 from penstock.broker.payload import JOIN_BELOW_BYTES
-from penstock.broker.sending import run_now
-from penstock.broker.sending.outgoing import Outgoing
+from penstock.broker.sending import eager_coroutine
 from penstock.broker.sending.sender import Sender
 from penstock.broker.sending.throttle import Throttle
+from penstock.broker.sending.write_queue import Outgoing
 from penstock.broker.sessions import redelivery
-from penstock.broker.sessions.forgetting import Forgetting
+from penstock.broker.sessions.deduplication_release import Forgetting
 from penstock.broker.sessions.session import NONE_UNANSWERED
 from penstock.broker.timers import Timer
 
 if TYPE_CHECKING:
     from penstock.broker.extensions import MessageSink
-    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.session import Session
 
 UNREAD_BYTES: Final = 1024 * 1024
@@ -233,7 +233,7 @@ class Client:
         receive_maximum: QoS 1 and 2 messages the client may have unacknowledged.
         receipts: QoS 1 and 2 messages that are owed an acknowledgement, oldest first.
         awaiting: the client's own messages that wait for room in the outboxes of subscribers,
-            oldest first (`penstock.broker.quotas.room.Held`).
+            oldest first (`penstock.broker.quotas.queue_capacity.Held`).
         awaiting_bytes: of these.
         is_answered: what it sent first is a CONNECT, in a version in which a mistake can be told.
         has_begun_session: the session began with this connection.
@@ -244,12 +244,13 @@ class Client:
             it forwards what others were told is safe.
         is_relay: it publishes for a user; see `penstock.broker.extensions.RELAY_CLIENT_PREFIX`.
         known_properties: of a PUBLISH that came in a run, found good; see
-            `penstock.broker.receiving.runs`.
+            `penstock.broker.receiving.batch_path`.
         maximum_packet_size: bytes of the largest packet that is taken from an accepted client.
-        most_lone_bytes: of a chunk that may be taken by `penstock.broker.receiving.lone_packets`.
-        n_filters_refused: how many of its subscriptions were refused.
-        is_closing: to be closed once `out` is written; nothing more is received.
-        is_heard_out: to be closed when the peer has read why: what it sends to a closed socket
+        most_lone_bytes: of a chunk that may be taken by
+        `penstock.broker.receiving.single_packet_path`. n_filters_refused: how many of its
+        subscriptions were refused. is_closing: to be closed once `out` is written; nothing more is
+        received. is_heard_out: to be closed when the peer has read why: what it sends to a closed
+        socket
             may cost it what it has not read yet.
         suspended: what the driver must run before more is received, or None.
         timer: of the CONNECT timeout, then of the keep-alive.
@@ -460,7 +461,7 @@ class Client:
 
     def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a handler now; where it has to wait, receive nothing more until it is done."""
-        rest = run_now.start(coroutine)
+        rest = eager_coroutine.start(coroutine)
         if rest is not None:
             self.suspended = rest
             self.core.turn.touch(self.outgoing)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import Delivery, DeliveryWatcher
 from penstock.broker.routing.topic_tree import Plan
-from penstock.broker.sending.shared import Commits
+from penstock.broker.sending.core_context import Commits
 
 
 class SessionWatcher(DeliveryWatcher, Protocol):

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from penstock.broker.counters import Counters
     from penstock.broker.link import Link
     from penstock.broker.outbox.delivery import Delivery
-    from penstock.broker.outbox.ledger import Ledger
+    from penstock.broker.outbox.message_counts import Ledger
     from penstock.broker.routing.topic_tree import Subscription
     from penstock.broker.timers import Timer, Timers
 

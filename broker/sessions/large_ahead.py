@@ -32,7 +32,7 @@ from penstock.broker.routing.subscriber import Subscriber
 if TYPE_CHECKING:
     from penstock.broker.link import Link
     from penstock.broker.outbox.delivery import Delivery
-    from penstock.broker.outbox.ledger import Ledger
+    from penstock.broker.outbox.message_counts import Ledger
 
 LOOK_SECONDS: Final = 0.25
 """Until the first look at a large message that is on its way."""

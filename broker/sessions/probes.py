@@ -26,8 +26,8 @@ from penstock.broker.routing.topic_tree import Target
 if TYPE_CHECKING:
     from penstock.broker.link import Link
     from penstock.broker.sending.sender import Sender
+    from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.client import Client
-    from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
 
 _HEADER_BYTES: Final = 16

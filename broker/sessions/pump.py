@@ -17,7 +17,7 @@ from penstock.broker.sessions.retained_delivery import SLICE_MESSAGES, send_due
 
 if TYPE_CHECKING:
     from penstock.broker.outbox.delivery import Delivery
-    from penstock.broker.sending.outgoing import Outgoing
+    from penstock.broker.sending.write_queue import Outgoing
     from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.session import Session
 

@@ -28,7 +28,7 @@ from penstock.broker.outbox.delivery import Delivery
 
 if TYPE_CHECKING:
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
-    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.journal import Journal
     from penstock.broker.sessions.session import Session
 

@@ -16,8 +16,8 @@ from penstock.broker.sessions.wills import send_will, will_bytes, will_delay
 
 if TYPE_CHECKING:
     from penstock.broker.mqtt.packets import Will
+    from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.client import Client
-    from penstock.broker.sessions.core import Core
 
 
 class SessionRegistry:

@@ -14,7 +14,7 @@ from penstock.broker.mqtt.packets import Will
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.outbox.delivery import NO_QUEUE, Delivery
 from penstock.broker.outbox.inflight import Inflight
-from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.priority_outbox import make_outbox
 from penstock.broker.routing.topic_tree import Subscription
 from penstock.broker.sessions.retained_delivery import RetainedDue, send_before
@@ -23,11 +23,11 @@ from penstock.broker.timers import Timer
 if TYPE_CHECKING:
     from penstock.broker.extensions import MessageSink
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
-    from penstock.broker.sending.outgoing import Outgoing
     from penstock.broker.sending.sender import Sender
+    from penstock.broker.sending.write_queue import Outgoing
+    from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.client import Client, PublishReceipt
-    from penstock.broker.sessions.core import Core
-    from penstock.broker.sessions.forgetting import Forgetting
+    from penstock.broker.sessions.deduplication_release import Forgetting
     from penstock.broker.sessions.journal import SessionWatcher
     from penstock.broker.sessions.large_ahead import LargeAhead
 

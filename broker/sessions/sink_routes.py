@@ -9,7 +9,7 @@ from penstock.broker.mqtt.topics import validate_topic_filter
 
 if TYPE_CHECKING:
     from penstock.broker.extensions import MessageSink
-    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.broker_state import Core
 
 
 class CoreSinks:

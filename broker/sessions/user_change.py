@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, TypeAlias
 from penstock.broker.access_control import RECEIVE, SUBSCRIBE, AccessControl, Action
 from penstock.broker.mqtt.topics import matches, parse_share
 from penstock.broker.sessions import redelivery
-from penstock.broker.sessions.consuming import asked_filter
+from penstock.broker.sessions.source_subscriptions import asked_filter
 
 if TYPE_CHECKING:
     from penstock.broker.outbox.delivery import Delivery
-    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.session import Session
 
 _Question: TypeAlias = tuple[Action, str]

@@ -12,7 +12,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.sessions.bridges import may_publish_sys
 
 if TYPE_CHECKING:
-    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.session import Session
 
 NO_THRESHOLD: Final = 2**63

@@ -36,14 +36,13 @@ from penstock.broker.extensions import (
     Receipt,
     SinkCounts,
 )
-from penstock.broker.faults import is_logged
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MQTT_5, PacketType
 from penstock.broker.mqtt.properties import read_publish_properties, write_properties
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.mqtt.topics import validate_topic
 from penstock.broker.mqtt.writer import publish_header
-from penstock.edge_proxy.parts.assembly import Assembly, key_of, place_of
+from penstock.broker.plugin_guard import is_logged
 from penstock.edge_proxy.parts.config import PARTS_CLIENTS
 from penstock.edge_proxy.parts.local_client import (
     AGAIN_SECONDS,
@@ -55,10 +54,11 @@ from penstock.edge_proxy.parts.local_client import (
     LocalClient,
     LostError,
 )
-from penstock.edge_proxy.parts.part import Part, PartError, read_part
+from penstock.edge_proxy.parts.part_format import Part, PartError, read_part
+from penstock.edge_proxy.parts.partial_message import Assembly, key_of, place_of
+from penstock.edge_proxy.parts.parts_context import Surroundings
 from penstock.edge_proxy.parts.splitter import MARKS, PART_ID
 from penstock.edge_proxy.parts.spool import Ended, Piece, Spooled, SpoolError, SpoolReadError
-from penstock.edge_proxy.parts.surroundings import Surroundings
 
 WHOLE_ID: Final = f"{PARTS_CLIENTS}whole"
 """Client Identifier of what publishes the messages that were put together."""

@@ -13,7 +13,7 @@ from penstock.broker.config.key_types import STRICT, PositiveSize, Seconds
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
 from penstock.broker.mqtt.topics import validate_topic, validate_topic_filter
-from penstock.edge_proxy.aggregator.filters import intersection
+from penstock.edge_proxy.uplink.filters import intersection
 
 PARTS_CLIENTS: Final = f"{LOCAL_CLIENT_PREFIX}$parts/"
 """What the Client Identifiers of the plugin's clients begin with; no uplink has such a name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from hashlib import sha256
 
-from penstock.edge_proxy.parts.part import Part, Trailer
+from penstock.edge_proxy.parts.part_format import Part, Trailer
 
 Buffer = bytes | bytearray | memoryview
 

@@ -12,7 +12,7 @@ from penstock.broker.mqtt.packets import Connect, PingReq
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.writer import publish_header, write_packet
 from penstock.broker.network.local_protocol import LocalProtocol
-from penstock.edge_proxy.aggregator.packet_stream import Buffer, PacketStream
+from penstock.edge_proxy.uplink.packet_stream import Buffer, PacketStream
 
 SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
 

@@ -14,10 +14,10 @@ from penstock.broker.extensions import Plugin, PluginContext
 from penstock.edge_proxy.parts.assembler import Assembler
 from penstock.edge_proxy.parts.config import PartsConfig
 from penstock.edge_proxy.parts.counts import PartsCounts
-from penstock.edge_proxy.parts.kept import KeptMessages
+from penstock.edge_proxy.parts.parts_context import Surroundings
+from penstock.edge_proxy.parts.retained_parts import KeptMessages
 from penstock.edge_proxy.parts.splitter import Splitter, end_session
 from penstock.edge_proxy.parts.spool import Spool
-from penstock.edge_proxy.parts.surroundings import Surroundings
 
 T = TypeVar("T")
 

@@ -23,14 +23,11 @@ from typing import Any, Final, TypeVar
 
 from penstock.broker.counters import count
 from penstock.broker.extensions import PUBLISHER_PROPERTY, LocalClients
-from penstock.broker.faults import is_logged
 from penstock.broker.message import SITE_PROPERTY
 from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.properties import read_publish_properties, write_properties
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
-from penstock.edge_proxy.aggregator.packet_stream import Buffer
-from penstock.edge_proxy.aggregator.preparation import prepare_session
-from penstock.edge_proxy.aggregator.remapping import HOPS_PROPERTY, VIA_PROPERTY
+from penstock.broker.plugin_guard import is_logged
 from penstock.edge_proxy.parts.config import PARTS_CLIENTS
 from penstock.edge_proxy.parts.cutting import Cutter
 from penstock.edge_proxy.parts.local_client import (
@@ -42,9 +39,12 @@ from penstock.edge_proxy.parts.local_client import (
     LocalClient,
     LostError,
 )
-from penstock.edge_proxy.parts.part import ID_BYTES, NUMBER_BYTES, Part, write_part
+from penstock.edge_proxy.parts.part_format import ID_BYTES, NUMBER_BYTES, Part, write_part
+from penstock.edge_proxy.parts.parts_context import Surroundings
 from penstock.edge_proxy.parts.spool import NUMBERS, SpoolError
-from penstock.edge_proxy.parts.surroundings import Surroundings
+from penstock.edge_proxy.uplink.one_shot_clients import prepare_session
+from penstock.edge_proxy.uplink.packet_stream import Buffer
+from penstock.edge_proxy.uplink.remapping import HOPS_PROPERTY, VIA_PROPERTY
 
 T = TypeVar("T")
 

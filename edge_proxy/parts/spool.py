@@ -25,8 +25,8 @@ from penstock.broker.durable.database_file import (
 from penstock.broker.durable.disk_reserve import DiskReserve
 from penstock.broker.durable.plugin_database import PluginDatabase
 from penstock.broker.errors import PenstockError
-from penstock.edge_proxy.parts.assembly import Assembly, Span
-from penstock.edge_proxy.parts.part import STREAM_BYTES, Part, Trailer
+from penstock.edge_proxy.parts.part_format import STREAM_BYTES, Part, Trailer
+from penstock.edge_proxy.parts.partial_message import Assembly, Span
 
 FORMAT: Final = Format(
     application_id=0x50617274,

@@ -11,7 +11,7 @@ from penstock.broker.reports.client_reports import Subject, report, subject_of_l
 
 if TYPE_CHECKING:
     from penstock.broker.link import Link
-    from penstock.edge_proxy.sidecar.pair import Pair
+    from penstock.edge_proxy.sidecar.proxied_client import Pair
     from penstock.edge_proxy.sidecar.shared import Shared
     from penstock.edge_proxy.upstream import Upstreams
 

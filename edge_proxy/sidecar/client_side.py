@@ -8,8 +8,9 @@ becomes a delivery in the outbox, whose gate may withhold it, and is encoded aga
 
 Two windows bound QoS 1 and 2. The client's own Receive Maximum bounds what is sent to it and not
 acknowledged. What waits here counts in the broker's window alone, which is larger: the proxy asks
-for `ProxyLimits.upstream_receive_maximum` in CONNECT (`penstock.edge_proxy.sidecar.pair`). So
-withheld messages take no place from small ones, and reading goes on whatever is withheld.
+for `ProxyLimits.upstream_receive_maximum` in CONNECT
+(`penstock.edge_proxy.sidecar.proxied_client`). So withheld messages take no place from small ones,
+and reading goes on whatever is withheld.
 
 Nothing bounds QoS 0 but a limit of what waits. At that limit, a message is dropped and counted if
 something is withheld, because PINGRESP and acknowledgements come the same way. If nothing is, the
@@ -49,22 +50,22 @@ from penstock.broker.mqtt.short_packets import (
 )
 from penstock.broker.mqtt.writer import publish_header, write_packet
 from penstock.broker.outbox.delivery import Delivery
-from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.priority_outbox import make_outbox
 from penstock.broker.payload import (
     JOIN_BELOW_BYTES,
     STORED_ABOVE_BYTES,
     PayloadReader,
 )
-from penstock.broker.sending.outgoing import Buffer
 from penstock.broker.sending.outgoing_properties import outgoing_properties
+from penstock.broker.sending.write_queue import Buffer
 from penstock.edge_proxy.sidecar.ack_map import AckMap, Outcome
 from penstock.edge_proxy.sidecar.direction import Direction, check_first_byte
 from penstock.edge_proxy.sidecar.link_samplers import LinkSamplers
 from penstock.edge_proxy.sidecar.pings import Pings
 from penstock.edge_proxy.sidecar.publish_properties import PublishProperties
+from penstock.edge_proxy.sidecar.qos0_backlog import WaitingRuns
 from penstock.edge_proxy.sidecar.shared import Shared
-from penstock.edge_proxy.sidecar.waiting_runs import WaitingRuns
 
 MAX_URGENT_BYTES: Final = 64 * 1024
 """Bytes passed on to a client's full connection before the proxy stops reading from the broker:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.broker.extensions import LinkSampler
-from penstock.broker.faults import Guard
 from penstock.broker.link import Link
-from penstock.broker.sending.shared import times_packets
+from penstock.broker.plugin_guard import Guard
+from penstock.broker.sending.core_context import times_packets
 
 
 class LinkSamplers:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.broker.counters import Counters, Metric
 from penstock.broker.extensions import DeliveryGate, LinkSampler, PayloadStore
-from penstock.broker.faults import Guard
 from penstock.broker.link import Link
 from penstock.broker.outbox.last_clients import LastClients
-from penstock.broker.outbox.ledger import Ledger
-from penstock.broker.outbox.rules import OutboxRules
+from penstock.broker.outbox.message_counts import Ledger
+from penstock.broker.outbox.outbox_limits import OutboxRules
 from penstock.broker.payload import PIECE_BYTES, Payload, PayloadReader
+from penstock.broker.plugin_guard import Guard
 from penstock.edge_proxy.sidecar.content_index import ContentIndex
 from penstock.edge_proxy.sidecar.topic_cache import TopicCache
 
 if TYPE_CHECKING:
     from penstock.edge_proxy.sidecar.config import ProxyLimits
-    from penstock.edge_proxy.sidecar.pair import Pair
+    from penstock.edge_proxy.sidecar.proxied_client import Pair
 
 _Read = TypeVar("_Read")
 

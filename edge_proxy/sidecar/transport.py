@@ -15,12 +15,16 @@ from typing import Final, cast
 
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
-from penstock.broker.network.accepted import CLOSE_TIMEOUT_SECONDS, AcceptedConnection, Reception
 from penstock.broker.network.lingering_close import LingeringClose, half_close
+from penstock.broker.network.new_connection import (
+    CLOSE_TIMEOUT_SECONDS,
+    AcceptedConnection,
+    Reception,
+)
 from penstock.edge_proxy.sidecar.config import Identity
 from penstock.edge_proxy.sidecar.direction import Direction
 from penstock.edge_proxy.sidecar.identity import ClientIdentity
-from penstock.edge_proxy.sidecar.pair import Pair
+from penstock.edge_proxy.sidecar.proxied_client import Pair
 from penstock.edge_proxy.sidecar.shared import Shared
 from penstock.edge_proxy.upstream import Upstream, Upstreams
 

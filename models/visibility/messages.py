@@ -8,12 +8,12 @@ from typing import Protocol
 from penstock.models.visibility.setting import Order
 from penstock.plugins.queue.engines.contract import GroupSpec
 from penstock.plugins.queue.engines.keys import key_reader
+from penstock.plugins.queue.engines.lease_request import Take
 from penstock.plugins.queue.engines.leases import Group, Place
-from penstock.plugins.queue.engines.physical import PhysicalQueue
+from penstock.plugins.queue.engines.partition import PhysicalQueue
 from penstock.plugins.queue.engines.receipts import Receipts
 from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.store import GroupRow, PhysicalRow, Segment
-from penstock.plugins.queue.engines.taking import Take
 from penstock.plugins.queue.wire.frames import Batch
 
 

@@ -20,7 +20,7 @@ from penstock.netem.clients.connection import BALANCER_PORT, PORT
 from penstock.netem.clients.payloads import Times
 from penstock.netem.figures.records import ExpectedRow
 from penstock.netem.runs.scenario import Publisher, Scenario, Subscriber, client_ids
-from penstock.netem.runs.units import units
+from penstock.netem.runs.statistical_units import units
 
 WITNESS: Final = "netem-witness"
 """Client Identifier of the subscriber on the broker's host that records when messages arrive."""

@@ -125,7 +125,7 @@ def version_of(kind: str) -> str:
         NetemError: it is not installed.
     """
     if kind not in _ASKED:
-        return importlib.metadata.version(kind)
+        return importlib.metadata.version("penstock-mqtt" if kind == "penstock" else kind)
     option, beginning = _ASKED[kind]
     shown = subprocess.run(  # noqa: S603 - it prints its version
         [find_program(kind), option], capture_output=True, text=True, check=False

@@ -66,7 +66,7 @@ class _Clients:
     def __init__(self, plan: Path, directory: Path, host: str, popen: Popen) -> None:
         self._log = directory / f"peers-{host}.log"
         self._records = directory / f"records-{host}.json"
-        command = [sys.executable, "-m", "penstock.netem.clients.peers"]
+        command = [sys.executable, "-m", "penstock.netem.clients.on_off_clients"]
         with self._log.open("wb") as log:
             self._process = popen(
                 [*command, str(plan), str(self._records), host],

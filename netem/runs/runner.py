@@ -31,6 +31,7 @@ from penstock.netem.links.engines import Engine
 from penstock.netem.links.forwarder_messages import Lateness
 from penstock.netem.links.namespaces import NAME_PREFIX, is_leftover, own_prefix
 from penstock.netem.links.network import Network
+from penstock.netem.runs.broker_topology import READY_SECONDS, Site
 from penstock.netem.runs.kind_links import parts
 from penstock.netem.runs.machine_load import LOOK_SECONDS as LOAD_LOOK_SECONDS
 from penstock.netem.runs.machine_load import Load, Look, describe_doubt, load_between, look
@@ -47,7 +48,6 @@ from penstock.netem.runs.result_rows import (
 )
 from penstock.netem.runs.run_file import ProcessorShare
 from penstock.netem.runs.scenario import Scenario
-from penstock.netem.runs.site import READY_SECONDS, Site
 
 LOOK_SECONDS: Final = 0.1
 """Between two looks at everything that runs."""

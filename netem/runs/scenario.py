@@ -308,8 +308,8 @@ class Measurements:
         focus: names of the subscribers whose latencies are reported and compared; None for
             those with an impaired link on their way, or all where there is none.
         unit: what counts as independent: ``link``, for links that share nothing with each other,
-            as `penstock.netem.runs.units` finds them; or ``seed``, for a whole run, where what is
-            asked about is what links share, such as the broker.
+            as `penstock.netem.runs.statistical_units` finds them; or ``seed``, for a whole run,
+            where what is asked about is what links share, such as the broker.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from penstock.plugins.web.printable import printable
+from penstock.plugins.web.terminal_escape import printable
 
 Report = Mapping[str, Any]
 """A report, or a part of one, as parsed JSON; see `penstock.broker.client_report`."""

@@ -21,8 +21,8 @@ from penstock.broker.config.command_line import CommandLine
 from penstock.broker.errors import PenstockError
 from penstock.broker.process.program import exit_status
 from penstock.plugins.console.report_text import describe, describe_proxy
-from penstock.plugins.web.printable import printable
 from penstock.plugins.web.secret_file import read_secret
+from penstock.plugins.web.terminal_escape import printable
 
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
 

@@ -18,9 +18,9 @@ from penstock.broker.process.program import (
 )
 from penstock.plugins.queue.client import QueueError
 from penstock.plugins.queue.commands import app
-from penstock.plugins.queue.gateway import Gateway, read_config
-from penstock.plugins.queue.sink import QueuePlugin
-from penstock.plugins.web.printable import printable
+from penstock.plugins.queue.plugin import QueuePlugin
+from penstock.plugins.queue.standalone_server import Gateway, read_config
+from penstock.plugins.web.terminal_escape import printable
 
 PROGRAM = "penstock queue"
 

@@ -33,9 +33,9 @@ from penstock.broker.process.program import NO_OTHERS
 from penstock.plugins.queue.client import NoAnswerError, QueueClient, UnknownNameError, read_token
 from penstock.plugins.queue.config import QueueConfig
 from penstock.plugins.queue.engines import sqlite_copies
-from penstock.plugins.queue.gateway import Gateway, read_config
+from penstock.plugins.queue.plugin import QueuePlugin
 from penstock.plugins.queue.report import peek_lines, stats_lines
-from penstock.plugins.queue.sink import QueuePlugin
+from penstock.plugins.queue.standalone_server import Gateway, read_config
 from penstock.plugins.web.bind import split_bind
 
 T = TypeVar("T")

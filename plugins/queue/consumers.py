@@ -25,9 +25,9 @@ from typing import Any, Final
 
 from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import Consumer, MessageSource, Outcome
-from penstock.broker.faults import note_fault
 from penstock.broker.message import Message
 from penstock.broker.mqtt.expiry import expiry_time
+from penstock.broker.plugin_guard import note_fault
 from penstock.plugins.queue.client import Action
 from penstock.plugins.queue.config import DEFAULT_GROUP
 from penstock.plugins.queue.engines.contract import (

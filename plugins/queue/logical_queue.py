@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import Any
 
+from penstock.plugins.queue.append_buffer import Intake
 from penstock.plugins.queue.engines.contract import (
     Engine,
     GroupSnapshot,
@@ -15,7 +16,6 @@ from penstock.plugins.queue.engines.contract import (
     UnknownGroupError,
 )
 from penstock.plugins.queue.group_receiver import BusyError, GroupReceiver, ReceiveRequest
-from penstock.plugins.queue.intake import Intake
 from penstock.plugins.queue.strategies.dequeue import DequeueCounts
 from penstock.plugins.queue.wire.frames import ReceivedMessage
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from penstock.broker.config.key_types import show_size
 from penstock.plugins.queue.wire.frames import DEAD_LETTER
-from penstock.plugins.web.printable import printable
+from penstock.plugins.web.terminal_escape import printable
 
 Figures: TypeAlias = Mapping[str, Any]
 """Of one queue, as ``GET /queues/NAME`` answers."""

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.broker.config.checked_yaml import MisfitError, fit
 from penstock.broker.errors import PenstockError
+from penstock.plugins.queue.append_buffer import Intake, PendingBudget, Stored
 from penstock.plugins.queue.client import Plan, is_same_queue
 from penstock.plugins.queue.config import (
     DEFAULT_GROUP,
@@ -43,7 +44,6 @@ from penstock.plugins.queue.engines.contract import (
 )
 from penstock.plugins.queue.engines.planning import shares_of
 from penstock.plugins.queue.group_receiver import BusyError, ReceiveRequest
-from penstock.plugins.queue.intake import Intake, PendingBudget, Stored
 from penstock.plugins.queue.logical_queue import LogicalQueue
 from penstock.plugins.queue.wire.frames import ReceivedMessage
 

@@ -42,7 +42,7 @@ _READ_WHOLE: Final = _DECODER.decode
 
 
 def read_json(data: bytes | bytearray) -> Generator[None, None, Any]:
-    """Read a text in UTF-8; a work for `penstock.plugins.web.slices.Slicer`.
+    """Read a text in UTF-8; a work for `penstock.plugins.web.cooperative_work.Slicer`.
 
     ``NaN`` and ``Infinity``, which are no JSON, are read as the numbers that they mean: the check
     of the value can name it and say what is allowed, as with ``1e999``.

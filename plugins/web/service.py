@@ -26,7 +26,7 @@ from aiohttp.typedefs import Middleware
 from penstock.broker.errors import PenstockError
 from penstock.broker.network.open_files import BACKLOG, most_files
 from penstock.plugins.web.bind import split_bind
-from penstock.plugins.web.guard import MAX_REFUSED, Guards
+from penstock.plugins.web.connection_limits import MAX_REFUSED, Guards
 from penstock.plugins.web.limits import HttpLimits
 from penstock.plugins.web.tls import HttpArrival, HttpsLayer, ServerTls
 

@@ -13,9 +13,9 @@ from typing import Any, Final, Protocol
 from penstock.broker.config.listener_config import Tls
 from penstock.broker.config.secret_file import warn_of_readers
 from penstock.broker.errors import PenstockError
-from penstock.broker.network.accepted import AcceptedConnection
+from penstock.broker.network.new_connection import AcceptedConnection
 from penstock.broker.network.tls import TlsFilesError, TlsLayer, make_context
-from penstock.plugins.web.guard import refusal
+from penstock.plugins.web.connection_limits import refusal
 
 _PROTOCOLS: Final = ("http/1.1",)
 

@@ -13,8 +13,8 @@ from penstock.broker.errors import MalformedPacketError
 from penstock.broker.message import DEFAULT_THRESHOLD_S
 from penstock.broker.mqtt.topics import parse_share, validate_topic_filter
 from penstock.plugins.withholding.adaptive import DEFAULT_EXPOSURE
-from penstock.plugins.withholding.classes import SizeClasses
 from penstock.plugins.withholding.profile import LatencyProfile
+from penstock.plugins.withholding.size_classes import SizeClasses
 from penstock.plugins.withholding.thresholds import LearnedFrom, Thresholds
 
 Bytes = Annotated[Size, Field(ge=0)]

@@ -25,12 +25,12 @@ from penstock.broker.config.checked_yaml import check_listeners
 from penstock.broker.extensions import DeliveryGate, Plugin, PluginContext, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
-from penstock.plugins.withholding.classes import FirstTopics
 from penstock.plugins.withholding.config import WithholdingConfig
 from penstock.plugins.withholding.passage import Passage
 from penstock.plugins.withholding.policies import make_policy
 from penstock.plugins.withholding.policy import Policy, Situation
 from penstock.plugins.withholding.profile import LatencyProfile
+from penstock.plugins.withholding.size_classes import FirstTopics
 from penstock.plugins.withholding.thresholds import read_asked
 
 STRICTLY_AFTER_SECONDS = 0.001

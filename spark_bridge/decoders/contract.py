@@ -61,7 +61,8 @@ def needed_for(kind: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise OptionError(
-            f"decode.format: {kind} needs the module {error.name}: pip install 'penstock[{EXTRA}]'"
+            f"decode.format: {kind} needs the module {error.name}: "
+            f"pip install 'penstock-mqtt[{EXTRA}]'"
         ) from error
 
 

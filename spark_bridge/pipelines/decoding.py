@@ -24,8 +24,8 @@ from penstock.spark_bridge.decoders.contract import DecodeError
 from penstock.spark_bridge.decoders.formats import DecoderOptions, load_decoder
 from penstock.spark_bridge.errors import BridgeError
 from penstock.spark_bridge.options import SourceOptions
+from penstock.spark_bridge.progress_totals import EXPIRED, MESSAGES, OBSERVATION
 from penstock.spark_bridge.queue_reader import QueueReader
-from penstock.spark_bridge.tally import EXPIRED, MESSAGES, OBSERVATION
 
 PAYLOAD: Final = "payload"
 DATA: Final = "data"

@@ -20,7 +20,13 @@ from pyspark.sql.streaming.listener import (
 
 from penstock.plugins.web.bind import split_bind
 from penstock.spark_bridge.errors import OptionError
-from penstock.spark_bridge.tally import EXPIRED, MESSAGES, lag_of, late_rows, observed_counts
+from penstock.spark_bridge.progress_totals import (
+    EXPIRED,
+    MESSAGES,
+    lag_of,
+    late_rows,
+    observed_counts,
+)
 
 _SECONDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 300.0)
 

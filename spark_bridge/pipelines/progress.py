@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from penstock.spark_bridge.tally import EXPIRED, MESSAGES
+from penstock.spark_bridge.progress_totals import EXPIRED, MESSAGES
 
 if TYPE_CHECKING:
     from penstock.spark_bridge.pipelines.running import Summaries, Summary

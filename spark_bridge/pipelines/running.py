@@ -28,6 +28,7 @@ from penstock.spark_bridge.offsets import Position, least
 from penstock.spark_bridge.options import SourceOptions
 from penstock.spark_bridge.pipelines.compaction import compact
 from penstock.spark_bridge.pipelines.config import TO_MQTT, Sink, as_texts
+from penstock.spark_bridge.progress_totals import Tally
 from penstock.spark_bridge.queue_reader import QueueReader
 from penstock.spark_bridge.sink import QUERY_ID
 from penstock.spark_bridge.sink_folder import (
@@ -36,7 +37,6 @@ from penstock.spark_bridge.sink_folder import (
     prepare_checkpoint,
     prepare_folder,
 )
-from penstock.spark_bridge.tally import Tally
 
 _LOOK_SECONDS: Final = 0.25
 """Time to wait for each running query before all are asked for their progress."""

@@ -38,7 +38,7 @@ from redis.exceptions import (
 from penstock.broker.mqtt.topics import matches
 from penstock.plugins.queue.client import NoAnswerError, error_of
 from penstock.plugins.queue.engines.contract import EngineStartError
-from penstock.plugins.queue.engines.redis.finding import RedisSentinels
+from penstock.plugins.queue.engines.redis.discovery import RedisSentinels
 from penstock.plugins.queue.engines.redis.login import Address, Login, named
 from penstock.plugins.queue.engines.redis.messages import part_key
 from penstock.plugins.queue.engines.redis.pipeline import NOT_CARRIED_OUT

@@ -36,12 +36,12 @@ CONTRACT: Final = frozenset(
     {
         "access_control",
         "client_report",
-        "contracts",
+        "extension_checks",
         "counters",
         "errors",
         "events",
         "extensions",
-        "faults",
+        "plugin_guard",
         "link",
         "message",
         "payload",
@@ -58,7 +58,7 @@ CONTRACT_FOLDERS: Final = ("mqtt", "config")
 
 DOES_IO: Final = (
     "amqtt_host",
-    "config.local_only",
+    "config.loopback_only",
     "durable.database",
     "durable.database_file",
     "durable.persistence",
@@ -205,7 +205,7 @@ MODULE_ARROWS: Final = {
         "netem",
         "broker.config",
         "broker.message",
-        "broker.process.collector",
+        "broker.process.gc_control",
         "plugins.queue",
     ),
     # Consumers of the queue are its clients.
@@ -219,7 +219,7 @@ MODULE_ARROWS: Final = {
     ),
     "benchmarks.fabric.hashing": (
         "plugins.queue.fabric",
-        "plugins.queue.intake",
+        "plugins.queue.append_buffer",
         "plugins.queue.strategies.enqueue",
     ),
     "benchmarks.fabric_faults": (
@@ -267,11 +267,11 @@ PLUGIN_ADAPTERS: Final = frozenset(
         "plugins.probing.sampler",
         "plugins.queue.consumers",
         "plugins.queue.http.openapi_schemas",  # describes the ledger's fields
-        "plugins.queue.intake",  # settles receipts and counts
+        "plugins.queue.append_buffer",  # settles receipts and counts
         "plugins.queue.publishing.batches",
-        "plugins.queue.publishing.relay",
+        "plugins.queue.publishing.row_publisher",
         "plugins.queue.publishing.rows",  # names the property that a relay's PUBLISH ends with
-        "plugins.queue.sink",
+        "plugins.queue.plugin",
         "plugins.withholding.gate",
     }
 )
@@ -291,7 +291,7 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.queue.cluster",
     "plugins.queue.commands",
     "plugins.queue.engines",
-    "plugins.queue.gateway",
+    "plugins.queue.standalone_server",
     "plugins.queue.group_receiver",
     "plugins.queue.http",
     "plugins.queue.logical_queue",
@@ -302,10 +302,10 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.queue.sqs",
     "plugins.queue.wire.connection",
     "plugins.web.bodies",
-    "plugins.web.guard",
+    "plugins.web.connection_limits",
     "plugins.web.secret_file",
     "plugins.web.service",
-    "plugins.web.slices",
+    "plugins.web.cooperative_work",
     "plugins.web.tls",
 }
 """The modules and folders of plugins that are not pure; the models may use all others."""
@@ -318,12 +318,12 @@ DRIVEN_BY_MODELS: Final = {
     "plugins.queue.engines.contract",
     "plugins.queue.engines.keys",
     "plugins.queue.engines.leases",
-    "plugins.queue.engines.physical",
+    "plugins.queue.engines.partition",
     "plugins.queue.engines.receipts",
     "plugins.queue.engines.segments",
     "plugins.queue.engines.store",
-    "plugins.queue.engines.taking",
-    "plugins.queue.engines.waited",
+    "plugins.queue.engines.lease_request",
+    "plugins.queue.engines.waitable",
 }
 """Of those, what the models may use: its plugin reads a file at the start, the gate none."""
 
@@ -350,24 +350,24 @@ CONFIG_IMPORTS: Final = (
 
 EDGE_PROXY_PURE: Final = frozenset(
     {
-        "edge_proxy.aggregator.asking",
-        "edge_proxy.aggregator.conditions",
-        "edge_proxy.aggregator.connecting",
-        "edge_proxy.aggregator.counts",
-        "edge_proxy.aggregator.filters",
-        "edge_proxy.aggregator.joint",
-        "edge_proxy.aggregator.lanes",
-        "edge_proxy.aggregator.outlet",
-        "edge_proxy.aggregator.packet_stream",
-        "edge_proxy.aggregator.receivers",
-        "edge_proxy.aggregator.remapping",
-        "edge_proxy.aggregator.retained_cache",
-        "edge_proxy.aggregator.subscriptions",
-        "edge_proxy.aggregator.suspects",
-        "edge_proxy.parts.assembly",
+        "edge_proxy.uplink.cloud_subscriptions",
+        "edge_proxy.uplink.schedule_and_budget",
+        "edge_proxy.uplink.connecting",
+        "edge_proxy.uplink.counts",
+        "edge_proxy.uplink.filters",
+        "edge_proxy.uplink.packet_relay",
+        "edge_proxy.uplink.lanes",
+        "edge_proxy.uplink.packet_writer",
+        "edge_proxy.uplink.packet_stream",
+        "edge_proxy.uplink.receivers",
+        "edge_proxy.uplink.remapping",
+        "edge_proxy.uplink.retained_cache",
+        "edge_proxy.uplink.subscriptions",
+        "edge_proxy.uplink.suspects",
+        "edge_proxy.parts.partial_message",
         "edge_proxy.parts.counts",
         "edge_proxy.parts.cutting",
-        "edge_proxy.parts.part",
+        "edge_proxy.parts.part_format",
         "edge_proxy.sidecar.ack_map",
         "edge_proxy.sidecar.client_side",
         "edge_proxy.sidecar.client_stream",
@@ -375,7 +375,7 @@ EDGE_PROXY_PURE: Final = frozenset(
         "edge_proxy.sidecar.direction",
         "edge_proxy.sidecar.identity",
         "edge_proxy.sidecar.link_samplers",
-        "edge_proxy.sidecar.pair",
+        "edge_proxy.sidecar.proxied_client",
         "edge_proxy.sidecar.shared",
         "edge_proxy.sidecar.topic_cache",
     }
@@ -385,14 +385,17 @@ ABOVE_THE_CONTRACT: Final = {
     # It brings plugins in as the broker does, and has the broker's listeners.
     "edge_proxy.sidecar.sidecar": ("broker.plugin_loader", "broker.network"),
     # A socket is kept until its peer has seen the end in one way.
-    "edge_proxy.sidecar.transport": ("broker.network.accepted", "broker.network.lingering_close"),
+    "edge_proxy.sidecar.transport": (
+        "broker.network.new_connection",
+        "broker.network.lingering_close",
+    ),
     "edge_proxy.sidecar.default_store": ("broker.plugin_loader",),
     # Programs of their own, which begin and end as the broker's does.
     # A site's broker is the broker.
     "edge_proxy.__main__": ("broker.process.program", "broker.server"),
     # A client in the broker's process waits for its answers in one way.
     "edge_proxy.parts.local_client": ("broker.network.local_protocol",),
-    "plugins.queue.publishing.relay": ("broker.network.local_protocol",),
+    "plugins.queue.publishing.row_publisher": ("broker.network.local_protocol",),
     # A file of SQLite is opened, locked and watched in one way.
     "edge_proxy.parts.spool": (
         "broker.durable.database_file",
@@ -402,7 +405,7 @@ ABOVE_THE_CONTRACT: Final = {
     # TLS and the options of TCP exist once.
     "edge_proxy.upstream": ("broker.network.tcp_options", "broker.network.tls"),
     # What leaves on a lane of large messages is paced in one way.
-    "edge_proxy.aggregator.link": ("broker.network.lane_pacer", "broker.network.tcp_info"),
+    "edge_proxy.uplink.cloud_connection": ("broker.network.lane_pacer", "broker.network.tcp_info"),
     # The kernel is asked about a connection in one way.
     "plugins.probing.sampler": ("broker.network.tcp_info",),
     "plugins.access.passwd": ("broker.process.program",),
@@ -413,7 +416,7 @@ ABOVE_THE_CONTRACT: Final = {
     # An HTTP API has its share of the files that the process may have open.
     "plugins.web.service": ("broker.network.open_files",),
     # TLS of listeners exists once.
-    "plugins.web.tls": ("broker.network.accepted", "broker.network.tls"),
+    "plugins.web.tls": ("broker.network.new_connection", "broker.network.tls"),
     # A file that holds messages is kept from others in one way.
     "plugins.queue.engines.checkpoints": ("broker.durable.database_file",),
     "plugins.queue.engines.sqlite": (
@@ -426,9 +429,9 @@ ABOVE_THE_CONTRACT: Final = {
     "plugins.queue.engines.local": ("broker.durable.storage_clock",),
     "plugins.queue.engines.redis.engine": ("broker.durable.storage_clock",),
     "plugins.queue.engines.redis.storing": ("broker.durable.storage_clock",),
-    "plugins.queue.engines.state": ("broker.durable.storage_clock",),
+    "plugins.queue.engines.engine_context": ("broker.durable.storage_clock",),
     "plugins.queue.engines.transaction": ("broker.durable.storage_clock",),
-    "plugins.queue.sink": ("broker.durable.storage_clock",),
+    "plugins.queue.plugin": ("broker.durable.storage_clock",),
     "plugins.queue.publishing.stage_file": (
         "broker.durable.database_file",
         "broker.durable.plugin_database",

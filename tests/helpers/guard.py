@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-from penstock.broker.faults import Guard
+from penstock.broker.plugin_guard import Guard
 
 
 class NoFaults(Guard):

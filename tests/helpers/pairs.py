@@ -14,7 +14,7 @@ from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
 from penstock.edge_proxy.sidecar.config import ProxyLimits
 from penstock.edge_proxy.sidecar.direction import Direction
-from penstock.edge_proxy.sidecar.pair import Pair
+from penstock.edge_proxy.sidecar.proxied_client import Pair
 from penstock.edge_proxy.sidecar.shared import Shared
 from tests.helpers.frames import frames_of
 from tests.helpers.gates import SwitchGate

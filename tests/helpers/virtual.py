@@ -26,11 +26,11 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.network.driver import Driver
+from penstock.broker.network.loop_scheduler import Driver
 from penstock.broker.receiving.connection import Connection
-from penstock.broker.receiving.serving import look, write
+from penstock.broker.receiving.flush import look, write
 from penstock.broker.sending.throttle import THROTTLE_SECONDS
-from penstock.broker.sessions.core import Core
+from penstock.broker.sessions.broker_state import Core
 from penstock.broker.sessions.session import Session
 from tests.helpers.frames import frames_of
 

@@ -162,7 +162,7 @@ def test_plot_without_matplotlib_names_the_extra(
     monkeypatch.setattr(builtins, "__import__", without)
     monkeypatch.setattr("penstock.models.__main__.run", None)  # it is said before
     assert main(["withholding", *QUICK, "--plot", str(tmp_path / "x.png")]) == 2
-    assert "penstock[models]" in capsys.readouterr().err
+    assert "penstock-mqtt[models]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [[], ["--sensitivity"]])

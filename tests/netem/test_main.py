@@ -197,7 +197,7 @@ def test_experiments_without_the_extra_name_it(package: str, tmp_path: Path) -> 
     """Whatever of it is missing: status 2 and how to get it, before anything is made."""
     folder = tmp_path / "run"
     run = without((package,), "run", "transient-congestion", "--short", "--out", str(folder))
-    said = f"experiments need the package {package}: pip install 'penstock[netem]'"
+    said = f"experiments need the package {package}: pip install 'penstock-mqtt[netem]'"
     assert (run.returncode, run.stderr) == (2, f"penstock netem: {said}\n")
     assert not folder.exists()
 
@@ -212,7 +212,7 @@ def test_tables_alone_need_no_matplotlib(tmp_path: Path) -> None:
 
 def test_links_reports_and_lists_without_the_extra(tmp_path: Path, file: Path) -> None:
     """A report needs it, and says so; scenarios are listed, and links want root and no more."""
-    assert without(EXTRA, "report", str(tmp_path)).stderr.endswith("'penstock[netem]'\n")
+    assert without(EXTRA, "report", str(tmp_path)).stderr.endswith("'penstock-mqtt[netem]'\n")
     assert without(EXTRA, "scenarios").stdout.startswith("bystanders")
     file.write_text(LINK.replace("begin: good", "begin: gone"))
     link = without(EXTRA, "link", str(file))

@@ -12,7 +12,7 @@ import pytest
 from penstock.broker.mqtt.packets import Publish, PubRec
 from penstock.netem.runs.broker_process import reserved_port
 from tests.broker.serving import serving, until
-from tests.edge_proxy.aggregator.test_uplink import deliver, edge_policy
+from tests.edge_proxy.uplink.test_uplink import deliver, edge_policy
 from tests.helpers.process import SECONDS, BrokerProcess, Program, running_broker
 from tests.helpers.wire import WireClient, connected
 

@@ -12,7 +12,7 @@ import yaml
 from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.config.policy import load_policy
 from penstock.broker.mqtt.packets import PubAck, Publish, SubAck, Subscribe, SubscriptionRequest
-from penstock.edge_proxy.aggregator.config import UplinkConfig, UplinkKeys
+from penstock.edge_proxy.uplink.config import UplinkConfig, UplinkKeys
 from penstock.netem.runs.broker_process import reserved_port
 from tests.broker.serving import until
 from tests.helpers.certificates import Authority

@@ -103,7 +103,7 @@ def test_a_wheel_holds_one_name_and_is_built_from_an_sdist_without_tests(tmp_pat
     (sdist,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         folders = {name.split("/")[1] for name in archive.getnames() if name.count("/") > 1}
-    assert folders == {"penstock", "penstock.egg-info"}
+    assert folders == {"penstock", "penstock_mqtt.egg-info"}
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
     subprocess.run(
         [*command, "--wheel-dir", str(tmp_path), str(sdist)], check=True, capture_output=True

@@ -14,7 +14,7 @@ import pytest
 from penstock.broker.mqtt.packets import PubComp, Publish, PubRel
 from penstock.netem.runs.broker_process import reserved_port
 from tests.broker.serving import until
-from tests.edge_proxy.aggregator.test_uplink import deliver, take_message
+from tests.edge_proxy.uplink.test_uplink import deliver, take_message
 from tests.helpers.metered_link import MeteredLink, metered_link
 from tests.helpers.mosquitto import running_mosquitto
 from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker

@@ -12,7 +12,7 @@ import pytest
 from penstock.broker.mqtt.packets import Publish
 from penstock.broker.server import Server
 from tests.broker.serving import port_of, serving, until
-from tests.edge_proxy.aggregator.test_uplink import deliver, site, stands, take_message, uplink_of
+from tests.edge_proxy.uplink.test_uplink import deliver, site, stands, take_message, uplink_of
 from tests.helpers.process import anonymous_policy
 from tests.helpers.slow_link import relay_to
 from tests.helpers.wire import connected

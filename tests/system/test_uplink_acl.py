@@ -23,7 +23,7 @@ from penstock.broker.mqtt.packets import (
     Subscribe,
 )
 from tests.broker.serving import port_of, until
-from tests.edge_proxy.aggregator.test_uplink import deliver, site, stands, take_message, uplink_of
+from tests.edge_proxy.uplink.test_uplink import deliver, site, stands, take_message, uplink_of
 from tests.helpers.mosquitto import running_mosquitto
 from tests.helpers.scripted import Peer
 from tests.helpers.wire import connected

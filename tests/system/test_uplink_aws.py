@@ -38,7 +38,7 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.topics import matches
 from penstock.broker.server import Server
 from tests.broker.serving import until
-from tests.edge_proxy.aggregator.test_uplink import deliver, take_message
+from tests.edge_proxy.uplink.test_uplink import deliver, take_message
 from tests.helpers.certificates import Authority
 from tests.helpers.process import ROOT, anonymous_policy
 from tests.helpers.scripted import Peer

@@ -12,8 +12,8 @@ import pytest
 from penstock.broker.config.policy import parse_policy
 from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.broker.server import Server
-from penstock.edge_proxy.aggregator.plugin import UplinkPlugin
-from penstock.edge_proxy.aggregator.uplink import Uplink
+from penstock.edge_proxy.uplink.plugin import UplinkPlugin
+from penstock.edge_proxy.uplink.uplink import Uplink
 from penstock.edge_proxy.upstream import UpstreamError
 from tests.broker.serving import port_of, serving, until
 from tests.helpers.mosquitto import running_mosquitto

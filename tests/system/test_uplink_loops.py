@@ -12,8 +12,8 @@ import pytest
 from penstock.broker.config.policy import parse_policy
 from penstock.broker.mqtt.packets import PubAck, Publish
 from penstock.broker.server import Server
-from penstock.edge_proxy.aggregator.plugin import UplinkPlugin
-from penstock.edge_proxy.aggregator.uplink import Uplink
+from penstock.edge_proxy.uplink.plugin import UplinkPlugin
+from penstock.edge_proxy.uplink.uplink import Uplink
 from penstock.netem.runs.broker_process import reserved_port
 from tests.broker.serving import port_of, serving, until
 from tests.helpers.process import anonymous_policy

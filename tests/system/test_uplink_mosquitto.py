@@ -11,8 +11,8 @@ import pytest
 from penstock.broker.config.policy import parse_policy
 from penstock.broker.mqtt.packets import PubAck, Publish, PubRec, PubRel
 from penstock.broker.server import Server
-from penstock.edge_proxy.aggregator.plugin import UplinkPlugin
-from penstock.edge_proxy.aggregator.uplink import Uplink
+from penstock.edge_proxy.uplink.plugin import UplinkPlugin
+from penstock.edge_proxy.uplink.uplink import Uplink
 from penstock.netem.runs.broker_process import reserved_port
 from tests.broker.serving import until
 from tests.helpers.mosquitto import running_mosquitto

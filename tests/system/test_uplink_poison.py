@@ -13,7 +13,7 @@ import pytest
 from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.broker.server import Server
 from tests.broker.serving import port_of, serving, until
-from tests.edge_proxy.aggregator.test_uplink import deliver, take_message
+from tests.edge_proxy.uplink.test_uplink import deliver, take_message
 from tests.helpers.mosquitto import running_mosquitto
 from tests.helpers.wire import WireClient, connected
 from tests.system.test_uplink_lanes import edge_of, lanes_of

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from penstock.edge_proxy.aggregator import lanes as lanes_module
-from penstock.edge_proxy.aggregator.uplink import Uplink
+from penstock.edge_proxy.uplink import lanes as lanes_module
+from penstock.edge_proxy.uplink.uplink import Uplink
 from penstock.netem.runs.broker_process import reserved_port
 from tests.broker.serving import serving, until
-from tests.edge_proxy.aggregator.test_partnership import (
+from tests.edge_proxy.uplink.test_partnership import (
     IN_ORDER,
     pass_all,
     running_edge,

@@ -24,7 +24,7 @@ from penstock.plugins.queue.cluster.status import read_parts, status_lines
 from penstock.plugins.queue.cluster.trial import Trial, trial_config
 from penstock.plugins.queue.cluster.view import View, faults_of, look
 from penstock.plugins.queue.commands import Place, at_a_place, url_of
-from penstock.plugins.queue.gateway import read_config
+from penstock.plugins.queue.standalone_server import read_config
 
 T = TypeVar("T")
 

@@ -14,8 +14,9 @@ from penstock.plugins.queue.engines.contract import (
     QueueSnapshot,
     QueueSpec,
 )
+from penstock.plugins.queue.engines.engine_context import State
 from penstock.plugins.queue.engines.leases import Group, Place
-from penstock.plugins.queue.engines.physical import PhysicalQueue
+from penstock.plugins.queue.engines.partition import PhysicalQueue
 from penstock.plugins.queue.engines.queues import (
     LogicalQueue,
     Stored,
@@ -34,7 +35,6 @@ from penstock.plugins.queue.engines.requests import (
     check_group,
 )
 from penstock.plugins.queue.engines.snapshots import group_snapshot, queue_snapshot
-from penstock.plugins.queue.engines.state import State
 from penstock.plugins.queue.engines.store import (
     COPIED,
     DELAYED,

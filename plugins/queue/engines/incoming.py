@@ -14,7 +14,7 @@ from penstock.plugins.queue.batch_format import (
     write_batch,
 )
 from penstock.plugins.queue.engines.contract import NewMessage
-from penstock.plugins.queue.engines.physical import PhysicalQueue
+from penstock.plugins.queue.engines.partition import PhysicalQueue
 from penstock.plugins.queue.engines.queues import LogicalQueue
 from penstock.plugins.queue.engines.segments import (
     DELAY_PROPERTY,

@@ -24,13 +24,13 @@ from penstock.broker.mqtt.topics import matches
 from penstock.plugins.queue.engines.contract import GroupSpec
 from penstock.plugins.queue.engines.expiry import count_down
 from penstock.plugins.queue.engines.keys import KeyReader
-from penstock.plugins.queue.engines.physical import PhysicalQueue, bits_below, each_bit, repeats_in
+from penstock.plugins.queue.engines.lease_request import Take
+from penstock.plugins.queue.engines.partition import PhysicalQueue, bits_below, each_bit, repeats_in
 from penstock.plugins.queue.engines.receipts import Receipts, Receive
+from penstock.plugins.queue.engines.redelivery_index import Visible
 from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.store import GroupRow, Segment
-from penstock.plugins.queue.engines.taking import Take
-from penstock.plugins.queue.engines.visible import Visible
-from penstock.plugins.queue.engines.waited import Waited
+from penstock.plugins.queue.engines.waitable import Waited
 from penstock.plugins.queue.wire.frames import ReceivedMessage, received_messages
 
 MAX_WAITING_IN_LANES: Final = 100_000

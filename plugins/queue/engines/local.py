@@ -41,7 +41,9 @@ from penstock.plugins.queue.engines.contract import (
     Start,
     StorageError,
 )
+from penstock.plugins.queue.engines.engine_context import State
 from penstock.plugins.queue.engines.leases import Group
+from penstock.plugins.queue.engines.maintenance import Upkeep
 from penstock.plugins.queue.engines.planning import plan_end
 from penstock.plugins.queue.engines.reading import SegmentReader
 from penstock.plugins.queue.engines.receiving import Receiving
@@ -54,11 +56,9 @@ from penstock.plugins.queue.engines.requests import (
     Trim,
 )
 from penstock.plugins.queue.engines.snapshots import queue_outline, queue_snapshot
-from penstock.plugins.queue.engines.state import State
 from penstock.plugins.queue.engines.store import (
     Store,
 )
-from penstock.plugins.queue.engines.upkeep import Upkeep
 from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 PROBE_SECONDS: Final = 5.0

@@ -19,7 +19,7 @@ from penstock.plugins.queue.engines.contract import (
     UnknownQueueError,
 )
 from penstock.plugins.queue.engines.keys import key_reader
-from penstock.plugins.queue.engines.waited import Waited
+from penstock.plugins.queue.engines.waitable import Waited
 from penstock.plugins.queue.strategies.enqueue import physical_queue_of
 
 

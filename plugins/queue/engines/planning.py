@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from penstock.plugins.queue.engines.physical import PhysicalQueue, bits_below, each_bit
+from penstock.plugins.queue.engines.partition import PhysicalQueue, bits_below, each_bit
 
 
 class _Range:

@@ -13,7 +13,7 @@ from penstock.plugins.queue.engines.contract import (
 )
 from penstock.plugins.queue.engines.leases import Group, Place
 from penstock.plugins.queue.engines.logical import Logical
-from penstock.plugins.queue.engines.physical import Delays, PhysicalQueue
+from penstock.plugins.queue.engines.partition import Delays, PhysicalQueue
 from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.store import QueueRow
 

@@ -12,8 +12,9 @@ from penstock.plugins.queue.engines.contract import (
     Start,
     StorageError,
 )
+from penstock.plugins.queue.engines.engine_context import State
 from penstock.plugins.queue.engines.logical import check_range
-from penstock.plugins.queue.engines.physical import PhysicalQueue, bits_below
+from penstock.plugins.queue.engines.partition import PhysicalQueue, bits_below
 from penstock.plugins.queue.engines.queues import (
     LogicalQueue,
 )
@@ -21,7 +22,6 @@ from penstock.plugins.queue.engines.requests import (
     Run,
 )
 from penstock.plugins.queue.engines.segments import Decoded, check, decode
-from penstock.plugins.queue.engines.state import State
 from penstock.plugins.queue.engines.store import (
     BrokenSegmentError,
     Segment,

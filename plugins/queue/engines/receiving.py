@@ -12,9 +12,11 @@ from penstock.plugins.queue.engines.contract import (
     Action,
     StorageError,
 )
+from penstock.plugins.queue.engines.dead_letters import letter_row
+from penstock.plugins.queue.engines.engine_context import State
+from penstock.plugins.queue.engines.lease_request import Take
 from penstock.plugins.queue.engines.leases import Group, Place
-from penstock.plugins.queue.engines.letters import letter_row
-from penstock.plugins.queue.engines.physical import PhysicalQueue, each_bit
+from penstock.plugins.queue.engines.partition import PhysicalQueue, each_bit
 from penstock.plugins.queue.engines.queues import (
     LogicalQueue,
 )
@@ -28,8 +30,6 @@ from penstock.plugins.queue.engines.requests import (
     Settle,
 )
 from penstock.plugins.queue.engines.segments import Decoded
-from penstock.plugins.queue.engines.state import State
-from penstock.plugins.queue.engines.taking import Take
 from penstock.plugins.queue.engines.transaction import Transaction
 from penstock.plugins.queue.wire.frames import ReceivedMessage
 

@@ -20,7 +20,7 @@ from penstock.plugins.queue.engines.contract import (
     UnknownQueueError,
 )
 from penstock.plugins.queue.engines.leases import Group, Lease, Place
-from penstock.plugins.queue.engines.physical import PhysicalQueue
+from penstock.plugins.queue.engines.partition import PhysicalQueue
 from penstock.plugins.queue.engines.queues import LogicalQueue
 from penstock.plugins.queue.engines.transaction import Transaction
 

@@ -18,7 +18,7 @@ from penstock.plugins.queue.batch_format import SEGMENT_MAX_MESSAGES, write_batc
 from penstock.plugins.queue.engines.contract import StorageError
 from penstock.plugins.queue.engines.incoming import Incoming
 from penstock.plugins.queue.engines.leases import Group, Place
-from penstock.plugins.queue.engines.physical import (
+from penstock.plugins.queue.engines.partition import (
     PhysicalQueue,
     bits_below,
     each_bit,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from penstock.plugins.queue.engines.waited import Waited
+from penstock.plugins.queue.engines.waitable import Waited
 
 
 class Arrivals:

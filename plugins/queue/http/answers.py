@@ -1,6 +1,7 @@
 """Messages to bodies: JSON, the batch format or Arrow, as the client accepts.
 
-Each writer is a work for `penstock.plugins.web.slices.Slicer` and returns the pieces of the body.
+Each writer is a work for `penstock.plugins.web.cooperative_work.Slicer` and returns the pieces of
+the body.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 
 Theory of operation. The API runs on the event loop that serves MQTT clients, as the engine does.
 What takes longer than a millisecond, such as reading a body or writing an answer of some megabytes,
-is divided into slices, of which one runs in a round of the loop (`penstock.plugins.web.slices`).
+is divided into slices, of which one runs in a round of the loop
+(`penstock.plugins.web.cooperative_work`).
 """
 
 from __future__ import annotations
@@ -32,24 +33,24 @@ from penstock.plugins.queue.engines.contract import (
     UnknownGroupError,
     UnknownQueueError,
 )
+from penstock.plugins.queue.http.admin_routes import Operation
 from penstock.plugins.queue.http.context import (
     RETRY_AFTER_SECONDS,
     AnswerError,
     Context,
     refusal,
 )
-from penstock.plugins.queue.http.delivery import Delivery
-from penstock.plugins.queue.http.operation import Operation
+from penstock.plugins.queue.http.message_routes import Delivery
 from penstock.plugins.queue.http.positions import Positions
 from penstock.plugins.queue.http.publishing import Publishing
 from penstock.plugins.queue.logical_queue import BusyError
 from penstock.plugins.queue.publishing.batches import Batches, NoBrokerError, StageFullError
-from penstock.plugins.queue.publishing.relay import RelayLostError
+from penstock.plugins.queue.publishing.row_publisher import RelayLostError
 from penstock.plugins.queue.publishing.stage_file import NoStageError, StageError, StageSpaceError
 from penstock.plugins.queue.service import InUseError, QueueService, SettingError
 from penstock.plugins.web.bodies import Bodies
+from penstock.plugins.web.cooperative_work import Slicer
 from penstock.plugins.web.service import answering_errors
-from penstock.plugins.web.slices import Slicer
 
 _STATUS: Final[tuple[tuple[type[PenstockError], int], ...]] = (
     (UnknownQueueError, 404),

@@ -75,7 +75,7 @@ def _pyarrow() -> Any:
 def write_batches(
     batches: Iterator[Batch], columns: Sequence[str]
 ) -> Generator[None, None, list[memoryview]]:
-    """Write messages of a range; a work for `penstock.plugins.web.slices.Slicer`.
+    """Write messages of a range; a work for `penstock.plugins.web.cooperative_work.Slicer`.
 
     Args:
         batches: of the range.
@@ -94,7 +94,7 @@ def write_batches(
 def write_deliveries(
     deliveries: Sequence[ReceivedMessage],
 ) -> Generator[None, None, list[memoryview]]:
-    """Write received messages; a work for `penstock.plugins.web.slices.Slicer`."""
+    """Write received messages; a work for `penstock.plugins.web.cooperative_work.Slicer`."""
     starts = range(0, len(deliveries), ROWS_IN_A_STEP)
     columns = (zip(*deliveries[at : at + ROWS_IN_A_STEP], strict=True) for at in starts)
     return (yield from _write(map(tuple, columns), _schema(is_delivery=True)))

@@ -14,6 +14,7 @@ from penstock.plugins.queue.http.answers import Writing
 from penstock.plugins.queue.http.requests import read_object
 from penstock.plugins.queue.service import QueueService
 from penstock.plugins.web.bodies import Bodies
+from penstock.plugins.web.cooperative_work import Slicer
 from penstock.plugins.web.service import (
     SEND_PIECES,
     Pieces,
@@ -21,7 +22,6 @@ from penstock.plugins.web.service import (
     error_answer,
     show,
 )
-from penstock.plugins.web.slices import Slicer
 
 RETRY_AFTER_SECONDS: Final = 1
 """What an answer of status 429 or 503 asks a client to wait."""

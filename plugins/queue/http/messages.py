@@ -1,6 +1,6 @@
 """Messages to be stored: rows of JSON, frames of the batch format and Arrow, to `NewMessage`.
 
-Each reader is a work for `penstock.plugins.web.slices.Slicer`.
+Each reader is a work for `penstock.plugins.web.cooperative_work.Slicer`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Final
 
 from penstock import __version__
 from penstock.plugins.queue.http import arrow
-from penstock.plugins.queue.http.delivery import MAX_ACKNOWLEDGED
+from penstock.plugins.queue.http.message_routes import MAX_ACKNOWLEDGED
 from penstock.plugins.queue.http.messages import MAX_MESSAGES
 from penstock.plugins.queue.http.openapi_schemas import (
     COUNT,

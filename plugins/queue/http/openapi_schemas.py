@@ -11,10 +11,10 @@ from typing import Any, Final, TypeAlias
 from pydantic import TypeAdapter
 
 from penstock.broker.extensions import SinkCounts
+from penstock.plugins.queue.append_buffer import DROP_REASONS
 from penstock.plugins.queue.config import GroupConfig, LogicalQueueConfig
 from penstock.plugins.queue.http.messages import PROPERTY_KEYS
 from penstock.plugins.queue.http.requests import GROUP_KEYS, SPEC_KEYS
-from penstock.plugins.queue.intake import DROP_REASONS
 from penstock.plugins.queue.strategies.dequeue import DequeueCounts
 from penstock.plugins.queue.wire.frames import DEAD_LETTER, RETAIN
 

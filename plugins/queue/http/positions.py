@@ -42,7 +42,7 @@ _START_KEYS: Final = frozenset({"incarnation", "offsets", "until"})
 
 RANGES_AT_A_TIME: Final = 4
 """Answers of some megabytes that are made concurrently. Each is handed over before the next one
-begins, for which there may be no room then (`penstock.plugins.web.guard`)."""
+begins, for which there may be no room then (`penstock.plugins.web.connection_limits`)."""
 
 
 class Positions:

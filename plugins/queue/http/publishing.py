@@ -152,7 +152,7 @@ def _stages(given: Any) -> list[tuple[str, int]]:
 
 
 def _read(data: bytearray, sender: messages.Sender) -> Reading:
-    """Read the rows of a JSON body; a work for `penstock.plugins.web.slices.Slicer`."""
+    """Read the rows of a JSON body; a work for `penstock.plugins.web.cooperative_work.Slicer`."""
     try:
         body = yield from read_json(data)
     except JsonTextError as error:

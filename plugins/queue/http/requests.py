@@ -20,9 +20,9 @@ from penstock.plugins.queue.engines.contract import (
 )
 from penstock.plugins.queue.service import group_spec, queue_spec
 from penstock.plugins.web.bodies import Bodies
+from penstock.plugins.web.cooperative_work import Slicer
 from penstock.plugins.web.json_text import JsonTextError, read_json
 from penstock.plugins.web.service import RequestError, integer, show
-from penstock.plugins.web.slices import Slicer
 
 MAX_OFFSET: Final = 2**63 - 1
 MAX_SECONDS: Final = 366 * 86_400.0

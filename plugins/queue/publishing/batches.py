@@ -25,12 +25,12 @@ from typing import Final, TypeVar
 from penstock.broker.counters import by_name, count
 from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import RELAY_CLIENT_PREFIX, LocalClients
-from penstock.broker.faults import is_logged
 from penstock.broker.mqtt.enums import MAX_PACKET_ID
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
+from penstock.broker.plugin_guard import is_logged
 from penstock.plugins.queue.config import PublishingConfig
 from penstock.plugins.queue.publishing.counts import PublishingCounts
-from penstock.plugins.queue.publishing.relay import Relay, RelayLostError, relay_id
+from penstock.plugins.queue.publishing.row_publisher import Relay, RelayLostError, relay_id
 from penstock.plugins.queue.publishing.rows import StagedRow, read_rows, write_rows
 from penstock.plugins.queue.publishing.stage_file import (
     BatchKey,

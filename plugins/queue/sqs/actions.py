@@ -16,6 +16,7 @@ from logging import Logger
 from typing import Any, Final, NamedTuple
 
 from penstock.plugins.queue.access import Caller, Role
+from penstock.plugins.queue.append_buffer import DROP_REASONS, Stored
 from penstock.plugins.queue.config import DEFAULT_GROUP, NAME_FORM
 from penstock.plugins.queue.engines.contract import (
     Action,
@@ -26,7 +27,6 @@ from penstock.plugins.queue.engines.contract import (
     UnknownQueueError,
 )
 from penstock.plugins.queue.group_receiver import BusyError, ReceiveRequest
-from penstock.plugins.queue.intake import DROP_REASONS, Stored
 from penstock.plugins.queue.service import QueueService
 from penstock.plugins.queue.sqs import messages, move_tasks, queue_attributes
 from penstock.plugins.queue.sqs.errors import (
@@ -74,7 +74,7 @@ from penstock.plugins.queue.sqs.queue_attributes import (
     settings_of,
 )
 from penstock.plugins.queue.wire.frames import ReceivedMessage
-from penstock.plugins.web.slices import Slicer
+from penstock.plugins.web.cooperative_work import Slicer
 
 MAX_RECEIVED: Final = 10
 """Messages of one ReceiveMessage; Amazon's."""

@@ -54,8 +54,8 @@ from penstock.plugins.queue.sqs.protocol import (
 )
 from penstock.plugins.queue.sqs.signature import SignedRequest, read_credential, verify
 from penstock.plugins.web.bodies import Bodies
+from penstock.plugins.web.cooperative_work import Slicer
 from penstock.plugins.web.service import CHECK_ROOM, RequestError
-from penstock.plugins.web.slices import Slicer
 
 DEFAULT_REGION: Final = "us-east-1"
 """In ARNs of requests without a signature."""

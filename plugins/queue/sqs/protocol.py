@@ -5,7 +5,7 @@ parameters come in, a dict of results goes out. The query protocol has a form as
 XML as its answer, with a name of its own for each element of a list or a map; the tables below hold
 these names. Binary values are base64 text in both.
 
-What may be large is read and written by works for `penstock.plugins.web.slices.Slicer`.
+What may be large is read and written by works for `penstock.plugins.web.cooperative_work.Slicer`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.receiving.connection import Connection
-from penstock.broker.sessions.core import Core
+from penstock.broker.sessions.broker_state import Core
 from penstock.broker.sessions.pump import pump
 
 ANONYMOUS = "amqtt.plugins.authentication.AnonymousAuthPlugin"

@@ -13,7 +13,7 @@ from penstock.broker.amqtt_host.sessions import HostedSession, session_of_attemp
 from penstock.broker.config.limits import Limits
 from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.message import Message
-from penstock.broker.sessions.core import Core
+from penstock.broker.sessions.broker_state import Core
 
 
 def attempt_of(password: bytes | None = b"secret", keep_alive: int = 30) -> ConnectAttempt:

@@ -19,9 +19,9 @@ from penstock.broker.mqtt.packets import SubAck, Subscribe, SubscriptionRequest,
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.outbox.backlog import Backlog
 from penstock.broker.outbox.delivery import Delivery
-from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox import Outbox
-from penstock.broker.outbox.rules import OutboxRules
+from penstock.broker.outbox.outbox_limits import OutboxRules
 from penstock.broker.routing.retained import RetainedMessages
 from penstock.broker.routing.topic_tree import Subscription as Own
 from penstock.broker.routing.topic_tree import TopicTree

@@ -27,7 +27,7 @@ from penstock.broker.mqtt.packets import (
     SubscriptionRequest,
 )
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.network.accepted import AcceptedConnection, Reception
+from penstock.broker.network.new_connection import AcceptedConnection, Reception
 from penstock.broker.network.tls import (
     SLICE_BYTES,
     TlsFilesError,

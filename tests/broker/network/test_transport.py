@@ -23,11 +23,11 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network import transport as transport_module
-from penstock.broker.network.accepted import CLOSE_TIMEOUT_SECONDS
+from penstock.broker.network.new_connection import CLOSE_TIMEOUT_SECONDS
 from penstock.broker.network.transport import LEAST_SLICE_BYTES
 from penstock.broker.payload import PIECE_BYTES
 from penstock.broker.receiving.connection import Connection
-from penstock.broker.sending.outgoing import WRITE_BYTES
+from penstock.broker.sending.write_queue import WRITE_BYTES
 from tests.broker.serving import (
     driver_of,
     objects_of_connections,

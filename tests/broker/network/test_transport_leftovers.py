@@ -11,7 +11,7 @@ import pytest
 
 from penstock.broker.mqtt.packets import Disconnect, Publish
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.network import driver as driver_module
+from penstock.broker.network import loop_scheduler as scheduler_module
 from penstock.broker.network import transport as transport_module
 from penstock.broker.network.transport import LEAST_SLICE_BYTES
 from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
@@ -23,8 +23,8 @@ async def test_what_a_vanished_client_has_left_is_handled_within_a_bound(
 ) -> None:
     """It leaves every subscription at once, and what is not handled in time is counted."""
     monkeypatch.setattr(transport_module, "LEFTOVER_SECONDS", 0.0)
-    monkeypatch.setattr(driver_module, "FEW_LEAVING", 0)
-    monkeypatch.setattr(driver_module, "CROWDED_SECONDS", 0.0)
+    monkeypatch.setattr(scheduler_module, "FEW_LEAVING", 0)
+    monkeypatch.setattr(scheduler_module, "CROWDED_SECONDS", 0.0)
     n_messages = 5 * LEAST_SLICE_BYTES // 1024
     packet = write_packet(Publish("t", bytes(1024), retain=True), 5)
     async with serving() as server, await connected(port_of(server), "s") as subscriber:

@@ -11,10 +11,10 @@ from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.outbox.backlog import Backlog
 from penstock.broker.outbox.delivery import Delivery
-from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox import Outbox
+from penstock.broker.outbox.outbox_limits import OutboxRules
 from penstock.broker.outbox.priority_outbox import make_outbox
-from penstock.broker.outbox.rules import OutboxRules
 from tests.helpers.effort import examples
 from tests.helpers.guard import Faults
 

@@ -11,9 +11,9 @@ from penstock.broker.extensions import DeliveryGate, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import Delivery
-from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox import Outbox
-from penstock.broker.outbox.rules import OutboxRules
+from penstock.broker.outbox.outbox_limits import OutboxRules
 from tests.helpers.effort import examples
 from tests.helpers.guard import NoFaults
 

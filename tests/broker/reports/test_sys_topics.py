@@ -8,7 +8,7 @@ import pytest
 from penstock.broker.config.limits import Limits
 from penstock.broker.extensions import PayloadStore
 from penstock.broker.mqtt.packets import PubAck, Publish
-from penstock.broker.outbox.ledger import DROP_REASONS
+from penstock.broker.outbox.message_counts import DROP_REASONS
 from penstock.broker.reports.sys_topics import ROOT, SLICE, SysTopics
 from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualBroker

@@ -30,7 +30,7 @@ from penstock.broker.mqtt.packets import (
 )
 from penstock.broker.mqtt.topics import matches, parse_share
 from penstock.broker.mqtt.writer import write_packet
-from tests.broker.routing.test_size_split import Gate, asking
+from tests.broker.routing.test_size_class_targets import Gate, asking
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
 from tests.helpers.effort import examples

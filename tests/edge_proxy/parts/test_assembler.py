@@ -16,10 +16,10 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.server import Server
 from penstock.edge_proxy.parts import assembler as assembler_module
 from penstock.edge_proxy.parts.cutting import Cutter
-from penstock.edge_proxy.parts.part import Part, Trailer, write_part
+from penstock.edge_proxy.parts.part_format import Part, Trailer, write_part
 from tests.broker.serving import port_of, serving, until
-from tests.edge_proxy.aggregator.test_uplink import take_message
 from tests.edge_proxy.parts.test_plugin import parts, plugin_of
+from tests.edge_proxy.uplink.test_uplink import take_message
 from tests.helpers.wire import WireClient, connected
 
 TOPIC = "penstock-parts/a/b"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.edge_proxy.parts.cutting import Cutter
-from penstock.edge_proxy.parts.part import Part, Trailer
+from penstock.edge_proxy.parts.part_format import Part, Trailer
 
 ID = bytes(16)
 

@@ -17,13 +17,13 @@ from penstock.broker.extensions import PluginContext
 from penstock.broker.mqtt.packets import PubAck, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.server import Server
-from penstock.edge_proxy.aggregator.uplink import Uplink
 from penstock.edge_proxy.parts.config import DEFAULT_PREFIX, PartsConfig
-from penstock.edge_proxy.parts.part import Part, Trailer, write_part
+from penstock.edge_proxy.parts.part_format import Part, Trailer, write_part
 from penstock.edge_proxy.parts.plugin import PartsPlugin
 from penstock.edge_proxy.parts.splitter import SPLIT_ID
+from penstock.edge_proxy.uplink.uplink import Uplink
 from tests.broker.serving import port_of, serving, until
-from tests.edge_proxy.aggregator.test_uplink import (
+from tests.edge_proxy.uplink.test_uplink import (
     deliver,
     edge_policy,
     stands,

@@ -9,11 +9,11 @@ import pytest
 
 from penstock.broker.mqtt.packets import PubAck, Publish
 from penstock.edge_proxy.parts import splitter
-from penstock.edge_proxy.parts.assembly import Assembly
-from penstock.edge_proxy.parts.part import Part, read_part
+from penstock.edge_proxy.parts.part_format import Part, read_part
+from penstock.edge_proxy.parts.partial_message import Assembly
 from tests.broker.serving import port_of, serving, until
-from tests.edge_proxy.aggregator.test_uplink import deliver, take_message
 from tests.edge_proxy.parts.test_plugin import PART_BYTES, PAYLOAD, parts, plugin_of
+from tests.edge_proxy.uplink.test_uplink import deliver, take_message
 from tests.helpers.wire import WireClient, connected
 
 N_PARTS = len(PAYLOAD) // PART_BYTES

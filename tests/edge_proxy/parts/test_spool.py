@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.edge_proxy.parts.assembly import Assembly, Span
-from penstock.edge_proxy.parts.part import STREAM_BYTES, Part, Trailer
+from penstock.edge_proxy.parts.part_format import STREAM_BYTES, Part, Trailer
+from penstock.edge_proxy.parts.partial_message import Assembly, Span
 from penstock.edge_proxy.parts.spool import (
     NUMBERS,
     RESERVE_BYTES,

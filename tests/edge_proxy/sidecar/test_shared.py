@@ -8,7 +8,7 @@ import pytest
 
 from penstock.broker.extensions import DeliveryGate
 from penstock.broker.link import Link
-from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.message_counts import Ledger
 from penstock.edge_proxy.sidecar.config import ProxyLimits
 from penstock.edge_proxy.sidecar.shared import Shared, describe
 from penstock.plugins.withholding.config import WithholdingConfig

@@ -24,12 +24,12 @@ from penstock.broker.mqtt.packets import (
     Publish,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.network.accepted import Reception
 from penstock.broker.network.listeners import Listening
+from penstock.broker.network.new_connection import Reception
 from penstock.broker.quotas.admission import MAX_REFUSED, Admission
 from penstock.edge_proxy.sidecar import pings, transport
 from penstock.edge_proxy.sidecar.config import Identity, ProxyLimits
-from penstock.edge_proxy.sidecar.pair import Pair
+from penstock.edge_proxy.sidecar.proxied_client import Pair
 from penstock.edge_proxy.sidecar.shared import Shared
 from penstock.edge_proxy.sidecar.transport import Pairs, PairTransport
 from penstock.edge_proxy.upstream import Upstreams
@@ -389,7 +389,7 @@ async def test_a_fault_of_the_proxy_ends_one_pair(
             raise RuntimeError("our own")
 
         with monkeypatch.context() as patched:
-            patched.setattr("penstock.edge_proxy.sidecar.pair.Pair.receive_data", fail)
+            patched.setattr("penstock.edge_proxy.sidecar.proxied_client.Pair.receive_data", fail)
             client.send(PingReq())
             assert await client.receive() == Disconnect(ReasonCode.UNSPECIFIED_ERROR)
             assert await client.receive_end() == b""
@@ -516,7 +516,7 @@ async def test_a_fault_at_a_deadline_ends_one_pair(
     def fail(*_: object) -> None:
         raise RuntimeError("our own")
 
-    monkeypatch.setattr("penstock.edge_proxy.sidecar.pair.Pair.handle_timeout", fail)
+    monkeypatch.setattr("penstock.edge_proxy.sidecar.proxied_client.Pair.handle_timeout", fail)
     async with bench(connect_timeout_seconds=0.01) as proxy:
         _, writer = await asyncio.open_connection(*proxy.address)
         await until(lambda: "closed after a fault of the proxy" in caplog.text)

@@ -18,9 +18,9 @@ from penstock.netem.errors import RunError
 from penstock.netem.links.namespaces import start_time_of
 from penstock.netem.links.network import Host, Network
 from penstock.netem.runs.broker_process import RunningBroker
+from penstock.netem.runs.broker_topology import Crew
 from penstock.netem.runs.brokers import prepare
 from penstock.netem.runs.scenario import Broker, Edges, Publisher, Scenario, Stream, Subscriber
-from penstock.netem.runs.site import Crew
 from tests.helpers.experiments import scenario
 from tests.helpers.networks import NEEDS_ROOT
 from tests.helpers.process import SECONDS

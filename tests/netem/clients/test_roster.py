@@ -21,7 +21,7 @@ from penstock.netem.runs.scenario import (
     Topology,
 )
 from penstock.netem.runs.scenario_checks import find_mistakes
-from penstock.netem.runs.units import units
+from penstock.netem.runs.statistical_units import units
 from tests.helpers.experiments import scenario, site_scenario
 
 

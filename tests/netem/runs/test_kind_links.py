@@ -9,7 +9,7 @@ from penstock.netem.errors import NetemError
 from penstock.netem.runs.kind_links import only_kinds, parts
 from penstock.netem.runs.scenario import Broker
 from penstock.netem.runs.scenario_file import read_scenario
-from penstock.netem.runs.units import units
+from penstock.netem.runs.statistical_units import units
 from tests.helpers.experiments import write_scenario
 
 FILE = """

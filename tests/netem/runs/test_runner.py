@@ -14,7 +14,7 @@ import pytest
 from penstock.netem.display import Display
 from penstock.netem.errors import NetemError, RunError
 from penstock.netem.links.namespaces import FOLDER, own_prefix, start_time_of
-from penstock.netem.runs import runner, site
+from penstock.netem.runs import broker_topology, runner
 from penstock.netem.runs.bulk_flows import BulkFlow
 from penstock.netem.runs.runner import (
     KINDS_APART_SECONDS,
@@ -147,16 +147,16 @@ def test_clients_that_are_not_ready_in_time_are_named(monkeypatch: pytest.Monkey
     ids=["broker", "forwarder"],
 )
 def test_what_dies_in_the_middle_is_named(
-    victim: Callable[[site.Site], int], words: str, monkeypatch: pytest.MonkeyPatch
+    victim: Callable[[broker_topology.Site], int], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker, or what carries the links: all are looked at all the time."""
-    begin = site.Site.begin
+    begin = broker_topology.Site.begin
 
-    def kill_and_begin(one: site.Site, begin_at: float) -> None:
+    def kill_and_begin(one: broker_topology.Site, begin_at: float) -> None:
         begin(one, begin_at)
         os.kill(victim(one), signal.SIGKILL)
 
-    monkeypatch.setattr(site.Site, "begin", kill_and_begin)
+    monkeypatch.setattr(broker_topology.Site, "begin", kill_and_begin)
     with pytest.raises(RunError, match=words):
         run_scenario(
             scenario(brokers={"mosquitto": Broker("mosquitto")}, calm_seconds=0.5), DISPLAY
@@ -167,13 +167,13 @@ def test_what_dies_in_the_middle_is_named(
 @NEEDS_ROOT
 def test_a_bulk_flow_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, the rest of the run would be another experiment."""
-    begin = site.Site.begin
+    begin = broker_topology.Site.begin
 
-    def kill_and_begin(one: site.Site, begin_at: float) -> None:
+    def kill_and_begin(one: broker_topology.Site, begin_at: float) -> None:
         begin(one, begin_at)
         one._flows["backup"][0].kill()
 
-    monkeypatch.setattr(site.Site, "begin", kill_and_begin)
+    monkeypatch.setattr(broker_topology.Site, "begin", kill_and_begin)
     plan = scenario(
         brokers={"mosquitto": Broker("mosquitto")},
         bulk_flows={"backup": BulkFlow(("cloud", "edge"))},

@@ -7,7 +7,7 @@ import pytest
 from penstock.netem.links.link_variation import OnOff
 from penstock.netem.runs.scenario import Edges, HostPlan, LinkPlan, Topology, client_ids
 from penstock.netem.runs.scenario_file import read_scenario
-from penstock.netem.runs.units import units
+from penstock.netem.runs.statistical_units import units
 from tests.helpers.experiments import site_scenario
 
 

@@ -16,8 +16,8 @@ from penstock.plugins.queue.engines.contract import NewMessage
 from penstock.plugins.queue.engines.local import LocalEngine
 from penstock.plugins.queue.engines.memory import MemoryStore
 from penstock.plugins.queue.engines.sqlite import SqliteStore
+from penstock.plugins.queue.plugin import QueuePlugin
 from penstock.plugins.queue.service import QueueService
-from penstock.plugins.queue.sink import QueuePlugin
 from tests.helpers.clock import Clock
 
 LOGGER: Final = logging.getLogger("penstock.queue")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.plugins.queue.append_buffer import Stored
 from penstock.plugins.queue.engines.contract import (
     AppendResult,
     EngineStartError,
@@ -20,7 +21,6 @@ from penstock.plugins.queue.engines.contract import (
     UnknownQueueError,
 )
 from penstock.plugins.queue.group_receiver import ReceiveRequest
-from penstock.plugins.queue.intake import Stored
 from penstock.plugins.queue.service import InUseError, QueueService, SettingError
 from penstock.plugins.queue.strategies.enqueue import physical_queue_of
 from tests.plugins.queue.running import (

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.netem.runs.broker_process import RunningBroker
+from penstock.plugins.queue.append_buffer import Stored
 from penstock.plugins.queue.engines.contract import (
     AppendResult,
     NewMessage,
@@ -21,7 +22,6 @@ from penstock.plugins.queue.engines.contract import (
 )
 from penstock.plugins.queue.fabric.enqueue import SlowdownExclusion
 from penstock.plugins.queue.group_receiver import ReceiveRequest
-from penstock.plugins.queue.intake import Stored
 from penstock.plugins.queue.service import QueueService
 from penstock.plugins.queue.slow_appends import SlowAppends
 from tests.helpers.redis_server import RedisProcess, running_cluster

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from penstock.plugins.web.guard import MAX_REFUSED
+from penstock.plugins.web.connection_limits import MAX_REFUSED
 from penstock.plugins.web.limits import HttpLimits
 from penstock.plugins.web.service import SEND_PIECES, HttpServer
 from penstock.plugins.web.tls import ServerTls, TlsError

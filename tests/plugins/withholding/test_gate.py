@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock.models.withholding.simulation
-from penstock.broker.contracts import overridden
 from penstock.broker.errors import ConfigError
+from penstock.broker.extension_checks import overridden
 from penstock.broker.extensions import DeliveryGate, PluginContext, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import Delivery
-from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox import Outbox
-from penstock.broker.outbox.rules import OutboxRules
+from penstock.broker.outbox.outbox_limits import OutboxRules
 from penstock.models.withholding.simulation import Setting, simulate
 from penstock.plugins.withholding import gate as gate_module
 from penstock.plugins.withholding.config import ListenerThresholds, WithholdingConfig

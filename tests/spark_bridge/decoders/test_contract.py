@@ -19,7 +19,7 @@ from penstock.spark_bridge.errors import OptionError
 
 def test_a_missing_library_is_told_with_the_extra_that_brings_it() -> None:
     """One line that can be copied."""
-    told = r"decode.format: cbor needs the module nosuch: pip install 'penstock\[decoders\]'"
+    told = r"decode.format: cbor needs the module nosuch: pip install 'penstock-mqtt\[decoders\]'"
     with pytest.raises(OptionError, match=told), needed_for("cbor"):
         raise ModuleNotFoundError(name="nosuch")
 

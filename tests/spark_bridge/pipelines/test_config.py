@@ -205,7 +205,7 @@ def test_a_missing_library_is_told_before_spark_starts(monkeypatch: pytest.Monke
     load_decoder.cache_clear()
     told = wrong(LEAST + "decode: {format: cbor, schema: a INT}\n")
     assert f"{FILE}: decode.format: cbor needs the module cbor2" in told
-    assert "pip install 'penstock[decoders]'" in told
+    assert "pip install 'penstock-mqtt[decoders]'" in told
 
 
 def test_options_reach_spark_as_texts() -> None:

@@ -32,9 +32,9 @@ from penstock.plugins.queue.engines.contract import (
 from penstock.plugins.queue.engines.logical import find_queue
 from penstock.plugins.queue.engines.queues import group_spec, queue_spec
 from penstock.plugins.queue.engines.receipts import Receipts
+from penstock.plugins.queue.engines.redis.cached_state import Group, Part, Queue
 from penstock.plugins.queue.engines.redis.functions import Functions
 from penstock.plugins.queue.engines.redis.messages import root_of
-from penstock.plugins.queue.engines.redis.mirror import Group, Part, Queue
 
 FORMAT: Final = "2"
 """Of the keys. In format 1, all deduplication identifiers of a queue are in one slot."""

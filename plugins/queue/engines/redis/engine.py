@@ -45,8 +45,9 @@ from penstock.plugins.queue.engines.contract import (
 from penstock.plugins.queue.engines.logical import check_range
 from penstock.plugins.queue.engines.planning import shares_of
 from penstock.plugins.queue.engines.reading import RANGE_BYTES
-from penstock.plugins.queue.engines.redis.burying import Burying
+from penstock.plugins.queue.engines.redis.cached_state import Group, Queue
 from penstock.plugins.queue.engines.redis.catalogue import Catalogue
+from penstock.plugins.queue.engines.redis.dead_letters import Burying
 from penstock.plugins.queue.engines.redis.functions import (
     Functions,
     plain,
@@ -58,7 +59,6 @@ from penstock.plugins.queue.engines.redis.messages import (
     frames_of,
     rows_of,
 )
-from penstock.plugins.queue.engines.redis.mirror import Group, Queue
 from penstock.plugins.queue.engines.redis.probing import Prober
 from penstock.plugins.queue.engines.redis.receiving import Receiving
 from penstock.plugins.queue.engines.redis.routes import Routes

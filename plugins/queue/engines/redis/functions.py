@@ -21,10 +21,10 @@ from penstock.plugins.queue.engines.contract import (
     UnknownGroupError,
     UnknownQueueError,
 )
+from penstock.plugins.queue.engines.redis.cached_state import Group, Part, Queue, Told
 from penstock.plugins.queue.engines.redis.library import PREFIX
 from penstock.plugins.queue.engines.redis.login import ask_directly
 from penstock.plugins.queue.engines.redis.messages import arrived_at, part_key, root_of
-from penstock.plugins.queue.engines.redis.mirror import Group, Part, Queue, Told
 from penstock.plugins.queue.engines.redis.routes import Routes
 from penstock.plugins.queue.engines.waiting import Arrivals
 

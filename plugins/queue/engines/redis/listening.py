@@ -20,9 +20,9 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from penstock.broker.errors import PenstockError
+from penstock.plugins.queue.engines.redis.cached_state import Part, Queue
 from penstock.plugins.queue.engines.redis.functions import Functions
 from penstock.plugins.queue.engines.redis.login import CONNECT_SECONDS, named
-from penstock.plugins.queue.engines.redis.mirror import Part, Queue
 from penstock.plugins.queue.engines.redis.routes import Routes
 from penstock.plugins.queue.engines.redis.server import RedisServer
 

@@ -10,11 +10,11 @@ from redis.exceptions import ResponseError
 
 from penstock.broker.errors import PenstockError
 from penstock.plugins.queue.engines.contract import Health, StorageError, UnknownQueueError
+from penstock.plugins.queue.engines.redis.cached_state import Part, Queue
 from penstock.plugins.queue.engines.redis.catalogue import Catalogue
 from penstock.plugins.queue.engines.redis.checks import check_eviction, fields_of
 from penstock.plugins.queue.engines.redis.functions import Functions, plain
 from penstock.plugins.queue.engines.redis.login import Address, named
-from penstock.plugins.queue.engines.redis.mirror import Part, Queue
 from penstock.plugins.queue.engines.redis.routes import Routes
 from penstock.plugins.queue.engines.redis.server import RedisServer
 

@@ -22,8 +22,9 @@ from penstock.plugins.queue.engines.contract import (
 from penstock.plugins.queue.engines.expiry import count_down
 from penstock.plugins.queue.engines.receipts import Receive
 from penstock.plugins.queue.engines.receiving import RETRY_SECONDS
-from penstock.plugins.queue.engines.redis.burying import Burying
+from penstock.plugins.queue.engines.redis.cached_state import Group, Part, Queue
 from penstock.plugins.queue.engines.redis.catalogue import Catalogue
+from penstock.plugins.queue.engines.redis.dead_letters import Burying
 from penstock.plugins.queue.engines.redis.functions import (
     Functions,
     plain,
@@ -32,7 +33,6 @@ from penstock.plugins.queue.engines.redis.functions import (
 from penstock.plugins.queue.engines.redis.messages import (
     read_row,
 )
-from penstock.plugins.queue.engines.redis.mirror import Group, Part, Queue
 from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 _HOLD_SECONDS: Final = 60.0

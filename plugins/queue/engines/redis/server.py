@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from penstock.plugins.queue.engines.contract import EngineStartError
 from penstock.plugins.queue.engines.redis.checks import check
-from penstock.plugins.queue.engines.redis.finding import (
+from penstock.plugins.queue.engines.redis.discovery import (
     ClusterFinder,
     OneServer,
     RedisSentinels,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.plugins.queue.config import RedisConfig, RedisSentinel, RedisTls
-from penstock.plugins.queue.engines.redis.finding import RedisSentinels
+from penstock.plugins.queue.engines.redis.discovery import RedisSentinels
 from penstock.plugins.queue.engines.redis.login import Address, Login
 from penstock.plugins.queue.engines.redis.pipeline import Patience
 from penstock.plugins.queue.engines.redis.server import RedisServer

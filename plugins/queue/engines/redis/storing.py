@@ -18,7 +18,8 @@ from penstock.plugins.queue.engines.contract import (
     StorageError,
     drop_reason,
 )
-from penstock.plugins.queue.engines.redis.claiming import Claimed, Claiming, has_order
+from penstock.plugins.queue.engines.redis.cached_state import Part, Queue, Told
+from penstock.plugins.queue.engines.redis.cluster_deduplication import Claimed, Claiming, has_order
 from penstock.plugins.queue.engines.redis.functions import (
     Functions,
     refusal,
@@ -27,7 +28,6 @@ from penstock.plugins.queue.engines.redis.messages import (
     Stamp,
     written,
 )
-from penstock.plugins.queue.engines.redis.mirror import Part, Queue, Told
 
 _SAME_AGE_SECONDS: Final = 1.0
 """Messages of different physical queues are as old as each other if their ages differ by less. What

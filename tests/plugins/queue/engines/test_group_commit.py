@@ -24,7 +24,7 @@ from penstock.plugins.queue.engines.group_commit import GroupCommit
 from penstock.plugins.queue.engines.keys import key_reader
 from penstock.plugins.queue.engines.leases import Group, Place
 from penstock.plugins.queue.engines.memory import MemoryStore
-from penstock.plugins.queue.engines.physical import PhysicalQueue
+from penstock.plugins.queue.engines.partition import PhysicalQueue
 from penstock.plugins.queue.engines.queues import LogicalQueue
 from penstock.plugins.queue.engines.receipts import Receipts
 from penstock.plugins.queue.engines.requests import Append, Bury, Cut, DeadLetter, Marks, Settle

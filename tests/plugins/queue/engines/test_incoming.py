@@ -7,7 +7,7 @@ import pytest
 from penstock.broker.message import Message
 from penstock.plugins.queue.engines.contract import NewMessage, QueueSpec
 from penstock.plugins.queue.engines.incoming import Incoming, stored_properties
-from penstock.plugins.queue.engines.physical import PhysicalQueue
+from penstock.plugins.queue.engines.partition import PhysicalQueue
 from penstock.plugins.queue.engines.queues import LogicalQueue
 from penstock.plugins.queue.engines.store import DELAYED, EXPIRES, PhysicalRow, QueueRow
 from penstock.plugins.queue.wire.frames import read_batch

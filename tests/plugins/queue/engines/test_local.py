@@ -21,15 +21,15 @@ from penstock.plugins.queue.engines.contract import (
     StorageError,
     StorageFullError,
 )
+from penstock.plugins.queue.engines.lease_request import MAX_LOOKED, Take
 from penstock.plugins.queue.engines.leases import Place
 from penstock.plugins.queue.engines.local import LocalEngine
+from penstock.plugins.queue.engines.maintenance import TRIM_STEPS
 from penstock.plugins.queue.engines.memory import MemoryStore
 from penstock.plugins.queue.engines.requests import Request, Run
 from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.sqlite import SqliteStore
 from penstock.plugins.queue.engines.store import Changes
-from penstock.plugins.queue.engines.taking import MAX_LOOKED, Take
-from penstock.plugins.queue.engines.upkeep import TRIM_STEPS
 from penstock.plugins.queue.wire.frames import read_batch
 from tests.helpers.clock import Clock
 from tests.plugins.queue.engines.local_engine import payloads, put, running_engine

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plugins.queue.engines.physical import PhysicalQueue, bits_below
+from penstock.plugins.queue.engines.partition import PhysicalQueue, bits_below
 from penstock.plugins.queue.engines.planning import plan_end
 from penstock.plugins.queue.engines.store import PhysicalRow, Segment
 

@@ -24,8 +24,8 @@ from penstock.plugins.queue.http.api import QueueApi
 from penstock.plugins.queue.publishing.batches import Batches
 from penstock.plugins.queue.service import QueueService
 from penstock.plugins.web.bodies import Bodies
+from penstock.plugins.web.cooperative_work import Slicer
 from penstock.plugins.web.service import HttpServer
-from penstock.plugins.web.slices import Slicer
 from penstock.plugins.web.tls import ServerTls
 
 LOGGER: Final = logging.getLogger("penstock.queue")

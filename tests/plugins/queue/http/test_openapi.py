@@ -24,7 +24,7 @@ from penstock.plugins.queue.http.api import QueueApi
 from penstock.plugins.queue.http.openapi import document
 from penstock.plugins.queue.wire.frames import BATCH_CONTENT_TYPE
 from penstock.plugins.web.bodies import Bodies
-from penstock.plugins.web.slices import Slicer
+from penstock.plugins.web.cooperative_work import Slicer
 from tests.helpers.clock import Clock
 from tests.plugins.queue.http.serving import QUEUES, Answer, Serving, serving
 

@@ -24,7 +24,7 @@ from penstock.plugins.queue.publishing.batches import (
     StageFullError,
     end_relays,
 )
-from penstock.plugins.queue.publishing.relay import Relay, relay_id
+from penstock.plugins.queue.publishing.row_publisher import Relay, relay_id
 from penstock.plugins.queue.publishing.rows import StagedRow, new_row
 from penstock.plugins.queue.publishing.stage_file import (
     BatchKey,

@@ -16,9 +16,9 @@ from penstock.plugins.queue.engines.memory import MemoryStore
 from penstock.plugins.queue.service import QueueService
 from penstock.plugins.queue.sqs.api import SqsApi
 from penstock.plugins.web.bodies import Bodies
+from penstock.plugins.web.cooperative_work import Slicer
 from penstock.plugins.web.limits import HttpLimits
 from penstock.plugins.web.service import HttpServer
-from penstock.plugins.web.slices import Slicer
 
 LOGGER: Final = logging.getLogger("penstock.queue")
 

@@ -25,7 +25,7 @@ from penstock.plugins.queue.sqs.errors import (
     Fault,
     SqsError,
 )
-from penstock.plugins.web.slices import Slicer
+from penstock.plugins.web.cooperative_work import Slicer
 from tests.plugins.queue.running import UNTIL_SECONDS, until
 from tests.plugins.queue.sqs.running import LOGGER, RunningSqs, running_sqs
 from tests.plugins.queue.sqs.script import new_client

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.plugins.queue.append_buffer import Intake, PendingBudget
 from penstock.plugins.queue.engines.contract import (
     DROP_REASONS,
     GroupSpec,
@@ -17,7 +18,6 @@ from penstock.plugins.queue.engines.contract import (
     StorageError,
     UnknownQueueError,
 )
-from penstock.plugins.queue.intake import Intake, PendingBudget
 from tests.plugins.queue.engines.contract.harness import LEASE, OFFSETS, Running, until
 from tests.plugins.queue.running import LOGGER
 

@@ -27,9 +27,9 @@ from penstock.plugins.queue.engines.contract import (
     StorageFullError,
     UnknownQueueError,
 )
+from penstock.plugins.queue.engines.redis.cached_state import Queue
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
 from penstock.plugins.queue.engines.redis.login import ask_directly
-from penstock.plugins.queue.engines.redis.mirror import Queue
 from penstock.plugins.queue.engines.redis.pipeline import Patience
 from penstock.plugins.queue.engines.redis.server import RedisServer
 from tests.helpers.redis_server import running_redis, shared_redis

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from redis.crc import key_slot
 
-from penstock.plugins.queue.engines.redis.finding import ClusterFinder
+from penstock.plugins.queue.engines.redis.discovery import ClusterFinder
 from penstock.plugins.queue.engines.redis.login import Address, Login
 from penstock.plugins.queue.engines.redis.pipeline import Patience
 from penstock.plugins.queue.engines.redis.routes import Range, Routes

@@ -18,8 +18,8 @@ from penstock.plugins.queue.engines.contract import (
     NewMessage,
     QueueSpec,
 )
+from penstock.plugins.queue.engines.redis.discovery import RedisSentinels
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
-from penstock.plugins.queue.engines.redis.finding import RedisSentinels
 from penstock.plugins.queue.engines.redis.library import LIBRARY
 from penstock.plugins.queue.engines.redis.login import Login, ask_directly
 from penstock.plugins.queue.engines.redis.pipeline import Patience

@@ -1,0 +1,174 @@
+"""The rules of all outboxes of one broker: limits, gate and order."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from copy import copy
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.extension_checks import overridden
+from penstock.broker.extensions import DeliveryGate
+from penstock.broker.link import Link
+from penstock.broker.message import DEFAULT_THRESHOLD_S, Message, SizeClass
+from penstock.broker.outbox.backlog import Backlog
+from penstock.broker.outbox.message_counts import Ledger
+from penstock.broker.outbox.withholding_record import WithholdingRecord
+from penstock.broker.plugin_guard import Guard
+
+if TYPE_CHECKING:
+    from penstock.broker.outbox.outbox import Outbox
+
+SWEEP_SECONDS: Final = 0.00002
+"""For each waiting message, the time without a further search for expired ones, which takes 0.4 %
+of it. A search whenever one has expired, ten times a second in 12 full outboxes of 100,000, would
+take all the time."""
+
+
+@dataclass(eq=False, slots=True)
+class OutboxRules:
+    """What the outboxes of one broker, or one proxy, have in common.
+
+    Attributes:
+        max_messages: limit of messages that wait in one outbox.
+        max_bytes: the same in payload bytes.
+        drops_oldest: at a limit, the message that has waited longest is dropped, not the new one.
+        gate: asked about large messages.
+        guard: for calls of the gate; where it raises, the message is delivered.
+        backlog: counts what waits in all of them; None where that has no limit.
+        logger: gets debug lines about large messages.
+        half_messages: half of `max_messages`.
+        half_bytes: half of `max_bytes`.
+        is_of_one: they are those of one session: its publishers are not refused, nor do they wait,
+            and small messages pass large ones whether the gate has a threshold or not.
+        refuses: beside `is_of_one`: its publishers are refused, or wait, also while it is away.
+        over_half: outboxes, and the backlog, that are more than half full.
+        keeps_topics: a small message waits behind a withheld large one of its topic.
+        supersedes: a large message of QoS 0 replaces the one before on its topic.
+        on_dropped: called for messages dropped for want of room, with link, reason, number and
+            approximate time.
+        default_threshold_s: payload bytes above which a message is large for subscriptions of one
+            size class where no gate has a threshold; None where the gate decides.
+        is_first: the gate's; None where it has none.
+        is_large: the same.
+        observe: the same.
+        large_sent: the same.
+        large_acknowledged: the same.
+        record: counts what becomes of large messages.
+    """
+
+    gate: DeliveryGate
+    guard: Guard
+    _: KW_ONLY
+    max_messages: int = sys.maxsize
+    max_bytes: int = sys.maxsize
+    drops_oldest: bool = False
+    backlog: Backlog | None = None
+    logger: logging.Logger = field(default_factory=lambda: logging.getLogger("penstock"))
+    half_messages: int = field(init=False)
+    half_bytes: int = field(init=False)
+    is_of_one: bool = field(default=False, init=False)
+    refuses: bool = field(default=False, init=False)
+    over_half: set[object] = field(default_factory=set, init=False)
+    keeps_topics: bool = field(init=False)
+    supersedes: bool = field(init=False)
+    on_dropped: Callable[[Link, str, int, float], None] | None = field(default=None, init=False)
+    default_threshold_s: int | None = field(init=False)
+    is_first: Callable[..., bool] | None = field(init=False)
+    is_large: Callable[..., bool] | None = field(init=False)
+    observe: Callable[..., None] | None = field(init=False)
+    large_sent: Callable[..., None] | None = field(init=False)
+    large_acknowledged: Callable[..., bool] | None = field(init=False)
+    record: WithholdingRecord = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find out once what each message asks for."""
+        gate, guard = self.gate, self.guard
+        self.half_messages = self.max_messages // 2
+        self.half_bytes = self.max_bytes // 2
+        if self.backlog is not None:
+            self.backlog.over_half = self.over_half
+        self.keeps_topics = gate.keeps_topics
+        self.supersedes = gate.supersedes
+        has_threshold = overridden(gate.threshold_s, DeliveryGate.threshold_s) is not None
+        self.default_threshold_s = None if has_threshold else DEFAULT_THRESHOLD_S
+        self.is_first = guard.over(gate, overridden(gate.is_first, DeliveryGate.is_first), False)
+        self.is_large = guard.over(gate, overridden(gate.is_large, DeliveryGate.is_large), True)
+        self.record = WithholdingRecord(gate.policy_name or type(gate).__name__, self.logger)
+        self.observe = guard.over(gate, overridden(gate.observe, DeliveryGate.observe), None)
+        sent = overridden(gate.large_sent, DeliveryGate.large_sent)
+        self.large_sent = guard.over(gate, sent, None)
+        acknowledged = overridden(gate.large_acknowledged, DeliveryGate.large_acknowledged)
+        self.large_acknowledged = guard.over(gate, acknowledged, False)
+
+    def of_one(
+        self, *, max_messages: int, max_bytes: int, drops_oldest: bool, refuses: bool = False
+    ) -> OutboxRules:
+        """Return the rules of one outbox that has limits of its own; all else is shared."""
+        rules = copy(self)
+        rules.is_of_one = True
+        rules.max_messages, rules.half_messages = max_messages, max_messages // 2
+        rules.max_bytes, rules.half_bytes = max_bytes, max_bytes // 2
+        rules.drops_oldest = drops_oldest
+        rules.refuses = refuses
+        if refuses:  # each message is to be looked at: its limits may be narrow
+            rules.over_half.add(None)
+        return rules
+
+    def is_large_for(self, message: Message, link: Link) -> bool:
+        """Say whether a message is large for one subscriber, as far as the gate has a say.
+
+        Args:
+            message: to be delivered.
+            link: of the subscriber.
+        """
+        if self.is_of_one and self.default_threshold_s is not None:
+            return message.payload_bytes > self.default_threshold_s
+        is_large = self.is_large
+        if not message.is_large or is_large is None:
+            return message.is_large
+        return is_large(message, link)
+
+    def is_of(self, size_class: SizeClass, message: Message, link: Link) -> bool:
+        """Say whether a message belongs to a size class for one subscriber.
+
+        This is the rule for every subscription of one size class. The gate decides as it does for
+        withholding; where it has no threshold, `DEFAULT_THRESHOLD_S` counts.
+
+        Args:
+            size_class: that the subscription takes.
+            message: to be delivered.
+            link: of the subscriber.
+        """
+        if self.default_threshold_s is not None:
+            is_large = message.payload_bytes > self.default_threshold_s
+        else:
+            is_large = self.is_large_for(message, link)
+        return is_large == (size_class == "large")
+
+    def is_over_half(self, outbox: Outbox) -> bool:
+        """Say whether an outbox is more than half full."""
+        return outbox.n_messages > self.half_messages or outbox.n_bytes > self.half_bytes
+
+    def left(self, outbox: Outbox) -> None:
+        """Check whether an outbox that messages have left is still more than half full."""
+        if not self.is_over_half(outbox):
+            self.over_half.discard(outbox)
+
+    def drop(
+        self, link: Link, ledger: Ledger, reason: str, now: float, n_messages: int = 1
+    ) -> None:
+        """Count messages that are dropped for want of room, or have waited too long.
+
+        Args:
+            link: of the subscriber.
+            ledger: of the same.
+            reason: for the ledger.
+            now: approximate monotonic seconds.
+            n_messages: how many.
+        """
+        ledger.drop(reason, n_messages)
+        if self.on_dropped is not None:
+            self.on_dropped(link, reason, n_messages, now)

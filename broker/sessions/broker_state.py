@@ -1,0 +1,278 @@
+"""The state that all connections of one broker share.
+
+The core has no clock and does no I/O. A driver calls it with bytes and `now`. The bytes to be
+written are in the connections that were touched, which the driver takes by `take_touched`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from penstock.broker.access_control import (
+    AccessControl,
+    Authenticator,
+)
+from penstock.broker.config.capabilities import is_restricted
+from penstock.broker.events import Callbacks
+from penstock.broker.extensions import (
+    DeliveryGate,
+    LinkSampler,
+    MessageSink,
+    MessageSource,
+    PayloadStore,
+)
+from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, ProtocolVersion
+from penstock.broker.outbox.last_clients import LastClients
+from penstock.broker.outbox.message_counts import Ledger
+from penstock.broker.payload import PIECE_BYTES, STORED_ABOVE_BYTES
+from penstock.broker.quotas.login_backoff import LoginBackoff
+from penstock.broker.quotas.queue_capacity import Room
+from penstock.broker.quotas.received_bytes import ReceivedBytes
+from penstock.broker.routing.retained import RetainedMessages
+from penstock.broker.routing.router import Router
+from penstock.broker.routing.topic_tree import Plan, TopicTree
+from penstock.broker.sending.core_context import Shared
+from penstock.broker.sessions.lanes import Lanes
+from penstock.broker.sessions.registry import SessionRegistry
+from penstock.broker.sessions.source_subscriptions import Consuming
+
+if TYPE_CHECKING:
+    from penstock.broker.config.limits import Limits
+    from penstock.broker.config.mqtt_options import MqttOptions
+    from penstock.broker.message import SizeClass
+    from penstock.broker.sessions.journal import Journal
+    from penstock.broker.sessions.session import Session
+
+
+ARRIVAL_SECONDS: Final = 0.125
+"""Messages that arrive in the same eighth of a second share one float object. With a float for each
+chunk, a backlog of 100,000 messages had 2,000, and each page that held one kept a MiB from being
+returned to the system. An eighth is exact as a binary number."""
+
+
+class FastPlan:
+    """A plan whose messages can be copied to connections as they are.
+
+    Attributes:
+        threshold_s: payload bytes above which the plan does not apply, because a gate or a limit
+            has to check the message.
+        sessions: that get each message, all in the publisher's form of PUBLISH; plans with the
+            same sessions share one tuple object.
+        least_qos: the least QoS that was granted to any of them; 0 for none.
+        topic: Topic Name, as text and in UTF-8.
+    """
+
+    __slots__ = ("least_qos", "sessions", "threshold_s", "topic")
+
+    def __init__(self, plan: Plan, sessions: tuple[Session, ...]) -> None:
+        self.threshold_s = min(plan.threshold_s, plan.most_bytes)
+        self.sessions = sessions
+        self.least_qos = min((target.qos for target in plan.targets), default=0)
+        self.topic = plan.topic, plan.topic_bytes
+
+
+class Core(Shared):
+    """One broker without its sockets.
+
+    Attributes:
+        most_payload_bytes: of a message from a client.
+        tree: all subscriptions.
+        retained: all retained messages.
+        sessions: all sessions.
+        sinks: route targets that are not sessions.
+        received: bytes that connections hold of incomplete packets and of topics with an alias.
+        authenticators: methods of enhanced authentication, by name.
+        logins: failed logins, and who has to wait after too many.
+        ended: the sum of the ledgers of ended sessions.
+        last_clients: those whose sessions ended last.
+        fast_plans: protocol version to topic bytes to `FastPlan`; emptied with the plans.
+        consuming: subscriptions that sources feed; None where there are no sources.
+        router: gives messages to sessions and sinks.
+        room: which sessions have room for messages, and which publishers wait for it.
+        site: name of the site whose broker this is, which uplinks are told; "" for none.
+        why_away: what reports say of a client of a plugin, by its Client Identifier.
+        on_sys_subscribed: called with each filter below ``$`` before its retained messages are
+            sent; None where no topic is published on demand.
+        catch_up: returns a coroutine for which a client that causes events waits, or None while
+            the callbacks keep up; itself None where no callback can fall behind.
+        is_restricted: each PUBLISH is checked for what the broker does not offer.
+        takes_runs: QoS 1 and 2 packets may be handled in runs
+        (`penstock.broker.receiving.batch_path`). copy_maximum: bytes of the largest packet that is
+        passed on as it was received, past the
+            payload store: any size where payloads are kept by reference; else the size up to which
+            the store is not used, or the size that is read in one piece.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        options: MqttOptions,
+        logger: logging.Logger,
+        wake: Callable[[], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        new_client_id: Callable[[], str],
+        gate: DeliveryGate | None = None,
+        samplers: Sequence[LinkSampler] = (),
+        payload_store: PayloadStore | None = None,
+        sinks: Sequence[MessageSink] = (),
+        sources: Sequence[MessageSource] = (),
+        access: AccessControl | None = None,
+        authenticators: Sequence[Authenticator] = (),
+        callbacks: Callbacks | None = None,
+        session_expiry_limit: float | None = None,
+        keep_alive_grace: float = 0.0,
+        sizes_by_listener: Mapping[str, SizeClass] = MappingProxyType({}),
+    ) -> None:
+        """Make a broker without clients.
+
+        Args:
+            limits: from the policy file.
+            options: from the policy file.
+            logger: for what an operator should know.
+            wake: called when a connection was touched outside of a turn of the driver.
+            spawn: takes a coroutine that has to wait; the driver runs it as a task.
+            new_client_id: makes a new Client Identifier.
+            gate: None for no withholding.
+            samplers: write what they learn of each subscriber's path.
+            payload_store: None for payloads by reference.
+            sinks: route targets that are not sessions.
+            sources: feed subscriptions of their own.
+            access: None permits every client everything.
+            authenticators: methods of enhanced authentication, each with its own name.
+            callbacks: of events.
+            session_expiry_limit: seconds; the most that a session outlives its connection.
+            keep_alive_grace: seconds added to the time after which a silent client is gone.
+            sizes_by_listener: name of a listener to the size class that its clients subscribe to.
+        """
+        super().__init__(
+            limits,
+            options,
+            logger=logger,
+            wake=wake,
+            spawn=spawn,
+            gate=gate,
+            samplers=samplers,
+            payload_store=payload_store,
+            access=access,
+            callbacks=callbacks,
+        )
+        self.most_payload_bytes = limits.most_payload_bytes
+        self.sinks: tuple[MessageSink, ...] = ()
+        self.authenticators = {offered.method: offered for offered in authenticators}
+        self.new_client_id = new_client_id
+        self.session_expiry_limit = session_expiry_limit
+        self.keep_alive_grace = keep_alive_grace
+        self.sizes_by_listener = sizes_by_listener
+        self.logins = LoginBackoff(limits)
+        self.ended = Ledger()
+        self.last_clients = LastClients()
+        self.site = ""
+        self.why_away: dict[str, Callable[[], str]] = {}
+        self.retained = RetainedMessages(
+            limits.retained_messages,
+            sys.maxsize if limits.retained_bytes is None else limits.retained_bytes,
+            timers=self.timers,
+        )
+        self.tree = TopicTree(
+            (),
+            self.threshold_s,
+            rules=self.outbox_rules,
+            most_plan_bytes=limits.plan_bytes,
+            most_payload_bytes=limits.most_payload_bytes,
+        )
+        self.tree.on_plans_void = self._void_fast_plans
+        self.sessions = SessionRegistry(self)
+        self.lanes = Lanes(
+            self.sessions.get,
+            self.sessions.take_over,
+            self.timers,
+            self.counters,
+            self.options,
+            logger,
+        )
+        self.received = ReceivedBytes(limits.total_received_bytes or sys.maxsize)
+        self.room = Room(
+            self, rejects=limits.queue_full == "reject", seconds=limits.queue_full_seconds
+        )
+        self.outbox_rules.on_dropped = self.room.dropped
+        self.set_sinks(sinks)
+        # A PUBLISH of MQTT 3.1 is one of MQTT 3.1.1.
+        fast_plans_3: dict[bytes, FastPlan] = {}
+        self.fast_plans: dict[int, dict[bytes, FastPlan]] = {
+            3: fast_plans_3,
+            4: fast_plans_3,
+            5: {},
+        }
+        self._audiences: dict[tuple[Session, ...], tuple[Session, ...]] = {}
+        self.on_sys_subscribed: Callable[[str], None] | None = None
+        self.catch_up: Callable[[], Coroutine[Any, Any, None] | None] | None = None
+        self.is_restricted = is_restricted(options)
+        self.takes_runs = self.is_plain and not self.is_restricted
+        self.copy_maximum = STORED_ABOVE_BYTES if self.copies_payloads else PIECE_BYTES
+        if self.is_by_reference:
+            self.copy_maximum = MAX_REMAINING_LENGTH + 5
+        self.consuming = Consuming(self, sources) if sources else None
+        self.journal: Journal | None = None
+        self.router = Router(self, self.tree, self.retained, self.sessions.get)
+        self._arrived_at = -math.inf
+
+    def arrived_at(self, now: float, sinks: Sequence[MessageSink] = ()) -> float:
+        """Return the arrival time that is stored with a message.
+
+        Args:
+            now: monotonic seconds.
+            sinks: that get the message; with any of them, the time is exact.
+
+        Returns:
+            The start of the current eighth of a second, one object for all messages of it. It
+            depends on the time alone, so it is the same on every way that a message may take.
+        """
+        if sinks:
+            return now
+        if now - self._arrived_at >= ARRIVAL_SECONDS:
+            self._arrived_at = now - now % ARRIVAL_SECONDS
+        return self._arrived_at
+
+    def set_sinks(self, sinks: Sequence[MessageSink]) -> None:
+        """Route to these sinks from now on, and to no others."""
+        self.sinks = tuple(sinks)
+        for sink in self.sinks:
+            sink.on_room = self.room.sink_has_room
+        self.tree.set_sinks(self.sinks)
+
+    def _void_fast_plans(self) -> None:
+        self._audiences.clear()
+        for plans in self.fast_plans.values():
+            plans.clear()
+
+    def fast_plan(self, plan: Plan, version: int) -> None:
+        """Note a plan as fast for publishers of a version, where its messages can be copied."""
+        if not self.is_plain or plan.sinks or plan.shares:
+            return
+        if plan.topic_bytes in self.fast_plans[version]:
+            return
+        is_5 = version == ProtocolVersion.MQTT_5
+        for target in plan.targets:
+            if (
+                (target.session.version == ProtocolVersion.MQTT_5) != is_5
+                or target.subscription_ids
+                or target.for_own is not target
+            ):
+                return
+        sessions = tuple(cast("Session", target.session) for target in plan.targets)
+        sessions = self._audiences.setdefault(sessions, sessions)
+        self.fast_plans[version][plan.topic_bytes] = FastPlan(plan, sessions)
+
+    def ledger(self) -> Ledger:
+        """Return the sum of the ledgers of all sessions, ended ones included."""
+        total = Ledger()
+        total.add(self.ended)
+        for session in self.sessions:
+            total.add(session.settle_direct())
+        return total

@@ -1,0 +1,152 @@
+"""What has come of one message."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from hashlib import blake2b
+from typing import NamedTuple
+
+from penstock.edge_proxy.parts.part_format import (
+    ID_BYTES,
+    NUMBER_BYTES,
+    STREAM_BYTES,
+    Part,
+    Trailer,
+)
+
+
+class Place(NamedTuple):
+    """Messages of one topic and stream, and the place of one among them.
+
+    Attributes:
+        of: what all of them have in common, and `Part.is_kept`.
+        number: of the message.
+    """
+
+    of: bytes
+    number: int
+
+    @property
+    def of_kept(self) -> bytes:
+        """What those in common have that were retained before their receiver subscribed."""
+        return self.of[:-1] + b"\1"
+
+
+def key_of(part: Part, topic: str) -> bytes:
+    """Return what tells a message from all others: its identifier, topic and kind."""
+    of_topic = blake2b(topic.encode(), digest_size=ID_BYTES).digest()
+    return part.message_id + of_topic + bytes((part.is_kept,))
+
+
+def place_of(key: bytes) -> Place:
+    """Return the place of a message, by what `key_of` has returned."""
+    number_end = STREAM_BYTES + NUMBER_BYTES
+    number = int.from_bytes(key[STREAM_BYTES:number_end])
+    return Place(key[:STREAM_BYTES] + key[ID_BYTES:], number)
+
+
+class Span(NamedTuple):
+    """Bytes of a payload.
+
+    Attributes:
+        start: of the first.
+        end: behind the last.
+    """
+
+    start: int
+    end: int
+
+
+class Assembly:
+    """The parts of one message that have come, in any order and any number of times.
+
+    Invariants, tested by `check_invariants`: spans are in their order, not empty, and neither touch
+    nor overlap.
+
+    Attributes:
+        message_id: of the message.
+        topic: Topic Name of the message.
+        total_bytes: length of its payload.
+        qos: of the message.
+        retain: the same.
+        trailer: what the last part tells; None until it has come.
+        spans: what has come of the payload.
+        n_pieces: that it has come in.
+    """
+
+    def __init__(self, part: Part, topic: str) -> None:
+        """Begin with what any part tells; its data are not taken."""
+        self.message_id = part.message_id
+        self.topic = topic
+        self.total_bytes = part.total_bytes
+        self.qos = part.qos
+        self.retain = part.retain
+        self.trailer: Trailer | None = None
+        self.spans: list[Span] = []
+        self.n_pieces = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything has come."""
+        if self.trailer is None:
+            return False
+        return self.spans == ([Span(0, self.total_bytes)] if self.total_bytes else [])
+
+    @property
+    def received_bytes(self) -> int:
+        """Payload bytes that have come."""
+        return sum(span.end - span.start for span in self.spans)
+
+    def mismatch(self, part: Part, topic: str) -> str:
+        """Say in what a part differs from the earlier ones of its message; "" for nothing."""
+        for what, read, known in (
+            ("topic", topic, self.topic),
+            ("total", part.total_bytes, self.total_bytes),
+            ("QoS", part.qos, self.qos),
+            ("RETAIN", part.retain, self.retain),
+        ):
+            if read != known:
+                return f"{what}: read {read!r}; allowed: {known!r}, as in the parts before"
+        if part.trailer and self.trailer and part.trailer.digest != self.trailer.digest:
+            return "SHA-256: read another one than in the last part before"
+        return ""
+
+    def add(self, part: Part) -> list[Span]:
+        """Take a part of the message.
+
+        Returns:
+            What of its data is new, as places in the message's payload.
+        """
+        if part.trailer is not None:
+            self.trailer = part.trailer
+        return self.add_span(Span(part.offset, part.offset + len(part.data)))
+
+    def add_span(self, new: Span) -> list[Span]:
+        """Note bytes that have come, and return those of them that are new."""
+        start, end = new
+        if start == end:
+            return []
+        spans = self.spans
+        first = bisect_left(spans, start, key=lambda span: span.end)
+        gaps = []
+        position, low, high = start, start, end
+        last = first
+        while last < len(spans) and spans[last].start <= end:
+            span = spans[last]
+            if span.start > position:
+                gaps.append(Span(position, span.start))
+            position = max(position, span.end)
+            low, high = min(low, span.start), max(high, span.end)
+            last += 1
+        if position < end:
+            gaps.append(Span(position, end))
+        spans[first:last] = [Span(low, high)]
+        self.n_pieces += len(gaps)
+        return gaps
+
+    def check_invariants(self) -> None:
+        """Check what the class promises."""
+        position = -1
+        for start, end in self.spans:
+            assert position < start < end <= self.total_bytes  # noqa: S101 (what this is for)
+            position = end

@@ -1,0 +1,521 @@
+"""What comes on each of the three connections of a joint, and what is done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.errors import PeerError, ProtocolError
+from penstock.broker.extensions import PUBLISHER_PROPERTY
+from penstock.broker.message import SITE_PROPERTY
+from penstock.broker.mqtt.data_types import (
+    read_variable_byte_integer,
+    write_variable_byte_integer,
+)
+from penstock.broker.mqtt.enums import MQTT_5, PacketType
+from penstock.broker.mqtt.packets import ConnAck, Disconnect, Packet, SubAck, UnsubAck
+from penstock.broker.mqtt.properties import read_publish_properties, write_properties
+from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
+from penstock.broker.mqtt.writer import publish_header
+from penstock.edge_proxy.uplink.connecting import (
+    UplinkRefusedError,
+    read_connack,
+    read_frame,
+    refusal_in_words,
+)
+from penstock.edge_proxy.uplink.packet_stream import Buffer
+from penstock.edge_proxy.uplink.suspects import Thing
+
+if TYPE_CHECKING:
+    from penstock.edge_proxy.uplink.packet_relay import Joint
+
+KNOWN_TOPICS: Final = 10_000
+"""Topics whose names on the other side are kept."""
+
+_PUBACK: Final = 0x40
+_PUBREC: Final = 0x50
+_PUBREL: Final = 0x62
+_PUBCOMP: Final = 0x70
+_RELEASE_BYTES: Final = 4
+_NO_PROPERTIES: Final = b"\0"
+_HANGS_UP: Final = (
+    ": the cloud's broker ends the connection at it; its access control (ACL) may deny the topic"
+)
+_OWN_MARK: Final = SITE_PROPERTY.encode()[:9]
+"""What the names of all User Properties of uplinks begin with."""
+
+
+def short(first_byte: int, packet_id: int) -> bytes:
+    """Return a packet that is a packet identifier and nothing else."""
+    return bytes((first_byte, 2)) + packet_id.to_bytes(2)
+
+
+def acknowledged(frame: bytes, body_at: int) -> tuple[int, int]:
+    """Return packet identifier and reason code of a PUBACK, PUBREC, PUBREL or PUBCOMP.
+
+    Raises:
+        ProtocolError: it has no packet identifier.
+    """
+    if len(frame) < body_at + 2:
+        raise ProtocolError("acknowledgement without a packet identifier")
+    packet_id = int.from_bytes(frame[body_at : body_at + 2])
+    return packet_id, frame[body_at + 2] if len(frame) > body_at + 2 else 0
+
+
+class Local:
+    """A local client: its connection to the site's broker."""
+
+    def __init__(self, joint: Joint) -> None:
+        self.joint = joint
+
+    def other_packet(self, first_byte: int, frame: bytes, body_at: int, version: int) -> Packet:
+        """Take and return a packet that is no acknowledgement.
+
+        Raises:
+            UplinkRefusedError: the site's broker refuses the client, or has ended its connection.
+        """
+        packet = read_frame(first_byte, frame, body_at, version)
+        if isinstance(packet, ConnAck | Disconnect) and packet.reason_code:
+            told = describe_reason_code(packet.reason_code)
+            reason = packet.properties.get("reason_string")
+            more = f" ({reason})" if reason else ""
+            raise UplinkRefusedError("local", f"ended by the site's own broker: {told}{more}")
+        return packet
+
+
+class Up(Local):
+    """What the site's broker sends to the client that subscribes.
+
+    Attributes:
+        sent: messages of QoS 1 and 2 on their way, by their packet identifiers.
+        received: packet identifiers of those of them that have their PUBREC.
+        released: by packet identifiers, PUBRELs on their way.
+        sent_qos0: messages of QoS 0 since the cloud's broker has answered last, the last one of
+            each topic.
+        last_packet_id: of the newest of them.
+        freeing: by packet identifiers of messages that do not pass and are released in the cloud:
+            (reason, topic, what to log).
+        lowered: packet identifiers of messages of QoS 2 that went up at QoS 1.
+    """
+
+    def __init__(self, joint: Joint) -> None:
+        super().__init__(joint)
+        self.sent: dict[int, Thing] = {}
+        self.received: set[int] = set()
+        self.released: dict[int, Thing] = {}
+        self.sent_qos0: dict[str, Thing] = {}
+        self.last_packet_id = 0
+        self.freeing: dict[int, tuple[str, str, str]] = {}
+        self.lowered: set[int] = set()
+        self._answer = b""
+        self._is_dropping = False
+        self._names: dict[bytes, tuple[str, bytes | None]] = {}
+
+    def packet(self, first_byte: int, frame: bytes, body_at: int) -> None:
+        """Take a packet other than PUBLISH."""
+        joint = self.joint
+        if first_byte != _PUBREL:
+            packet = self.other_packet(first_byte, frame, body_at, MQTT_5)
+            if isinstance(packet, SubAck):
+                self._subscribed(packet.reason_codes)
+            return
+        packet_id, _ = acknowledged(frame, body_at)
+        if joint.maximum_qos < 2:
+            self.lowered.discard(packet_id)
+            joint.up.send(short(_PUBCOMP, packet_id))
+            return
+        sent = self.sent.get(packet_id)
+        release = Thing("release", "" if sent is None else sent.name, packet_id, _RELEASE_BYTES)
+        if not joint.suspects.is_idle and joint.suspects.is_aside(release):
+            joint.drop("up", "refused", joint.suspects.name_of(release), _HANGS_UP)
+            joint.suspects.answered(release)
+            joint.up.send(short(_PUBCOMP, packet_id))
+            return
+        self._release(release, frame if joint.version == MQTT_5 else short(_PUBREL, packet_id))
+
+    def _release(self, release: Thing, frame: bytes) -> None:
+        self.released[release.packet_id] = release
+        self.joint.cloud.send(frame)
+        self.joint.careful_with(release)
+
+    def _subscribed(self, codes: Sequence[int]) -> None:
+        for name, code in zip(self.joint.remapping.up_filters(), codes, strict=False):
+            if code >= 0x80:
+                self.joint.logger.error(
+                    "the site's own broker refuses the subscription to %r: %s",
+                    name,
+                    describe_reason_code(code),
+                )
+
+    def publish(
+        self, first_byte: int, topic: bytes, packet_id: int, properties: bytes, payload_bytes: int
+    ) -> None:
+        """Send a message up under its name there, or answer it here."""
+        joint = self.joint
+        name, remote = self._renamed(topic)
+        reason = told = ""
+        changed: bytes | None = _NO_PROPERTIES
+        if remote is None:
+            reason = "not_mapped"
+        else:
+            reason, told, changed = self._properties(properties)
+        if reason or remote is None or changed is None:
+            self._drop(first_byte, packet_id, name, reason, told)
+            return
+        qos = first_byte >> 1 & 3
+        sent_qos = min(qos, joint.maximum_qos)
+        is_retained = bool(first_byte & 1) and joint.retain_available
+        thing = Thing(
+            "message" if sent_qos else "qos0", name, packet_id, payload_bytes, is_retained
+        )
+        if not joint.suspects.is_idle:
+            if joint.suspects.is_aside(thing):
+                self._drop(first_byte, packet_id, name, "refused", _HANGS_UP)
+                if packet_id not in self.freeing:
+                    joint.suspects.answered(thing)
+                return
+            is_retained = is_retained and not joint.suspects.is_doubted(thing)
+        has_flag = is_retained and not joint.suspects.retains_nothing
+        header = publish_header(
+            remote,
+            payload_bytes,
+            sent_qos,
+            has_flag,
+            bool(first_byte & 8) and sent_qos > 0,
+            packet_id,
+            changed,
+            joint.version,
+        )
+        n_bytes = len(header) + payload_bytes
+        if n_bytes > joint.maximum_packet_size:
+            told = f", of {n_bytes} bytes; allowed: at most {joint.maximum_packet_size}"
+            self._drop(first_byte, packet_id, name, "too_large", told)
+            return
+        self._is_dropping = False
+        self._answer = b""
+        if is_retained and not has_flag:
+            joint.change("retain_cleared")
+        if first_byte & 1 and not joint.retain_available and joint.settings.outgoing_retain:
+            joint.change("retain_cleared")
+        if sent_qos < qos:
+            self._lower(qos, sent_qos, packet_id)
+        if sent_qos:
+            self.sent[packet_id] = thing
+            self.last_packet_id = packet_id
+        elif name in self.sent_qos0 or len(self.sent_qos0) < KNOWN_TOPICS:
+            self.sent_qos0[name] = thing
+        joint.counts.up_messages += 1
+        joint.counts.up_bytes += n_bytes
+        joint.cloud.begin(header, payload_bytes)
+        joint.careful_with(thing, is_answered=bool(sent_qos))
+
+    def _renamed(self, topic: bytes) -> tuple[str, bytes | None]:
+        known = self._names.get(topic)
+        if known is None:
+            if len(self._names) >= KNOWN_TOPICS:
+                self._names.clear()
+            name = topic.decode()
+            remote = self.joint.remapping.up(name)
+            known = self._names[topic] = (name, None if remote is None else remote.encode())
+        return known
+
+    def _properties(self, encoded: bytes) -> tuple[str, str, bytes | None]:
+        """Return the properties that a message has in the cloud.
+
+        Returns:
+            (why it does not pass, as one word, or ""; the same in words; the encoded properties, or
+            None for a message of the cloud's own, which ends here without being counted).
+        """
+        joint = self.joint
+        try:
+            properties, _ = read_publish_properties(encoded, 0)
+        except PeerError as error:
+            return "properties", f": {error}", None
+        pairs: list[tuple[str, str]] = list(properties.pop("user_property", ()))
+        if pairs and pairs[-1][0] == PUBLISHER_PROPERTY:  # what the site's own broker says
+            _, publisher = pairs.pop()
+            if publisher.startswith(joint.settings.own_prefix):
+                return "", "", None
+            is_from_site = any(name == SITE_PROPERTY for name, _ in pairs)
+            if not is_from_site:  # of another site's message, who published it there stays
+                pairs = [pair for pair in pairs if pair[0] != PUBLISHER_PROPERTY]
+                if joint.settings.tells_publisher:
+                    pairs.append((PUBLISHER_PROPERTY, publisher))
+        if why := joint.loops.why_not_up(pairs):
+            return "hops", f": {why}", None
+        if joint.version != MQTT_5:
+            return "", "", _NO_PROPERTIES
+        properties.pop("subscription_identifier", None)
+        properties["user_property"] = joint.loops.up(pairs)
+        return "", "", write_properties(properties, PacketType.PUBLISH)
+
+    def _lower(self, qos: int, sent_qos: int, packet_id: int) -> None:
+        self.joint.change("qos_lowered")
+        if sent_qos:
+            self.lowered.add(packet_id)
+        else:
+            self._answer = short(_PUBACK if qos == 1 else _PUBREC, packet_id)
+
+    def _drop(
+        self, first_byte: int, packet_id: int, topic: str, reason: str, told: str = ""
+    ) -> None:
+        """Answer a message that does not pass, once its payload has come."""
+        joint = self.joint
+        self._is_dropping = True
+        self._answer = b""
+        qos = first_byte >> 1 & 3
+        if qos == 2:
+            release = Thing("release", topic, packet_id, _RELEASE_BYTES)
+            if joint.suspects.is_aside(release):
+                joint.suspects.answered(release)
+            elif first_byte & 8 and joint.maximum_qos == 2:
+                self.freeing[packet_id] = reason, topic, told
+                self._release(release, short(_PUBREL, packet_id))
+                return
+        if reason:
+            joint.drop("up", reason, topic, told)
+        code = bytes((ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR if reason else 0,))
+        if qos:
+            answer = _PUBACK if qos == 1 else _PUBREC
+            self._answer = bytes((answer, 3)) + packet_id.to_bytes(2) + code
+
+    def freed(self, packet_id: int) -> None:
+        """Answer a message that does not pass, and that the cloud has released."""
+        reason, topic, told = self.freeing.pop(packet_id)
+        if reason:
+            self.joint.drop("up", reason, topic, told)
+        self.joint.suspects.answered(Thing("message", topic, packet_id))
+        refused = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+        self.joint.up.send(bytes((_PUBREC, 3)) + packet_id.to_bytes(2) + bytes((refused,)))
+
+    def payload(self, piece: Buffer, bytes_left: int) -> None:
+        """Pass a piece of a payload on, or skip it."""
+        joint = self.joint
+        if not self._is_dropping:
+            joint.cloud.piece(piece, bytes_left)
+            if not bytes_left:
+                joint.ping_behind()
+        if not bytes_left and self._answer:
+            joint.up.send(self._answer)
+            self._answer = b""
+
+
+class Down(Local):
+    """What the site's broker sends to the client that publishes: acknowledgements.
+
+    Attributes:
+        topics: packet identifier of a message that is not acknowledged to its topic at the site.
+    """
+
+    def __init__(self, joint: Joint) -> None:
+        super().__init__(joint)
+        self.topics: dict[int, str] = {}
+
+    def packet(self, first_byte: int, frame: bytes, body_at: int) -> None:
+        """Take a packet."""
+        if first_byte in (_PUBACK, _PUBREC, _PUBCOMP):
+            self.joint.cloud.send(frame)
+            packet_id, code = acknowledged(frame, body_at)
+            self.joint.has_passed = True
+            topic = self.topics.pop(packet_id, "")
+            if self.joint.version == MQTT_5 and first_byte != _PUBCOMP and code >= 0x80:
+                self.joint.drop("down", "refused", topic, f": {describe_reason_code(code)}")
+        else:
+            packet = self.other_packet(first_byte, frame, body_at, self.joint.version)
+            if isinstance(packet, ConnAck):
+                self.joint.is_safe = True
+
+    def publish(
+        self, first_byte: int, topic: bytes, packet_id: int, properties: bytes, payload_bytes: int
+    ) -> None:
+        """Skip what the client has not subscribed to: it never comes."""
+
+    def payload(self, piece: Buffer, bytes_left: int) -> None:
+        """Skip it."""
+
+
+class Cloud:
+    """What the cloud's broker sends."""
+
+    def __init__(self, joint: Joint) -> None:
+        self.joint = joint
+        self._answer = b""
+        self._is_dropping = False
+        self._marker: bytearray | None = None
+        self._marker_topic = (joint.settings.marker_topic or "").encode()
+        self._names: dict[bytes, tuple[str, bytes | None]] = {}
+
+    def packet(self, first_byte: int, frame: bytes, body_at: int) -> None:
+        """Take a packet other than PUBLISH.
+
+        Raises:
+            ProtocolError: it may not come now.
+            UplinkRefusedError: the cloud's broker ends the connection.
+        """
+        joint = self.joint
+        if not joint.is_accepted:
+            joint.accepted(read_connack(first_byte, frame, body_at, joint.version))
+        elif first_byte in (_PUBACK, _PUBREC, _PUBCOMP):
+            self._acknowledgement(first_byte, frame, body_at)
+        elif first_byte == _PUBREL:
+            joint.down.send(frame)
+        else:
+            self._other(read_frame(first_byte, frame, body_at, joint.version))
+
+    def _acknowledgement(self, first_byte: int, frame: bytes, body_at: int) -> None:
+        joint = self.joint
+        up = joint.upward
+        packet_id, code = acknowledged(frame, body_at)
+        if packet_id in joint.marker_ids:
+            joint.marker_ids.discard(packet_id)
+            joint.own_answered(joint.settings.marker_topic or "")
+            if code >= 0x80:
+                joint.markers.append(None)
+            return
+        thing = up.sent.get(packet_id)
+        topic = "" if thing is None else thing.name
+        joint.has_answered = joint.has_passed = True
+        if first_byte == _PUBREC and code < 0x80:
+            up.received.add(packet_id)
+        else:
+            up.sent.pop(packet_id, None)
+            up.received.discard(packet_id)
+        if thing is not None and first_byte != _PUBCOMP and not joint.suspects.is_idle:
+            joint.message_answered(thing, code)
+        release = up.released.pop(packet_id, None) if first_byte == _PUBCOMP else None
+        if release is not None and not joint.suspects.is_idle:
+            joint.answered_thing(release)
+        if code == ReasonCode.NOT_AUTHORIZED and joint.settings.is_optional:
+            up.lowered.discard(packet_id)
+            joint.not_taken.append((packet_id, topic))
+            return
+        if code >= 0x80 and first_byte != _PUBCOMP:
+            joint.drop("up", "refused", topic, f": {refusal_in_words(code)}")
+        if first_byte == _PUBCOMP and packet_id in up.freeing:
+            up.freed(packet_id)
+        elif first_byte == _PUBACK and packet_id in up.lowered:
+            joint.up.send(bytes((_PUBREC, 3)) + packet_id.to_bytes(2) + bytes((code,)))
+        else:
+            joint.up.send(frame)
+
+    def _other(self, packet: Packet) -> None:
+        if isinstance(packet, SubAck | UnsubAck):
+            self.joint.answered(packet)
+        elif isinstance(packet, Disconnect):
+            told = describe_reason_code(packet.reason_code)
+            self.joint.disconnect_code = packet.reason_code or ReasonCode.SESSION_TAKEN_OVER
+            reason = packet.properties.get("reason_string")
+            is_taken = packet.reason_code == ReasonCode.SESSION_TAKEN_OVER
+            raise UplinkRefusedError(
+                "taken_over" if is_taken else "disconnected",
+                f"disconnected: {told}" + (f" ({reason})" if reason else ""),
+            )
+        elif packet.packet_type == PacketType.PINGRESP:
+            self.joint.pong()
+        else:
+            raise ProtocolError(f"{packet.packet_type.name} from a server")
+
+    def publish(
+        self, first_byte: int, topic: bytes, packet_id: int, properties: bytes, payload_bytes: int
+    ) -> None:
+        """Give a message to the site's broker under its name there, or answer it here.
+
+        Raises:
+            ProtocolError: there was no CONNACK yet, or it has a Topic Alias.
+        """
+        joint = self.joint
+        if not joint.is_accepted:
+            raise ProtocolError("PUBLISH before CONNACK")
+        if not topic:
+            raise ProtocolError("PUBLISH without a topic; allowed: no Topic Alias")
+        if first_byte & 1 and topic == self._marker_topic:
+            self._marker = bytearray()
+            self._is_dropping = True
+            self._answer = short(_PUBACK, packet_id) if first_byte & 6 else b""
+            return
+        name, local = self._renamed(topic)
+        reason = "" if local is not None else "not_mapped"
+        told = ""
+        if not reason and joint.version == MQTT_5:
+            reason, told, properties = self._marked(properties)
+        qos = first_byte >> 1 & 3
+        self._answer = b""
+        self._is_dropping = bool(reason)
+        if reason or local is None:
+            joint.drop("down", reason, name, told)
+            if qos:  # a PUBREL for it passes: the site's broker answers that it knows none
+                self._answer = short(_PUBACK if qos == 1 else _PUBREC, packet_id)
+            return
+        header = publish_header(
+            local,
+            payload_bytes,
+            qos,
+            bool(first_byte & 1),
+            bool(first_byte & 8),
+            packet_id,
+            properties,
+            joint.version,
+        )
+        n_bytes = len(header) + payload_bytes
+        if n_bytes > joint.settings.maximum_packet_size:
+            self._is_dropping = True
+            told = f", of {n_bytes} bytes; allowed: at most {joint.settings.maximum_packet_size}"
+            joint.drop("down", "too_large", name, told)
+            self._answer = short(_PUBACK if qos == 1 else _PUBREC, packet_id) if qos else b""
+            return
+        if joint.watches_retained and first_byte & 1:
+            joint.retained.append(local.decode())
+        if qos:
+            joint.downward.topics[packet_id] = local.decode()
+        joint.counts.down_messages += 1
+        joint.counts.down_bytes += n_bytes
+        joint.down.begin(header, payload_bytes)
+
+    def _renamed(self, topic: bytes) -> tuple[str, bytes | None]:
+        known = self._names.get(topic)
+        if known is None:
+            if len(self._names) >= KNOWN_TOPICS:
+                self._names.clear()
+            name = topic.decode(errors="replace")
+            local = self.joint.remapping.down(name)
+            known = self._names[topic] = (name, None if local is None else local.encode())
+        return known
+
+    def _marked(self, encoded: bytes) -> tuple[str, str, bytes]:
+        """Return the properties with which a message comes down.
+
+        Most have no marks of uplinks: then the same bytes are put behind them.
+
+        Returns:
+            (why it does not come down, as one word, or ""; the same in words; the encoded
+            properties).
+        """
+        joint = self.joint
+        if _OWN_MARK not in encoded:
+            n_bytes, body_at = read_variable_byte_integer(encoded, 0)
+            marks = joint.marks_down
+            length = write_variable_byte_integer(n_bytes + len(marks))
+            return "", "", b"".join((length, encoded[body_at:], marks))
+        try:
+            properties, _ = read_publish_properties(encoded, 0)
+        except PeerError as error:
+            return "properties", f": {error}", encoded
+        pairs = properties.get("user_property", ())
+        if why := joint.loops.why_not_down(pairs):
+            return "hops", f": {why}", encoded
+        properties["user_property"] = joint.loops.down(pairs)
+        return "", "", write_properties(properties, PacketType.PUBLISH)
+
+    def payload(self, piece: Buffer, bytes_left: int) -> None:
+        """Pass a piece of a payload on, or skip it."""
+        joint = self.joint
+        if self._marker is not None:
+            self._marker += piece
+            if not bytes_left:
+                joint.markers.append(bytes(self._marker))
+                self._marker = None
+        elif not self._is_dropping:
+            joint.down.piece(piece, bytes_left)
+        if not bytes_left and self._answer:
+            joint.cloud.send(self._answer)
+            self._answer = b""

@@ -1,0 +1,331 @@
+"""What one program knows of queues that a server keeps.
+
+Theory of operation. Methods of the engine that do not wait are answered from here. Each answer of
+the server tells what has become of the physical queue and of the group that were asked; what other
+programs change is known at the next call, or when `Engine.maintain` has looked. Ends of leases and
+delays are known beforehand, eight different ones of each kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from penstock.plugins.queue.engines.contract import (
+    GroupOutline,
+    GroupSnapshot,
+    GroupSpec,
+    QueueOutline,
+    QueueSnapshot,
+    QueueSpec,
+    Usage,
+)
+from penstock.plugins.queue.engines.logical import Logical
+from penstock.plugins.queue.engines.receipts import Receipts
+from penstock.plugins.queue.engines.waitable import Waited
+
+_SPARE_HELD: Final = 1024
+
+
+class Told(NamedTuple):
+    """What each answer tells of a physical queue, in the order of the library's `told`.
+
+    Attributes:
+        now: the server's time, as text.
+        next: offset of the next message.
+        earliest: first offset that may still exist.
+        messages: that exist.
+        payload_bytes: of these.
+        stored_bytes: that they take.
+        oldest: the server's time at which the oldest message arrived, as text; b"" for none.
+        delay_ends: the first ends of delays, each followed by its number of messages.
+        is_all: 1 where all groups are told of.
+        places: of groups, each as `ToldPlace`.
+    """
+
+    now: bytes
+    next: int
+    earliest: int
+    messages: int
+    payload_bytes: int
+    stored_bytes: int
+    oldest: bytes
+    delay_ends: Sequence[Any]
+    is_all: int
+    places: Sequence[Sequence[Any]]
+
+
+class ToldPlace(NamedTuple):
+    """The same of a group in a physical queue, in the order of the library's `group_told`.
+
+    Attributes:
+        group: its identifier.
+        floor: everything below is settled or committed.
+        waiting: messages that are not.
+        leased: of these, how many are with receivers.
+        delayed: of these, how many wait for their delay.
+        unseen: further ones with a delay, which no receive has looked at.
+        used: the server's time of the group's newest request, as text.
+        lease_ends: the first ends of leases, each followed by its number of messages.
+        delay_ends: the same of delays.
+    """
+
+    group: bytes
+    floor: int
+    waiting: int
+    leased: int
+    delayed: int
+    unseen: int
+    used: bytes
+    lease_ends: Sequence[Any]
+    delay_ends: Sequence[Any]
+
+
+class Part:
+    """A physical queue.
+
+    Attributes:
+        base: common beginning of its keys.
+        number: within its queue.
+        earliest: first offset that may still exist.
+        next: offset of the next message.
+        messages: that exist.
+        payload_bytes: of these.
+        stored_bytes: that they take, without what the server needs for itself.
+        oldest: the engine's time at which the oldest message arrived; None for an empty queue.
+        coming_messages: that were sent there and of which no answer has come.
+        coming_bytes: of these.
+    """
+
+    def __init__(self, base: str, number: int) -> None:
+        self.base = base
+        self.number = number
+        self.earliest = 0
+        self.next = 0
+        self.messages = 0
+        self.payload_bytes = 0
+        self.stored_bytes = 0
+        self.oldest: float | None = None
+        self.coming_messages = 0
+        self.coming_bytes = 0
+
+
+class Place:
+    """A group in one physical queue.
+
+    Attributes:
+        floor: everything below is settled or committed.
+        waiting: messages that are not.
+        leased: of these, how many are with receivers.
+        delayed: of these, how many wait for their delay.
+        lease_ends: the first ends of leases, each with its number of messages.
+        delay_ends: the same of delays.
+        held: nonce of what this program has received, by offset.
+    """
+
+    def __init__(self) -> None:
+        self.floor = 0
+        self.waiting = 0
+        self.leased = 0
+        self.delayed = 0
+        self.lease_ends: list[tuple[float, int]] = []
+        self.delay_ends: list[tuple[float, int]] = []
+        self.held: dict[int, int] = {}
+
+    def update(self, told: ToldPlace, unseen_ends: list[tuple[float, int]], behind: float) -> None:
+        """Take what the server tells, whose clock is behind the engine's by so many seconds."""
+        self.floor, self.waiting, self.leased = told.floor, told.waiting, told.leased
+        self.lease_ends = _ends(told.lease_ends, behind)
+        self.delayed = told.delayed + told.unseen
+        self.delay_ends = _ends(told.delay_ends, behind)
+        if told.unseen:
+            self.delay_ends = sorted(self.delay_ends + unseen_ends)
+        if len(self.held) > 2 * self.leased + _SPARE_HELD:  # others were settled elsewhere
+            self.held = {at: nonce for at, nonce in self.held.items() if at >= self.floor}
+
+    def expire(self, now: float) -> bool:
+        """Let leases and delays end; say whether any has."""
+        has_ended = False
+        while self.lease_ends and self.lease_ends[0][0] <= now:
+            self.leased = max(0, self.leased - self.lease_ends.pop(0)[1])
+            has_ended = True
+        while self.delay_ends and self.delay_ends[0][0] <= now:
+            self.delayed = max(0, self.delayed - self.delay_ends.pop(0)[1])
+            has_ended = True
+        return has_ended
+
+    def n_visible(self) -> int:
+        """Return how many messages could be received, apart from filters, expiry and order."""
+        return max(0, self.waiting - self.leased - self.delayed)
+
+
+class Group(Waited):
+    """A group.
+
+    Attributes:
+        id: that the server knows it by.
+        name: its name.
+        spec: its settings.
+        epoch: another one after each seek, modulo 65,536.
+        reader: to which the group belongs; "" for none.
+        places: by number of physical queue.
+        used_at: the engine's time of its newest request.
+        touched_at: the same as the server knows it.
+        received: messages given to receivers in this run.
+        settled: how many messages were settled in this run, by action or reason.
+        under_way: messages that receives under way may lease.
+        answered: is set when a receive has its answer.
+    """
+
+    def __init__(self, group_id: str, name: str, spec: GroupSpec, epoch: int) -> None:
+        super().__init__()
+        self.id = group_id
+        self.name = name
+        self.spec = spec
+        self.epoch = epoch
+        self.reader = ""
+        self.places: dict[int, Place] = {}
+        self.touched_at = 0.0
+        self.received = 0
+        self.settled: dict[str, int] = {}
+        self.under_way = 0
+        self.answered = asyncio.Event()
+        self.receipts: Receipts | None = None
+
+    @property
+    def n_leased(self) -> int:
+        """Messages that are leased."""
+        return sum(place.leased for place in self.places.values())
+
+    def place(self, number: int) -> Place:
+        """Return the place in a physical queue."""
+        found = self.places.get(number)
+        if found is None:
+            found = self.places[number] = Place()
+            self.places = dict(sorted(self.places.items()))
+        return found
+
+    def expire(self, now: float) -> None:
+        """Let leases and delays end."""
+        has_ended = [place.expire(now) for place in self.places.values()]
+        if any(has_ended):
+            self.arrived()
+
+    def next_deadline(self) -> float | None:
+        """Return the engine's time at which something may become visible; None for never."""
+        ends = [
+            each[0][0]
+            for place in self.places.values()
+            for each in (place.lease_ends, place.delay_ends)
+            if each
+        ]
+        return min(ends, default=None)
+
+    def count(self, reason: str, n_messages: int) -> None:
+        """Count settled messages."""
+        if n_messages:
+            self.settled[reason] = self.settled.get(reason, 0) + n_messages
+
+    def snapshot(self, now: float) -> GroupSnapshot:
+        """Return the group as it is."""
+        places = self.places
+        return GroupSnapshot(
+            spec=self.spec,
+            position={number: place.floor for number, place in places.items()},
+            waiting=sum(place.waiting for place in places.values()),
+            leased=self.n_leased,
+            delayed=sum(place.delayed for place in places.values()),
+            received=self.received,
+            settled=dict(self.settled),
+            idle_seconds=max(0.0, now - self.used_at),
+            reader=self.reader,
+        )
+
+
+class Queue(Logical[Part, Group]):
+    """A logical queue.
+
+    Attributes:
+        raw: its entry in the catalogue.
+        has_lost: whether its server has lost messages, so that it is to have another life.
+        id_shards: over so many slots its deduplication identifiers are spread, which are those of
+            its first physical queues; 0 where all are in a slot of their own.
+    """
+
+    def __init__(self, name: str, incarnation: str, spec: QueueSpec) -> None:
+        super().__init__(name, incarnation, spec)
+        self.raw = b""
+        self.has_lost = False
+        self.id_shards = 0
+
+    def count_removed(self, reason: str, n_messages: int) -> None:
+        """Count messages that left unread."""
+        if n_messages:
+            self.removed[reason] = self.removed.get(reason, 0) + n_messages
+
+    def update(self, part: Part, told: Told, behind: float) -> set[str]:
+        """Take what the server tells of a physical queue.
+
+        Args:
+            part: the physical queue.
+            told: by the server.
+            behind: seconds by which the server's clock is behind the engine's.
+
+        Returns:
+            Identifiers of groups that the server has and this queue has not.
+        """
+        self.messages += told.messages - part.messages
+        self.payload_bytes += told.payload_bytes - part.payload_bytes
+        self.stored_bytes += told.stored_bytes - part.stored_bytes
+        part.next, part.earliest = told.next, told.earliest
+        part.messages, part.payload_bytes = told.messages, told.payload_bytes
+        part.stored_bytes = told.stored_bytes
+        part.oldest = float(told.oldest) + behind if told.oldest else None
+        if not told.places:
+            return set()
+        unseen_ends = _ends(told.delay_ends, behind)
+        places = {one.group.decode(): one for one in map(ToldPlace._make, told.places)}
+        for group in self.groups.values():
+            one = places.pop(group.id, None)
+            if one is not None:
+                group.place(part.number).update(one, unseen_ends, behind)
+                group.touched_at = max(group.touched_at, float(one.used) + behind)
+                group.used_at = max(group.used_at, group.touched_at)
+        return set(places)
+
+    def outline(self) -> QueueOutline:
+        """Return what requests need to know."""
+        return QueueOutline(
+            self.incarnation,
+            self.spec,
+            self.messages,
+            list(self.physical),
+            {name: GroupOutline(one.spec, one.n_leased) for name, one in self.groups.items()},
+        )
+
+    def snapshot(self, now: float) -> QueueSnapshot:
+        """Return the queue as it is."""
+        oldest = min(
+            (p.oldest for p in self.physical.values() if p.oldest is not None), default=None
+        )
+        return QueueSnapshot(
+            incarnation=self.incarnation,
+            spec=self.spec,
+            usage={
+                number: Usage(part.earliest, part.next, part.messages, part.stored_bytes)
+                for number, part in self.physical.items()
+            },
+            messages=self.messages,
+            payload_bytes=self.payload_bytes,
+            stored_bytes=self.stored_bytes,
+            reserved=self.reserved_messages,
+            removed=dict(self.removed),
+            set_aside=0,
+            oldest_seconds=None if oldest is None else max(0.0, now - oldest),
+            groups={name: group.snapshot(now) for name, group in self.groups.items()},
+        )
+
+
+def _ends(told: Sequence[Any], behind: float) -> list[tuple[float, int]]:
+    return [(float(told[at]) + behind, told[at + 1]) for at in range(0, len(told), 2)]

@@ -1,0 +1,332 @@
+"""The queue as a plugin of the broker: topics to logical queues, and the APIs beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from logging import Logger
+from typing import Final
+
+from aiohttp import web
+
+from penstock.broker.config.checked_yaml import NamedBy
+from penstock.broker.durable.storage_clock import Clocks
+from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.extensions import MessageSink, Plugin, PluginContext, Receipt
+from penstock.broker.message import Message
+from penstock.broker.plugin_guard import note_fault
+from penstock.plugins.queue.access import QueueAccess, require_tokens
+from penstock.plugins.queue.config import QueueConfig, RedisConfig
+from penstock.plugins.queue.consumers import QueueConsumers
+from penstock.plugins.queue.engines.contract import Engine, StorageError
+from penstock.plugins.queue.engines.local import LocalEngine
+from penstock.plugins.queue.engines.memory import MemoryStore
+from penstock.plugins.queue.engines.sqlite import SqliteStore
+from penstock.plugins.queue.http.api import QueueApi
+from penstock.plugins.queue.logical_queue import LogicalQueue
+from penstock.plugins.queue.publishing.batches import Batches, end_relays
+from penstock.plugins.queue.service import QueueService
+from penstock.plugins.queue.sqs.api import SqsApi
+from penstock.plugins.web.bodies import Bodies
+from penstock.plugins.web.cooperative_work import Slicer
+from penstock.plugins.web.service import HttpServer
+from penstock.plugins.web.tls import ServerTls
+
+MAINTAIN_SECONDS: Final = 2.0
+"""Between two calls of `Engine.maintain`; by so much a message may outlive its retention."""
+
+KEY: Final = "plugins.queue"
+"""Under which the plugin stands in the policy file."""
+
+
+class QueueSink(MessageSink):
+    """The route target of one logical queue.
+
+    Args:
+        queue: the logical queue.
+
+    Attributes:
+        name: unique among the broker's sinks.
+        topic_filters: MQTT topic filters.
+        sizes: the size class of its messages; None for both.
+        counts: its side of the ledger.
+        queue: the logical queue.
+    """
+
+    def __init__(self, queue: LogicalQueue) -> None:
+        self.name = f"queue.{queue.name}"
+        self.topic_filters = queue.spec.topics
+        self.sizes = queue.spec.sizes
+        self.counts = queue.intake.published
+        self.queue = queue
+        self._intake = queue.intake
+        self._intake.on_room = self._has_room
+
+    def is_for(self, queue: LogicalQueue | None) -> bool:
+        """Say whether it is the route target of a queue as it is."""
+        if queue is not self.queue:
+            return False
+        return (self.topic_filters, self.sizes) == (queue.spec.topics, queue.spec.sizes)
+
+    def _has_room(self) -> None:
+        self.on_room()  # the broker sets it after this object is made
+
+    def reserve(self, message: Message) -> str:
+        """Hold room for a message; see `MessageSink`."""
+        return self._intake.reserve(message)
+
+    def release(self, message: Message) -> None:
+        """Give back the room of a message; see `MessageSink`."""
+        self._intake.release(message)
+
+    def refuse(self, message: Message, reason: str) -> None:  # noqa: ARG002 (MessageSink's form)
+        """Count a message that the queue does not get; see `MessageSink`."""
+        self._intake.refuse(reason)
+
+    def accept(self, message: Message, receipt: Receipt | None) -> None:
+        """Take a message without waiting; see `MessageSink`."""
+        self._intake.accept(message, receipt)
+
+    def forget(self, deduplication_id: bytes, done: Callable[[bool], None]) -> None:
+        """Forget a deduplication identifier; see `MessageSink`."""
+        self._intake.forget(deduplication_id, done)
+
+
+class QueuePlugin(Plugin):
+    """Stores messages published to the queues' topics and serves them to back ends.
+
+    Attributes:
+        service: the logical queues.
+        engine: holds their messages.
+        sinks: route targets of the queues that there are.
+        sources: feeds consumers over MQTT.
+        batches: of requests, that the broker publishes; None without them.
+        http_url: of the HTTP API once started; None without one.
+        sqs_url: of the Amazon SQS protocols once started; None without them.
+    """
+
+    Config = QueueConfig
+
+    def __init__(self, config: QueueConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self.engine: Engine = _engine(config, context)
+        self.service = QueueService(config, self.engine, context.clock, context.logger)
+        self.http_url: str | None = None
+        self.sqs_url: str | None = None
+        self.sinks: Sequence[MessageSink] = self._wanted_sinks([])
+        self._consumers = QueueConsumers(self.service, context.clock, context.logger)
+        self.sources = [self._consumers]
+        self._access, self._tls = _access_and_tls(config, context.policy_file)
+        self._servers: list[HttpServer] = []
+        self.batches: Batches | None = None
+        if config.publishing is not None:
+            self.batches = Batches(
+                config.publishing,
+                config.durability,
+                context.local_clients,
+                context.logger,
+                context.clock,
+            )
+            self.has_local_clients = context.local_clients is not None
+        bodies = Bodies(config.http_limits.body_bytes, config.http_limits.body_timeout_seconds)
+        slicer = Slicer()
+        logger, clock = context.logger, context.clock
+        self._http = self._sqs = None
+        if config.http is not None:
+            http = QueueApi(self.service, self._access, clock, logger, bodies, slicer, self.batches)
+            self._http = self._server(http.application(config.max_request_bytes), "http")
+        if config.sqs is not None:
+            ignores = config.sqs_unsupported == "ignore"
+            sqs = SqsApi(self.service, self._access, clock, logger, bodies, slicer, ignores=ignores)
+            self._sqs = self._server(sqs.application(config.max_request_bytes), "sqs")
+        self.open_files = sum(server.open_files for server in self._servers)
+        self._maintaining: asyncio.Task[None] | None = None
+
+    @classmethod
+    def alone(cls, config: QueueConfig, logger: Logger, policy_file: str) -> QueuePlugin:
+        """Return the plugin for a program without a broker."""
+        return cls(config, PluginContext(logger, policy_file, time.monotonic))
+
+    async def start(self) -> None:
+        """Open the engine and the APIs.
+
+        Raises:
+            EngineStartError: the engine cannot be opened.
+            HttpStartError: an address cannot be bound.
+        """
+        config, logger = self.config, self.context.logger
+        try:
+            await self.service.open()
+            if self.batches is not None:
+                await self.batches.open()
+            self._change_sinks()
+            self.service.on_change = self._change_sinks
+            self._maintaining = asyncio.create_task(self._maintain(), name="queue maintenance")
+            if self._http is not None:
+                self.http_url = await self._http.start(config.http)
+                logger.info("queue API listens on %s", self.http_url)
+            if self._sqs is not None:
+                self.sqs_url = await self._sqs.start(config.sqs)
+                logger.info("Amazon SQS listens on %s", self.sqs_url)
+            if config.tokens is None and (self.http_url or self.sqs_url):
+                logger.info(
+                    "without plugins.queue.tokens, every account of this machine may store, take "
+                    "and delete there"
+                )
+        except BaseException:
+            await self.close()
+            raise
+
+    async def restored(self) -> None:
+        """Publish what was committed before, and what will be."""
+        clients = self.context.local_clients
+        if self.batches is not None and clients is not None:
+            await self.batches.begin()
+        elif clients is not None:
+            end_relays(clients)
+
+    def figures(self) -> Mapping[str, int]:
+        """Return what became of batches, of receivers' requests, and what stores too slowly.
+
+        See `Plugin`.
+        """
+        batches = {} if self.batches is None else self.batches.figures()
+        found = {f"publishing/{name}": value for name, value in batches.items()}
+        return found | self.service.sys_figures()
+
+    async def reload(self) -> Sequence[str]:
+        """Read the tokens and the certificate again; see `Plugin`."""
+        read = []
+        if not self._access.is_open:
+            await asyncio.to_thread(self._access.reload)
+            read.append(f"tokens {self._access.file}")
+        if self._tls is not None:
+            await asyncio.to_thread(self._tls.reload)
+            read.append(f"certificate {self.config.http_tls.certificate}")
+        return read
+
+    async def close(self) -> None:
+        """Answer waiting requests, store accepted messages and stop; may be called again."""
+        await self._consumers.close()
+        self.service.close_requests()
+        servers, self._servers = self._servers, []
+        for server in servers:
+            await server.close()
+        if self._maintaining is not None:
+            self._maintaining.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._maintaining
+            self._maintaining = None
+        await self.service.close()
+        if self.batches is not None:
+            await self.batches.close()
+
+    def _wanted_sinks(self, existing: Sequence[MessageSink]) -> list[MessageSink]:
+        """Return a sink for each queue; those that fit are kept."""
+        kept = {sink.queue.name: sink for sink in existing if isinstance(sink, QueueSink)}
+        wanted: list[MessageSink] = []
+        for name in self.service.names():
+            queue = self.service.queue(name)
+            sink = kept.get(name)
+            wanted.append(sink if sink is not None and sink.is_for(queue) else QueueSink(queue))
+        return wanted
+
+    def _change_sinks(self) -> None:
+        """Have the broker feed the queues that there are."""
+        before, self.sinks = self.sinks, self._wanted_sinks(self.sinks)
+        routes = self.context.sink_routes
+        if routes is None:
+            return
+        for sink in before:
+            if sink not in self.sinks:
+                routes.remove(sink)
+        for sink in self.sinks:
+            if sink not in before:
+                routes.add(sink)
+
+    async def _maintain(self) -> None:
+        """Have the engine do what time asks for, whatever errors occur."""
+        faults: dict[str, int] = {}
+        told = ""
+        while True:
+            await asyncio.sleep(MAINTAIN_SECONDS)
+            self._consumers.note_uses()
+            try:
+                await self.service.maintain()
+                told = ""
+            except StorageError as error:
+                if str(error) != told:
+                    told = str(error)
+                    self.context.logger.warning("queue: retention and expiry wait: %s", error)
+            except Exception as error:  # noqa: BLE001 (the next attempt must follow any error)
+                note_fault(self.context.logger, faults, "queue maintenance", error)
+
+    def _server(self, application: web.Application, key: str) -> HttpServer:
+        server = HttpServer(
+            application,
+            f"{KEY}.{key}",
+            self.config.http_limits,
+            self.context.logger,
+            tls=self._tls,
+        )
+        self._servers.append(server)
+        return server
+
+
+def _access_and_tls(config: QueueConfig, policy_file: str) -> tuple[QueueAccess, ServerTls | None]:
+    """Read the files of tokens and certificate.
+
+    Raises:
+        ConfigError: the tokens cannot be used, or other machines could send requests without one.
+        TlsError: the certificate cannot be used.
+    """
+    access = QueueAccess.open_to_all()
+    if config.tokens is not None:
+        access = QueueAccess.load(config.tokens, NamedBy(policy_file, f"{KEY}.tokens"))
+    for key, bind in (("http", config.http), ("sqs", config.sqs)):
+        if bind is not None:
+            require_tokens(access, f"{KEY}.{key}", bind, policy_file)
+    tls = None
+    if config.http_tls is not None:
+        tls = ServerTls(config.http_tls.certificate, config.http_tls.key, f"{KEY}.http_tls")
+    return access, tls
+
+
+def _engine(config: QueueConfig, context: PluginContext) -> Engine:
+    if config.engine == "redis":
+        return _redis_engine(config.redis, context)
+    store = (
+        MemoryStore() if config.engine == "memory" else SqliteStore(config.path, config.durability)
+    )
+    return LocalEngine(
+        store,
+        clock=context.clock,
+        commit_max_messages=config.commit_max_messages,
+        read_ahead_bytes=config.read_ahead_bytes,
+        logger=context.logger,
+    )
+
+
+def _redis_engine(config: RedisConfig, context: PluginContext) -> Engine:
+    """Return the engine on a Redis server.
+
+    Raises:
+        ConfigError: the package for it is not installed.
+    """
+    try:
+        from penstock.plugins.queue.engines.redis.engine import (  # noqa: PLC0415 (of an extra)
+            RedisEngine,
+        )
+        from penstock.plugins.queue.engines.redis.settings import (  # noqa: PLC0415 (the same)
+            redis_server,
+        )
+    except ModuleNotFoundError as error:
+        problem = ConfigProblem(
+            f"{KEY}.engine",
+            f"redis, and the package {error.name} is not installed",
+            "sqlite or memory; pip install 'penstock-mqtt[redis]' brings it",
+        )
+        raise ConfigError(context.policy_file, [problem]) from error
+    return RedisEngine(redis_server(config), clocks=Clocks(context.clock), logger=context.logger)

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+
+import pytest
+
+from penstock.broker.mqtt.packets import Publish
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.network.loop_scheduler import (
+    BUSY_SECONDS,
+    CROWDED_SECONDS,
+    FEW_LEAVING,
+    MOST_TURNS,
+)
+from penstock.broker.network.transport import LEAST_SLICE_BYTES
+from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
+from tests.helpers.wire import connected
+
+MESSAGES = 100
+"""Of a flood in three slices or more."""
+
+
+def numbered(number: int) -> bytes:
+    """Return a message of the flood."""
+    return write_packet(
+        Publish("t", b"%04d" % number + bytes(3 * LEAST_SLICE_BYTES // MESSAGES)), 4
+    )
+
+
+async def test_what_slices_have_for_a_subscriber_is_written_together_and_never_late() -> None:
+    """It waits for the next slice, but goes with what anybody else sends, in its order."""
+    async with (
+        serving() as server,
+        await connected(port_of(server), "s", version=4) as subscriber,
+        await connected(port_of(server), "p", version=4) as publisher,
+        await connected(port_of(server), "q", version=4) as other,
+    ):
+        await subscriber.subscribe("t")
+        await publisher.publish("t", b"known")
+        connection = protocol_of(server, "s").connection
+        assert connection is not None
+        flooding = protocol_of(server, "p")
+        flooding.data_received(b"".join(map(numbered, range(MESSAGES))))
+        assert connection.outgoing.out
+        driver = driver_of(server)
+        clock = driver.clock
+        driver.clock = lambda: clock() + BUSY_SECONDS
+        protocol_of(server, "q").data_received(write_packet(Publish("t", b"other"), 4))
+        assert not connection.outgoing.out
+        payloads = [(await subscriber.take(Publish)).payload[:4] for _ in range(MESSAGES + 2)]
+        assert payloads.index(b"othe") < MESSAGES
+        payloads.remove(b"othe")
+        assert payloads == [b"know", *(b"%04d" % number for number in range(MESSAGES))]
+        assert (await other.publish("t", b"last")).reason_code == 0
+
+
+async def test_what_many_senders_have_for_a_reader_at_a_time_is_written_together() -> None:
+    """The first message goes at once, those right after it by one write, in their order."""
+    async with (
+        serving() as server,
+        await connected(port_of(server), "s", version=4) as subscriber,
+        await connected(port_of(server), "p", version=4) as publisher,
+    ):
+        await subscriber.subscribe("t")
+        await publisher.publish("t", b"known")
+        connection = protocol_of(server, "s").connection
+        assert connection is not None
+        driver = driver_of(server)
+        at = driver.clock() + BUSY_SECONDS
+        driver.clock = lambda: at
+        payloads = [b"%d" % number for number in range(5)]
+        left = []
+        for payload in payloads:
+            protocol_of(server, "p").data_received(write_packet(Publish("t", payload), 4))
+            left.append(len(connection.outgoing.out))
+        assert left == [0, 1, 2, 3, 4]
+        received = [(await subscriber.take(Publish)).payload for _ in range(6)]
+        assert received == [b"known", *payloads]
+
+
+async def test_subscribers_who_must_wait_for_a_turn_get_their_message() -> None:
+    """A message for more clients than are served at a time goes to all of them."""
+    n_subscribers = 2 * MOST_TURNS + 1
+    async with serving() as server, contextlib.AsyncExitStack() as stack:
+        subscribers = [
+            await stack.enter_async_context(await connected(port_of(server), f"c{number}"))
+            for number in range(n_subscribers)
+        ]
+        for subscriber in subscribers:
+            await subscriber.subscribe("t")
+        await subscribers[-1].send(Publish("t", b"data"))
+        for subscriber in subscribers:
+            assert (await subscriber.take(Publish)).payload == b"data"
+
+
+async def test_those_who_wait_get_as_long_as_what_came_meanwhile_took() -> None:
+    """Subscribers to very many publishers do not starve behind the first of them."""
+    n_subscribers, n_chunks = 2 * MOST_TURNS, 40
+    async with serving() as server, contextlib.AsyncExitStack() as stack:
+        for number in range(n_subscribers):
+            client = await connected(port_of(server), f"c{number}")
+            await (await stack.enter_async_context(client)).subscribe("t")
+        driver = driver_of(server)
+
+        def n_unwritten() -> int:
+            connections = [protocol.connection for protocol in driver.protocols]
+            return sum(bool(each.outgoing.out) for each in connections if each is not None)
+
+        await until(lambda: not n_unwritten())
+        clock = driver.clock
+        looks = itertools.count()
+        driver.clock = lambda: clock() + 0.001 * next(looks)  # each look takes a millisecond
+        publisher = protocol_of(server, "c0")
+        for _ in range(n_chunks):
+            publisher.data_received(write_packet(Publish("t", b"data"), 5))
+        n_waiting = n_unwritten()
+        assert n_waiting >= n_subscribers - MOST_TURNS
+        await asyncio.sleep(0)
+        assert n_unwritten() <= n_waiting - n_chunks // 5
+
+
+async def test_deadline_that_is_due_before_the_next_one_is_kept() -> None:
+    """The driver sleeps until the earliest deadline, also where that was set last."""
+    ran: list[str] = []
+    async with serving(sys_interval=0) as server:
+        driver = driver_of(server)
+        timers = server.core.timers
+        now = driver.clock()
+        timers.at(now + 3600.0, lambda _now: ran.append("late"))
+        driver.settle(now)
+        timers.at(now + 0.02, lambda _now: ran.append("early"))
+        driver.settle(now)
+        await until(lambda: ran)
+    assert ran == ["early"]
+
+
+async def test_task_of_the_core_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A plugin's fault in the background is not lost and stops nothing."""
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise RuntimeError("a fault")
+
+    async with serving() as server:
+        server.core.spawn(fail())
+        await until(lambda: "a task of the core failed" in caplog.text)
+        async with await connected(port_of(server)):
+            pass
+    assert "RuntimeError: a fault" in caplog.text
+
+
+async def test_clients_that_leave_are_a_crowd_after_a_time_without_few_of_them() -> None:
+    """Many at a time are none, nor are few for however long."""
+    async with serving() as server:
+        driver = driver_of(server)
+        for _ in range(FEW_LEAVING):
+            driver.leaves(0.0)
+        assert not driver.is_crowded(2 * CROWDED_SECONDS)
+        driver.leaves(100.0)
+        driver.leaves(101.0)
+        driver.has_left()
+        assert not driver.is_crowded(100.0 + CROWDED_SECONDS - 0.5)
+        assert driver.is_crowded(100.0 + CROWDED_SECONDS)
+        driver.has_left()
+        assert not driver.is_crowded(1000.0)

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.broker.counters import Counters
+from penstock.broker.mqtt.packets import Connect, Disconnect, Subscribe, SubscriptionRequest
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.network import new_connection as arrival_module
+from penstock.broker.network.new_connection import AcceptedConnection, Layer, Reception
+from penstock.broker.quotas.admission import Admission, Places
+from penstock.broker.server import Server
+from tests.broker.serving import port_of, serving, until
+from tests.helpers.certificates import Authority
+from tests.helpers.process import SECONDS
+from tests.helpers.streams import StreamClient
+from tests.helpers.wire import WireClient, connected
+
+
+class Below(asyncio.Transport):
+    """A transport of no network.
+
+    Attributes:
+        is_aborted: it was.
+        unsent_bytes: what it says.
+    """
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("192.0.2.1", 5)})
+        self.is_closed = False
+        self.is_aborted = False
+        self.unsent_bytes = 0
+
+    def get_write_buffer_size(self) -> int:
+        """Return what the test says."""
+        return self.unsent_bytes
+
+    def is_closing(self) -> bool:
+        """Return whether it was closed."""
+        return self.is_closed or self.is_aborted
+
+    def close(self) -> None:
+        """Note it."""
+        self.is_closed = True
+
+    def abort(self) -> None:
+        """Note it."""
+        self.is_aborted = True
+
+
+class Above(asyncio.Protocol):
+    """A protocol that notes what it is told.
+
+    Attributes:
+        told: names of calls, in order.
+    """
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Note it."""
+        assert isinstance(transport, Layer)
+        self.told.append("made")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note it."""
+        del exc
+        self.told.append("lost")
+
+    def pause_writing(self) -> None:
+        """Note it."""
+        self.told.append("pause")
+
+    def resume_writing(self) -> None:
+        """Note it."""
+        self.told.append("resume")
+
+
+def make(connections: int = 1, **options: Any) -> tuple[Reception, AcceptedConnection]:
+    """Return a reception and a connection that comes in."""
+    counters = Counters()
+    admission = Admission(counters, connections=connections, connections_per_address=None)
+    reception = Reception(
+        admission, counters, logging.getLogger("test"), clock=lambda: 7.0, timeout=0.02
+    )
+    return reception, AcceptedConnection(reception, "default", Places(), **options)
+
+
+async def test_layer_tells_the_protocol_above_only_what_it_has_begun() -> None:
+    """A connection that ends before its layers are through was never there for MQTT."""
+    _, arrival = make()
+    above = Above()
+    layer = Layer(above, arrival)
+    layer.connection_made(Below())
+    layer.pause_writing()
+    layer.resume_writing()
+    layer.connection_lost(None)
+    assert above.told == []
+    assert arrival.place is not None
+    _, arrival = make()
+    layer = Layer(above, arrival)
+    layer.connection_made(Below())
+    layer.open()
+    layer.pause_writing()
+    layer.resume_writing()
+    layer.connection_lost(None)
+    assert above.told == ["made", "pause", "resume", "lost"]
+
+
+async def test_layers_have_only_so_long(caplog: pytest.LogCaptureFixture) -> None:
+    """A connection that does not come through is dropped, counted and logged."""
+    caplog.set_level(logging.INFO)
+    reception, arrival = make()
+    below = Below()
+    Layer(Above(), arrival).connection_made(below)
+    await until(lambda: below.is_aborted)
+    assert reception.counters.connections_refused == {"timeout": 1}
+    assert caplog.messages == ["192.0.2.1:5 on listener default: no CONNECT in time"]
+
+
+async def test_connection_that_came_through_is_left_alone() -> None:
+    """The time for the layers ends with them."""
+    reception, arrival = make()
+    below = Below()
+    Layer(Above(), arrival).connection_made(below)
+    arrival.leave_layers()
+    later = asyncio.Event()
+    asyncio.get_running_loop().call_later(2 * reception.timeout, later.set)
+    await later.wait()
+    assert not below.is_aborted
+
+
+async def test_refused_peer_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is told may take a while, and no longer."""
+    monkeypatch.setattr(arrival_module, "CLOSE_TIMEOUT_SECONDS", 0.02)
+    _, arrival = make()
+    below = Below()
+    Layer(Above(), arrival).connection_made(below)
+    arrival.fail("tls", "no TLS")
+    assert below.is_closed
+    assert not below.is_aborted
+    await until(lambda: below.is_aborted)
+
+
+async def test_end_gives_everything_back() -> None:
+    """No timer and no place stays, and `end` may be called again."""
+    reception, arrival = make()
+    layer = Layer(Above(), arrival)
+    layer.connection_made(Below())
+    assert reception.in_layers == {arrival}
+    layer.connection_lost(None)
+    arrival.end()
+    assert reception.in_layers == set()
+    assert reception.admission.n_connections == 0
+
+
+async def test_connection_without_a_place_is_cut_off_at_once() -> None:
+    """Nothing is read from it."""
+    reception, _ = make()
+    places = Places()
+    while reception.admission.enter(places) is not None:
+        pass
+    arrival = AcceptedConnection(reception, "default", places)
+    below = Below()
+    Layer(Above(), arrival).connection_made(below)
+    assert below.is_aborted
+    assert reception.in_layers == set()
+
+
+async def test_stop_ends_connections_in_their_layers(tmp_path: Path) -> None:
+    """A stop does not wait for a handshake."""
+    authority = Authority(tmp_path)
+    async with serving(listeners={"default": authority.listener_keys()}) as server:
+        silent = await WireClient.dial(port_of(server))
+        client = await StreamClient.dial_tls(port_of(server), authority.client_context())
+        await client.connect("c")
+        await until(lambda: server._reception.admission.n_connections == 2)
+        await server.stop()
+        assert await silent.rest_bytes() == b""
+        assert await client.rest() == [Disconnect(ReasonCode.SERVER_SHUTTING_DOWN)]
+        silent.close()
+        client.close()
+
+
+async def test_time_for_a_connect_counts_from_the_beginning(tmp_path: Path) -> None:
+    """Each byte of a slow handshake does not buy more time."""
+    authority = Authority(tmp_path)
+    async with serving(
+        listeners={"default": authority.listener_keys()},
+        limits={"connect_timeout_seconds": 60.0},
+    ) as server:
+        client = await StreamClient.dial_tls(port_of(server), authority.client_context())
+        await client.send_bytes(write_packet(Connect(client_id="c"), 5)[:-1])
+        await until(lambda: server._driver.protocols)
+        (protocol,) = server._driver.protocols
+        connection = protocol.connection
+        assert connection is not None
+        assert connection.client.timer is not None
+        assert connection.client.timer.at == protocol.arrival.accepted_at + 60.0
+        client.close()
+
+
+_SUBSCRIBER = write_packet(Connect(client_id="stalled", keep_alive=0), 5) + write_packet(
+    Subscribe(1, (SubscriptionRequest("t", 1),)), 5
+)
+
+_WEBSOCKET_REQUEST = (
+    b"GET /mqtt HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Protocol: mqtt\r\n\r\n"
+)
+
+
+def dial_stalled(server: Server, kind: str, authority: Authority) -> socket.socket:
+    """Return a subscriber that will read nothing more."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.settimeout(SECONDS)
+    sock.connect(("127.0.0.1", port_of(server, kind)))
+    if kind == "tls":
+        sock = authority.client_context().wrap_socket(sock, server_hostname="localhost")
+    elif kind == "ws":
+        sock.sendall(_WEBSOCKET_REQUEST)
+        assert b" 101 " in sock.recv(4096)
+        sock.sendall(bytes((0x82, 0x80 | len(_SUBSCRIBER), 0, 0, 0, 0)))
+    sock.sendall(_SUBSCRIBER)
+    return sock
+
+
+def end_own_side(sock: socket.socket, kind: str) -> None:
+    """Say that nothing more will be sent, in the words of the transport."""
+    if isinstance(sock, ssl.SSLSocket):
+        sock.setblocking(False)
+        with contextlib.suppress(ssl.SSLError):  # the broker has not said goodbye, and will not
+            sock.unwrap()
+    elif kind == "ws":
+        sock.sendall(bytes((0x88, 0x82, 0, 0, 0, 0, 0x03, 0xE8)))  # Close, 1000
+    else:
+        sock.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("kind", ["default", "tls", "ws"])
+async def test_client_that_ends_its_side_and_reads_nothing_is_cut_off(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was sent before its end has only so long, or it would hold its place for ever."""
+    monkeypatch.setattr(arrival_module, "CLOSE_TIMEOUT_SECONDS", 0.05)
+    authority = Authority(tmp_path)
+    listeners = {
+        "default": {"bind": "127.0.0.1:0"},
+        "tls": authority.listener_keys(),
+        "ws": {"bind": "127.0.0.1:0", "type": "ws"},
+    }
+    async with serving(listeners=listeners) as server, await connected(port_of(server)) as sender:
+        with await asyncio.to_thread(dial_stalled, server, kind, authority) as sock:
+            await until(lambda: server.core.tree.plan("t", b"t").targets)
+            await sender.publish("t", bytes(8_000_000))
+            end_own_side(sock, kind)
+            await until(lambda: len(server.core.sessions) == 1)
+            await until(lambda: server._reception.admission.n_connections == 1)
