@@ -6,11 +6,11 @@ sidecar takes all 60 for each, both by 1.1 (one run each, a busy machine).
 
 Rerun: ``python -m benchmarks.sidecar_overhead``; a look in seconds with ``--quick``.
 
-One broker runs, and one sidecar before it, with the plugins of docs/edge-proxy.md. The same load
-goes to the broker itself, through a forwarder of connections that looks at nothing, and through the
-sidecar, publishers and subscribers alike, in turns in the order A B C C B A; each two of a way give
-one figure, and the median of these counts. Latency is that of one message at a time, from its
-PUBLISH to its arrival at the client that has sent it, so of two ways through the sidecar.
+One broker runs, and one sidecar before it, with the plugins of docs/how-to/edge-proxy.md. The same
+load goes to the broker itself, through a forwarder of connections that looks at nothing, and
+through the sidecar, publishers and subscribers alike, in turns in the order A B C C B A; each two
+of a way give one figure, and the median of these counts. Latency is that of one message at a time,
+from its PUBLISH to its arrival at the client that has sent it, so of two ways through the sidecar.
 Throughput is that of rows of ``penstock bench``. Load, broker and sidecar need a processor each:
 where they share one, throughput tells how it is shared. The forwarder says what a process in the
 way costs there whatever it does, and the processor time of each, a message, what the sidecar adds.

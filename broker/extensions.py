@@ -12,7 +12,8 @@ overridden, and does not call the rest. All methods are plain functions on the l
 
 `penstock.broker.access_control` has those about clients: who may connect, and do what with which
 topic. `penstock.broker.events` has what a plugin can be told of, and `ClientReports` what it can
-ask. A `Plugin` brings any of these; the policy file names it. ``docs/plugins.md`` shows each.
+ask. A `Plugin` brings any of these; the policy file names it. ``docs/how-to/plugins.md`` shows
+each.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def netem() -> None:
 @app.command()
 def link(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The link, in YAML (docs/netem.md).")
+        Path, typer.Argument(metavar="FILE", help="The link, in YAML (docs/how-to/netem.md).")
     ],
     congestion_control: Annotated[
         str, typer.Option(help="Congestion control of TCP on both hosts.")

@@ -15,7 +15,7 @@ from penstock.netem.figures.figure_file import figure_files, fill_page
 from script.stale_figures import stale
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser("python -m script.fill_pages", description=__doc__)
     parser.add_argument("--stale", action="store_true", help="name figures of changed code")
-    parser.add_argument("pages", nargs="*", type=Path, help="README.md and docs/*.md if none")
+    parser.add_argument("pages", nargs="*", type=Path, help="README.md and those of docs/ if none")
     given = parser.parse_args(argv)
     pages = [page.resolve() for page in given.pages] or PAGES
     if given.stale:

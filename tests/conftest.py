@@ -77,7 +77,7 @@ settings.load_profile("suite")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep docs/conformance.md."""
+    """Keep docs/evidence/conformance.md."""
     config.pluginmanager.register(ConformancePlugin(), "conformance")
 
 

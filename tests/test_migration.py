@@ -1,4 +1,4 @@
-"""What docs/migration.md shows and says."""
+"""What docs/how-to/migration.md shows and says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.broker.import_mosquitto.directives import DIRECTIVES, canonical
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXT = (ROOT / "docs" / "migration.md").read_text()
+TEXT = (ROOT / "docs" / "how-to" / "migration.md").read_text()
 
 
 def test_every_directive_of_the_tables_is_carried_over() -> None:

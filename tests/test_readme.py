@@ -59,8 +59,8 @@ def test_each_file_is_of_a_commit_in_the_history(file: Path) -> None:
 
 
 def test_every_row_that_is_lost_is_shown() -> None:
-    """A row with a ratio on mosquitto's side in docs/performance.md is named."""
-    page = (ROOT / "docs" / "performance.md").read_text()
+    """A row with a ratio on mosquitto's side in docs/evidence/performance.md is named."""
+    page = (ROOT / "docs" / "evidence" / "performance.md").read_text()
     table = page.partition("<!-- benchmarks -->")[2].partition("\n\n")[2].partition("\n\n")[0]
     lost = set()
     for row in re.findall(r"^\| (`.*) \|$", table, re.MULTILINE)[1:]:
@@ -72,8 +72,8 @@ def test_every_row_that_is_lost_is_shown() -> None:
 
 
 def test_mistake_shown_is_what_is_said() -> None:
-    """A mistake in a policy file is told as docs/operations.md tells it."""
-    page = (ROOT / "docs" / "operations.md").read_text()
+    """A mistake in a policy file is told as docs/how-to/operations.md tells it."""
+    page = (ROOT / "docs" / "how-to" / "operations.md").read_text()
     shown = page.partition("$ penstock broker -c policy.yaml\npenstock broker: ")[2]
     keys = {"threshold_s": "ten", "polcy": "historic"}
     with pytest.raises(ConfigError) as caught:

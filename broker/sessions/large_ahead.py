@@ -213,7 +213,7 @@ class LargeAhead:
         ):
             core.logger.info(
                 "client %s: %d small messages waited %.1f s on average behind large ones; with two "
-                "lanes they would not: docs/lanes.md",
+                "lanes they would not: docs/how-to/lanes.md",
                 session.client_id,
                 waits.messages,
                 waits.mean_seconds,

@@ -137,7 +137,7 @@ class Partnership:
         if told := second.to_tell():
             uplink.logger.warning(
                 "uplink %s: one connection to %s, not two: %s; small messages pass before large "
-                "ones (docs/edge.md, Two lanes)",
+                "ones (docs/how-to/edge.md, Two lanes)",
                 other.name,
                 uplink.address,
                 told,

@@ -18,7 +18,7 @@ from typing import Final
 class Costs:
     """Processor time and memory of the broker.
 
-    Times are processor seconds on the machine of docs/performance.md.
+    Times are processor seconds on the machine of docs/evidence/performance.md.
 
     Attributes:
         receive: of a message of QoS 0.
@@ -100,4 +100,6 @@ SOURCE: Final[Mapping[str, str]] = {
     "subscription_bytes": "on a small machine: memory",
     "queued_bytes": "a 1 KB message that waits: 1.35 KB",
 }
-"""Cost to where it is from: a row of docs/performance.md or docs/queue-strategies.md, or a run."""
+"""Cost to where it is from: a row of docs/evidence/performance.md or
+docs/explanation/queue-strategies.md, or a
+run."""

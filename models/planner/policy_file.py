@@ -14,7 +14,7 @@ HEAD: Final = """\
 # What `penstock plan` recommends: penstock broker -c FILE
 #
 # It serves this machine alone, and every client. Before you open it to a network, choose another
-# authentication plugin and address: docs/listeners.md. Other keys have their defaults:
+# authentication plugin and address: docs/how-to/listeners.md. Other keys have their defaults:
 # policy.example.yaml.
 """
 MEMORY_SHARE: Final = 0.5

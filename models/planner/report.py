@@ -20,7 +20,7 @@ from penstock.netem.figures.estimates import Estimate
 from penstock.netem.figures.figure_file import Table
 
 OWN_FILES: Final = 192
-"""That the broker keeps for itself (docs/performance.md)."""
+"""That the broker keeps for itself (docs/evidence/performance.md)."""
 
 HEADING: Final = (
     "Predicted by simulation and closed forms, with 95 % confidence intervals (bootstrap over"
@@ -320,7 +320,7 @@ def _costs(costs: Costs) -> Table:
         if each.name == "idle":
             shown = f"{value:.2%} of a core"
         rows.append([each.name, shown, SOURCE[each.name]])
-    return Table(["cost", "taken", "from docs/performance.md"], rows)
+    return Table(["cost", "taken", "from docs/evidence/performance.md"], rows)
 
 
 def _times(number: float) -> str:

@@ -1,6 +1,6 @@
 """A link in a file: its profiles, and when it changes between them.
 
-YAML, in the units of `penstock.netem.links.profiles`; docs/netem.md has an example.
+YAML, in the units of `penstock.netem.links.profiles`; docs/how-to/netem.md has an example.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def _small_waits(waits: Report | None) -> Iterator[str]:
         f"  {n:,} small {'message' if n == 1 else 'messages'} waited "
         f"{_seconds(waits['mean_seconds'])} on average behind large ones in the last "
         f"{'minute' if minutes == 1 else f'{minutes} minutes'}; with two lanes "
-        f"{'it' if n == 1 else 'they'} would not: docs/lanes.md"
+        f"{'it' if n == 1 else 'they'} would not: docs/how-to/lanes.md"
     )
 
 

@@ -70,7 +70,7 @@ def requirements(*extras: str) -> set[str]:
     for extra in extras:
         for line in project()["optional-dependencies"][extra]:
             name, _, others = re.match(r"([\w.-]+)(\[([\w,]+)\])?", line).groups()  # type: ignore[union-attr]
-            names |= requirements(*others.split(",")) if name == "penstock" else {name}
+            names |= requirements(*others.split(",")) if name == "penstock-mqtt" else {name}
     return names
 
 
@@ -117,7 +117,7 @@ def test_what_is_declared_is_used() -> None:
         )
         for line in lines:
             name = re.match(r"[\w.-]+", line).group()  # type: ignore[union-attr]
-            if name not in {"penstock", *NOT_IMPORTED} and module_of(name) not in of_extra:
+            if name not in {"penstock-mqtt", *NOT_IMPORTED} and module_of(name) not in of_extra:
                 unused.add(f"{extra}: {name}")
     assert not unused
 

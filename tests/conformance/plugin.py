@@ -1,4 +1,4 @@
-"""What pytest does with the marks: it collects what was proven and keeps docs/conformance.md.
+"""Pytest collects by the marks what was proven, and keeps docs/evidence/conformance.md.
 
 A run in which every proving test has run rewrites the file where it differs; in continuous
 integration, which sets ``CI``, a difference fails the run instead. Any narrower run leaves the
@@ -54,7 +54,7 @@ class ConformancePlugin:
     @property
     def file(self) -> Path:
         """The file that is kept."""
-        return self.root / "docs" / "conformance.md"
+        return self.root / "docs" / "evidence" / "conformance.md"
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         """A proving test that will not run makes the run a narrow one."""
@@ -105,7 +105,7 @@ class ConformancePlugin:
                 self._complaints.append(_difference(before, text))
             else:
                 self.file.write_text(text)
-                self._notes.append("docs/conformance.md is rewritten: commit it")
+                self._notes.append("docs/evidence/conformance.md is rewritten: commit it")
         if self._complaints and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -162,7 +162,7 @@ def _difference(before: str, after: str) -> str:
         shown.append(f"... and {len(lines) - len(shown)} lines more")
     return "\n".join(
         [
-            "docs/conformance.md is not what this run has shown: run",
+            "docs/evidence/conformance.md is not what this run has shown: run",
             '    pytest -m "mqtt5 or mqtt311"',
             "and commit the file. The difference:",
             *shown,

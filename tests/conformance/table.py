@@ -1,4 +1,4 @@
-"""docs/conformance.md: what each statement asks for, and the tests that prove it."""
+"""docs/evidence/conformance.md: what each statement asks for, and the tests that prove it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ Run = Callable[..., pytest.RunResult]
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return what runs pytest on a small project, outside of continuous integration."""
     monkeypatch.delenv("CI", raising=False)
-    (pytester.path / "docs").mkdir()
+    (pytester.path / "docs" / "evidence").mkdir(parents=True)
     (pytester.path / "tests").mkdir()
     pytester.makeini(
         "[pytest]\ntestpaths = tests\naddopts = --import-mode=importlib\n"
@@ -50,7 +50,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def table(pytester: pytest.Pytester) -> Path:
     """Return the file that the plugin keeps."""
-    return pytester.path / "docs" / "conformance.md"
+    return pytester.path / "docs" / "evidence" / "conformance.md"
 
 
 @pytest.mark.parametrize("arguments", [(), ("tests",), ("-m", "mqtt5 or mqtt311")], ids=str)

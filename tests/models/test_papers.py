@@ -66,8 +66,8 @@ FIGURES = {
 
 
 def test_every_figure_of_the_papers_has_its_row() -> None:
-    """In docs/models.md; ``1.1 to 1.8, 2.1`` names nine of them."""
-    page = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+    """In docs/evidence/models.md; ``1.1 to 1.8, 2.1`` names nine of them."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "models.md"
     _, _, table = page.read_text(encoding="utf-8").partition("| paper | figure, table |")
     found: dict[str, set[str]] = defaultdict(set)
     for paper, figures in re.findall(r"^\| (00\d) \| ([\d., to]+)", table, re.MULTILINE):

@@ -132,9 +132,9 @@ def test_a_run_at_a_site_measures_the_edge_proxy_too() -> None:
 
 def test_stale_figures_are_named_with_their_pages(capsys: pytest.CaptureFixture[str]) -> None:
     """One line each; status 1 where there are any, 0 where not."""
-    page = ROOT / "docs" / "fabric.md"
+    page = ROOT / "docs" / "how-to" / "fabric.md"
     status = main(["--stale", str(page)])
     lines = capsys.readouterr().out.splitlines()
     assert status == (1 if lines else 0)
     assert all(line.startswith("docs/figures/") and " (fabric.md): " in line for line in lines)
-    assert main(["--stale", str(ROOT / "docs" / "lanes.md")]) == 0
+    assert main(["--stale", str(ROOT / "docs" / "how-to" / "lanes.md")]) == 0

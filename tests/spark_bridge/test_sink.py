@@ -36,7 +36,7 @@ from tests.helpers.certificates import Authority
 from tests.helpers.paho_client import PahoClient
 from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker
 
-PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "spark.md").read_text()
 BACK_TO_MQTT = PAGE.partition("## Back to MQTT")[2].partition("\n## ")[0]
 QUEUE = {"http": "127.0.0.1:0", "publishing": {}, "queues": {"telemetry": {"topics": ["t/#"]}}}
 TOKENS = {

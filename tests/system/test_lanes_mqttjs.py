@@ -1,4 +1,4 @@
-"""docs/lanes-mqttjs.md: its lines, with the real MQTT.js on Node."""
+"""docs/how-to/lanes-mqttjs.md: its lines, with the real MQTT.js on Node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from tests.helpers.slow_link import relay_to
 from tests.helpers.two_lanes import is_connected, wait_for
 
 VERSION = "5.16.0"
-LINES = re.findall(r"```js\n(.*?)```", (ROOT / "docs" / "lanes-mqttjs.md").read_text(), re.DOTALL)
+LINES = re.findall(
+    r"```js\n(.*?)```", (ROOT / "docs" / "how-to" / "lanes-mqttjs.md").read_text(), re.DOTALL
+)
 PICTURE = 400_000
 
 PROGRAM = """

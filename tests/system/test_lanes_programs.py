@@ -17,7 +17,7 @@ from tests.helpers.paho_client import PahoClient
 from tests.helpers.process import ROOT, BrokerProcess, Program
 from tests.helpers.slow_link import Link, relay_to
 
-PAGE = (ROOT / "docs" / "lanes.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "lanes.md").read_text()
 PROGRAMS = dict(
     zip(("paho", "aiomqtt"), re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL), strict=True)
 )

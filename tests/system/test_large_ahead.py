@@ -22,7 +22,7 @@ N_SMALL: Final = 12
 
 TOLD: Final = (
     rf"INFO .*client far: {N_SMALL} small messages waited (\d+\.\d) s on average behind "
-    r"large ones; with two lanes they would not: docs/lanes.md\n"
+    r"large ones; with two lanes they would not: docs/how-to/lanes.md\n"
 )
 
 SLOW = Profile("slow", Direction(0.02), Direction(0.02, 50_000))

@@ -1,4 +1,4 @@
-"""The code of docs/plugins.md: a distribution of all its blocks, in a broker that is a process."""
+"""The code of docs/how-to/plugins.md: a distribution of all its blocks, in a real broker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.process import ROOT, BrokerProcess, running_broker
 from tests.helpers.wire import WireClient, connected
 
-PAGE = (ROOT / "docs" / "plugins.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "plugins.md").read_text()
 
 
 def blocks(language: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""docs/queue.md: its examples, run from top to bottom against a gateway with its policy."""
+"""docs/how-to/queue.md: its examples, run from top to bottom against a gateway with its policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.gateway import gateway_of
 from tests.helpers.process import SECONDS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "queue.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "queue.md"
 
 BLOCK = re.compile(r"^```(yaml|python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

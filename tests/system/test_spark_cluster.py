@@ -1,7 +1,7 @@
 """A cluster of Spark's own: a master, two workers, and a job of `spark-submit`.
 
-Each is a process with a working folder of its own. The job is that of ``docs/spark.md``, sent as
-the page says: executors have no Penstock but that of ``--py-files``, no Python but that of
+Each is a process with a working folder of its own. The job is that of ``docs/how-to/spark.md``,
+sent as the page says: executors have no Penstock but that of ``--py-files``, no Python but that of
 ``--archives``, whose libraries are pyarrow and redis-py alone, and no token but that of
 ``--files``. It follows two queues: one through its gateway, and one whose engine is `redis`,
 straight from the server.
@@ -42,7 +42,7 @@ from tests.helpers.gateway import gateway_of
 from tests.helpers.process import ROOT, Program
 
 SPARK: Final = Path(pyspark.__file__).parent
-PAGE: Final = ROOT / "docs" / "spark.md"
+PAGE: Final = ROOT / "docs" / "how-to" / "spark.md"
 
 TOKEN: Final = "of-the-cluster"
 MESSAGES: Final = 2_000

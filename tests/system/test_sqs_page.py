@@ -1,4 +1,4 @@
-"""docs/sqs.md: its policy and its examples, with a broker, a device and boto3 as it is."""
+"""docs/how-to/sqs.md: its policy and its examples, with a broker, a device and boto3 as it is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.paho_client import PahoClient
 from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy, running_broker
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "sqs.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "sqs.md"
 
 BLOCK = re.compile(r"^```(yaml|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -14,7 +14,7 @@ from penstock.broker.config.listener_config import Listener, Tls, split_bind
 from penstock.broker.config.policy import Policy, parse_policy
 from penstock.broker.errors import ConfigError
 
-DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "listeners.md"
+DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "listeners.md"
 
 
 def problems_of(text: str) -> dict[str, tuple[str, str]]:
@@ -230,7 +230,7 @@ def test_fifo_in_place_of_a_file_of_tls_is_refused(files: dict[str, Any], key: s
 
 
 def test_policy_of_the_documentation_is_one_that_loads(files: dict[str, Any]) -> None:
-    """What is copied from docs/listeners.md starts a broker, where the files are there."""
+    """What is copied from docs/how-to/listeners.md starts a broker, where the files are there."""
     text, access = re.findall(
         r"^```yaml\n(.*?)^```$", DOCUMENTATION.read_text(), flags=re.MULTILINE | re.DOTALL
     )

@@ -246,7 +246,7 @@ def test_the_log_tells_once_an_hour_what_two_lanes_would_gain(
     assert lines[1] == [
         (
             "client s: 10 small messages waited 3.9 s on average behind large ones; with two lanes "
-            "they would not: docs/lanes.md"
+            "they would not: docs/how-to/lanes.md"
         )
     ]
     assert len(lines[3]) == 1

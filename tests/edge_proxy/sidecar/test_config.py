@@ -27,7 +27,7 @@ from tests.helpers.examples import default_of, in_bytes, section, shown
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "proxy.example.yaml"
-DOCUMENTATION = ROOT / "docs" / "edge-proxy.md"
+DOCUMENTATION = ROOT / "docs" / "how-to" / "edge-proxy.md"
 
 SECTIONS: dict[tuple[str, ...], type[Any]] = {
     (): ProxyKeys,

@@ -45,8 +45,8 @@ SHARES = {
     Cell("idle", "bbr", is_relayed=False): 0.45,
     Cell("idle", "bbr", is_relayed=True): 0.7,
 }
-"""The least share of the oracle's gain that is closed. Below the target of 0.7, docs/withholding.md
-says what limits it."""
+"""The least share of the oracle's gain that is closed. Below the target of 0.7,
+docs/explanation/withholding.md says what limits it."""
 
 PRICES = {
     Cell("loss", "cubic", is_relayed=False): 1.3,

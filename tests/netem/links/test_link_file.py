@@ -26,7 +26,7 @@ def write(folder: Path, text: str) -> Path:
 
 def test_the_example_of_the_documentation_is_read(tmp_path: Path) -> None:
     """Each state has its two directions, and the plan its states."""
-    found = re.search(r"```yaml\n(.*?)```", (ROOT / "docs/netem.md").read_text(), re.DOTALL)
+    found = re.search(r"```yaml\n(.*?)```", (ROOT / "docs/how-to/netem.md").read_text(), re.DOTALL)
     assert found is not None
     plan = read_link(write(tmp_path, found[1]))
     assert set(plan.profiles) == {"good", "lossy"}
@@ -40,7 +40,7 @@ def test_the_example_of_the_documentation_is_read(tmp_path: Path) -> None:
 
 def test_the_documentation_names_every_key_of_a_direction() -> None:
     """The table has a row for each."""
-    text = (ROOT / "docs/netem.md").read_text()
+    text = (ROOT / "docs/how-to/netem.md").read_text()
     assert all(f"\n| `{key.name}` | " in text for key in dataclasses.fields(Direction))
 
 

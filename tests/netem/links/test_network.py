@@ -500,7 +500,7 @@ def test_what_a_crash_has_left_is_removed_by_the_next_network(engine: str, own_n
 
 def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
     """As it stands there: messages come over a link that is bad now and then."""
-    text = (ROOT / "docs/netem.md").read_text()
+    text = (ROOT / "docs/how-to/netem.md").read_text()
     example = text.partition("```python\n")[2].partition("```")[0]
     done = subprocess.run(
         python(example),

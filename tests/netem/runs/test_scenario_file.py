@@ -29,7 +29,7 @@ from penstock.netem.runs.scenario import (
 from penstock.netem.runs.scenario_file import FOLDER, names, read_scenario
 from tests.helpers.experiments import SMALL_FILE, write_scenario
 
-DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs/scenarios.md"
+DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs/reference/scenarios.md"
 MOST_SHORT_SECONDS = 15.0
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.plugins.console.report_text import describe, describe_proxy
 
-DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
+DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "operations.md"
 
 REASON = (
     "adaptive: the path is bad, it would take 40 s: withheld 2.6 s of 20 s "
@@ -149,7 +149,7 @@ def test_a_client_with_a_bad_link_and_a_held_message() -> None:
         "  3.2 s ago: held (congested): 1,000,000 bytes on cam/1",
         (
             "  412 small messages waited 1.2 s on average behind large ones in the last 8 minutes; "
-            "with two lanes they would not: docs/lanes.md"
+            "with two lanes they would not: docs/how-to/lanes.md"
         ),
         LEDGER_LINE,
         "  1,000,300 bytes wait: withheld",
@@ -188,7 +188,7 @@ def test_subscriptions_of_one_size_class_are_named(sizes: dict[str, int], line: 
 
 
 def test_the_documentation_shows_what_is_printed() -> None:
-    """The example of docs/operations.md is this one."""
+    """The example of docs/how-to/operations.md is this one."""
     text = DOCUMENTATION.read_text()
     assert "$ penstock why dev7\n" + "\n".join(describe(client())) + "\n```" in text
 

@@ -31,7 +31,7 @@ from tests.helpers.process import ROOT, Program, running_broker
 HOSTS = ("a", "b")
 FILE = "pipeline.yaml"
 DATA = "telemetry-data"
-PAGE = ROOT / "docs" / "spark.md"
+PAGE = ROOT / "docs" / "how-to" / "spark.md"
 WAIT_MILLISECONDS = 60_000
 
 

@@ -196,7 +196,7 @@ RIGHTS = (
     " +subscribe +unsubscribe +ping +info +time +exists +unlink +expire +wait +select"
     " +cluster|slots +config|get"
 )
-"""What a user needs at least, as docs/queue.md says."""
+"""What a user needs at least, as docs/how-to/queue.md says."""
 
 
 def certified(tmp_path: Path) -> tuple[tuple[str, ...], Login]:
