@@ -1,96 +1,69 @@
+"""The programs take the three example files, and the page of all keys is the code's."""
+
 from __future__ import annotations
 
-from dataclasses import Field, fields
+import re
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from penstock.broker.config.checked_yaml import validate_config
-from penstock.broker.config.limits import Limits
-from penstock.broker.config.listener_config import ListenerKeys
-from penstock.broker.config.mqtt_options import MqttOptions
-from penstock.broker.config.policy import Persistence, load_policy
-from penstock.broker.config.policy import _PolicyKeys as PolicyKeys
-from penstock.edge_proxy.parts.config import PartsConfig
-from penstock.plugins.access.config import AccessConfig
-from penstock.plugins.console.config import ConsoleConfig
-from penstock.plugins.memory.config import MemoryConfig
-from penstock.plugins.probing.config import ProbingConfig
-from penstock.plugins.queue.config import (
-    GroupConfig,
-    LogicalQueueConfig,
-    PublishingConfig,
-    QueueConfig,
-    QueueHttpLimits,
-    RedisConfig,
+from penstock.broker.config.policy import load_policy
+from penstock.broker.plugin_loader import load_plugins
+from penstock.broker.reports.client_reports import Reports
+from penstock.edge_proxy.sidecar.config import load_proxy_config
+from script.key_reference import PAGE, POLICY, PROXY, attributes, page
+
+ROOT = Path(__file__).resolve().parents[1]
+SECTIONS = [*POLICY.items(), *PROXY.items()]
+
+
+@pytest.mark.parametrize(
+    ("name", "plugins"),
+    [("policy", ["probing", "withholding", "queue"]), ("edge", ["uplink"])],
 )
-from penstock.plugins.web.limits import HttpLimits
-from penstock.plugins.withholding.config import WithholdingConfig
-from tests.helpers.examples import default_of, in_bytes, section, shown
-
-EXAMPLE = Path(__file__).resolve().parents[1] / "policy.example.yaml"
-
-SECTIONS: dict[tuple[str, ...], type[Any]] = {
-    (): PolicyKeys,
-    ("listeners", "default"): ListenerKeys,
-    ("limits",): Limits,
-    ("plugins", "access"): AccessConfig,
-    ("mqtt",): MqttOptions,
-    ("persistence",): Persistence,
-    ("plugins", "memory"): MemoryConfig,
-    ("plugins", "probing"): ProbingConfig,
-    ("plugins", "withholding"): WithholdingConfig,
-    ("plugins", "console"): ConsoleConfig,
-    ("plugins", "parts"): PartsConfig,
-    ("plugins", "queue"): QueueConfig,
-    ("plugins", "console", "http_limits"): HttpLimits,
-    ("plugins", "queue", "http_limits"): QueueHttpLimits,
-    ("plugins", "queue", "redis"): RedisConfig,
-    ("plugins", "queue", "publishing"): PublishingConfig,
-    ("plugins", "queue", "queues", "pictures"): LogicalQueueConfig,
-    ("plugins", "queue", "queues", "pictures", "groups", "viewers"): GroupConfig,
-}
-"""Where the keys of each configuration stand in the file."""
+def test_an_example_is_a_policy_file(name: str, plugins: list[str]) -> None:
+    """The broker takes it, with each plugin's keys, and it is short enough to be read."""
+    file = ROOT / f"{name}.example.yaml"
+    policy = load_policy(file)
+    assert list(policy.plugins) == plugins
+    load_plugins(policy, clients=Reports(lambda: 0.0))
+    assert len(file.read_text().splitlines()) <= 40
 
 
-def places() -> list[Any]:
-    """Return (section, field) for every key of every configuration."""
-    return [
-        pytest.param(keys, field, id=".".join((*keys, field.name)))
-        for keys, config in SECTIONS.items()
-        for field in fields(config)
-    ]
+def test_the_proxy_takes_its_example() -> None:
+    """With the plugins that protect small messages."""
+    config = load_proxy_config(ROOT / "proxy.example.yaml")
+    assert list(config.plugins) == ["probing", "withholding"]
+    assert config.plugins["probing"]["probe_period"] == 1.0
 
 
-def test_the_example_loads() -> None:
-    """The file is one that the broker takes, with the plugins it is an example of."""
-    policy = load_policy(EXAMPLE)
-    assert list(policy.plugins) == ["probing", "withholding", "queue"]
-    assert policy.amqtt is not None
-    assert list(policy.amqtt["plugins"]) == ["amqtt.plugins.authentication.AnonymousAuthPlugin"]
-    for name, config in {
-        "probing": ProbingConfig,
-        "withholding": WithholdingConfig,
-        "queue": QueueConfig,
-    }.items():
-        validate_config(config, policy.plugins[name], EXAMPLE.name, f"plugins.{name}")
+@pytest.mark.parametrize("name", ["policy", "proxy", "edge"])
+def test_a_key_behind_a_comment_sign_is_one_that_exists(name: str, tmp_path: Path) -> None:
+    """Who takes the sign away gets what the line says, and no error."""
+    text = (ROOT / f"{name}.example.yaml").read_text()
+    text = re.sub(r"^( *)#(?=\S)", r"\1", text, flags=re.MULTILINE)
+    text = text.replace("  amqtt.plugins.authentication.AnonymousAuthPlugin", "  #")
+    for file in ("server.crt", "server.key", "ca.crt", "password", "passwords", "topics"):
+        text = re.sub(rf"\b{re.escape(file)}\b", str(tmp_path / file), text)
+        (tmp_path / file).touch()
+    text = text.replace("    ssl: true ", "    ssl: false ")
+    file = tmp_path / "example.yaml"
+    file.write_text(text)
+    if name == "proxy":
+        assert load_proxy_config(file).identity == "proxy_v2"
+    else:
+        assert load_policy(file).plugins
 
 
-@pytest.mark.parametrize(("keys", "field"), places())
-def test_every_key_is_shown_and_shown_defaults_are_the_defaults(
-    keys: tuple[str, ...], field: Field[Any]
-) -> None:
-    """No key is left out, and a key behind a comment sign has its true default."""
-    is_set, with_defaults = shown(EXAMPLE)
-    assert field.name in section(with_defaults, keys)
-    if field.name in section(is_set, keys):
-        return
-    assert in_bytes(section(with_defaults, keys)[field.name]) == in_bytes(default_of(field))
+def test_the_page_of_keys_is_the_code_s() -> None:
+    """`python -m script.key_reference` writes it."""
+    assert PAGE.read_text(encoding="utf-8") == page()
 
 
-def test_nothing_else_is_shown() -> None:
-    """A key behind a comment sign is one that exists: the file loads with all of them set."""
-    _, with_defaults = shown(EXAMPLE)
-    for keys, config in SECTIONS.items():
-        validate_config(config, section(with_defaults, keys), EXAMPLE.name, ".".join(keys))
+@pytest.mark.parametrize(("place", "cls"), SECTIONS, ids=[f"{c.__name__}" for _, c in SECTIONS])
+def test_every_key_is_told(place: str, cls: type) -> None:
+    """By a line under Attributes that begins a sentence; nothing is told that is no key."""
+    told = attributes(cls)
+    assert {field.name for field in fields(cls)} == set(told), place
+    assert all(told.values())

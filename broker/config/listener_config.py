@@ -173,7 +173,23 @@ class Listener(ConnectionOptions):
 
 @checked_dataclass(frozen=True, config=STRICT)
 class ListenerKeys(ConnectionOptions, ClientCertificates):
-    """What may stand under one listener (aMQTT 0.12, `ListenerConfig`, and ours)."""
+    """The keys of one listener: those of aMQTT 0.12, `ListenerConfig`, and ours.
+
+    Attributes:
+        type: `tcp`, or `ws` for WebSocket.
+        bind: `host:port`, a port, or `unix:/path`. Where no plugin authenticates clients, an
+            address of all interfaces is served at loopback alone, and any other address ends the
+            start.
+        max_connections: connections at a time; 0 for no limit.
+        ssl: whether the listener speaks TLS, with `certfile` and `keyfile`.
+        certfile: PEM file of the certificate, then those between it and its root. SIGHUP reads all
+            files of TLS again, for new connections.
+        keyfile: PEM file of the certificate's private key, without a passphrase.
+        tls_minimum_version: 1.2 or 1.3.
+        socket_mode: permissions of the file of a Unix socket, octal.
+        reader: of aMQTT's listeners of type `external`; refused.
+        writer: of aMQTT's listeners of type `external`; refused.
+    """
 
     type: str = "tcp"
     bind: str | int | None = f"0.0.0.0:{DEFAULT_PORT}"

@@ -99,8 +99,25 @@ class Policy:
 
 
 @checked_dataclass(frozen=True, slots=True, config=STRICT)
-class _PolicyKeys:
-    """What may stand at the top of the file (aMQTT 0.12, `BrokerConfig`, and ours)."""
+class PolicyKeys:
+    """The keys at the top of a policy file: those of aMQTT 0.12, `BrokerConfig`, and ours.
+
+    Attributes:
+        listeners: name of a listener to its keys. A listener takes each key that it does not set
+            from the one named `default`. None: one listener, `default`.
+        limits: what clients may take of the broker.
+        mqtt: what of the protocol is offered.
+        plugins: short name of a plugin, or dotted name of an aMQTT plugin, to its keys. A list, as
+            in older files of aMQTT, is taken as well.
+        auth: an older form of aMQTT's plugin settings.
+        topic_check: an older form of aMQTT's plugin settings.
+        sys_interval: seconds between two publications of `$SYS`; 0 for none. None: 10.
+        timeout_disconnect_delay: seconds added to the keep-alive that a client asks for. None: 0.
+        session_expiry_interval: seconds, the most that a session outlives its connection. None: as
+            long as its client has asked for.
+        persistence: sessions, their messages, retained messages and wills outlive the process.
+            None: they end with it.
+    """
 
     listeners: dict[str, dict[str, Any] | None] | None = None
     limits: dict[str, Any] | None = None
@@ -138,7 +155,7 @@ class _Reading(FileReading):
 
     def policy(self, document: Mapping[str, Any]) -> Policy:
         top = self.underscored(document, "")
-        keys = self.checked(_PolicyKeys, top, "")
+        keys = self.checked(PolicyKeys, top, "")
         if keys is None:
             raise ConfigError(self.file, self.problems)
         listener_keys, listeners = read_listeners(keys.listeners or {"default": None}, self)
@@ -176,7 +193,7 @@ class _Reading(FileReading):
         return self.checked(cls, self.underscored(mapping, name), name)
 
     def _plugins(
-        self, keys: _PolicyKeys
+        self, keys: PolicyKeys
     ) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]]]:
         """Return the plugins with a short name and those with a dotted one."""
         short: dict[str, Mapping[str, Any]] = {}
@@ -197,7 +214,7 @@ class _Reading(FileReading):
 
 def _amqtt_config(
     document: Mapping[str, Any],
-    keys: _PolicyKeys,
+    keys: PolicyKeys,
     listeners: Mapping[str, ListenerKeys],
     dotted: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any] | None:

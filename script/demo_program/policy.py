@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-EXAMPLE: Final = Path(__file__).resolve().parents[2] / "policy.example.yaml"
+import yaml
 
-POLICY: Final = re.compile(r"^    policy: (?P<name>\w+)$", re.MULTILINE)
-"""The line of the example that says when large messages are held back."""
+EXAMPLE: Final = Path(__file__).resolve().parents[2] / "policy.example.yaml"
 
 SYS_INTERVAL_SECONDS: Final = 1
 """The demo shows the broker's books while they change."""
@@ -57,15 +55,8 @@ def free_ports(wanted: list[int]) -> list[int]:
 
 
 def default_policy(example: str) -> str:
-    """Return the name of the policy in the example.
-
-    Raises:
-        ValueError: the example does not have one.
-    """
-    found: list[str] = POLICY.findall(example)
-    if len(found) != 1:
-        raise ValueError(f"{EXAMPLE.name}: `policy: NAME` stands in it {len(found)} times, not 1")
-    return found[0]
+    """Return the name of the example's policy of withholding."""
+    return str(yaml.safe_load(example)["plugins"]["withholding"]["policy"])
 
 
 def derive(
@@ -84,23 +75,19 @@ def derive(
         congestion_control: of the broker's connections; None for the machine's.
 
     Raises:
-        ValueError: the example does not have what is to be replaced exactly once.
+        KeyError: the example does not have what is to be replaced.
     """
-    replaced = {
-        "bind: 127.0.0.1:1883": f"bind: 127.0.0.1:{places.mqtt_port}",
-        "http: 127.0.0.1:8080": f"http: 127.0.0.1:{places.http_port}",
-        "path: penstock-queue.db": f"path: {places.queue_file}",
-        "path: penstock-publishing.db": f"path: {places.queue_file.with_suffix('.publishing.db')}",
-        "path: penstock-sessions.db": f"path: {places.sessions_file}",
-        "sys_interval: 10 ": f"sys_interval: {SYS_INTERVAL_SECONDS} ",
-    }
+    keys = yaml.safe_load(example)
+    listener, plugins = keys["listeners"]["default"], keys["plugins"]
+    listener["bind"] = f"127.0.0.1:{places.mqtt_port}"
+    keys["persistence"]["path"] = str(places.sessions_file)
+    keys["sys_interval"] = SYS_INTERVAL_SECONDS
+    plugins["queue"] |= {"http": f"127.0.0.1:{places.http_port}", "path": str(places.queue_file)}
+    publishing_file = places.queue_file.with_suffix(".publishing.db")
+    plugins["queue"]["publishing"]["path"] = str(publishing_file)
     if policy is not None:
-        replaced[f"    policy: {default_policy(example)}\n"] = f"    policy: {policy}\n"
+        plugins["withholding"]["policy"] = policy
     if congestion_control is not None:
-        replaced["#congestion_control: null "] = f"congestion_control: {congestion_control} "
-    text = example
-    for old, new in replaced.items():
-        if text.count(old) != 1:
-            raise ValueError(f"{EXAMPLE.name}: {old!r} stands in it {text.count(old)} times, not 1")
-        text = text.replace(old, new)
+        listener["congestion_control"] = congestion_control
+    text: str = yaml.safe_dump(keys, sort_keys=False)
     return text

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,35 +10,15 @@ from penstock.broker.config.listener_config import Listener
 from penstock.broker.config.policy import parse_policy
 from penstock.broker.errors import ConfigError
 from penstock.edge_proxy.sidecar.config import (
-    ProxyKeys,
     ProxyLimits,
-    load_proxy_config,
     parse_proxy_config,
 )
-from penstock.edge_proxy.upstream_config import UpstreamKeys, UpstreamTlsKeys
-from penstock.plugins.console.config import ConsoleConfig
-from penstock.plugins.memory.config import MemoryConfig
+from penstock.edge_proxy.upstream_config import UpstreamKeys
 from penstock.plugins.probing.config import ProbingConfig
-from penstock.plugins.web.limits import HttpLimits
 from penstock.plugins.withholding.config import WithholdingConfig
-from tests.helpers.examples import default_of, in_bytes, section, shown
 
 ROOT = Path(__file__).resolve().parents[3]
-EXAMPLE = ROOT / "proxy.example.yaml"
 DOCUMENTATION = ROOT / "docs" / "how-to" / "edge-proxy.md"
-
-SECTIONS: dict[tuple[str, ...], type[Any]] = {
-    (): ProxyKeys,
-    ("upstream",): UpstreamKeys,
-    ("upstream", "tls"): UpstreamTlsKeys,
-    ("limits",): ProxyLimits,
-    ("plugins", "probing"): ProbingConfig,
-    ("plugins", "withholding"): WithholdingConfig,
-    ("plugins", "memory"): MemoryConfig,
-    ("plugins", "console"): ConsoleConfig,
-    ("plugins", "console", "http_limits"): HttpLimits,
-}
-"""Where the keys of each configuration stand in the example."""
 
 UPSTREAM = "upstream: {address: broker:1884}\n"
 
@@ -198,41 +176,6 @@ def test_a_wrong_file_names_place_read_and_allowed(
     assert problem.path == place
     assert read in problem.read
     assert allowed in problem.allowed
-
-
-def test_the_example_loads() -> None:
-    """The file is one that the proxy takes, with the plugins it is an example of."""
-    config = load_proxy_config(EXAMPLE)
-    assert list(config.plugins) == ["probing", "withholding"]
-    assert config.plugins["probing"]["probe_period"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("keys", "field"),
-    [
-        pytest.param(keys, field, id=".".join((*keys, field.name)))
-        for keys, config in SECTIONS.items()
-        for field in fields(config)
-    ],
-)
-def test_every_key_is_shown_and_shown_defaults_are_the_defaults(
-    keys: tuple[str, ...], field: Field[Any]
-) -> None:
-    """No key is left out, and a key behind a comment sign has its true default."""
-    is_set, with_defaults = shown(EXAMPLE)
-    assert field.name in section(with_defaults, keys)
-    if (*keys, field.name) in SECTIONS:
-        return  # each of its own keys is compared
-    if field.name not in section(is_set, keys):
-        shown_default = section(with_defaults, keys)[field.name]
-        assert in_bytes(shown_default) == in_bytes(default_of(field))
-
-
-def test_nothing_else_is_shown() -> None:
-    """A key behind a comment sign is one that exists."""
-    _, with_defaults = shown(EXAMPLE)
-    for keys, config in SECTIONS.items():
-        validate_config(config, section(with_defaults, keys), EXAMPLE.name, ".".join(keys))
 
 
 def test_the_files_in_the_documentation_load(

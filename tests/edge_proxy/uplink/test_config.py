@@ -1,27 +1,18 @@
 from __future__ import annotations
 
-from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.broker.config.checked_yaml import validate_config
-from penstock.broker.config.policy import load_policy
 from penstock.broker.errors import ConfigError
 from penstock.edge_proxy.uplink.config import (
-    BacklogKeys,
-    ReconnectKeys,
     UplinkConfig,
-    UplinkKeys,
 )
 from penstock.edge_proxy.uplink.lanes import LanesKeys
-from penstock.edge_proxy.uplink.remapping import DownRule, Rule
-from penstock.edge_proxy.uplink.schedule_and_budget import StartKeys, TimesKeys, Window
-from penstock.edge_proxy.upstream_config import UpstreamKeys, UpstreamTlsKeys
-from tests.helpers.examples import default_of, section, shown
+from penstock.edge_proxy.uplink.remapping import Rule
+from penstock.edge_proxy.upstream_config import UpstreamKeys
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "edge.example.yaml"
 ONE = {"upstream": {"address": "cloud"}, "up": [{"filter": "#"}]}
 
 
@@ -94,47 +85,3 @@ def test_names_are_checked(mapping: dict[str, Any], told: str) -> None:
 def test_a_version_may_be_a_number() -> None:
     """YAML reads 5 as one."""
     assert read(version=5).uplinks["cloud"].version == "5"
-
-
-def test_the_example_is_a_policy_file() -> None:
-    """As it stands, a broker starts with it."""
-    assert "uplink" in load_policy(EXAMPLE).plugins
-
-
-PLACE = ("plugins", "uplink", "uplinks", "cloud")
-
-
-@pytest.mark.parametrize(
-    ("place", "rules", "config"),
-    [
-        (PLACE[:2], "", UplinkConfig),
-        (PLACE, "", UplinkKeys),
-        ((*PLACE, "upstream"), "", UpstreamKeys),
-        ((*PLACE, "upstream", "tls"), "", UpstreamTlsKeys),
-        ((*PLACE, "reconnect"), "", ReconnectKeys),
-        ((*PLACE, "backlog"), "", BacklogKeys),
-        ((*PLACE, "start"), "", StartKeys),
-        ((*PLACE, "times"), "", TimesKeys),
-        ((*PLACE, "times"), "windows", Window),
-        ((*PLACE, "lanes"), "", LanesKeys),
-        (PLACE, "up", Rule),
-        (PLACE, "down", DownRule),
-    ],
-)
-def test_the_example_shows_every_key_with_its_default(
-    place: tuple[str, ...], rules: str, config: type[Any]
-) -> None:
-    """And no other."""
-    is_set, with_defaults = (section(mapping, place) for mapping in shown(EXAMPLE))
-    if rules:
-        is_set, with_defaults = is_set[rules][0], with_defaults[rules][0]
-    assert set(with_defaults) == {field.name for field in fields(config)}
-    for field in fields(config):
-        if field.name not in is_set and field.name not in (
-            "tls",
-            "lanes",
-        ):  # shown with its own keys
-            default = default_of(field)
-            assert with_defaults[field.name] == (
-                list(default) if isinstance(default, tuple) else default
-            )
