@@ -7,6 +7,7 @@ default is the field's: neither is written a second time.
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 import sys
@@ -163,8 +164,9 @@ def page() -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Write the page."""
+def main(argv: list[str] | None = None) -> int:
+    """Write the page; the arguments are those of the process where none are given."""
+    argparse.ArgumentParser("python -m script.key_reference", description=__doc__).parse_args(argv)
     PAGE.write_text(page(), encoding="utf-8")
     return 0
 

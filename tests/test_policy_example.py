@@ -44,9 +44,9 @@ def test_a_key_behind_a_comment_sign_is_one_that_exists(name: str, tmp_path: Pat
     text = (ROOT / f"{name}.example.yaml").read_text()
     text = re.sub(r"^( *)#(?=\S)", r"\1", text, flags=re.MULTILINE)
     text = text.replace("  amqtt.plugins.authentication.AnonymousAuthPlugin", "  #")
-    for file in ("server.crt", "server.key", "ca.crt", "password", "passwords", "topics"):
-        text = re.sub(rf"\b{re.escape(file)}\b", str(tmp_path / file), text)
-        (tmp_path / file).touch()
+    for named in ("server.crt", "server.key", "ca.crt", "password", "passwords", "topics"):
+        text = re.sub(rf"\b{re.escape(named)}\b", str(tmp_path / named), text)
+        (tmp_path / named).touch()
     text = text.replace("    ssl: true ", "    ssl: false ")
     file = tmp_path / "example.yaml"
     file.write_text(text)
