@@ -20,7 +20,7 @@ EXTRAS_OF: Final = {
     "netem": ("netem",),
     # Measurements of Spark, of Redis and of the queue's peers need these; others do without.
     "benchmarks": ("bench", "peers", "redis", "spark"),
-    "script": ("demo",),
+    "script": ("demo", "docs"),
     "tests": ("dev",),
 }
 """Folder to the extras whose requirements it may import, beside the core's."""
@@ -39,6 +39,7 @@ PART_OF: Final = {"botocore": "boto3", "pydantic_core": "pydantic", "py4j": "pys
 
 NOT_IMPORTED: Final = {
     "aiosqlite": "aMQTT's persistence plugin imports it",
+    "mkdocs-material": "mkdocs loads it",
     "mypy": "a program",
     "py-spy": "a program",
     "pytest-asyncio": "a plugin of pytest",
