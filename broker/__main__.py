@@ -23,6 +23,14 @@ from penstock.broker.server import Server
 app = CommandLine()
 
 
+def _show_example(wanted: bool) -> None:  # noqa: FBT001 - typer's form of a callback
+    if wanted:
+        from importlib.resources import files  # noqa: PLC0415 - of no other use
+
+        typer.echo(files("penstock").joinpath("policy.example.yaml").read_text(), nl=False)
+        raise typer.Exit
+
+
 @app.command()
 def broker(
     config: Annotated[
@@ -31,6 +39,15 @@ def broker(
     log_level: LogLevel = "info",
     *,
     debug: Debug = False,
+    _example: Annotated[
+        bool,
+        typer.Option(
+            "--example",
+            help="Print a policy file to begin with.",
+            callback=_show_example,
+            is_eager=True,
+        ),
+    ] = False,
 ) -> None:
     """Run the MQTT broker with a policy file."""
     set_up_log(log_level, debug=debug)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from penstock.broker.__main__ import main
+from penstock.broker.config.policy import load_policy
 from penstock.broker.mqtt.packets import Connect
 from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.process import anonymous_policy, running_broker
@@ -136,6 +137,16 @@ def test_help_is_status_0(capsys: pytest.CaptureFixture[str]) -> None:
     """`--help` names the options and is no mistake."""
     assert main(["--help"]) == 0
     assert "--config" in capsys.readouterr().out
+
+
+def test_an_example_is_printed_that_starts_a_broker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who has installed a wheel has no other file to begin with."""
+    assert main(["--example"]) == 0
+    file = tmp_path / "policy.yaml"
+    file.write_text(capsys.readouterr().out)
+    assert list(load_policy(file).plugins) == ["probing", "withholding", "queue"]
 
 
 def test_a_mosquitto_conf_is_told_from_a_policy_file(

@@ -92,7 +92,7 @@ def test_a_wheel_holds_one_name_and_is_built_from_an_sdist_without_tests(tmp_pat
     for name in ("penstock", *BARE):
         unbuilt = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=unbuilt)
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "policy.example.yaml"):
         shutil.copy(ROOT / name, checkout)
     (checkout / "tests").mkdir()
     shutil.copy(ROOT / "tests" / "test_docs.py", checkout / "tests")  # setuptools would add it
@@ -110,12 +110,14 @@ def test_a_wheel_holds_one_name_and_is_built_from_an_sdist_without_tests(tmp_pat
     )
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0].partition("-")[0] for name in names} == {"penstock"}
+    installed = {name.split("/")[0] for name in names}
+    assert {name for name in installed if not name.endswith(".dist-info")} == {"penstock"}
     assert {
         "penstock/__main__.py",
         "penstock/broker/server.py",
         "penstock/netem/scenarios/field-run.yaml",
         "penstock/plugins/queue/client.py",
         "penstock/plugins/queue/engines/redis/library.lua",
+        "penstock/policy.example.yaml",
         "penstock/py.typed",
     } <= set(names)
