@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 GENERATED = DOCS / "evidence" / "conformance.md"
 CODE = DOCS / "code.md"
-PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md"]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
 PAGES += sorted(set(DOCS.rglob("*.md")) - {GENERATED})
 
 PACKAGES = ("broker", "plugins", "edge_proxy", "netem", "spark_bridge", "models")
