@@ -1,4 +1,4 @@
-"""docs/how-to/lanes.md: its examples with stock clients, and its other words about two lanes."""
+"""docs/reference/lanes.md: its examples with stock clients, and its other words about two lanes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.plugins.console.why import fetch
 from tests.helpers.paho_client import MQTT_3_1_1, PahoClient, connect_properties, properties
 from tests.helpers.process import ROOT, SECONDS, BrokerProcess, Program, running_broker
 
-PAGE = (ROOT / "docs" / "how-to" / "lanes.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "lanes.md").read_text()
 WANTED = ("small: 4 bytes on alarms/door", "large: 20000 bytes on cam/1")
 
 

@@ -1,4 +1,4 @@
-"""docs/how-to/queue.md: its examples, run from top to bottom against a gateway with its policy."""
+"""The pages of the queue: their examples, run in order against a gateway with their policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.gateway import gateway_of
 from tests.helpers.process import SECONDS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "queue.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = ("how-to/queue.md", "reference/queue.md", "how-to/queue-server.md")
+"""The first has the policy."""
 
 BLOCK = re.compile(r"^```(yaml|python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -26,12 +28,13 @@ curl() { command curl --fail-with-body "$@"; }
 """Before each block of commands: the program is this one, and a failure ends the block."""
 
 
-def test_examples_of_the_page_do_what_the_page_says(
+def test_examples_of_the_pages_do_what_the_pages_say(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is copied from the page works, in the order of the page."""
+    """What is copied from a page works, in the order of the pages."""
     with reserved_port() as port:
-        text = PAGE.read_text().replace("127.0.0.1:8080", f"127.0.0.1:{port}")
+        text = "".join((DOCS / page).read_text() for page in PAGES)
+        text = text.replace("127.0.0.1:8080", f"127.0.0.1:{port}")
         blocks = BLOCK.findall(text)
         policy = tmp_path / "policy.yaml"
         policy.write_text(next(body for language, body in blocks if language == "yaml"))
@@ -39,7 +42,7 @@ def test_examples_of_the_page_do_what_the_page_says(
             client.enqueue("pictures", [(f"pictures/{n}", bytes(1_000)) for n in range(3)])
             for language, body in blocks:
                 if language == "python":
-                    exec(compile(body, str(PAGE), "exec"), {})  # noqa: S102 (the page's own)
+                    exec(compile(body, "page", "exec"), {})  # noqa: S102 (the pages' own)
                 elif language == "sh":
                     run = subprocess.run(
                         ["bash", "-c", SHELL + body],

@@ -75,7 +75,7 @@ def test_tls_and_the_queue_s_user_reach_servers_and_policy(tmp_path: Path) -> No
     assert "queue-secret" not in files["a/6379.conf"]
     assert config.redis_keys()["user"] == "penstock"
     assert config.redis_keys()["tls"] == {"ca": "/t/ca.pem"}
-    manual = " ".join((ROOT / "docs" / "how-to" / "queue.md").read_text().split())
+    manual = " ".join((ROOT / "docs" / "how-to" / "queue-on-redis.md").read_text().split())
     assert f"~penstock:* &penstock:* {QUEUE_USER_RULES}" in manual
 
 

@@ -65,7 +65,7 @@ async def test_every_action_of_boto3_is_there() -> None:
     """And stands on the page about them."""
     client = new_client("http://127.0.0.1:1")
     names = client.meta.service_model.operation_names
-    page = (Path(__file__).parents[4] / "docs" / "how-to" / "sqs.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "reference" / "sqs.md").read_text()
     assert [name for name in names if f"`{name}`" not in page] == []
     async with running_sqs() as server:
         call = Caller(server)

@@ -32,13 +32,12 @@ from tests.plugins.queue.sqs.script import REGION, Transcript, new_client, run
 SECRET = "a-secret-of-the-importer"
 READER_SECRET = "a-secret-of-the-dashboard"
 
-PAGE: Final = Path(__file__).parents[4] / "docs" / "how-to" / "sqs.md"
 ROW: Final = re.compile(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
 
 
 def told_differences() -> dict[str, tuple[str, str]]:
-    """Return the table of docs/how-to/sqs.md: our outcome and that of moto, by step."""
-    table = PAGE.read_text().partition("## What is different from moto")[2]
+    """Return the table of moto.md: our outcome and that of moto, by step."""
+    table = Path(__file__).with_name("moto.md").read_text()
     _, *rows = ROW.findall(table)
     return {step: (ours, motos) for step, ours, motos in rows}
 
@@ -84,7 +83,7 @@ async def in_thread(call: Callable[..., Any], *positional: Any, **named: Any) ->
 async def test_the_script_comes_to_what_it_comes_to_with_moto(
     motos: Transcript, access: QueueAccess
 ) -> None:
-    """Apart from the steps that docs/how-to/sqs.md lists, with a reason for each."""
+    """Apart from the steps that moto.md lists, with a reason for each."""
     async with running_sqs(access=access) as server:
         ours = await in_thread(run, new_client(server.url, "AKIA", SECRET))
     assert set(ours) == set(motos)

@@ -196,7 +196,13 @@ RIGHTS = (
     " +subscribe +unsubscribe +ping +info +time +exists +unlink +expire +wait +select"
     " +cluster|slots +config|get"
 )
-"""What a user needs at least, as docs/how-to/queue.md says."""
+"""What a user needs at least, as docs/how-to/queue-on-redis.md says."""
+
+
+def test_the_page_gives_the_rights_that_are_enough() -> None:
+    """A user copies them."""
+    page = Path(__file__).parents[5] / "docs" / "how-to" / "queue-on-redis.md"
+    assert RIGHTS in " ".join(page.read_text().split())
 
 
 def certified(tmp_path: Path) -> tuple[tuple[str, ...], Login]:
