@@ -31,7 +31,14 @@ PAGES += sorted(set(DOCS.rglob("*.md")) - {GENERATED})
 PACKAGES = ("broker", "plugins", "edge_proxy", "netem", "spark_bridge", "models")
 """Folders that are imported as `penstock.…`."""
 
-CHECKED_ELSEWHERE = {"listeners.md", "edge-proxy.md", "netem.md", "plugins.md", "scenarios.md"}
+CHECKED_ELSEWHERE = {
+    "listeners.md",
+    "edge-proxy.md",
+    "extension-points.md",
+    "netem.md",
+    "plugins.md",
+    "scenarios.md",
+}
 """Pages whose YAML needs files that a test makes, or is not a policy; tests/ has each."""
 
 

@@ -1,4 +1,4 @@
-"""What docs/how-to/migration.md shows and says."""
+"""docs/reference/mosquitto-directives.md names what the import carries over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.broker.import_mosquitto.directives import DIRECTIVES, canonical
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXT = (ROOT / "docs" / "how-to" / "migration.md").read_text()
+TEXT = (ROOT / "docs" / "reference" / "mosquitto-directives.md").read_text()
 
 
 def test_every_directive_of_the_tables_is_carried_over() -> None:

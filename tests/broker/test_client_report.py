@@ -17,7 +17,7 @@ from penstock.broker.client_report import (
     as_json,
 )
 
-DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "operations.md"
+DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "reference" / "console-api.md"
 
 PASSAGE = PassageFigures(1.5, 700_000.0, None, 0.0, 5, 0.25)
 DECISION = DecisionFigures("held", "closed", "congested", "cam/1", 1_000_000, 3.25, 0.25)

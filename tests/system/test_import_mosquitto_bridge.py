@@ -151,7 +151,7 @@ async def near_of(port: int) -> WireClient:
 
 
 async def test_a_site_with_a_bridge_moves_and_loses_nothing(tmp_path: Path) -> None:
-    """By the steps of docs/how-to/migration.md; what goes to the site waits in the cloud."""
+    """By the steps of docs/how-to/migrate-bridge.md; what goes to the site waits in the cloud."""
     with reserved_port() as site, running_mosquitto(tmp_path) as cloud:
         async with metered_link(cloud.port) as link:
             await _move(tmp_path, site, cloud, link)

@@ -1,4 +1,4 @@
-"""The code of docs/how-to/plugins.md: a distribution of all its blocks, in a real broker."""
+"""The code of the pages about plugins: a distribution of all their blocks, in a real broker."""
 
 from __future__ import annotations
 
@@ -18,12 +18,23 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.process import ROOT, BrokerProcess, running_broker
 from tests.helpers.wire import WireClient, connected
 
-PAGE = (ROOT / "docs" / "how-to" / "plugins.md").read_text()
+PAGES = "".join(
+    (ROOT / "docs" / page).read_text()
+    for page in ("how-to/plugins.md", "reference/extension-points.md")
+)
 
 
 def blocks(language: str) -> list[str]:
-    """Return the page's blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    """Return the pages' blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGES, re.MULTILINE | re.DOTALL)
+
+
+def offered() -> dict[str, str]:
+    """Return the entry points that the pages offer."""
+    names: dict[str, str] = {}
+    for text in blocks("toml"):
+        names |= tomllib.loads(text)["project"]["entry-points"]["penstock.plugins"]
+    return names
 
 
 def of_the_page() -> dict[str, Any]:
@@ -38,9 +49,7 @@ def of_the_page() -> dict[str, Any]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder on PYTHONPATH in which the page's module is installed."""
     (tmp_path / "my_plugins.py").write_text("\n\n".join(blocks("python")))
-    (toml,) = blocks("toml")
-    offered = tomllib.loads(toml)["project"]["entry-points"]["penstock.plugins"]
-    lines = "".join(f"{name} = {value}\n" for name, value in offered.items())
+    lines = "".join(f"{name} = {value}\n" for name, value in offered().items())
     info = tmp_path / "my_plugins-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-plugins\nVersion: 1.0\n")
@@ -74,9 +83,7 @@ def test_the_tests_of_the_page_pass(module: ModuleType) -> None:
 
 def test_every_plugin_that_the_page_offers_is_named_in_a_policy() -> None:
     """The reader sees how each is switched on."""
-    (toml,) = blocks("toml")
-    offered = tomllib.loads(toml)["project"]["entry-points"]["penstock.plugins"]
-    assert of_the_page().keys() == {*offered, "my_plugins.Doorbell"}
+    assert of_the_page().keys() == {*offered(), "my_plugins.Doorbell"}
 
 
 async def test_the_plugins_of_the_page_do_what_it_says(broker: BrokerProcess) -> None:
@@ -116,6 +123,6 @@ def test_a_misspelt_method_is_told_as_the_page_tells_it(folder: Path) -> None:
     (folder / "my_plugins.py").write_text(text)
     broker = BrokerProcess({"plugins": {"patience": {}}}, folder)
     assert broker.wait() == 2
-    told = re.search(r"`(plugin patience: [^`]*)`", PAGE)
+    told = re.search(r"`(plugin patience: [^`]*)`", PAGES)
     assert told is not None
     assert " ".join(told[1].split()) in broker.log

@@ -23,7 +23,7 @@ from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 LARGE = b"x" * 200
-DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "operations.md"
+DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "reference" / "sys-topics.md"
 
 
 class Gate(SwitchGate):

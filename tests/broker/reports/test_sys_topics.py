@@ -13,7 +13,7 @@ from penstock.broker.reports.sys_topics import ROOT, SLICE, SysTopics
 from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualBroker
 
-DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "operations.md"
+DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "reference" / "sys-topics.md"
 
 
 def figures(broker: VirtualBroker, **options: Any) -> dict[str, str]:

@@ -22,7 +22,7 @@ from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualBroker
 from tests.plugins.console.running import console
 
-DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "operations.md"
+DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "reference" / "console-api.md"
 
 
 async def get(plugin: ConsolePlugin, path: str) -> tuple[int, Any]:
@@ -46,7 +46,7 @@ def told(broker: VirtualBroker, client_id: str) -> Any:
 
 
 async def test_every_request_is_documented() -> None:
-    """docs/how-to/operations.md names each method and path that is served, and no other."""
+    """docs/reference/console-api.md names each method and path that is served, and no other."""
     documented = set(re.findall(r"`(GET|POST) (/[^`?]*)", DOCUMENTATION.read_text()))
     api = ConsoleApi(Reports(lambda: 0.0), logging.getLogger("test"))
     routes = api.application().router.routes()

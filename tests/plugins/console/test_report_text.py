@@ -7,7 +7,7 @@ import pytest
 
 from penstock.plugins.console.report_text import describe, describe_proxy
 
-DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "operations.md"
+DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "why.md"
 
 REASON = (
     "adaptive: the path is bad, it would take 40 s: withheld 2.6 s of 20 s "
@@ -188,7 +188,7 @@ def test_subscriptions_of_one_size_class_are_named(sizes: dict[str, int], line: 
 
 
 def test_the_documentation_shows_what_is_printed() -> None:
-    """The example of docs/how-to/operations.md is this one."""
+    """The example of docs/how-to/why.md is this one."""
     text = DOCUMENTATION.read_text()
     assert "$ penstock why dev7\n" + "\n".join(describe(client())) + "\n```" in text
 
