@@ -76,9 +76,9 @@ settings.register_profile("suite", settings.get_profile("thorough"), max_example
 settings.load_profile("suite")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Keep docs/evidence/conformance.md."""
-    config.pluginmanager.register(ConformancePlugin(), "conformance")
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Keep docs/evidence/conformance.md, by a plugin that has an option."""
+    pluginmanager.register(ConformancePlugin(), "conformance")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

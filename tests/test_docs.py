@@ -23,10 +23,9 @@ from penstock.edge_proxy.sidecar.config import parse_proxy_config
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-GENERATED = DOCS / "evidence" / "conformance.md"
 CODE = DOCS / "code.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
-PAGES += sorted(set(DOCS.rglob("*.md")) - {GENERATED})
+PAGES += sorted(DOCS.rglob("*.md"))
 
 PACKAGES = ("broker", "plugins", "edge_proxy", "netem", "spark_bridge", "models")
 """Folders that are imported as `penstock.…`."""

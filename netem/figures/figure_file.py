@@ -6,8 +6,11 @@ A page shows a table of a file between two comments, and nothing else stands the
     <!-- /figures -->
 
 The file is relative to the page, the table is one of its names, or ``origin`` for a line with the
-command, commit, machine and date of the run. A sentence shows a cell, by the first cell of its row
-and the heading of its column::
+command, commit, machine and date of the run. A page may show some rows, some columns, or both::
+
+    <!-- figures: figures/links.json kinds; where way is all; columns kind | units -->
+
+A sentence shows a cell, by the first cell of its row and the heading of its column::
 
     <!-- figure: figures/demo.json small; two lanes; p90 -->1.05 s<!-- /figure -->
 
@@ -19,7 +22,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,10 +35,11 @@ ORIGIN: Final = "origin"
 """What a page calls the line about the run; no table has this name."""
 
 SHOWN: Final = re.compile(
-    r"^<!-- figures: (?P<file>\S+) (?P<table>.+?) -->\n(?P<shown>.*?)^<!-- /figures -->$",
+    r"^<!-- figures: (?P<file>\S+) (?P<table>[^;\n]+?)(?P<part>;[^\n]+)? -->\n"
+    r"(?P<shown>.*?)^<!-- /figures -->$",
     re.MULTILINE | re.DOTALL,
 )
-"""A table that a page shows of a file."""
+"""A table that a page shows of a file, or the part of it that the page asks for."""
 
 CELL: Final = re.compile(
     r"<!-- figure: (?P<file>\S+\.json) (?P<table>[^;>]+); (?P<row>[^;>]+); (?P<column>[^;>]+) -->"
@@ -66,16 +70,56 @@ class Table:
         Raises:
             KeyError: there is not one such row and column; with what is allowed.
         """
-        rows, columns = [cells[0] for cells in self.rows], list(self.columns)
-        for name, allowed in ((row, rows), (column, columns)):
-            if allowed.count(name) != 1:
-                raise KeyError(f"read {name!r}; allowed, once each: {', '.join(allowed)}")
-        return self.rows[rows.index(row)][columns.index(column)]
+        return self.rows[_index(row, [cells[0] for cells in self.rows])][self._column(column)]
+
+    def part(self, clauses: str) -> Table:
+        """Return some rows and columns of it.
+
+        Args:
+            clauses: each begins with ``;``: ``; where COLUMN is VALUE | VALUE`` keeps the rows
+                that have one of these cells, ``; columns NAME | NAME`` the columns of these names.
+
+        Raises:
+            KeyError: there is no such column or cell, or a clause is neither; with what is allowed.
+        """
+        table = self
+        for clause in (text.strip() for text in clauses.split(";")[1:]):
+            if clause.startswith("where "):
+                at, values = table._condition(clause.removeprefix("where "))
+                table = Table(table.columns, [row for row in table.rows if row[at] in values])
+            elif clause.startswith("columns "):
+                names = clause.removeprefix("columns ").split(" | ")
+                kept = [table._column(name) for name in names]
+                rows = [[row[at] for at in kept] for row in table.rows]
+                table = Table([table.columns[at] for at in kept], rows)
+            else:
+                raise KeyError(f"read {clause!r}; allowed: where COLUMN is VALUE, columns NAME")
+        return table
+
+    def _condition(self, text: str) -> tuple[int, list[str]]:
+        """Return which column it is about, and the cells that are kept."""
+        names = [name for name in self.columns if text.startswith(f"{name} is ")]
+        at = self._column(max(names, key=len, default=text.partition(" is ")[0]))
+        values = text.removeprefix(f"{self.columns[at]} is ").split(" | ")
+        cells = [row[at] for row in self.rows]
+        for value in values:
+            if value not in cells:
+                raise KeyError(f"read {value!r}; allowed: {', '.join(sorted(set(cells)))}")
+        return at, values
+
+    def _column(self, name: str) -> int:
+        return _index(name, list(self.columns))
 
     def __str__(self) -> str:
         """Return it in Markdown, without a newline at its end."""
         lines = [self.columns, ["---"] * len(self.columns), *self.rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _index(name: str, names: Sequence[str]) -> int:
+    if list(names).count(name) != 1:
+        raise KeyError(f"read {name!r}; allowed, once each: {', '.join(names)}")
+    return list(names).index(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,20 +228,23 @@ def fill_page(page: Path) -> str:
             raise NetemError(f"figures: {page}: {name}: read {table!r}; allowed: {allowed}")
         return files[name][table]
 
-    def fill_table(found: re.Match[str]) -> str:
-        text = shown(found)
-        return f"<!-- figures: {found['file']} {found['table']} -->\n{text}\n<!-- /figures -->"
-
-    def fill_cell(found: re.Match[str]) -> str:
-        begins = found[0].partition("-->")[0]
+    def asked(found: re.Match[str], ask: Callable[[Table], Table | str]) -> Table | str:
         table = shown(found)
         if not isinstance(table, Table):
             raise NetemError(f"figures: {page}: {found['file']}: read {ORIGIN!r}; allowed: a table")
         try:
-            cell = table.cell(found["row"], found["column"])
+            return ask(table)
         except KeyError as error:
             raise NetemError(f"figures: {page}: {found['file']}: {error.args[0]}") from None
-        return f"{begins}-->{cell}<!-- /figure -->"
+
+    def fill_table(found: re.Match[str]) -> str:
+        part = found["part"]
+        text = asked(found, lambda table: table.part(part)) if part else shown(found)
+        return f"{found[0].partition('-->')[0]}-->\n{text}\n<!-- /figures -->"
+
+    def fill_cell(found: re.Match[str]) -> str:
+        cell = asked(found, lambda table: table.cell(found["row"], found["column"]))
+        return f"{found[0].partition('-->')[0]}-->{cell}<!-- /figure -->"
 
     return CELL.sub(fill_cell, SHOWN.sub(fill_table, page.read_text(encoding="utf-8")))
 

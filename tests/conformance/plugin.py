@@ -2,7 +2,7 @@
 
 A run in which every proving test has run rewrites the file where it differs; in continuous
 integration, which sets ``CI``, a difference fails the run instead. Any narrower run leaves the
-file alone.
+file alone. With ``--conformance-table FILE`` such a run also writes every statement with its tests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.conformance.statements import (
     Statement,
     statements,
 )
-from tests.conformance.table import PASSED, problems, render
+from tests.conformance.table import PASSED, full_table, problems, render
 
 N_DIFFERENCES: Final = 20
 """Lines of the difference that are shown: enough to see what kind of difference it is."""
@@ -55,6 +55,15 @@ class ConformancePlugin:
     def file(self) -> Path:
         """The file that is kept."""
         return self.root / "docs" / "evidence" / "conformance.md"
+
+    def pytest_addoption(self, parser: pytest.Parser) -> None:
+        """Add the option for the table of all statements."""
+        parser.addoption(
+            "--conformance-table",
+            type=Path,
+            metavar="FILE",
+            help="write each statement of MQTT with its tests, after a run of all of these",
+        )
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         """A proving test that will not run makes the run a narrow one."""
@@ -98,6 +107,8 @@ class ConformancePlugin:
         for marker in VERSIONS:
             marked = {number: min(tests) for number, tests in proofs[marker].items()}
             self._complaints += problems(marker, self.statements[marker], marked)
+        if (table := session.config.getoption("conformance_table")) is not None:
+            table.write_text(full_table(proofs, self.statements))
         text = render(proofs, self.statements)
         before = self.file.read_text() if self.file.exists() else ""
         if text != before:

@@ -1,4 +1,4 @@
-"""docs/evidence/conformance.md: what each statement asks for, and the tests that prove it."""
+"""The text of docs/evidence/conformance.md, and of the table of all statements."""
 
 from __future__ import annotations
 
@@ -15,15 +15,72 @@ Proofs = Mapping[str, Mapping[str, str]]
 INTRODUCTION: Final = """\
 # Conformance
 
-Each normative statement of MQTT 5.0 and 3.1.1, by its number in Appendix B of the specification,
-and the tests that prove that the broker keeps it. What a statement asks for stands here in our
-own words; the specification's hold. A statement that binds clients alone, or a feature that the
-broker does not have, is not applicable, with the reason.
+The suite has a test for each normative statement of MQTT 5.0 and 3.1.1 that binds a broker, by its
+number in Appendix B of the specification. A test names what it proves:
+`@pytest.mark.mqtt5("3.1.0-1")`, `@pytest.mark.mqtt311("3.1.0-1")`. A statement is proven where each
+of its tests passes. It is not applicable where it binds clients alone, or a feature that the broker
+does not have; the reason stands below the table.
 
-The run of the tests writes this file: `script/test`, or the proving tests alone,
-`pytest -m "mqtt5 or mqtt311"`. A test says what it proves by `@pytest.mark.mqtt5("3.1.0-1")` and
-`@pytest.mark.mqtt311("3.1.0-1")`.
+A run with all of these tests writes this page, and fails in continuous integration where the page
+differs. `pytest -m "mqtt5 or mqtt311" --conformance-table FILE` also writes each statement, in our
+own words, with its tests. Not shown is how a client of another maker reads the specification; the
+Eclipse Paho suite, which runs too (`tests/system/interop`), is a second opinion.
 """
+
+_PACKETS: Final = {
+    "3.1": "CONNECT",
+    "3.2": "CONNACK",
+    "3.3": "PUBLISH",
+    "3.4": "PUBACK",
+    "3.5": "PUBREC",
+    "3.6": "PUBREL",
+    "3.7": "PUBCOMP",
+    "3.8": "SUBSCRIBE",
+    "3.9": "SUBACK",
+    "3.10": "UNSUBSCRIBE",
+    "3.11": "UNSUBACK",
+    "3.12": "PINGREQ",
+    "3.14": "DISCONNECT",
+    "3.15": "AUTH",
+}
+
+TITLES: Final = {
+    "mqtt5": _PACKETS
+    | {
+        "1.5": "Data representation",
+        "2.1": "Structure of an MQTT Control Packet",
+        "2.2": "Variable Header",
+        "4.1": "Session State",
+        "4.2": "Network Connections",
+        "4.3": "Quality of Service levels and protocol flows",
+        "4.4": "Message delivery retry",
+        "4.5": "Message receipt",
+        "4.6": "Message ordering",
+        "4.7": "Topic Names and Topic Filters",
+        "4.8": "Subscriptions",
+        "4.9": "Flow Control",
+        "4.12": "Enhanced authentication",
+        "4.13": "Handling errors",
+        "6.0": "Using WebSocket as a network transport",
+    },
+    "mqtt311": _PACKETS
+    | {
+        "1.5": "Data representations",
+        "2.2": "Fixed header",
+        "2.3": "Variable header",
+        "4.1": "Storing state",
+        "4.3": "Quality of Service levels and protocol flows",
+        "4.4": "Message delivery retry",
+        "4.5": "Message receipt",
+        "4.6": "Message ordering",
+        "4.7": "Topic Names and Topic Filters",
+        "4.8": "Handling errors",
+        "6.0": "Using WebSocket as a network transport",
+        "7.0": "Conformance targets",
+        "7.1": "Conformance clauses",
+    },
+}
+"""Titles of the specification's sections, by marker and number."""
 
 
 def problems(
@@ -52,20 +109,42 @@ def problems(
 
 
 def render(proofs: Mapping[str, Proofs], statements: Mapping[str, Mapping[str, Statement]]) -> str:
-    """Return the whole file.
+    """Return the page: a row for each section, and each statement that is not proven.
 
     Args:
         proofs: by marker.
         statements: by marker.
     """
-    counts = []
+    counts = ["| Version | Statements | Proven | Not proven | Not applicable |"]
+    counts.append("| --- | --- | --- | --- | --- |")
     chapters = []
     for marker, name in VERSIONS.items():
-        counts.append(_count(name, proofs[marker], statements[marker]))
-        chapters.append(_chapter(name, proofs[marker], statements[marker]))
-    head = "| Version | Statements | Proven | Not proven | Not applicable |"
-    rows = [head, "| --- | --- | --- | --- | --- |", *counts]
-    return "\n".join([INTRODUCTION, *rows, "", *chapters])
+        proven, known = proofs[marker], statements[marker]
+        states = [_state(number, proven, statement) for number, statement in known.items()]
+        columns = [len(states), *map(states.count, ("proven", "not proven", "not applicable"))]
+        counts.append(f"| {name} | {' | '.join(map(str, columns))} |")
+        chapters += ["", f"## {name}", "", *_sections(marker, proven, known)]
+        chapters += _exceptions(proven, known)
+    return "\n".join([INTRODUCTION, *counts, *chapters, ""])
+
+
+def full_table(
+    proofs: Mapping[str, Proofs], statements: Mapping[str, Mapping[str, Statement]]
+) -> str:
+    """Return a row for each statement, with its tests or the reason for having none.
+
+    Args:
+        proofs: by marker.
+        statements: by marker.
+    """
+    lines = ["# Each statement of MQTT, and its tests"]
+    for marker, name in VERSIONS.items():
+        lines += ["", f"## {name}", "", "| Statement | Binds | What it asks for | Proven by |"]
+        lines.append("| --- | --- | --- | --- |")
+        for number, statement in statements[marker].items():
+            proof = _proof(number, proofs[marker], statement)
+            lines.append(f"| {number} | {statement.binds} | {statement.says} | {proof} |")
+    return "\n".join([*lines, ""])
 
 
 def _state(number: str, proofs: Proofs, statement: Statement) -> str:
@@ -75,30 +154,35 @@ def _state(number: str, proofs: Proofs, statement: Statement) -> str:
     return "proven" if outcomes and set(outcomes.values()) == {PASSED} else "not proven"
 
 
-def _count(name: str, proofs: Proofs, statements: Mapping[str, Statement]) -> str:
-    states = [_state(number, proofs, statement) for number, statement in statements.items()]
-    columns = [len(states), *map(states.count, ("proven", "not proven", "not applicable"))]
-    return f"| {name} | {' | '.join(map(str, columns))} |"
+def _sections(marker: str, proofs: Proofs, statements: Mapping[str, Statement]) -> list[str]:
+    """Return a table of the sections, such as 3.1, with their statements and tests."""
+    sections: dict[str, list[str]] = {}
+    for number in statements:
+        section = ".".join(number.partition("-")[0].split(".")[:2])
+        sections.setdefault(section, []).append(number)
+    rows = ["| Section | Statements | Proven | Tests |", "| --- | --- | --- | --- |"]
+    for section, numbers in sections.items():
+        states = [_state(number, proofs, statements[number]) for number in numbers]
+        tests = {test for number in numbers for test in proofs.get(number, ())}
+        title = f"{section} {TITLES[marker].get(section, '')}".rstrip()
+        rows.append(f"| {title} | {len(numbers)} | {states.count('proven')} | {len(tests)} |")
+    return rows
 
 
-def _chapter(name: str, proofs: Proofs, statements: Mapping[str, Statement]) -> str:
-    rows = [f"## {name}", "", "| Statement | Binds | What it asks for | Proven by |"]
-    rows.append("| --- | --- | --- | --- |")
-    for number, statement in statements.items():
-        if statement.not_applicable:
-            proof = f"*not applicable*: {statement.not_applicable}"
-        elif not proofs.get(number):
-            proof = "**no test**"
-        else:
-            proof = ", ".join(
-                _test(test, outcome) for test, outcome in sorted(proofs[number].items())
-            )
-        rows.append(f"| {number} | {statement.binds} | {statement.says} | {proof} |")
-    return "\n".join([*rows, ""])
+def _exceptions(proofs: Proofs, statements: Mapping[str, Statement]) -> list[str]:
+    """Return a table of the statements that are not proven, each with what it asks for and why."""
+    rows = [
+        f"| {number} | {statement.says} | {_proof(number, proofs, statement)} |"
+        for number, statement in statements.items()
+        if _state(number, proofs, statement) != "proven"
+    ]
+    head = ["| Statement | What it asks for | Why it is not proven |", "| --- | --- | --- |"]
+    return ["", *head, *rows] if rows else []
 
 
-def _test(test: str, outcome: str) -> str:
-    """Return a link to a test's file that names the test, and its outcome unless it passed."""
-    path, _, name = test.partition("::")
-    link = f"[{name.removeprefix('test_')}](../{path})"
-    return link if outcome == PASSED else f"**{outcome}**: {link}"
+def _proof(number: str, proofs: Proofs, statement: Statement) -> str:
+    if statement.not_applicable:
+        return f"*not applicable*: {statement.not_applicable}"
+    tests = sorted(proofs.get(number, {}).items())
+    shown = (f"`{test}`" if end == PASSED else f"**{end}**: `{test}`" for test, end in tests)
+    return ", ".join(shown) or "**no test**"

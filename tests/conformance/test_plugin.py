@@ -102,7 +102,16 @@ def test_a_failing_test_shows_as_failing(pytester: pytest.Pytester, run: Run) ->
     assert run(holds=False).ret == pytest.ExitCode.TESTS_FAILED
     text = table(pytester).read_text()
     assert "| MQTT 5.0 | 1 | 0 | 1 | 0 |" in text
-    assert "**failed**: [it](../tests/test_it.py)" in text
+    assert "**failed**: `tests/test_it.py::test_it`" in text
+
+
+def test_every_statement_is_written_where_it_is_asked_for(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    """With its tests, into a file of one's own."""
+    assert run("--conformance-table", "all.md").ret == 0
+    row = "| 1.1.1-1 | server | It is so. | `tests/test_it.py::test_it` |"
+    assert (pytester.path / "all.md").read_text().count(row) == 2
 
 
 def test_a_statement_without_a_test_fails_the_run(pytester: pytest.Pytester, run: Run) -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.conformance.statements import Statement
-from tests.conformance.table import problems, render
+from tests.conformance.statements import Statement, statements
+from tests.conformance.table import TITLES, full_table, problems, render
 
 KNOWN: Final = {
     "1.1.1-1": Statement("1.1.1-1", "server", "It is so."),
@@ -11,26 +11,44 @@ KNOWN: Final = {
 }
 
 
-def test_the_table_shows_state_and_tests_of_each_statement() -> None:
-    """Each statement has a row with its tests or its reason; the counts stand before."""
+VERSIONS: Final = {"mqtt5": KNOWN, "mqtt311": KNOWN}
+
+
+def test_the_page_counts_the_statements_and_tests_of_each_section() -> None:
+    """What is not proven stands below with its reason; what is proven is counted alone."""
     passed = {"tests/a/test_b.py::test_c": "passed", "tests/a/test_a.py::test_d": "passed"}
-    text = render({"mqtt5": {"1.1.1-1": passed}, "mqtt311": {}}, {"mqtt5": KNOWN, "mqtt311": KNOWN})
+    text = render({"mqtt5": {"1.1.1-1": passed}, "mqtt311": {}}, VERSIONS)
     assert "| MQTT 5.0 | 2 | 1 | 0 | 1 |" in text
     assert "| MQTT 3.1.1 | 2 | 0 | 1 | 1 |" in text
-    links = "[d](../tests/a/test_a.py), [c](../tests/a/test_b.py)"
-    assert f"| 1.1.1-1 | server | It is so. | {links} |" in text
-    assert "| 1.1.1-1 | server | It is so. | **no test** |" in text
-    assert text.count("| 1.1.1-2 | client | It is not. | *not applicable*: nobody asks |") == 2
+    of_5, _, of_311 = text.partition("## MQTT 3.1.1")
+    assert "| 1.1 | 2 | 1 | 2 |" in of_5
+    assert "It is so." not in of_5
+    assert "| 1.1.1-1 | It is so. | **no test** |" in of_311
+    assert text.count("| 1.1.1-2 | It is not. | *not applicable*: nobody asks |") == 2
 
 
 def test_a_failing_proof_is_shown_as_failing() -> None:
     """One test that fails or is skipped takes the statement out of the proven ones."""
     outcomes = {"tests/test_a.py::test_c": "failed", "tests/test_a.py::test_d": "passed"}
-    text = render(
-        {"mqtt5": {"1.1.1-1": outcomes}, "mqtt311": {}}, {"mqtt5": KNOWN, "mqtt311": KNOWN}
-    )
-    assert "| MQTT 5.0 | 2 | 0 | 1 | 1 |" in text
-    assert "| **failed**: [c](../tests/test_a.py), [d](../tests/test_a.py) |" in text
+    proofs = {"mqtt5": {"1.1.1-1": outcomes}, "mqtt311": {}}
+    for text in (render(proofs, VERSIONS), full_table(proofs, VERSIONS)):
+        assert "| **failed**: `tests/test_a.py::test_c`, `tests/test_a.py::test_d` |" in text
+    assert "| MQTT 5.0 | 2 | 0 | 1 | 1 |" in render(proofs, VERSIONS)
+
+
+def test_the_full_table_has_each_statement_with_its_tests() -> None:
+    """Or with the reason for having none."""
+    proofs = {"mqtt5": {"1.1.1-1": {"tests/test_a.py::test_c": "passed"}}, "mqtt311": {}}
+    text = full_table(proofs, VERSIONS)
+    assert "| 1.1.1-1 | server | It is so. | `tests/test_a.py::test_c` |" in text
+    assert text.count("| 1.1.1-2 | client | It is not. | *not applicable*: nobody asks |") == 2
+
+
+def test_each_section_has_its_title() -> None:
+    """As the specification has it."""
+    for marker, titles in TITLES.items():
+        sections = {".".join(number.split("-")[0].split(".")[:2]) for number in statements(marker)}
+        assert sections <= titles.keys()
 
 
 def test_problems_name_the_place_and_the_statement() -> None:

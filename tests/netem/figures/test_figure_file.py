@@ -73,6 +73,51 @@ def test_page_shows_what_the_file_has(page: Path) -> None:
     assert fill_page(page) == filled
 
 
+MANY = Table(["kind", "way", "mean"], [["a", "x", "1"], ["a", "y", "2"], ["b", "x", "3"]])
+
+
+@pytest.mark.parametrize(
+    ("asked", "columns", "rows"),
+    [
+        ("; where way is x", ["kind", "way", "mean"], [["a", "x", "1"], ["b", "x", "3"]]),
+        ("; columns mean | kind", ["mean", "kind"], [["1", "a"], ["2", "a"], ["3", "b"]]),
+        ("; where way is x | y; where kind is a; columns mean", ["mean"], [["1"], ["2"]]),
+    ],
+)
+def test_page_shows_a_part_of_a_table(
+    page: Path, asked: str, columns: list[str], rows: list[list[str]]
+) -> None:
+    """Rows by a cell of a column, columns by name; a row may be chosen by what is not shown."""
+    write_figure_file(page.parent / "figures/run.json", begin("x"), {"many ways": MANY})
+    page.write_text(f"<!-- figures: figures/run.json many ways{asked} -->\n<!-- /figures -->\n")
+    filled = fill_page(page)
+    assert filled == (
+        f"<!-- figures: figures/run.json many ways{asked} -->\n"
+        f"{Table(columns, rows)}\n<!-- /figures -->\n"
+    )
+    page.write_text(filled)
+    assert fill_page(page) == filled
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("many ways; where way is z", "read 'z'; allowed: x, y"),
+        ("many ways; where road is x", "read 'road'; allowed, once each: kind, way, mean"),
+        ("many ways; columns kind | road", "read 'road'; allowed, once each: kind, way, mean"),
+        ("many ways; kind", "read 'kind'; allowed: where COLUMN is VALUE, columns NAME"),
+        ("origin; columns kind", "read 'origin'; allowed: a table"),
+    ],
+)
+def test_part_that_is_not_there_is_named(page: Path, asked: str, told: str) -> None:
+    """With what may be asked for."""
+    write_figure_file(page.parent / "figures/run.json", begin("x"), {"many ways": MANY})
+    page.write_text(f"<!-- figures: figures/run.json {asked} -->\n<!-- /figures -->\n")
+    with pytest.raises(NetemError) as caught:
+        fill_page(page)
+    assert told in str(caught.value)
+
+
 def test_sentence_shows_a_cell(page: Path) -> None:
     """What stood there goes; a line may show several."""
     shown = "<!-- figure: figures/run.json latency; none; seconds -->"
