@@ -13,6 +13,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.conformance.plugin import ConformancePlugin
 from tests.helpers.effort import SUITE_PERCENT
+from tests.helpers.forks import forked_programs
 from tests.helpers.loopback import Loopback
 
 TOGETHER = (
@@ -38,13 +39,13 @@ and those that read the text of all modules."""
 
 SLOW = (
     *TOGETHER[0],
-    "tests/system/test_spark_exactly_once.py",
+    "tests/campaigns/test_spark_kills.py",
     "tests/system/test_spark_cluster.py",
     "tests/system/test_netem_scenarios.py",
     "tests/system/test_demo_ratios.py",
     "tests/system/test_demo.py",
     "tests/benchmarks/test_curves.py",
-    "tests/benchmarks/faults/",
+    "tests/campaigns/",
     "tests/benchmarks/test_spark_ingest.py",
     "tests/system/test_persistence.py",
     "tests/system/test_netem_run.py",
@@ -153,3 +154,10 @@ def loopback() -> Iterator[Loopback]:
         broker, _ = listener.accept()
     with broker, subscriber:
         yield Loopback(broker, subscriber)
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[None]:
+    """Let programs of Penstock that a test starts be forks: their starts are most of a test."""
+    with forked_programs():
+        yield

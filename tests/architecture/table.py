@@ -209,7 +209,6 @@ MODULE_ARROWS: Final = {
         "plugins.queue",
     ),
     # Consumers of the queue are its clients.
-    "benchmarks.loads.queue_consumer": ("benchmarks", "netem", "plugins.queue.client"),
     "benchmarks.loads.queue_drain": ("benchmarks", "netem", "plugins.queue.client"),
     "benchmarks.fabric.cluster": (
         "benchmarks",
@@ -235,24 +234,8 @@ MODULE_ARROWS: Final = {
         "plugins.queue.engines",
         "broker.message",
     ),
-    "benchmarks.faults.__main__": ("benchmarks", "netem", "plugins.queue.client"),
-    "benchmarks.faults.clocks": ("benchmarks", "netem", "plugins.queue.client"),
-    "benchmarks.faults.queues": ("benchmarks", "netem", "plugins.queue.client"),
-    "benchmarks.queue_kills": ("benchmarks", "netem", "plugins.queue.client"),
-    "benchmarks.spark_kills": ("benchmarks", "netem", "plugins.queue.client"),
-    # Its clients keep their packet identifiers over lost connections, which libraries forget.
-    "benchmarks.uplink_kills": ("benchmarks", "netem", "broker.mqtt"),
     # The description of an API names the version that answers.
     "plugins.queue.http.openapi": ("plugins", "broker", "penstock"),
-    # It times the models' own loops.
-    "benchmarks.model_speed": ("benchmarks", "models", "plugins.withholding.policy"),
-    # Decisions can only be timed in the process that takes them.
-    "benchmarks.decision_cost": (
-        "benchmarks",
-        "broker.link",
-        "broker.message",
-        "plugins.withholding",
-    ),
 }
 """Module to what it may import of ours, where its package's arrows do not hold."""
 

@@ -41,7 +41,6 @@ NOT_IMPORTED: Final = {
     "aiosqlite": "aMQTT's persistence plugin imports it",
     "mkdocs-material": "mkdocs loads it",
     "mypy": "a program",
-    "py-spy": "a program",
     "pytest-asyncio": "a plugin of pytest",
     "pytest-timeout": "a plugin of pytest",
     "ruff": "a program",

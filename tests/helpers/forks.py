@@ -42,7 +42,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 SERVICES: Final = (
     "amqtt.plugins.authentication",
     "benchmarks.loads.publisher",
-    "benchmarks.loads.queue_consumer",
+    "tests.campaigns.queue_consumer",
     "benchmarks.loads.queue_drain",
     "benchmarks.loads.relay",
     "benchmarks.loads.subscribers",

@@ -19,9 +19,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StringType, StructField, StructType
 
-from benchmarks.queue_kills import QUEUE as LOAD
-from benchmarks.spark_kills import TRIGGER_SECONDS, Driver, Victim
-from benchmarks.spark_kills import run as kill
 from penstock.plugins.queue.client import QueueClient
 from penstock.spark_bridge.errors import GroupTakenError, OptionError, one_line
 from penstock.spark_bridge.options import SourceOptions, read_options
@@ -30,6 +27,9 @@ from penstock.spark_bridge.pipelines.config import Sink
 from penstock.spark_bridge.pipelines.running import Query, Summaries, run
 from penstock.spark_bridge.queue_reader import QueueReader
 from penstock.spark_bridge.source import PenstockDataSource, StreamReader
+from tests.campaigns.queue_kills import QUEUE as LOAD
+from tests.campaigns.spark_kills import TRIGGER_SECONDS, Driver, Victim
+from tests.campaigns.spark_kills import run as kill
 from tests.helpers.gateway import gateway_of, held
 from tests.helpers.redis_server import shared_redis
 from tests.spark_bridge.memory_queue import MemoryQueue

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.helpers.forks import forked_programs
 from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker
 
 
@@ -17,10 +16,3 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         assert running.stop() == 0
         assert "ERROR" not in running.log
         assert "Traceback" not in running.log
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[None]:
-    """Let all of Penstock that a benchmark starts be forks."""
-    with forked_programs():
-        yield

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.faults.set_clocks import SetClocks
 from penstock.broker.mqtt.packets import Publish
 from penstock.plugins.queue.client import OutgoingMessage, QueueClient
+from tests.campaigns.faults.set_clocks import SetClocks
 from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy
 from tests.helpers.wire import WireClient, connected
 

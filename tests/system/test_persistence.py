@@ -14,10 +14,10 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from benchmarks.faults.flows import PatientClient
 from penstock.broker.mqtt.packets import PubAck, Publish, Will
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.netem.runs.broker_process import reserved_port
+from tests.campaigns.faults.flows import PatientClient
 from tests.helpers.paho_client import (
     MQTT_3_1_1,
     MQTT_5,

@@ -31,13 +31,13 @@ import pytest
 import yaml
 
 from benchmarks.loads.redis_server import RedisServer
-from benchmarks.spark_kills import DURABLE
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.client import QueueClient
 from penstock.spark_bridge.java import find_java
 from penstock.spark_bridge.pipelines.running import WORKER_IS_LATE
 from penstock.spark_bridge.session import class_archive_path, java_options
 from penstock.spark_bridge.sink_folder import listed_names
+from tests.campaigns.spark_kills import DURABLE
 from tests.helpers.gateway import gateway_of
 from tests.helpers.process import ROOT, Program
 
