@@ -282,7 +282,7 @@ def stream(
             name=INGEST,
             rows=read_stream(session, texts),
             source=source,
-            sink=sink,
+            sinks={INGEST: sink},
             checkpoint=f"{checkpoint.rstrip('/')}/{INGEST}",
         )
         return [query], lambda: None

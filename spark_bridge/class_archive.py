@@ -71,7 +71,8 @@ def rehearse(spark: SparkSession, folder: Path) -> None:
 
     example = replace(read_pipeline(EXAMPLE, EXAMPLE.name), storage=str(folder / "storage"))
     for query in Built(spark, example, EXAMPLE.name, read).queries:
-        writer = query.rows.writeStream.format(query.sink.format).trigger(availableNow=True)
+        (sink,) = query.sinks.values()
+        writer = query.rows.writeStream.format(sink.format).trigger(availableNow=True)
         writer = writer.option("checkpointLocation", query.checkpoint)
         writer.start(str(folder / query.name)).awaitTermination()
 

@@ -1,18 +1,19 @@
 """From a pipeline's file to queries of Spark, one for each sink.
 
-Each sink is a streaming query of its own, as in a program that calls ``writeStream`` several times:
-with its own checkpoint, and its own group of the queue. So a sink that fails or falls behind takes
-nothing from the others, and the queue keeps what one of them has still to read.
+Unless `reads_once` asks for one reading, each sink is a streaming query of its own, as in a program
+that calls ``writeStream`` several times: with its own checkpoint, and its own group of the queue.
+So a sink that fails or falls behind takes nothing from the others, and the queue keeps what one of
+them has still to read.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
@@ -28,6 +29,7 @@ from penstock.spark_bridge.pipelines.config import (
     INFER,
     MESSAGES,
     QUARANTINED,
+    READ_ONCE,
     Decode,
     Pipeline,
     Sink,
@@ -37,9 +39,11 @@ from penstock.spark_bridge.pipelines.decoding import (
     infer_schema,
     mark,
     sample_texts,
+    undecoded,
     unusable,
     usable,
 )
+from penstock.spark_bridge.pipelines.one_reading import can_share, writer
 from penstock.spark_bridge.pipelines.running import Query
 from penstock.spark_bridge.pipelines.storage import Storage
 from penstock.spark_bridge.source import FORMAT
@@ -71,7 +75,7 @@ class Built:
     """A pipeline whose steps Spark has checked; nothing runs yet.
 
     Attributes:
-        queries: one for each sink.
+        queries: one for each sink; with `reads_once` one for all sinks that can share it.
         notes: lines for the user: what was inferred, and what has changed since the last run.
     """
 
@@ -105,8 +109,6 @@ class Built:
         logging.getLogger(_SPARK_LOG).setLevel(logging.CRITICAL)
         self._schema = self._payload_schema()
         self._read_tables()
-        self.queries = [self._query(name) for name in pipeline.all_sinks]
-        self._records = {query.name: self._record(query) for query in self.queries}
         text = self._storage.read(RECORD)
         before = {} if text is None else json.loads(text)
         known, gone = (
@@ -114,7 +116,16 @@ class Built:
             for key in ("queries", "gone")
         )
         # The checkpoint of a sink that was gone is still there when it comes back.
-        known |= {name: gone[name] for name in gone.keys() & self._records.keys()}
+        known |= {name: gone[name] for name in gone.keys() & pipeline.all_sinks.keys()}
+        alone = {name: self._query(name) for name in pipeline.all_sinks}
+        shared = [name for name, query in alone.items() if self._shares(name, query, known)]
+        self.queries = [query for name, query in alone.items() if name not in shared]
+        if shared:
+            self.queries.insert(0, self._shared_query(shared))
+        self._records = {
+            name: self._record(name, query, is_shared=name in shared)
+            for name, query in alone.items()
+        }
         self.notes += compare(known, self._records)
         self._gone = {
             name: record for name, record in (gone | known).items() if name not in self._records
@@ -128,26 +139,77 @@ class Built:
         }
         self._storage.write(RECORD, json.dumps(texts, indent=1))
 
+    def _shares(self, name: str, query: Query, known: Mapping[str, QueryRecord]) -> bool:
+        """Say whether a sink is one of those for which one query reads.
+
+        Spark's file sink needs every micro-batch of its query from the first on: a sink that came
+        later, or that read by itself, cannot join.
+        """
+        if name in known:
+            return known[name].reads_once
+        sink = self._pipeline.all_sinks[name]
+        return (
+            self._pipeline.reads_once
+            and not known
+            and sink.group is None
+            and can_share(sink)
+            and not state_of(_plan(query.rows))
+        )
+
     def _query(self, name: str) -> Query:
         pipeline = self._pipeline
         texts = pipeline.source_texts(name)
-        messages = self._step("source", partial(self._read, self._spark, texts))
-        views = {MESSAGES: messages}
-        if pipeline.decode is not None:
-            marked = self._marked(messages, pipeline.decode)
-            views |= {DECODED: usable(marked), QUARANTINED: unusable(marked)}
-        for view, rows in views.items():
-            rows.createOrReplaceTempView(view)
-        for view, sql in pipeline.views.items():
-            views[view] = self._step(f"views.{view}", partial(self._spark.sql, sql))
-            views[view].createOrReplaceTempView(view)
+        rows = self._views(*self._messages(texts))[pipeline.view_of(name)]
         return Query(
             name=name,
-            rows=views[pipeline.view_of(name)],
+            rows=rows,
             source=read_options(texts),
-            sink=pipeline.all_sinks[name],
+            sinks={name: pipeline.all_sinks[name]},
             checkpoint=pipeline.checkpoint(name),
         )
+
+    def _shared_query(self, names: Sequence[str]) -> Query:
+        pipeline = self._pipeline
+        texts = pipeline.source_texts(READ_ONCE)
+        sinks = {name: pipeline.all_sinks[name] for name in names}
+        messages, marked = self._messages(texts)
+        read = messages if marked is None else marked
+        for name, rows in self._rows_of(read, sinks).items():
+            columns = sinks[name].partition_by
+            self._step(f"sinks.{name}.partition_by", partial(rows.select, *columns or "*"))
+        return Query(
+            name=READ_ONCE,
+            rows=read,
+            source=read_options(texts),
+            sinks=sinks,
+            checkpoint=pipeline.checkpoint(READ_ONCE),
+            write=writer(sinks, lambda read: self._rows_of(read, sinks)),
+        )
+
+    def _rows_of(self, read: DataFrame, sinks: Iterable[str]) -> dict[str, DataFrame]:
+        """Return the rows of each sink for those that the shared query has read."""
+        decodes = self._pipeline.decode is not None
+        views = self._views(undecoded(read), read) if decodes else self._views(read, None)
+        return {name: views[self._pipeline.view_of(name)] for name in sinks}
+
+    def _messages(self, texts: dict[str, str]) -> tuple[DataFrame, DataFrame | None]:
+        """Return (the messages of the queue, the same decoded; None where nothing is decoded)."""
+        messages = self._step("source", partial(self._read, self._spark, texts))
+        decode = self._pipeline.decode
+        return messages, None if decode is None else self._marked(messages, decode)
+
+    def _views(self, messages: DataFrame, marked: DataFrame | None) -> dict[str, DataFrame]:
+        """Return all views of a stream of messages, or of one micro-batch, by name."""
+        views = {MESSAGES: messages}
+        if marked is not None:
+            views |= {DECODED: usable(marked), QUARANTINED: unusable(marked)}
+        session = messages.sparkSession
+        for view, rows in views.items():
+            rows.createOrReplaceTempView(view)
+        for view, sql in self._pipeline.views.items():
+            views[view] = self._step(f"views.{view}", partial(session.sql, sql))
+            views[view].createOrReplaceTempView(view)
+        return views
 
     def _marked(self, messages: DataFrame, decode: Decode) -> DataFrame:
         """Decode the messages; the conditions are tried when the first sink's are."""
@@ -203,8 +265,9 @@ class Built:
                 reader = self._step(f"tables.{name}.schema", partial(reader.schema, table.schema))
             self._step(f"tables.{name}", reader.load).createOrReplaceTempView(name)
 
-    def _record(self, query: Query) -> QueryRecord:
-        pipeline, sink = self._pipeline, query.sink
+    def _record(self, name: str, query: Query, *, is_shared: bool) -> QueryRecord:
+        pipeline = self._pipeline
+        sink = query.sinks[name]
         steps = {f"views.{name}": sql for name, sql in pipeline.views.items()}
         if self._schema is not None:
             keys = asdict(pipeline.decode)  # type: ignore[arg-type]
@@ -212,17 +275,18 @@ class Built:
             steps["decode"] = json.dumps(said, sort_keys=True)
             steps["decode.schema"] = self._schema.toDDL()
         steps["expires_at"] = pipeline.expires_at or ""
-        plan = query.rows._jdf.queryExecution().analyzed()  # noqa: SLF001 - plans have no other way in
+        texts = pipeline.source_texts(READ_ONCE if is_shared else name)
         return QueryRecord(
             queue=", ".join(query.source.queues),
-            group=query.source.group,
+            group=read_options(texts).group,
             place=place_of(sink),
             mode=sink.mode,
-            state=state_of(plan),
+            state=state_of(_plan(query.rows)),
             columns=query.rows.schema.toDDL(),
             steps=steps,
             types=query.rows.schema.jsonValue(),
             partition_by=sink.partition_by,
+            reads_once=is_shared,
         )
 
     def _step(self, key: str, work: Callable[[], T]) -> T:
@@ -235,6 +299,10 @@ class Built:
             return work()
         except (PySparkException, Py4JJavaError) as error:
             raise StepError(f"{self._file}: {key}: {step_line(error)}") from error
+
+
+def _plan(rows: DataFrame) -> Any:
+    return rows._jdf.queryExecution().analyzed()  # noqa: SLF001 - plans have no other way in
 
 
 def place_of(sink: Sink) -> str:

@@ -45,6 +45,7 @@ class QueryRecord:
         steps: everything between source and sink, as texts.
         types: of the columns, as Spark's JSON; {} in the record of an older version.
         partition_by: columns whose values are folders; None in the record of an older version.
+        reads_once: whether it shares its query with other sinks.
     """
 
     queue: str
@@ -56,6 +57,7 @@ class QueryRecord:
     steps: Mapping[str, str]
     types: Mapping[str, Any] = field(default_factory=dict)
     partition_by: tuple[str, ...] | None = None
+    reads_once: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the form in the file."""

@@ -49,6 +49,9 @@ BUILT_IN: Final = {
 QUARANTINE: Final = "quarantine"
 """Name of the sink that is added where none takes `QUARANTINED`, and its folder in `storage`."""
 
+READ_ONCE: Final = "read-once"
+"""Name of the query of several sinks. No sink can have it."""
+
 FILE_FORMATS: Final = ("csv", "json", "orc", "parquet", "text", "xml")
 """Formats that Spark writes as files into the folder `path`."""
 
@@ -230,6 +233,10 @@ class Pipeline:
             lifetime ended before its micro-batch began is dropped and counted. None drops none.
         tables: name to data to join with.
         views: name to a query over the views and tables before it.
+        reads_once: whether one query reads and decodes the messages for all sinks of files and of
+            ``penstock`` whose views keep no state. They read as the group ``PIPELINE-read-once``,
+            wait for the slowest of them, and fail together. A sink that was there before keeps its
+            way of reading.
         configuration: Spark's settings.
     """
 
@@ -242,6 +249,7 @@ class Pipeline:
     expires_at: Text | None = None
     tables: dict[Name, Table] = field(default_factory=dict)
     views: dict[Name, Query] = field(default_factory=dict)
+    reads_once: bool = False
     configuration: dict[Text, str | bool | int | float] = field(default_factory=dict)
 
     @property
@@ -271,14 +279,15 @@ class Pipeline:
         views = {sink.view or name for name, sink in self.sinks.items()}
         return QUARANTINED in views
 
-    def source_texts(self, sink: str) -> dict[str, str]:
-        """Return the source's options for the query of a sink."""
-        group = self.all_sinks[sink].group or f"{self.name}-{sink}"
+    def source_texts(self, query: str) -> dict[str, str]:
+        """Return the source's options for a query: `READ_ONCE`, or that of a sink."""
+        own = None if query == READ_ONCE else self.all_sinks[query].group
+        group = own or f"{self.name}-{query}"
         return as_texts(self.source) | {_GROUP: group}
 
-    def checkpoint(self, sink: str) -> str:
-        """Return where the checkpoint of a sink's query is."""
-        return f"{self.checkpoints}/{sink}"
+    def checkpoint(self, query: str) -> str:
+        """Return where the checkpoint of a query is."""
+        return f"{self.checkpoints}/{query}"
 
     @property
     def checkpoints(self) -> str:
@@ -366,6 +375,9 @@ def _problems(pipeline: Pipeline) -> Iterator[ConfigProblem]:
             f"no {_GROUP} here: each sink reads as a group of its own, "
             f"{pipeline.name}-SINK or sinks.SINK.group",
         )
+    if pipeline.reads_once and pipeline.decode is not None and pipeline.decode.arrays:
+        # Each object is a row there, and the view of the messages would have a row for each.
+        yield ConfigProblem("reads_once", "true", "no reads_once with decode.arrays")
     if pipeline.expires_at is not None and pipeline.decode is None:
         yield ConfigProblem("expires_at", show(pipeline.expires_at), "no expires_at without decode")
     known: list[str] = []

@@ -123,6 +123,11 @@ def mark(
     return decoded.observe(OBSERVATION, *counts)
 
 
+def undecoded(marked: DataFrame) -> DataFrame:
+    """Return the messages as they came."""
+    return marked.drop(DATA, RESCUED, REASON, DETAIL, EXPIRED)
+
+
 def usable(marked: DataFrame) -> DataFrame:
     """Return the messages that have data and are not expired."""
     kept = marked.where(f.col(REASON).isNull() & ~f.col(EXPIRED))

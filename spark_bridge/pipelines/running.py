@@ -14,7 +14,6 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,9 +27,9 @@ from penstock.spark_bridge.offsets import Position, least
 from penstock.spark_bridge.options import SourceOptions
 from penstock.spark_bridge.pipelines.compaction import compact
 from penstock.spark_bridge.pipelines.config import TO_MQTT, Sink, as_texts
+from penstock.spark_bridge.pipelines.one_reading import publish
 from penstock.spark_bridge.progress_totals import Tally
 from penstock.spark_bridge.queue_reader import QueueReader
-from penstock.spark_bridge.sink import QUERY_ID
 from penstock.spark_bridge.sink_folder import (
     check_place,
     local_folder,
@@ -69,21 +68,23 @@ class PipelineError(BridgeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """A streaming query from one queue to one sink.
+    """A streaming query from a queue to one sink, or to several.
 
     Attributes:
         name: of the query in Spark.
-        rows: what is written.
+        rows: what is written; of several sinks, what is read for them.
         source: whose group is committed.
-        sink: where to.
+        sinks: where to, by name.
         checkpoint: path or URI of a folder of this query's own.
+        write: writes a micro-batch to several sinks; None where Spark writes to the one sink.
     """
 
     name: str
     rows: DataFrame
     source: SourceOptions
-    sink: Sink
+    sinks: Mapping[str, Sink]
     checkpoint: str
+    write: Callable[[DataFrame, int], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +162,11 @@ class _Running:
         self.stream: StreamingQuery | None = None
         self.released: list[dict[str, Any]] = []
         self.changed_at = time.monotonic()
-        every = query.sink.compact_every
-        self.compact_at = None if query.sink.compact is None else self.changed_at + every
+        self.compact_at = {
+            name: self.changed_at + sink.compact_every
+            for name, sink in query.sinks.items()
+            if sink.compact is not None
+        }
 
     def join(self) -> None:
         """Create the query's group where it is missing."""
@@ -253,24 +257,17 @@ class _Run:
             PipelineError: Spark refuses a sink, such as one whose package it lacks. None runs.
         """
         for one in running:
-            query, sink = one.query, one.query.sink
+            query = one.query
             checkpoint = local_folder(query.checkpoint)
             if checkpoint is not None:
                 self._tell_deleted(prepare_checkpoint(checkpoint))
-            writer = query.rows.writeStream.queryName(query.name).outputMode(sink.mode)
-            if sink.format == TO_MQTT and sink.mode == UPDATE:
-                writer = writer.foreachBatch(partial(_publish, as_texts(sink.options)))
-            else:
-                writer = writer.format(sink.format).options(**as_texts(sink.options))
-            writer = writer.option("checkpointLocation", query.checkpoint).trigger(**trigger)
-            if sink.partition_by:
-                writer = writer.partitionBy(*sink.partition_by)
             try:
-                one.stream = writer.start() if sink.table is None else writer.toTable(sink.table)
+                one.stream = _start(query, **trigger)
             except (PySparkException, Py4JJavaError) as error:
                 for stream in [each.stream for each in running if each.stream is not None]:
                     stream.stop()
-                raise PipelineError(f"sink {query.name!r}: {step_line(error)}") from error
+                names = ", ".join(map(repr, query.sinks))
+                raise PipelineError(f"sink {names}: {step_line(error)}") from error
 
     def _watch(self, running: list[_Running], *, stop_at: int) -> None:
         """Wait until the queries have ended, or one has failed, or files are to be joined.
@@ -303,7 +300,7 @@ class _Run:
 
     def _is_time_to_compact(self) -> bool:
         now = time.monotonic()
-        return any(one.compact_at is not None and now >= one.compact_at for one in self._running)
+        return any(now >= at for one in self._running for at in one.compact_at.values())
 
     def _collect(self) -> None:
         """Read the queries' reports, and release what idle ones have finished."""
@@ -327,13 +324,13 @@ class _Run:
         self._prepare_folders()
         now = time.monotonic()
         for one in self._running:
-            sink = one.query.sink
-            folder = None if sink.path is None else local_folder(sink.path)
-            if sink.compact is None or one.compact_at is None or folder is None:
-                continue
-            if is_over or now >= one.compact_at:
-                compact(folder, sink.compact)
-                one.compact_at = now + sink.compact_every
+            for name, sink in one.query.sinks.items():
+                folder = None if sink.path is None else local_folder(sink.path)
+                if sink.compact is None or folder is None:
+                    continue
+                if is_over or now >= one.compact_at[name]:
+                    compact(folder, sink.compact)
+                    one.compact_at[name] = now + sink.compact_every
 
     def _prepare_folders(self) -> None:
         """Delete what killed runs have left in each local folder. No query may be running.
@@ -342,13 +339,13 @@ class _Run:
             SinkFolderError: a folder holds the output of another query.
         """
         for one in self._running:
-            sink = one.query.sink
-            folder = None if sink.path is None else local_folder(sink.path)
             checkpoint = local_folder(one.query.checkpoint)
-            if folder is not None and checkpoint is not None:
-                self._tell_deleted(prepare_folder(folder, checkpoint, sink.partition_by))
-            elif sink.path is not None:
-                check_place(self._spark, sink.path, one.query.checkpoint)
+            for sink in one.query.sinks.values():
+                folder = None if sink.path is None else local_folder(sink.path)
+                if folder is not None and checkpoint is not None:
+                    self._tell_deleted(prepare_folder(folder, checkpoint, sink.partition_by))
+                elif sink.path is not None:
+                    check_place(self._spark, sink.path, one.query.checkpoint)
 
     def _tell_deleted(self, files: Sequence[Path]) -> None:
         for file in files:
@@ -368,14 +365,25 @@ class _Run:
             time.sleep(_TASKS_LOOK_SECONDS)
 
 
-def _publish(options: Mapping[str, str], rows: DataFrame, batch: int) -> None:
-    """Publish the rows of a micro-batch that have changed, once.
+def _start(query: Query, **trigger: Any) -> StreamingQuery:
+    """Start a query.
 
-    Spark has no update mode for a sink in Python. A batch write of the same name publishes nothing.
+    Raises:
+        PySparkException, Py4JJavaError: Spark refuses a sink.
     """
-    query_id = rows.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
-    writer = rows.write.format(TO_MQTT).options(**options)
-    writer.option("writeId", f"{query_id}:{batch}").mode("append").save()
+    writer = query.rows.writeStream.queryName(query.name).trigger(**trigger)
+    writer = writer.option("checkpointLocation", query.checkpoint)
+    if query.write is not None:
+        return writer.foreachBatch(query.write).start()
+    (sink,) = query.sinks.values()
+    writer = writer.outputMode(sink.mode)
+    if sink.format == TO_MQTT and sink.mode == UPDATE:
+        # Spark has no update mode for a sink in Python.
+        return writer.foreachBatch(lambda rows, batch: publish(sink, rows, str(batch))).start()
+    writer = writer.format(sink.format).options(**as_texts(sink.options))
+    if sink.partition_by:
+        writer = writer.partitionBy(*sink.partition_by)
+    return writer.start() if sink.table is None else writer.toTable(sink.table)
 
 
 def _failure(stream: StreamingQuery) -> Exception | None:

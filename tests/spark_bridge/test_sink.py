@@ -25,6 +25,7 @@ from penstock.spark_bridge.errors import (
 )
 from penstock.spark_bridge.options import read_options
 from penstock.spark_bridge.pipelines.config import Sink
+from penstock.spark_bridge.pipelines.one_reading import writer
 from penstock.spark_bridge.pipelines.running import Query
 from penstock.spark_bridge.pipelines.running import run as run_pipeline
 from penstock.spark_bridge.queue_reader import QueueReader
@@ -152,7 +153,7 @@ def test_a_pipeline_publishes_the_rows_that_have_changed(
         name="counts",
         rows=counts.selectExpr("topic", "cast(count AS string) payload"),
         source=read_options(source),
-        sink=Sink(format="penstock", mode="update", options=server | {"qos": 1}),
+        sinks={"q": Sink(format="penstock", mode="update", options=server | {"qos": 1})},
         checkpoint=str(tmp_path / "counts"),
     )
     with PahoClient(broker.port) as sensor:
@@ -166,6 +167,40 @@ def test_a_pipeline_publishes_the_rows_that_have_changed(
             if told == ["b 2"]:
                 (newest,) = (tmp_path / "counts" / "commits").glob("1*")
                 newest.unlink()
+
+
+def test_one_reading_publishes_for_several_sinks_once(
+    spark: SparkSession,
+    broker: BrokerProcess,
+    server: dict[str, str],
+    device: PahoClient,
+    tmp_path: Path,
+) -> None:
+    """A repeated micro-batch publishes nothing of either."""
+    source = server | {"queue": "telemetry", "group": "once", "topicFilter": "t/once"}
+    sinks = {name: Sink(format="penstock", options=server | {"qos": 1}) for name in ("a", "b")}
+
+    def rows_of(read: DataFrame) -> dict[str, DataFrame]:
+        return {name: read.selectExpr(f"'devices/{name}' topic", "payload") for name in sinks}
+
+    query = Query(
+        name="once",
+        rows=spark.readStream.format("penstock").options(**source).load(),
+        source=read_options(source),
+        sinks=sinks,
+        checkpoint=str(tmp_path / "once"),
+        write=writer(sinks, rows_of),
+    )
+    with PahoClient(broker.port) as sensor:
+        sensor.connect()
+        for payload in (b"1", b"2"):
+            sensor.publish("t/once", payload)
+            run_pipeline(spark, [query], None)
+            max((tmp_path / "once" / "commits").glob("[0-9]*")).unlink()
+            found = [device.message() for _ in sinks]
+            assert sorted((one.topic, one.payload) for one in found) == [
+                (f"devices/{name}", payload) for name in sinks
+            ]
 
 
 def test_a_driver_commits_what_another_writer_has_staged(

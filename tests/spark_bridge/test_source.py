@@ -150,7 +150,7 @@ class InSession(Driver):
             name="ingest",
             rows=read_stream(self._spark, self._source),
             source=read_options(self._source),
-            sink=Sink(options={"path": str(self.folder / "messages")}),
+            sinks={"ingest": Sink(options={"path": str(self.folder / "messages")})},
             checkpoint=str(self.folder / "checkpoint" / "ingest"),
         )
         arguments = (self._spark, [query], TRIGGER_SECONDS)

@@ -16,8 +16,10 @@ import yaml
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from penstock.broker.errors import ConfigError
 from penstock.plugins.queue.client import QueueClient
 from penstock.spark_bridge.__main__ import main
+from penstock.spark_bridge.errors import BridgeError
 from penstock.spark_bridge.options import read_options
 from penstock.spark_bridge.pipelines import running
 from penstock.spark_bridge.pipelines.building import Built, read_stream
@@ -187,7 +189,7 @@ def raw(spark: SparkSession, client: QueueClient, folder: Path, **changes: Any) 
         name="ingest",
         rows=read_stream(spark, texts),
         source=read_options(texts),
-        sink=Sink(options={"path": str(folder / "messages")}, **changes),
+        sinks={"ingest": Sink(options={"path": str(folder / "messages")}, **changes)},
         checkpoint=str(folder / "checkpoint" / "ingest"),
     )
 
@@ -254,6 +256,98 @@ def test_what_a_killed_run_has_left_is_named_and_deleted(
     assert ds.dataset(list(map(str, written))).count_rows() == sent
 
 
+ONE_READING = """
+name: plant
+storage: FOLDER/storage
+source: {url: URL, queue: telemetry}
+reads_once: true
+decode:
+  format: json
+  schema: host STRING NOT NULL, metric STRING, value DOUBLE, at DOUBLE
+views:
+  hot: SELECT data.host AS host, data.value AS value FROM decoded WHERE data.value >= 30
+  hosts: SELECT data.host AS host, count(*) AS n FROM decoded GROUP BY data.host
+sinks:
+  raw: {view: messages, options: {path: "FOLDER/all rows"}}
+  hot: {format: json, partition_by: [host], options: {path: FOLDER/hot, compression: gzip}}
+  hosts: {format: noop, mode: update}
+"""
+
+
+def test_one_query_reads_for_all_sinks_without_state(
+    spark: SparkSession, gateway: QueueClient, tmp_path: Path
+) -> None:
+    """Each message is read and decoded once for files and the quarantine; an aggregate reads alone.
+
+    The second run is killed after it has written one of its folders, and before its commit: what
+    it writes again, each folder has once.
+    """
+
+    def build(text: str = ONE_READING) -> Built:
+        text = text.replace("FOLDER", str(tmp_path)).replace("URL", gateway.url)
+        (tmp_path / FILE).write_text(text)
+        return Built(spark, read_pipeline(tmp_path / FILE, FILE), FILE)
+
+    def counts() -> list[int]:
+        hot = spark.read.json(f"{tmp_path}/hot")
+        assert "host" in hot.columns
+        quarantine = spark.read.parquet(f"{tmp_path}/storage/quarantine")
+        return [spark.read.parquet(f"{tmp_path}/all rows").count(), hot.count(), quarantine.count()]
+
+    first = build()
+    assert [query.name for query in first.queries] == ["read-once", "hosts"]
+    assert set(first.queries[0].sinks) == {"raw", "hot", "quarantine"}
+    first.remember()
+    sent = put(gateway, [10.0, 40.0], b"{}")
+    summaries = run(spark, first.queries, None)
+    assert {name: one.rows for name, one in summaries.items()} == {"read-once": sent, "hosts": sent}
+    observed = summaries["read-once"].observed
+    assert (observed["messages"], observed["incomplete"]) == (sent, 1)
+    assert counts() == [sent, len(HOSTS), 1]
+    groups = gateway.queue("telemetry")["groups"]
+    assert {"plant-read-once", "plant-hosts"} <= set(groups)
+    assert "plant-raw" not in groups
+
+    gateway.put_group("telemetry", "keeps", {"kind": "offsets"})
+    sent += put(gateway, [41.0])
+    run(spark, build().queries, None)
+    commits = tmp_path / "storage" / "checkpoints" / "read-once" / "commits"
+    for log in (tmp_path / "hot" / "_spark_metadata", commits):
+        newest = max(int(file.name) for file in log.glob("[0-9]*"))
+        for file in (log / f"{newest}", log / f".{newest}.crc"):
+            file.unlink(missing_ok=True)
+    run(spark, build().queries, None)
+    assert counts() == [sent, 2 * len(HOSTS), 1]
+
+    # What came later reads alone: Spark's file sink lacks the micro-batches before it.
+    later = build(ONE_READING + "  decoded: {options: {path: FOLDER/decoded}}\n")
+    assert set(later.queries[0].sinks) == {"raw", "hot", "quarantine"}
+    assert [query.name for query in later.queries[1:]] == ["hosts", "decoded"]
+    sent += put(gateway, [42.0])
+    run(spark, later.queries, None)
+    assert counts() == [sent, 3 * len(HOSTS), 1]
+    kept = build(ONE_READING.replace("reads_once: true", "reads_once: false"))
+    assert kept.queries[0].name == "read-once"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("partition_by: [host]", "partition_by: [colour]", r"sinks\.hot\.partition_by: .*colour"),
+        ("format: json\n", "format: json\n  arrays: true\n", r"reads_once: read true; allowed: no"),
+    ],
+)
+def test_what_one_reading_cannot_do_is_told_before_it_reads(
+    spark: SparkSession, tmp_path: Path, old: str, new: str, told: str
+) -> None:
+    """With the key."""
+    text = ONE_READING.replace("FOLDER", str(tmp_path)).replace("URL", "http://127.0.0.1:1")
+    assert old in text
+    (tmp_path / FILE).write_text(text.replace(old, new))
+    with pytest.raises((BridgeError, ConfigError), match=told):
+        Built(spark, read_pipeline(tmp_path / FILE, FILE), FILE)
+
+
 def test_a_new_checkpoint_on_a_used_place_elsewhere_is_refused(
     spark: SparkSession, gateway: QueueClient, tmp_path: Path
 ) -> None:
@@ -265,7 +359,7 @@ def test_a_new_checkpoint_on_a_used_place_elsewhere_is_refused(
     settings.set("fs.viewfs.mounttable.used.link./rows", tmp_path.as_uri())
     elsewhere = Sink(options={"path": "viewfs://used/rows"})
     with pytest.raises(SinkFolderError, match=r"^penstock: viewfs://used/rows holds "):
-        run(spark, [replace(raw(spark, gateway, tmp_path), sink=elsewhere)], None)
+        run(spark, [replace(raw(spark, gateway, tmp_path), sinks={"ingest": elsewhere})], None)
     assert held(gateway) == sent
 
 
@@ -282,13 +376,17 @@ def test_a_sink_is_a_table_of_the_catalog(
     (plans / ".0.57a2f7ee.tmp").write_text("")
     options: dict[str, Any] = {"path": str(tmp_path / "readings")}
     plain = raw(spark, gateway, tmp_path)
-    table = replace(plain, sink=Sink(format="json", table="kept_readings", options=options))
+    table = replace(
+        plain, sinks={"ingest": Sink(format="json", table="kept_readings", options=options)}
+    )
     assert run(spark, [table], None)["ingest"].rows == sent
     sent += put(gateway, [1_001.0])
     run(spark, [table], None)
     assert spark.table("kept_readings").count() == sent
     spark.sql("DROP TABLE kept_readings")
-    delta = replace(plain, sink=Sink(format="delta"), checkpoint=str(tmp_path / "delta"))
+    delta = replace(
+        plain, sinks={"ingest": Sink(format="delta")}, checkpoint=str(tmp_path / "delta")
+    )
     with pytest.raises(PipelineError, match=r"^penstock: sink 'ingest': .* data source: delta\. "):
         run(spark, [delta], None)
 
@@ -313,7 +411,7 @@ def test_a_query_that_fails_ends_the_run_with_one_line(
     noop = replace(
         raw(spark, gateway, tmp_path),
         name="other",
-        sink=Sink(format="noop"),
+        sinks={"other": Sink(format="noop")},
         checkpoint=str(tmp_path / "checkpoint" / "other"),
     )
     with pytest.raises(PipelineError) as caught:
@@ -385,7 +483,9 @@ def test_a_query_whose_worker_is_late_is_started_again(
     monkeypatch.setattr(running, "QueueReader", Anything())
     writer: Any = Writer(*failures)
     source = read_options({"url": "http://127.0.0.1:1", "queue": "q"})
-    query = Query(name="q", rows=writer, source=source, sink=Sink(format="noop"), checkpoint="gone")
+    query = Query(
+        name="q", rows=writer, source=source, sinks={"q": Sink(format="noop")}, checkpoint="gone"
+    )
     spark: Any = Anything()
     if told is None:
         assert run(spark, [query], None)["q"].rows == 0
