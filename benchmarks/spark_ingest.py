@@ -2,7 +2,7 @@
 
 Rerun: ``python -m benchmarks.spark_ingest``; a look with ``--quick``. ``--parts`` chooses one of
 the two: ``filled``, which this page explains, and ``followed``, of `benchmarks.spark_following`.
-Figures of ``docs/how-to/spark.md``, each in some 25 minutes of a quiet machine::
+Figures of ``docs/evidence/spark.md``, each in some 25 minutes of a quiet machine::
 
     python -m benchmarks.spark_ingest --parts filled --figures docs/figures/spark-filled.json
     python -m benchmarks.spark_ingest --parts followed --figures docs/figures/spark-followed.json

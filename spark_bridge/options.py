@@ -92,7 +92,7 @@ class RedisOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """Options of the source as checked values; ``docs/how-to/spark.md`` has their names for users.
+    """Options of the source, checked; ``docs/reference/spark.md`` has their names for users.
 
     Attributes:
         url: of the queue's HTTP API, as ``http://host:port``.

@@ -57,8 +57,8 @@ COLUMNS: Final = (
 )
 """The columns in the order of a row.
 
-``queue``, ``physical_queue`` and ``offset`` together identify a message. ``docs/how-to/spark.md``
-says what each holds.
+``queue``, ``physical_queue`` and ``offset`` together identify a message.
+``docs/reference/spark.md`` says what each holds.
 """
 
 BY_NAME: Final = {column.name: column for column in COLUMNS}

@@ -36,7 +36,7 @@ _WRITE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Options of the sink as checked values; ``docs/how-to/spark.md`` has their names for users.
+    """Options of the sink as checked values; ``docs/reference/spark.md`` has their names for users.
 
     Attributes:
         url: of the queue's HTTP API of a broker, as ``http://host:port``.

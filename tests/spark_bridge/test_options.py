@@ -182,7 +182,7 @@ def test_every_attribute_has_an_option() -> None:
 
 def test_the_documentation_lists_every_option_with_its_default() -> None:
     """A user reads the table, not the source."""
-    text = (Path(__file__).parents[2] / "docs" / "how-to" / "spark.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "spark.md").read_text()
     table = text.partition("| option | default |")[2].partition("\n\n")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| ([\w.]*) ?\|", table, re.MULTILINE))
     assert list(rows) == list(OPTION_NAMES)
@@ -197,8 +197,8 @@ def test_the_documentation_lists_every_option_with_its_default() -> None:
 
 def test_the_documentation_lists_every_option_of_redis() -> None:
     """With its defaults."""
-    text = (Path(__file__).parents[2] / "docs" / "how-to" / "spark.md").read_text()
-    table = text.partition("### Straight from Redis")[2].partition("\n## ")[0]
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "spark.md").read_text()
+    table = text.partition("## Straight from Redis")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`redis.*?) \| ([\w.]*) ?\|", table, re.MULTILINE)
     names = [name for names, _ in rows for name in re.findall(r"`(\w+)`", names)]
     assert names == list(REDIS_OPTION_NAMES)

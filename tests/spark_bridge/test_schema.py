@@ -62,7 +62,7 @@ def test_only_what_the_columns_need_crosses_the_wire() -> None:
 
 def test_the_documentation_lists_the_columns() -> None:
     """A user reads the table, not the source."""
-    text = (Path(__file__).parents[2] / "docs" / "how-to" / "spark.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "spark.md").read_text()
     table = text.partition("| column | type |")[2].partition("\n\n")[0]
     names = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert names == [one.name for one in COLUMNS]

@@ -37,8 +37,14 @@ from tests.helpers.certificates import Authority
 from tests.helpers.paho_client import PahoClient
 from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "spark.md").read_text()
-BACK_TO_MQTT = PAGE.partition("## Back to MQTT")[2].partition("\n## ")[0]
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def section(page: str, title: str) -> str:
+    """Return a section of a page."""
+    return (DOCS / page).read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
 QUEUE = {"http": "127.0.0.1:0", "publishing": {}, "queues": {"telemetry": {"topics": ["t/#"]}}}
 TOKENS = {
     "spark": {"*": ["admin", "read", "publish"]},
@@ -230,9 +236,10 @@ def test_a_driver_commits_what_another_writer_has_staged(
 
 def test_the_example_of_the_page_is_one_that_spark_and_the_sink_take(spark: SparkSession) -> None:
     """Its columns and types; it is not started."""
-    (example,) = re.findall(r"^```python\n(.*?)^```$", BACK_TO_MQTT, re.MULTILINE | re.DOTALL)
+    text = section("how-to/spark-job.md", "Write rows back to MQTT")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
-    exec(compile(example.partition("query =")[0], "spark.md", "exec"), names)  # noqa: S102 (the page's own)
+    exec(compile(example.partition("query =")[0], "spark-job.md", "exec"), names)  # noqa: S102 (the page's own)
     schema = names["commands"].schema
     check_columns({one.name: one.dataType.simpleString() for one in schema}, {})
     assert names["spark"] is spark
@@ -240,7 +247,8 @@ def test_the_example_of_the_page_is_one_that_spark_and_the_sink_take(spark: Spar
 
 def test_the_page_lists_every_column_and_option() -> None:
     """A user reads the tables, not the source."""
-    columns, options = BACK_TO_MQTT.split("| option of the sink |")
+    text = section("reference/spark.md", "Rows back to MQTT")
+    columns, options = text.split("| option of the sink |")
     assert re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", columns, re.MULTILINE))) == [
         *COLUMN_TYPES
     ]

@@ -1,6 +1,6 @@
 """A cluster of Spark's own: a master, two workers, and a job of `spark-submit`.
 
-Each is a process with a working folder of its own. The job is that of ``docs/how-to/spark.md``,
+Each is a process with a working folder of its own. The job is that of ``docs/how-to/spark-job.md``,
 sent as the page says: executors have no Penstock but that of ``--py-files``, no Python but that of
 ``--archives``, whose libraries are pyarrow and redis-py alone, and no token but that of
 ``--files``. It follows two queues: one through its gateway, and one whose engine is `redis`,
@@ -42,7 +42,7 @@ from tests.helpers.gateway import gateway_of
 from tests.helpers.process import ROOT, Program
 
 SPARK: Final = Path(pyspark.__file__).parent
-PAGE: Final = ROOT / "docs" / "how-to" / "spark.md"
+PAGE: Final = ROOT / "docs" / "how-to" / "spark-job.md"
 
 TOKEN: Final = "of-the-cluster"
 MESSAGES: Final = 2_000
@@ -78,7 +78,7 @@ def job_of_the_page(gateway: str, of_redis: str, server: str) -> str:
         of_redis: URL of the gateway of the other queue, which goes to `direct`.
         server: address of its Redis server.
     """
-    section = PAGE.read_text().partition("## In a Spark job of your own")[2]
+    section = PAGE.read_text().partition("## Read\n")[2]
     found = re.search(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert found is not None
     begin, messages, follow = found[1].partition("messages = (")

@@ -242,7 +242,7 @@ def test_a_reader_tells_losses_without_a_gateway(server: RedisServer) -> None:
 
 
 ACL = ("on", ">secret", "%R~penstock:*", "-@all", "+hmget", "+role", "+select", "+cluster|slots")
-"""What docs/how-to/spark.md gives to executors."""
+"""What docs/how-to/spark-job.md gives to executors."""
 
 
 def test_a_user_that_may_only_read_is_enough(tmp_path: Path) -> None:
