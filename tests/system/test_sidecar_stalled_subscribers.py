@@ -19,7 +19,7 @@ CLIENT_BYTES = 1_300_000
 async def test_stalled_subscribers_cost_the_payloads_once(tmp_path: Path) -> None:
     """A payload comes to the proxy for each of them and is kept once; nothing is lost or doubled.
 
-    Each may have a packet under way besides, as docs/how-to/edge-proxy.md says.
+    Each may have a packet under way besides, as docs/reference/edge-proxy.md says.
     """
     with (
         running_mosquitto(tmp_path) as broker,

@@ -1,4 +1,4 @@
-"""An uplink to a broker with the documented limits of AWS IoT Core, as docs/how-to/edge.md has it.
+"""An uplink to a broker with the limits of AWS IoT Core, as docs/how-to/edge-clouds.md has it.
 
 The limits are those of the service's quotas and of its page about MQTT: it takes 8 topic filters in
 a SUBSCRIBE, QoS 0 and 1, topics of 8 levels and 256 bytes, messages of 128 KiB, client ids of 128
@@ -181,9 +181,9 @@ async def running_broker(folder: Path) -> AsyncIterator[tuple[Limited, str]]:
 
 
 def keys_of_the_page() -> dict[str, Any]:
-    """Return the keys of the uplink that docs/how-to/edge.md has for AWS IoT."""
-    page = (ROOT / "docs" / "how-to" / "edge.md").read_text()
-    text = page[page.index("### With AWS IoT") :]
+    """Return the keys of the uplink that docs/how-to/edge-clouds.md has."""
+    page = (ROOT / "docs" / "how-to" / "edge-clouds.md").read_text()
+    text = page[page.index("## AWS IoT") :]
     found = re.search(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert found
     policy = yaml.safe_load(found[1])
