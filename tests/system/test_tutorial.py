@@ -1,4 +1,4 @@
-"""README.md and docs/tutorial.md, as a newcomer copies them, each block in a terminal of its own."""
+"""README.md and docs/tutorial.md, as a newcomer copies them: a terminal for each block."""
 
 from __future__ import annotations
 
