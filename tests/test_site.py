@@ -16,6 +16,10 @@ LOADED = re.compile(
 """What a browser fetches from another host to show a page; links to click are not meant."""
 
 
+UNREAD = re.compile(r"<p>(?:(?!</p>).)*?\n(?:- |\d+\. |\||```)[^\n]*", re.DOTALL)
+"""A list, a table or a block that became a paragraph: Markdown wants an empty line before it."""
+
+
 def test_the_site_is_built_strictly_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     """With `mkdocs build --strict`, as it is published."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
@@ -33,3 +37,4 @@ def test_the_site_is_built_strictly_and_loads_nothing_from_elsewhere(tmp_path: P
     }
     assert {"index.html", "how-to/index.html", "repository/CHANGELOG.html"} <= set(pages)
     assert {name: found for name, page in pages.items() if (found := LOADED.findall(page))} == {}
+    assert {name: found for name, page in pages.items() if (found := UNREAD.findall(page))} == {}
