@@ -143,11 +143,12 @@ class Origin:
     doubts: Sequence[str] = ()
 
     def __str__(self) -> str:
-        """Return it in a line; behind it the first doubt, and how many more the file has."""
+        """Return it in a line, with the first doubt in short and how many more the file has."""
         made_by = f"commit {self.commit}" if self.commit else "an installed package"
         line = f"`{self.command}`; {made_by}, {self.date}, {self.python}, {self.machine}."
         if self.doubts:
-            line += f" **Doubtful:** {self.doubts[0]}."
+            short = self.doubts[0].partition(" (")[0]
+            line += f" **Doubtful:** {short}."
         if len(self.doubts) > 1:
             line += f" {len(self.doubts) - 1} more in the file."
         return line

@@ -50,11 +50,11 @@ def test_file_is_read_as_it_was_written(page: Path) -> None:
 
 def test_doubts_stand_behind_the_origin(tmp_path: Path) -> None:
     """So that a page that shows the origin shows them; a file without any is read as before."""
-    origin = replace(begin("penstock plan x"), doubts=["busy", "late"])
+    origin = replace(begin("penstock plan x"), doubts=["busy for 9 s (of 10 s)", "late"])
     write_figure_file(tmp_path / "run.json", origin, {})
     read, _ = read_figure_file(tmp_path / "run.json")
     assert read == origin
-    assert str(read).endswith(". **Doubtful:** busy. 1 more in the file.")
+    assert str(read).endswith(". **Doubtful:** busy for 9 s. 1 more in the file.")
     old = json.loads((tmp_path / "run.json").read_text())
     del old["origin"]["doubts"]
     (tmp_path / "run.json").write_text(json.dumps(old))
