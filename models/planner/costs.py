@@ -100,6 +100,4 @@ SOURCE: Final[Mapping[str, str]] = {
     "subscription_bytes": "on a small machine: memory",
     "queued_bytes": "a 1 KB message that waits: 1.35 KB",
 }
-"""Cost to where it is from: a row of docs/evidence/performance.md or
-docs/explanation/queue-strategies.md, or a
-run."""
+"""Cost to its source: a row of docs/evidence/performance.md or paper-000-dequeue.md, or a run."""

@@ -40,7 +40,7 @@ def test_the_example_of_the_documentation_is_read(tmp_path: Path) -> None:
 
 def test_the_documentation_names_every_key_of_a_direction() -> None:
     """The table has a row for each."""
-    text = (ROOT / "docs/how-to/netem.md").read_text()
+    text = (ROOT / "docs/reference/netem.md").read_text()
     assert all(f"\n| `{key.name}` | " in text for key in dataclasses.fields(Direction))
 
 
