@@ -117,15 +117,22 @@ def render(proofs: Mapping[str, Proofs], statements: Mapping[str, Mapping[str, S
     """
     counts = ["| Version | Statements | Proven | Not proven | Not applicable |"]
     counts.append("| --- | --- | --- | --- | --- |")
-    chapters = []
     for marker, name in VERSIONS.items():
-        proven, known = proofs[marker], statements[marker]
-        states = [_state(number, proven, statement) for number, statement in known.items()]
+        known = statements[marker]
+        states = [_state(number, proofs[marker], statement) for number, statement in known.items()]
         columns = [len(states), *map(states.count, ("proven", "not proven", "not applicable"))]
         counts.append(f"| {name} | {' | '.join(map(str, columns))} |")
-        chapters += ["", f"## {name}", "", *_sections(marker, proven, known)]
-        chapters += _exceptions(proven, known)
-    return "\n".join([INTRODUCTION, *counts, *chapters, ""])
+    head = ["| Version | Statement | What it asks for | Why it is not proven |"]
+    head.append("| --- | --- | --- | --- |")
+    exceptions = [
+        f"| {name} | {number} | {statement.says} | {_proof(number, proofs[marker], statement)} |"
+        for marker, name in VERSIONS.items()
+        for number, statement in statements[marker].items()
+        if _state(number, proofs[marker], statement) != "proven"
+    ]
+    return "\n".join(
+        [INTRODUCTION, *counts, "", *_sections(proofs, statements), "", *head, *exceptions, ""]
+    )
 
 
 def full_table(
@@ -154,35 +161,35 @@ def _state(number: str, proofs: Proofs, statement: Statement) -> str:
     return "proven" if outcomes and set(outcomes.values()) == {PASSED} else "not proven"
 
 
-def _sections(marker: str, proofs: Proofs, statements: Mapping[str, Statement]) -> list[str]:
-    """Return a table of the sections, such as 3.1, with their statements and tests."""
-    sections: dict[str, list[str]] = {}
-    for number in statements:
-        section = ".".join(number.partition("-")[0].split(".")[:2])
-        sections.setdefault(section, []).append(number)
-    rows = ["| Section | Statements | Proven | Tests |", "| --- | --- | --- | --- |"]
-    for section, numbers in sections.items():
-        states = [_state(number, proofs, statements[number]) for number in numbers]
-        tests = {test for number in numbers for test in proofs.get(number, ())}
-        title = f"{section} {TITLES[marker].get(section, '')}".rstrip()
-        rows.append(f"| {title} | {len(numbers)} | {states.count('proven')} | {len(tests)} |")
-    return rows
-
-
-def _exceptions(proofs: Proofs, statements: Mapping[str, Statement]) -> list[str]:
-    """Return a table of the statements that are not proven, each with what it asks for and why."""
-    rows = [
-        f"| {number} | {statement.says} | {_proof(number, proofs, statement)} |"
-        for number, statement in statements.items()
-        if _state(number, proofs, statement) != "proven"
+def _sections(
+    proofs: Mapping[str, Proofs], statements: Mapping[str, Mapping[str, Statement]]
+) -> list[str]:
+    """Return a table of the sections, such as 3.1, with what each version has there."""
+    cells: dict[str, dict[str, str]] = {}
+    for marker in VERSIONS:
+        sections: dict[str, list[str]] = {}
+        for number in statements[marker]:
+            section = ".".join(number.partition("-")[0].split(".")[:2])
+            title = f"{section} {TITLES[marker].get(section, '')}".rstrip()
+            sections.setdefault(title, []).append(number)
+        for title, numbers in sections.items():
+            known, proven = statements[marker], proofs[marker]
+            states = [_state(number, proven, known[number]) for number in numbers]
+            tests = {test for number in numbers for test in proven.get(number, ())}
+            shown = f"{states.count('proven')}/{len(numbers)} ({len(tests)})"
+            cells.setdefault(title, {})[marker] = shown
+    rows = [f"| Section: proven/statements (tests) | {' | '.join(VERSIONS.values())} |"]
+    rows.append("| --- | --- | --- |")
+    order = sorted(cells, key=lambda title: tuple(map(int, title.split()[0].split("."))))
+    return rows + [
+        f"| {title} | {' | '.join(cells[title].get(marker, '') for marker in VERSIONS)} |"
+        for title in order
     ]
-    head = ["| Statement | What it asks for | Why it is not proven |", "| --- | --- | --- |"]
-    return ["", *head, *rows] if rows else []
 
 
 def _proof(number: str, proofs: Proofs, statement: Statement) -> str:
     if statement.not_applicable:
-        return f"*not applicable*: {statement.not_applicable}"
+        return f"not applicable: {statement.not_applicable}"
     tests = sorted(proofs.get(number, {}).items())
     shown = (f"`{test}`" if end == PASSED else f"**{end}**: `{test}`" for test, end in tests)
     return ", ".join(shown) or "**no test**"
