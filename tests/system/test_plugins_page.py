@@ -87,7 +87,7 @@ def test_every_plugin_that_the_page_offers_is_named_in_a_policy() -> None:
 
 
 async def test_the_plugins_of_the_page_do_what_it_says(broker: BrokerProcess) -> None:
-    """Greeter, doorbell, sink, store, sampler and access control, for real clients."""
+    """Greeter, doorbell, sink and access control, for real clients."""
     async with (
         await connected(broker.port, client_id="d", username="display") as display,
         await connected(broker.port, client_id="s", username="sensor") as sensor,
