@@ -135,6 +135,11 @@ def test_no_link_is_dead() -> None:
     assert breaches(wrong()) == []
 
 
+def test_the_entry_page_has_at_most_twelve_links() -> None:
+    """More are a list, and a list is searched, not read."""
+    assert len(re.findall(r"\]\(", (DOCS / "README.md").read_text())) <= 12
+
+
 def test_every_page_is_linked() -> None:
     """A reader of docs/README.md comes to each page by links."""
     seen: set[Path] = set()
