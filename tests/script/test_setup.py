@@ -253,28 +253,16 @@ def test_arguments_that_choose_no_test_at_all_fail(
     assert "test: failed: the arguments choose no test: -k two words" in ended.stderr
 
 
-def test_tests_of_memory_run_alone(checkout: Checkout) -> None:
+def test_tests_of_memory_run_alone(
+    checkout: Checkout, tested: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     """Each measurement has the machine to itself."""
-    checkout.add_venv()
-    for name in (
-        "git",
-        "haproxy",
-        "memcached",
-        "mosquitto",
-        "mosquitto_pub",
-        "mosquitto_sub",
-        "node",
-        "npm",
-        "redis-server",
-    ):
-        checkout.add_program(name, ":")
-    for name in ("ruff", "mypy", "pytest"):
-        checkout.add_program(f".venv/bin/{name}", ":")
+    assert tested("nothing").returncode == 0
     (checkout.root / "tests" / "__pycache__").mkdir(parents=True)
     (checkout.root / "tests" / "test_one.py").write_text("@pytest.mark.memory\n")
     (checkout.root / "tests" / "test_one.pyc").write_text("@pytest.mark.memory\n")
     (checkout.root / "tests" / "test_two.py").write_text("")
-    assert checkout.run("sh", "script/test").returncode == 0
+    assert checkout.run("sh", "script/test", "--all").returncode == 0
     beside, alone = checkout.calls("pytest ")
     assert beside.endswith("-m not memory")
     assert alone == "pytest -m memory tests/test_one.py"
@@ -304,12 +292,47 @@ def test_a_choice_of_marks_chooses_among_both_kinds_of_tests(
     assert alone == "pytest -m (mqtt5 or mqtt311) and memory -x -q"
 
 
-def test_continuous_integration_runs_the_same(checkout: Checkout) -> None:
-    """`.ci/run` is script/test, with its status."""
+@pytest.mark.parametrize(
+    ("given", "beside"),
+    [
+        ((), "not more and not memory"),
+        (("-x",), "not more and not memory -x"),
+        (("--all",), "not memory"),
+        (("--all", "-x"), "not memory -x"),
+        (("tests/broker",), "not memory tests/broker"),
+        (("-k", "name"), "not memory -k name"),
+    ],
+)
+def test_tests_of_the_second_tier_run_where_they_are_asked_for(
+    checkout: Checkout,
+    tested: Callable[..., subprocess.CompletedProcess[str]],
+    given: tuple[str, ...],
+    beside: str,
+) -> None:
+    """By `--all`, or by arguments that choose tests."""
+    assert tested("nothing").returncode == 0
+    (checkout.root / "tests" / "__pycache__").mkdir(parents=True)
+    (checkout.root / "tests" / "test_one.py").write_text("@pytest.mark.memory\n")
+    assert checkout.run("sh", "script/test", *given).returncode == 0
+    first, second = checkout.calls("pytest ")
+    assert first.endswith(f" -m {beside}")
+    assert f" -m {beside}".replace("not memory", "memory") in f" {second}"
+
+
+def test_help_runs_nothing(checkout: Checkout) -> None:
+    """It says which tests run by default."""
+    shown = checkout.run("sh", "script/test", "--help")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "--all" in shown.stdout
+    assert not checkout.calls("")
+
+
+def test_continuous_integration_runs_all_tests(checkout: Checkout) -> None:
+    """`.ci/run` is script/test --all, with its status."""
     (checkout.root / ".ci").mkdir()
     shutil.copy(SCRIPTS.parent / ".ci" / "run", checkout.root / ".ci" / "run")
     checkout.add_program("script/test", 'exit "$#"')
     bash = shutil.which("bash", path=os.defpath)
     assert bash is not None
-    assert checkout.run(bash, ".ci/run", "-x", "name").returncode == 2
-    assert checkout.calls("test -x name")
+    assert checkout.run(bash, ".ci/run", "-x", "name").returncode == 3
+    assert checkout.calls("test --all -x name")

@@ -12,7 +12,6 @@ import pytest
 from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy, running_broker
 
 VERSIONS = ("31", "311", "5")
-QOS = (0, 1, 2)
 
 READY = (f"ready/{number}" for number in itertools.count())
 """A topic for each subscriber to see that it has subscribed."""
@@ -51,38 +50,6 @@ def lines(process: subprocess.Popen[str], n_lines: int) -> list[str]:
     return [process.stdout.readline().rstrip("\n") for _ in range(n_lines)]
 
 
-@pytest.mark.mqtt5("4.2.0-1")
-@pytest.mark.mqtt311("7.0.0-2", "7.1.1-1")
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("qos", QOS)
-def test_each_version_and_qos_reaches_each(broker: BrokerProcess, version: str, qos: int) -> None:
-    """A message arrives at the lesser QoS of publisher and subscriber, whatever their versions."""
-    base = f"matrix/{version}/{qos}"
-    expected = []
-    with subscribed(broker, "-t", f"{base}/#", "-V", version, "-q", str(qos)) as subscriber:
-        for of, at in itertools.product(VERSIONS, QOS):
-            publish(broker, f"{base}/{of}/{at}", "-V", of, "-q", str(at), "-m", "data")
-            expected.append(f"{base}/{of}/{at} {min(qos, at)} 0 data")
-        # At QoS 2 a message is shown once it is released: that of another topic may be faster.
-        assert sorted(lines(subscriber, len(expected))) == sorted(expected)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_retained_message_comes_to_who_subscribes_later(
-    broker: BrokerProcess, version: str
-) -> None:
-    """The last one comes, marked as retained [MQTT-3.3.1-8]; an empty one removes it."""
-    topic = f"retained/{version}"
-    for text in ("old", "new"):
-        publish(broker, topic, "-V", version, "-q", "1", "-r", "-m", text)
-    with subscribed(broker, "-t", topic, "-V", version, "-q", "1") as subscriber:
-        assert lines(subscriber, 1) == [f"{topic} 1 1 new"]
-    publish(broker, topic, "-V", version, "-q", "1", "-r", "-n")
-    with subscribed(broker, "-t", topic, "-V", version) as subscriber:
-        publish(broker, topic, "-V", version, "-m", "live")
-        assert lines(subscriber, 1) == [f"{topic} 0 0 live"]
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 def test_will_comes_when_a_client_is_killed(broker: BrokerProcess, version: str) -> None:
     """A client that goes without DISCONNECT has its will published [MQTT-3.1.2-8]."""
@@ -103,41 +70,6 @@ def test_no_will_comes_when_a_client_says_goodbye(broker: BrokerProcess, version
         publish(broker, "other", "-m", "data", *will)
         publish(broker, topic, "-m", "live")
         assert lines(subscriber, 1) == [f"{topic} 0 0 live"]
-
-
-def test_payload_of_any_size_and_content(broker: BrokerProcess, tmp_path: Path) -> None:
-    """Empty, binary and 3 MB long payloads arrive as they were sent."""
-    picture = tmp_path / "picture"
-    picture.write_bytes(bytes(range(256)) * 12_000)
-    with subscribed(broker, "-t", "size/#", "-q", "2", form="%t %l %x") as subscriber:
-        publish(broker, "size/0", "-q", "2", "-n")
-        publish(broker, "size/binary", "-q", "2", "-s", stdin=b"\x00\xff\n\x00")
-        publish(broker, "size/large", "-q", "2", "-f", str(picture))
-        assert lines(subscriber, 3) == [
-            "size/0 0 ",
-            "size/binary 4 00ff0a00",
-            f"size/large 3072000 {picture.read_bytes().hex()}",
-        ]
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_persistent_session_keeps_messages(broker: BrokerProcess, version: str) -> None:
-    """What came at QoS 1 and 2 while a client was away comes when it is back, each in order."""
-    base = f"away/{version}"
-    session = ["-i", f"sleeper-{version}", "-c", "-V", version, "-q", "2"]
-    session += ["-x", "60"] if version == "5" else []
-    with subscribed(broker, "-t", f"{base}/#", *session, "-C", "1") as first:
-        assert first.wait(SECONDS) == 0
-    for number in range(10):
-        publish(broker, f"{base}/{number}", "-q", str(number % 3), "-m", str(number))
-    by_qos = {qos: [f"{base}/{n} {qos} 0 {n}" for n in range(qos, 10, 3)] for qos in (1, 2)}
-    command = ["mosquitto_sub", "-p", str(broker.port), "-t", "none", *session]
-    command += ["-C", "6", "-W", str(int(SECONDS)), "-F", "%t %q %r %p"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
-    came = done.stdout.splitlines()
-    assert len(came) == 6
-    for qos, expected in by_qos.items():
-        assert [line for line in came if f" {qos} 0 " in line] == expected
 
 
 def test_wildcards_and_sys_topics(broker: BrokerProcess) -> None:

@@ -16,7 +16,6 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from penstock.broker.mqtt.packets import PubAck, Publish, Will
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.netem.runs.broker_process import reserved_port
 from tests.campaigns.faults.flows import PatientClient
 from tests.helpers.paho_client import (
     MQTT_3_1_1,
@@ -106,35 +105,6 @@ class Flow:
         """Disconnect."""
         self.paho.disconnect()
         self.paho.loop_stop()
-
-
-def test_nothing_is_lost_or_comes_twice_over_kills(tmp_path: Path) -> None:
-    """Killed in the middle of a load, again and again: QoS 1 all, QoS 2 exactly once, in order."""
-    n_messages = 1200
-    with reserved_port() as port:
-        policy = durable_policy(port)
-        broker = BrokerProcess(policy, tmp_path)
-        subscriber = Flow(port, "s", MQTT_5)
-        publisher = Flow(port, "p", MQTT_3_1_1)
-        try:
-            subscriber.subscribe("load/#")
-            for number in range(n_messages):
-                qos = 1 + number % 2
-                publisher.paho.publish(f"load/{qos}", b"%d %d" % (qos, number), qos)
-            for n_acknowledged in (200, 500, 800):
-                publisher.wait(lambda n=n_acknowledged: publisher.n_acknowledged >= n, "load")
-                broker.kill()
-                broker = BrokerProcess(policy, tmp_path)
-                assert broker.port, broker.log
-            publisher.wait(lambda: publisher.n_acknowledged >= n_messages, "the publisher's end")
-            subscriber.wait(lambda: len(subscriber.got) >= n_messages, "the subscriber's end")
-        finally:
-            publisher.close()
-            subscriber.close()
-            broker.stop()
-    assert "Traceback" not in broker.log
-    exactly_once = [payload for payload in subscriber.order if payload.startswith(b"2")]
-    assert exactly_once == [b"2 %d" % number for number in range(1, n_messages, 2)]
 
 
 async def test_all_kinds_of_state_are_there_after_a_kill(tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
-from penstock.netem.runs.broker_process import reserved_port
+from penstock.broker.mqtt.packets import PubAck, Publish, PubRec
 from penstock.plugins.queue.client import NotStoredError, QueueClient, UnavailableError
 from tests.helpers import gateway
-from tests.helpers.paho_client import MQTT_3_1_1, PahoClient
 from tests.helpers.process import (
     SECONDS,
     BrokerProcess,
@@ -26,7 +22,7 @@ from tests.helpers.process import (
     limit_files,
     running_broker,
 )
-from tests.helpers.wire import WireClient, connected
+from tests.helpers.wire import connected
 
 QUEUE = "load"
 N_PHYSICAL_QUEUES = 2
@@ -51,121 +47,6 @@ def stored_payloads(broker: BrokerProcess) -> list[bytes]:
     payloads = gateway.stored_payloads(client, QUEUE)
     client.close()
     return payloads
-
-
-class Load:
-    """What publishers were answered for.
-
-    Attributes:
-        acknowledged: payloads whose PUBACK or PUBREC has come.
-        is_enough: set when there are as many as wanted.
-    """
-
-    def __init__(self, n_messages: int) -> None:
-        self._n_messages = n_messages
-        self.acknowledged: list[bytes] = []
-        self.is_enough = asyncio.Event()
-
-    def add(self, payload: bytes) -> None:
-        """Note an acknowledged message."""
-        self.acknowledged.append(payload)
-        if len(self.acknowledged) >= self._n_messages:
-            self.is_enough.set()
-
-
-class Publisher:
-    """Publishes without end, so many messages at a time."""
-
-    WINDOW = 20
-
-    def __init__(self, client: WireClient, name: str, qos: int, load: Load) -> None:
-        self._client = client
-        self._name = name
-        self._qos = qos
-        self._load = load
-        self._number = 0
-
-    async def run(self) -> None:
-        """Publish until the connection ends."""
-        with contextlib.suppress(ConnectionError):
-            while await self._publish_window():
-                pass
-        self._client.close()
-
-    async def _publish_window(self) -> bool:
-        sent: dict[int, bytes] = {}
-        for packet_id in range(1, self.WINDOW + 1):
-            self._number += 1
-            sent[packet_id] = b"%s %d" % (self._name.encode(), self._number)
-        topic = f"load/{self._name}"
-        await self._client.send(
-            *(
-                Publish(topic, payload, qos=self._qos, packet_id=packet_id)
-                for packet_id, payload in sent.items()
-            )
-        )
-        n_open = len(sent)
-        while n_open:
-            packet = await self._client.receive()
-            if isinstance(packet, PubAck | PubRec):
-                assert packet.reason_code == 0
-                self._load.add(sent.pop(packet.packet_id))
-                if isinstance(packet, PubRec):
-                    await self._client.send(PubRel(packet.packet_id))
-                    continue
-            elif not isinstance(packet, PubComp):
-                return False
-            n_open -= 1
-        return True
-
-
-async def publish_and_kill(broker: BrokerProcess, name: str, n_messages: int) -> list[bytes]:
-    """Kill the broker under load; return every payload that was acknowledged."""
-    load = Load(n_messages)
-    async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as tasks:
-        for version in (4, 5):
-            for qos in (1, 2):
-                client = await connected(broker.port, version=version)
-                publisher = Publisher(client, f"{name}-{version}-{qos}", qos, load)
-                tasks.create_task(publisher.run())
-        await load.is_enough.wait()
-        broker.kill()
-    return load.acknowledged
-
-
-async def test_kill_under_load_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    """After `kill -9` and a restart on the same file, each acknowledged message is there, once."""
-    acknowledged: list[bytes] = []
-    for kill in range(2):
-        with running_broker(queue_policy(), tmp_path) as broker:
-            acknowledged += await publish_and_kill(broker, f"run{kill}", 500 * (kill + 1))
-    with running_broker(queue_policy(), tmp_path) as broker:
-        stored = await asyncio.to_thread(stored_payloads, broker)
-    assert len(acknowledged) >= 1500
-    assert set(acknowledged) <= set(stored)
-    assert len(set(stored)) == len(stored)
-
-
-def test_paho_publishes_across_a_kill(tmp_path: Path) -> None:
-    """A client that repeats what is unacknowledged brings every message into the queue."""
-    n_messages = 800
-    with reserved_port() as port:
-        with running_broker(queue_policy(port), tmp_path) as broker:
-            publisher = PahoClient(port, "publisher", MQTT_3_1_1)
-            published = threading.Semaphore(0)
-            publisher.paho.on_publish = lambda *_: published.release()
-            publisher.paho.max_inflight_messages_set(50)
-            assert publisher.connect()
-            for number in range(n_messages):
-                publisher.paho.publish("load/paho", b"%d" % number, 1)
-            for _ in range(n_messages // 4):
-                assert published.acquire(timeout=SECONDS)
-            broker.kill()
-        with running_broker(queue_policy(port), tmp_path) as broker, publisher:
-            for _ in range(n_messages - n_messages // 4):
-                assert published.acquire(timeout=SECONDS)
-            stored = stored_payloads(broker)
-    assert {b"%d" % number for number in range(n_messages)} == set(stored)
 
 
 # -- a queue that cannot write ----------------------------------------------------------------

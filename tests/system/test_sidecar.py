@@ -126,35 +126,6 @@ def test_mosquittos_own_clients_work_through_the_proxy(
 
 
 @VERSIONS
-async def test_messages_keep_what_they_carry(
-    version: int, mosquitto: Mosquitto, tmp_path: Path
-) -> None:
-    """Payload, QoS, RETAIN and, in MQTT 5, properties; clients are paho's."""
-    properties = None
-    if version == 5:
-        properties = with_properties(
-            PacketTypes.PUBLISH,
-            UserProperty=[("b", "2"), ("a", "1")],
-            ResponseTopic="answers",
-            CorrelationData=b"\0\1",
-            MessageExpiryInterval=1000,
-        )
-    topic = f"kept/{version}"
-    with running_sidecar(before(mosquitto.port), tmp_path) as proxy:
-        async with client(proxy.port, "publisher", version) as publisher:
-            await publisher.publish(topic, LARGE, qos=1, retain=True, properties=properties)
-        async with client(proxy.port, "subscriber", version) as subscriber:
-            await subscriber.subscribe(topic, qos=2)
-            message = await arrival(subscriber)
-    assert (message.payload, message.qos, message.retain) == (LARGE, 1, True)
-    if version == 5:
-        carried: Any = message.properties
-        assert carried.UserProperty == [("b", "2"), ("a", "1")]
-        assert (carried.ResponseTopic, carried.CorrelationData) == ("answers", b"\0\1")
-        assert 900 < carried.MessageExpiryInterval <= 1000
-
-
-@VERSIONS
 @pytest.mark.parametrize("policy", ["conservative", "none"])
 async def test_a_large_message_waits_for_a_slow_link_and_small_ones_pass(
     policy: str, version: int, mosquitto: Mosquitto, tmp_path: Path

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import aiomqtt
 import psutil
 import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
@@ -75,18 +74,6 @@ def exchange(client: PahoClient, **options: Any) -> None:
 
 
 @VERSIONS
-@pytest.mark.parametrize("listener", ["ws", "wss"])
-def test_paho_over_websocket(
-    broker: BrokerProcess, authority: Authority, listener: str, version: MQTTProtocolVersion
-) -> None:
-    """With its default path, with and without TLS."""
-    client = PahoClient(broker.ports[listener], version=version, transport="websockets")
-    if listener == "wss":
-        client.paho.tls_set_context(authority.client_context())
-    exchange(client)
-
-
-@VERSIONS
 def test_paho_over_tls_with_a_certificate_of_its_own(
     broker: BrokerProcess, authority: Authority, version: MQTTProtocolVersion
 ) -> None:
@@ -94,27 +81,6 @@ def test_paho_over_tls_with_a_certificate_of_its_own(
     client = PahoClient(broker.ports["mutual"], version=version)
     client.paho.tls_set_context(authority.client_context(authority.issue_client("paho")))
     exchange(client)
-
-
-@pytest.mark.parametrize("version", [aiomqtt.ProtocolVersion.V311, aiomqtt.ProtocolVersion.V5])
-async def test_aiomqtt_over_tls(
-    broker: BrokerProcess, authority: Authority, version: aiomqtt.ProtocolVersion
-) -> None:
-    """Messages of all QoS."""
-    async with (
-        asyncio.timeout(SECONDS),
-        aiomqtt.Client(
-            "127.0.0.1",
-            broker.ports["tls"],
-            protocol=version,
-            tls_context=authority.client_context(),
-        ) as client,
-    ):
-        await client.subscribe("t", 2)
-        for qos in range(3):
-            await client.publish("t", PAYLOAD, qos)
-            message = await anext(client.messages)
-            assert (message.payload, message.qos) == (PAYLOAD, qos)
 
 
 @contextlib.contextmanager
