@@ -63,12 +63,12 @@ ROWS: Final = {
 QUICK_REPEATS: Final = 1
 QUICK_ROWS: Final = "qos0_1to1,qos0_1to10,qos0_mixed,qos1_1to1,qos2_1to1,memory_stalled"
 QUICK_PEERS: Final = "penstock,mosquitto,amqtt,ceiling"
-"""With `--quick` and no other choice: what answers within a minute."""
+"""The peers that `--quick` measures where no others are chosen: each answers within a minute."""
 
 UNDECIDED_TIMES: Final = 3
-"""Times as many repetitions of a row, of those that are compared, where single ones disagree on
-whether its target is met: rows about lateness scatter most, and the median of nine far less than
-that of three. The rule knows no direction, so it makes a row no more likely to be met."""
+"""A row whose repetitions disagree on whether its target is met is repeated this many times as
+often for the brokers that are compared. Lateness scatters most, and the median of nine scatters far
+less than that of three. The rule is the same whether a target is about to be met or missed."""
 
 
 def measure(row: Row, peer: Peer, scale: Scale) -> Measurement:
@@ -233,7 +233,7 @@ def bench(
 
 main: Final = Program(bench, "penstock bench")
 app: Final = main.app
-"""What the command `penstock` completes."""
+"""The Typer application, from which `penstock` completes this command."""
 
 
 if __name__ == "__main__":

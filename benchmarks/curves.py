@@ -35,16 +35,16 @@ from benchmarks.rows.row import FULL, QUICK, Measurement, Row, Scale, Target
 from benchmarks.rows.throughput import measure_qos0
 
 PEER_COLOURS: Final = {"penstock": "tab:blue", "mosquitto": "tab:orange"}
-"""Which brokers are measured, and the colour of each."""
+"""The brokers that are measured, and the colour of each in the plot."""
 DATA_FILE: Final = ROOT / "docs/images/curves.json"
 PICTURE_INCHES: Final = (10.0, 6.0)
 MICROSECOND: Final = 1e-6
 PACED_CLIENTS: Final = 100
-"""Of the schedule. Above some 4,000 messages a second its sender, which watches the clock before
-each of them, has a core for itself."""
+"""The number of clients on the schedule. The sender watches the clock before each message, so above
+some 4,000 messages a second it needs a core for itself."""
 
 CURVE_SECONDS: Final = 1.0
-"""Of a measured run: six curves for two brokers take three minutes."""
+"""The length of one measured run: six curves of two brokers take three minutes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What goes wrong in a benchmark."""
+"""The error of a benchmark that cannot be run."""
 
 from __future__ import annotations
 

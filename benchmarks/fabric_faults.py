@@ -65,26 +65,28 @@ TOKEN: Final = "of-this-run-alone"  # noqa: S105 (of a network that ends with th
 MQTT_PORT: Final = 1883
 HTTP_PORT: Final = 8080
 QUEUES_EACH: Final = 4
-"""Physical queues for each master."""
+"""The number of physical queues for each master."""
 N_CONSUMERS: Final = 4
 RECEIVE_MESSAGES: Final = 20
 WAIT_SECONDS: Final = 1.0
-"""Of a receive, which is held so long."""
+"""The longest time for which a receive is held."""
 REPEAT_SECONDS: Final = 0.1
-"""From a refusal to the repeat."""
+"""The time between a refusal and the next try."""
 ANSWER_SECONDS: Final = 60.0
-"""After which an answer is given up; longer than any that is late."""
+"""The time after which a client gives an answer up; no late answer takes as long."""
 PATIENCE_SECONDS: Final = 1.0
-"""Of the client of a steady request."""
+"""The timeout of the client that sends requests at a steady rate."""
 DRAIN_SECONDS: Final = 120.0
-"""For what was stored to be received, leases that were lost among it."""
+"""The time in which all that was stored is to be received, including messages whose lease was
+lost."""
 VISIBILITY_SECONDS: Final = 10.0
 DEFAULT_FAULT_REPEATS: Final = 6
-"""As many as an interval needs."""
+"""The number of repetitions that a confidence interval needs."""
 FEWER: Final = 0.92
-"""Of consistent hashing's errors, that exclusion spares at least (paper 001, 3.4.2)."""
+"""The share of consistent hashing's errors that exclusion is to spare at least (paper 001,
+3.4.2)."""
 LONGEST_STOP_SECONDS: Final = 5.0
-"""Without anything stored, at most."""
+"""The target for the longest time in which no message is stored."""
 
 
 class Size(NamedTuple):
@@ -314,7 +316,7 @@ FAULTS: Final = {
 
 
 COMPARED: Final = ("kill", "kill-two", "freeze")
-"""Faults that the baseline has, too."""
+"""The faults that are done to the baseline, too."""
 
 
 class Outcome(NamedTuple):

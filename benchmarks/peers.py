@@ -40,7 +40,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 EXAMPLE_POLICY: Final = ROOT / "policy.example.yaml"
 STOP_SECONDS: Final = 60.0
 SPILL_LIMIT: Final = "32 MB"
-"""Of `penstock-spill`; its targets in the memory rows are for this one."""
+"""The memory limit of the peer `penstock-spill`, for which its targets in the memory rows hold."""
 NAME_FORM: Final = re.compile(r"[A-Za-z0-9][\w.+-]*")
 
 
@@ -283,7 +283,7 @@ PEERS: Final = {
         ),
     )
 }
-"""By name, in the order in which one repetition visits them."""
+"""The peers by name, in the order in which one repetition visits them."""
 
 
 COMMAND_FORM: Final = "NAME=PROGRAM ARGUMENTS with {port}"

@@ -37,7 +37,7 @@ FiguresFile = Annotated[
 DEFAULT_REPEATS: Final = 3
 
 QUIET_LOAD: Final = 0.5
-"""Load average below which a machine does nothing else."""
+"""The load average above which a machine is busy with something else."""
 
 _command: Final[ContextVar[str]] = ContextVar("command", default="")
 """The command line of the program that runs."""

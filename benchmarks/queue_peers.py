@@ -68,7 +68,7 @@ PAYLOAD_BYTES: Final = 1024
 PUBLISHING: Final = Publishing(connections=10, window=100, payload_bytes=PAYLOAD_BYTES)
 CONSUMERS: Final = 2
 PATIENCE_SECONDS: Final = 60.0
-"""So long without a message, and what has not come is lost."""
+"""After this long without a message, what has not come is lost."""
 SQS_THREADS: Final = 2
 SQS_BATCH_MESSAGES: Final = 10
 
@@ -94,7 +94,7 @@ FULL: Final = Size(100_000, 1_000, 20, 1_000)
 QUICK: Final = Size(10_000, 1_000, 5, 500)
 
 Figures = dict[str, float]
-"""By name, of one peer in one repetition."""
+"""The figures of one peer in one repetition, by name."""
 
 
 class Consumers:
@@ -295,10 +295,10 @@ FIGURES: Final = {
     "send p99": "ms",
     "receive p99": "ms",
 }
-"""Unit by name."""
+"""The unit of each figure, by name."""
 
 Results = dict[str, dict[str, list[float]]]
-"""Every value, by peer and figure."""
+"""The values of all repetitions, by peer and figure."""
 
 
 def to_markdown(results: Results) -> list[str]:

@@ -61,15 +61,15 @@ STRATEGIES: Final = ("conventional", "pms", "rds", "rds+wake")
 ARRIVAL_RATES: Final = (10, 20, 50, 100, 150, 200, 400)
 QUICK_RATES: Final = (10, 200)
 SLEEP_SECONDS: Final = (0.02, 0.1, 0.5, 1.0, 5.0)
-"""Of `rds`, at `PAPER_RATE`."""
+"""The sleep times with which `rds` is measured at `PAPER_RATE`."""
 QUICK_SLEEP_SECONDS: Final = (0.1, 5.0)
 DEFAULT_SLEEP_SECONDS: Final = 0.1
-"""The queue's own, with which `rds` and `pms` are measured at all rates."""
+"""The queue's default sleep time, with which `rds` and `pms` are measured at all rates."""
 PAPER_RATE: Final = 200
-"""The paper's highest lambda."""
+"""The highest lambda of the paper."""
 BACK_ENDS: Final = 10
 CONNECTIONS: Final = 10
-"""Of a back end."""
+"""The number of connections of one back end."""
 PRODUCERS: Final = 10
 PHYSICAL_QUEUES: Final = 10
 N_MAX: Final = 100
@@ -78,13 +78,15 @@ PAYLOAD: Final = "x" * 1000
 FULL_SECONDS: Final = 3.0
 QUICK_SECONDS: Final = 1.0
 WARM_UP: Final = 0.2
-"""Of these seconds, before those that count."""
+"""The time before the measurement, as a share of its seconds."""
 MOST_WINDOWS: Final = 100
-"""Of these seconds, until a message was counted: a machine may be too busy for a single one."""
+"""The most times that the measurement goes on for its seconds again while no message was counted: a
+machine may be too busy for a single one."""
 TARGET: Final = 1.8
-"""RDS over conventional at `PAPER_RATE`, as on the paper's servers."""
+"""The target ratio of RDS over conventional at `PAPER_RATE`, as on the paper's servers."""
 FLAT: Final = 0.9
-"""Least of RDS at `PAPER_RATE` over that at the lowest lambda for it to be flat."""
+"""RDS is flat over lambda where its rate at `PAPER_RATE` over that at the lowest lambda is at least
+this."""
 CEILING: Final = "producers alone"
 QUEUE: Final = "bench"
 
@@ -269,13 +271,13 @@ def _measure_load(
 
 
 Points = dict[str, dict[int, list[Point]]]
-"""By strategy and rate, one of each repetition; those of `CEILING` have rate 0."""
+"""The points by strategy and rate, one for each repetition; those of `CEILING` have rate 0."""
 
 
 SleepPoints = dict[float, list[Point]]
-"""By sleep time, one of each repetition."""
+"""The points by sleep time, one for each repetition."""
 Side = tuple[str, Sequence[Point]]
-"""What is compared: its name, and one of each repetition."""
+"""One side of a comparison: its name, and a point for each repetition."""
 
 
 def measure_sleep_times(sleep_times: Sequence[float], seconds: float, repeats: int) -> SleepPoints:

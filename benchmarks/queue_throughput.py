@@ -79,13 +79,14 @@ from penstock.plugins.queue.service import ReceiveRequest
 PAYLOAD_BYTES: Final = 1024
 BATCH_MESSAGES: Final = 100
 DEQUEUE_THREADS: Final = 2
-"""So that one works on its answer while the other waits for its own."""
+"""The number of threads that receive, so that one works on its answer while another waits for its
+own."""
 RANGE_MESSAGES: Final = 10_000
 PUBLISHING: Final = Publishing(connections=20, window=1_000, payload_bytes=PAYLOAD_BYTES)
 UNSETTLED_MESSAGES: Final = PUBLISHING.connections * PUBLISHING.window
-"""Of `enqueue`."""
+"""The number of messages of the row `enqueue` that wait for their commit at a time."""
 CHUNK_MESSAGES: Final = 100
-"""What one turn of the loop brings, as chunks of several connections do."""
+"""The number of messages that one turn of the loop brings, as chunks of several connections do."""
 TOPICS: Final = 50
 FULL_MESSAGES: Final = 200_000
 QUICK_MESSAGES: Final = 20_000
@@ -93,11 +94,11 @@ PUBLISHER: Final = "benchmarks.loads.queue_publisher"
 QUEUE: Final = "bench"
 GROUP: Final = "readers"
 SHARED_QUEUE: Final = "shared"
-"""Of `groups`: has other groups, too."""
+"""The queue of the row `groups` that has other groups, too."""
 GROUPS: Final = 8
 SLICES: Final = 36
-"""Of each queue of `groups`, of a fortieth of its messages each: what slows the machine for a while
-slows both, and no slice is at the end of a queue."""
+"""The number of slices in which each queue of the row `groups` is drained, in turns. What slows the
+machine for a while slows both queues, and no slice is at the end of a queue."""
 
 
 @dataclass(frozen=True, slots=True)

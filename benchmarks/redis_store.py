@@ -54,16 +54,16 @@ from penstock.plugins.queue.engines.redis.server import RedisServer
 
 PAYLOAD: Final = bytes(400)
 DEPTH: Final = 64
-"""Messages under way at a time."""
+"""The number of messages under way at a time."""
 QUEUES_EACH: Final = 4
-"""Physical queues of the engine for each node."""
+"""The number of the engine's physical queues for each node."""
 FULL_MESSAGES: Final = 10_000
 QUICK_MESSAGES: Final = 500
 UNPIPELINED_SHARE: Final = 0.25
-"""Of the messages for the way that takes one command at a time."""
+"""The share of the messages that the way with one command at a time passes through."""
 NODES: Final = (1, 2, 3)
 DEPTHS: Final = (1, 2, 4, 8, 16, 32, DEPTH)
-"""Messages under way of the cost model's rows."""
+"""The numbers of messages under way in the rows of the cost model."""
 READY_SECONDS: Final = 60.0
 N_SLOTS: Final = 16_384
 ANY_BYTES: Final = 1 << 40
@@ -74,13 +74,13 @@ KEYS: Final = "keys, one command at a time"
 PIPELINED: Final = "keys, pipelined"
 MEMCACHED: Final = "memcached, pipelined"
 TARGETS: Final = {KEYS: (ENGINE, 3.8), PIPELINED: (RUNS, 1.5), MEMCACHED: (RUNS, 1.4)}
-"""Least ratio of the engine's rate to each way's. What sends many commands at once is compared with
-the engine that does so, too."""
+"""The least ratio of the engine's rate to that of each way. A way that sends many commands at once
+is compared with the engine that does so, too."""
 
 Command: TypeAlias = tuple[bytes, ...]
-"""``get KEY``, ``set KEY VALUE`` or ``delete KEY``."""
+"""A command: ``get KEY``, ``set KEY VALUE`` or ``delete KEY``."""
 Way: TypeAlias = Callable[[int], Awaitable[None]]
-"""Passes so many messages through."""
+"""A function that passes a number of messages through."""
 
 
 # -- plain keys ------------------------------------------------------------------------------------

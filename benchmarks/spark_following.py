@@ -49,12 +49,12 @@ QUEUE: Final = "bench"
 GROUPS: Final = {"spark": {"kind": "offsets"}, "default": {"visibility_timeout": 600.0}}
 PUBLISHING: Final = Publishing(connections=20, window=1_000, payload_bytes=1_024)
 PATIENCE_SECONDS: Final = 300.0
-"""Longer than anything takes on a busy machine; only what hangs waits for it."""
+"""A time that nothing needs on a busy machine; only what hangs waits for it."""
 STOP_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 0.2
 TARGET_P50_SECONDS: Final = 1.5
 TARGET_REQUESTS_RATIO: Final = 5.0
-"""Least requests of polling over those of the source."""
+"""The least ratio of the requests of polling to those of the source."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,13 +70,14 @@ from penstock.netem.figures.figure_file import Table, begin, check_writable, wri
 from penstock.netem.runs.broker_process import ENVIRONMENT
 
 PROGRAMS: Final = ("java", "python", "gateway", "redis")
-"""Whose processor time is told."""
+"""The programs whose processor time is told."""
 
 QUEUE: Final = "telemetry"
 KEYS: Final = {"groups": {"spark": {"kind": "offsets"}}, "physical_queues": 2}
 REQUEST_MESSAGES: Final = 2_000
 LOOK_SECONDS: Final = 0.25
-"""Between two looks at the processor time of Spark's processes, some of which end early."""
+"""The time between two looks at the processor time of Spark's processes, some of which end
+early."""
 PARTS: Final = ("filled", "followed")
 GATEWAY: Final = "through the gateway"
 _PROGRESS: Final = re.compile(r"ingest: ([\d,]+) messages in ([\d,]+) micro-batches, ([\d,.]+) s")

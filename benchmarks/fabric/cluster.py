@@ -22,11 +22,12 @@ from penstock.plugins.queue.cluster.servers import FabricError, Servers
 from penstock.plugins.queue.engines.redis.routes import N_SLOTS
 
 NODE_TIMEOUT_SECONDS: Final = 2.0
-"""`cluster-node-timeout`; a takeover begins up to half of it and a second later."""
+"""`cluster-node-timeout`. A takeover begins up to half of it and a second later."""
 PASSWORD: Final = "of-this-run-alone"  # noqa: S105 (of a network that ends with the run)
 MEMORY_BYTES: Final = 256 * 1024 * 1024
 FULL_RATIO: Final = 0.95
-"""Of what a server uses: a `maxmemory` that is reached, also when some messages have left."""
+"""`maxmemory` as a share of what a server uses, so low that it is reached even after some messages
+have left."""
 
 
 class Node(NamedTuple):

@@ -27,9 +27,9 @@ from penstock.netem.links.namespaces import (
 T = TypeVar("T")
 
 CLONE_NEWNET: Final = 0x40000000
-"""Of `setns` (sched.h)."""
+"""The flag of `setns` for a network namespace (sched.h)."""
 FIRST_ADDRESS: Final = "10.213.0."
-"""Of the machines, which nothing outside the namespaces sees."""
+"""The address of the first machine; nothing outside the namespaces sees it."""
 
 _numbers: Final = itertools.count()
 

@@ -15,7 +15,7 @@ from benchmarks.errors import BenchmarkError
 from penstock.netem.runs.broker_process import ENVIRONMENT
 
 FILE = "queue.db"
-"""Of the queue, in the folder in which its gateway runs."""
+"""The queue's database, a name in the folder in which its gateway runs."""
 
 
 class Gateway(NamedTuple):

@@ -31,7 +31,8 @@ PAYLOAD_BYTES: Final = 64
 SEQUENCE_BYTES: Final = 8
 BUFFER_BYTES: Final = 1 << 16
 WATCHED_SECONDS: Final = 0.0002
-"""Longer than a sleep ends late, on a machine with a free core."""
+"""The sender sleeps until this long before a message is due, then watches the clock: where a core
+is free, no sleep ends this late."""
 
 IDLE_SECONDS: Final = 30.0
 

@@ -23,8 +23,8 @@ from penstock.plugins.queue.client import QueueClient
 
 BATCH_MESSAGES: Final = 100
 BATCHES: Final = 2
-"""So that one is on its way while the other is worked on: threads over HTTP, and what the prefetch
-allows over AMQP. Over MQTT, the broker has a window of its own."""
+"""The number of batches under way, so that one is on its way while another is worked on: threads
+over HTTP, and the prefetch over AMQP. Over MQTT the broker has a window of its own."""
 BUFFER_BYTES: Final = 1 << 18
 WAIT_SECONDS: Final = 20.0
 
@@ -132,7 +132,7 @@ DRAINS: Final[dict[str, Callable[[str, str], None]]] = {
     "amqp": lambda port, queue: drain_amqp(int(port), queue),
     "mqtt": lambda port, queue: drain_mqtt(int(port), queue),
 }
-"""By protocol; each takes an address and the name of a queue."""
+"""The function that drains a queue, by protocol; each takes an address and the name of a queue."""
 
 
 def main(argv: list[str]) -> None:

@@ -22,13 +22,14 @@ from typing import Final
 from benchmarks.loads import wire
 
 HEAD: Final = struct.Struct("<Qd")
-"""Of each payload: number of the message, monotonic seconds at which it was due."""
+"""The head of each payload: the number of the message, and the monotonic seconds at which it was
+due."""
 TOPICS: Final = "bench"
-"""First level of all topics; the second is the number of the connection."""
+"""The first level of all topics; the second is the number of the connection."""
 BUFFER_BYTES: Final = 1 << 17
 SEND_BUFFER_BYTES: Final = 1 << 20
 IDLE_SECONDS: Final = 30.0
-"""Silence after which what is not acknowledged will not be."""
+"""After a silence of this length no further acknowledgement is expected."""
 PACKET_IDS: Final = 65_535
 
 

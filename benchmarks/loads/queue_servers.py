@@ -35,10 +35,12 @@ from penstock.netem.runs.broker_process import (
 QUEUE: Final = "bench"
 STOP_SECONDS: Final = 10.0
 START_SECONDS: Final = 120.0
-"""A node of RabbitMQ takes some ten seconds of processor time to start."""
+"""The time that a server has to start: a node of RabbitMQ takes some ten seconds of processor
+time."""
 LOOK_SECONDS: Final = 0.05
 RABBITMQ: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-"""Without Debian's wrapper, which would become the user rabbitmq and use that user's files."""
+"""The programs of RabbitMQ, without Debian's wrapper, which would become the user rabbitmq and use
+that user's files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +344,7 @@ QUEUE_PEERS: Final = {
         ),
     )
 }
-"""By name, in the order in which a repetition visits them."""
+"""The servers by name, in the order in which a repetition visits them."""
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from penstock.netem.runs.broker_process import RunningBroker, find_program, rese
 
 LOOK_SECONDS: Final = 0.1
 PATIENCE_SECONDS: Final = 600.0
-"""For a snapshot of some GB that is written or read."""
+"""The time that a server has to write or read a snapshot of some GB."""
 
 
 class RedisServer:

@@ -1,4 +1,4 @@
-"""The load's own ceiling: a stand-in for a broker that keeps nothing and hardly looks.
+"""The peer `ceiling`: it forwards packets almost unread, so it shows the load's own limit.
 
 It answers what clients ask for. From a publisher's first PUBLISH it learns who has subscribed to
 its topic, and copies every further chunk of bytes to them unread. Where clients acknowledge,
@@ -21,14 +21,14 @@ from benchmarks.loads import wire
 
 BUFFER_BYTES: Final = 1 << 18
 HEAD_BYTES: Final = 256
-"""Of a PUBLISH, more than stands before its payload in any of the loads."""
+"""An upper bound for what stands before the payload of a PUBLISH in any of the loads."""
 
 BACKLOG: Final = 1024
 CONNECT: Final = 0x10
 SUBSCRIBE: Final = 0x82
 UNSUBSCRIBE: Final = 0xA2
 VERSION_AT: Final = 8
-"""Offset of the protocol level in a CONNECT of fewer than 128 bytes."""
+"""The offset of the protocol level in a CONNECT of fewer than 128 bytes."""
 
 ANSWER_BYTES: Final = 4
 PUBACK_HEAD: Final = bytes([wire.PUBACK, 2])

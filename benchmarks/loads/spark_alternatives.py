@@ -1,4 +1,4 @@
-"""What people do without a source for Spark, each a program of its own until it is ended.
+"""Two ways to follow a broker without a source for Spark, each a program that runs until it ends.
 
 * ``files``: a subscriber with paho (`benchmarks.loads.file_subscriber`) writes lines of JSON into
   files, and Spark follows their folder into Parquet.
@@ -26,7 +26,8 @@ from benchmarks.errors import BenchmarkError
 QUEUE: Final = "bench"
 GROUP: Final = "default"
 RECEIVE_MESSAGES: Final = 100
-"""Of one request; as in the row `dequeue` of `benchmarks.queue_throughput`."""
+"""The messages that one request asks for, as in the row `dequeue` of
+`benchmarks.queue_throughput`."""
 
 SETTINGS: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
@@ -36,7 +37,7 @@ SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.log.level": "ERROR",
 }
-"""What ``penstock spark`` sets, too."""
+"""The settings of Spark that ``penstock spark`` makes, too."""
 
 
 def start_files(

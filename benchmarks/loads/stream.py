@@ -17,20 +17,20 @@ from typing import Final
 from benchmarks.loads import wire
 
 BLOCK_BYTES: Final = 1 << 20
-"""What one call sends: large enough that calls do not count, small enough for the cache."""
+"""The size of one send: large enough that calls do not count, small enough for the cache."""
 
 PAIR_BLOCK_BYTES: Final = 1 << 17
-"""The same of each publisher where there are several."""
+"""The size of one send of each publisher where there are several."""
 
 CHUNK_BYTES: Final = 1 << 18
-"""What is read and compared at once, at most."""
+"""The most that is read and compared at once."""
 
 TOPIC: Final = "bench/throughput"
 TOPIC_FILTER: Final = f"{TOPIC}/+"
 
 FILTERS_OF_A_TOPIC: Final = 3
 TOPIC_STEP: Final = 3
-"""Of the topics with a subscriber, one in so many is published to."""
+"""One in this many of the topics with a subscriber is published to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,14 @@ from benchmarks.loads import wire
 from benchmarks.loads.stream import CHUNK_BYTES, Expectation, Shape, Traffic
 
 WAKE_UP_BYTES: Final = 1 << 10
-"""With this, mosquitto delivers most per processor second: with less, each of its packets wakes
-the reader; with more, the kernel has to compact what waits."""
+"""SO_RCVLOWAT of the reader. With this value mosquitto delivers most per processor second: with
+less, each of its packets wakes the reader; with more, the kernel has to compact what waits."""
 
 TLS_RECORD_BYTES: Final = 1 << 14
-"""Of plain text at most [RFC 8446, 5.1]."""
+"""The most plain text of one TLS record [RFC 8446, 5.1]."""
 
 IDLE_SECONDS: Final = 30.0
-"""Silence after which what has not come counts as lost."""
+"""After a silence of this length, what has not come counts as lost."""
 
 
 class Subscriber:

@@ -26,18 +26,18 @@ from benchmarks.rows.rates import Run
 
 BUFFER_BYTES: Final = 1 << 17
 SEND_BUFFER_BYTES: Final = 1 << 20
-"""Room for whole windows: one thread both sends and reads, so sending must never wait."""
+"""Room for whole windows: one thread both sends and reads, so a send must never block."""
 
 IDLE_SECONDS: Final = 30.0
-"""Silence after which what has not come counts as lost."""
+"""After a silence of this length, what has not come counts as lost."""
 
 STALL_SECONDS: Final = 0.5
-"""Silence after which a side looks at less than it wanted to be woken for, once: a machine that is
-busy elsewhere is silent for as long, and a load that woke for every packet from then on would be
-its own bottleneck."""
+"""After a silence of this length a side looks, once, at less than it wanted to be woken for. A
+machine that is busy elsewhere is silent for as long, and a load that woke for every packet from
+then on would be its own bottleneck."""
 
 ANSWER_BYTES: Final = 4
-"""Of a PUBACK, PUBREC, PUBREL or PUBCOMP that reports success, in both versions."""
+"""The size of a PUBACK, PUBREC, PUBREL or PUBCOMP that reports success, in both versions."""
 
 LEAST_BLOCK_MESSAGES: Final = 500
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 PUBLISH: Final = 0x30
-"""First byte of a PUBLISH of QoS 0, neither retained nor a duplicate; of another: plus qos << 1."""
+"""The first byte of a PUBLISH of QoS 0, neither retained nor a duplicate; other QoS add qos <<
+1."""
 
 PUBLISH_QOS1: Final = 0x32
 DUPLICATE: Final = 0x08
@@ -29,7 +30,7 @@ SUBACK: Final = 0x90
 UNSUBACK: Final = 0xB0
 
 CONNACK_ACCEPTED: Final = b"\x20\x02\x00\x00"
-"""CONNACK of MQTT 3.1.1, no session present, return code 0."""
+"""A CONNACK of MQTT 3.1.1 with no session present and return code 0."""
 
 DISCONNECT: Final = b"\xe0\x00"
 

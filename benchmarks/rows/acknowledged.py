@@ -20,11 +20,12 @@ from benchmarks.rows.rates import measure_run
 from benchmarks.rows.row import Measurement, Row, Scale, Target
 
 WAKE_UP_PACKETS: Final = 10
-"""Of a window of 100: the other nine tenths keep the broker busy while a side sleeps."""
+"""The number of packets of a window of 100 for which a side is woken: the other nine tenths keep
+the broker busy while the side sleeps."""
 
 INFLIGHT_MESSAGES: Final = 1000
-"""What Penstock's example policy allows. mosquitto's default of 20 is less than the window, and at
-QoS 2 it closes the connection of a publisher that goes past it."""
+"""The inflight limit of Penstock's example policy. mosquitto's default of 20 is less than the
+window, and at QoS 2 it closes the connection of a publisher that goes past it."""
 
 
 def measure_windowed(peer: RunningPeer, scale: Scale, *, plan: Plan) -> Measurement:

@@ -32,13 +32,14 @@ TICK_SECONDS: Final = 0.1
 IDLE_SECONDS: Final = 30.0
 CHUNK_BYTES: Final = 1 << 18
 LONGEST_HEADER_BYTES: Final = 20
-"""Of a message: to where its Packet Identifier ends. All messages are longer."""
+"""The length of a message up to the end of its Packet Identifier; all messages are longer."""
 STREAMS: Final = (
     ("Msg/Small", 100, 4.0, 0),
     ("Msg/Large", MEGABYTE, 4.0, 0),
     ("Latency", 10_000, 5.0, 1),
 )
-"""(topic, payload bytes, seconds between two messages, QoS) of each, as table 3 has them."""
+"""The topic, payload bytes, seconds between two messages and QoS of each stream, as table 3 has
+them."""
 
 
 class Publisher:

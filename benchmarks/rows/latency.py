@@ -35,12 +35,12 @@ from benchmarks.rows.row import Figure, Measurement, Row, Scale, Target
 from benchmarks.rows.throughput import UNIFORM
 
 LEAD_SECONDS: Final = 0.05
-"""Between the word to start and the start: both processes have to be ready by then."""
+"""The time between the word to start and the start; both processes are ready by then."""
 
 MICROSECOND: Final = 1e-6
 PAIR_INTERVAL_SECONDS: Final = 0.0025
 FLOOD_MESSAGES: Final = 1 << 40
-"""More than any broker carries before the flood is ended."""
+"""A number of messages that no broker carries before the flood is ended."""
 
 FLOOD_LEAD_SECONDS: Final = 0.2
 FAIRNESS_ROUNDS: Final = 3

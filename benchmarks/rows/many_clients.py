@@ -27,7 +27,7 @@ from benchmarks.rows.row import Measurement, Row, Scale, Target
 
 PAYLOAD_BYTES: Final = 64
 VARIANTS: Final = 8
-"""Different payloads of each client, in turn, so that a message out of turn shows."""
+"""The number of payloads that each client sends in turn, so that a message out of turn shows."""
 
 TOPIC: Final = "bench/many"
 BUFFER_BYTES: Final = 1 << 17

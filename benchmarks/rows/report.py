@@ -11,17 +11,19 @@ from benchmarks.rows.row import Measurement, Row, Target
 
 OURS: Final = "penstock"
 STOCK: Final = "penstock-stock"
-"""Ours with the plugins that aMQTT's file names: half of each target that is a ratio is its own."""
+"""The peer that is Penstock with the plugins of aMQTT's file: it has half of each target that is a
+ratio to reach."""
 
 REFERENCE: Final = "mosquitto"
 """The peer that ratios are taken to."""
 
 COMPARED: Final = frozenset({OURS, STOCK, REFERENCE})
-"""Who decides on whether targets are met."""
+"""The peers that decide whether a target is met."""
 
 CEILING: Final = "ceiling"
 NEAR_CEILING: Final = 0.8
-"""Share of the load's own ceiling above which the load, not the broker, may limit the figure."""
+"""The share of the load's own ceiling above which the load, not the broker, may limit the
+figure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is measured: each row is a question, a unit and a function that answers it once."""
+"""The types of a row: a question, its unit, and the function that answers it once."""
 
 from __future__ import annotations
 

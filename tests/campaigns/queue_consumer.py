@@ -29,7 +29,7 @@ TIMEOUT_SECONDS: Final = 10.0
 MAX_MESSAGES: Final = 20
 RANGE_MESSAGES: Final = 500
 REJECTED_RATIO: Final = 0.05
-"""Share of answers that are rejected at once instead of being acknowledged."""
+"""The share of answers that are rejected at once and not acknowledged."""
 
 
 class Consumer:

@@ -45,14 +45,14 @@ from tests.campaigns.faults.flows import V5, V311, Publisher
 
 Server: TypeAlias = Literal["broker", "gateway"]
 Place: TypeAlias = tuple[int, int]
-"""Physical queue and offset."""
+"""A physical queue and an offset in it."""
 
 FULL_KILLS: Final[Mapping[Server, int]] = {"broker": 150, "gateway": 50}
 QUICK_KILLS: Final[Mapping[Server, int]] = {"broker": 14, "gateway": 6}
 LONGEST_LIFE_SECONDS: Final = 1.0
 QUICK_LIFE_SECONDS: Final = 0.4
 SERVER_RATIO: Final = 0.5
-"""Share of kills that hit the server; the others hit a consumer."""
+"""The share of kills that hit the server; the others hit a consumer."""
 
 QUEUE: Final = "load"
 GROUPS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -64,12 +64,12 @@ CONSUMERS: Final = ("any", "any", "ordered", "ordered", "ranges")
 """The group of each consumer."""
 
 PAUSE_SECONDS: Final = 0.01
-"""Between two messages of a publisher."""
+"""The time between two messages of a publisher."""
 SETTLE_SECONDS: Final = 60.0
-"""So long without anything new, and nothing more is expected."""
+"""After a silence of this length nothing more is expected."""
 RETRY_SECONDS: Final = 0.05
 FORGOTTEN_SECONDS: Final = 2.0
-"""Receives in so long before a kill may not have been counted, on a machine that is busy."""
+"""Receives in this time before a kill may not have been counted, on a machine that is busy."""
 MOST_RESIDENT_MB: Final = 256
 MOST_FILE_MB: Final = 64
 

@@ -43,17 +43,17 @@ from tests.campaigns.faults.case import Finding, report
 from tests.campaigns.queue_kills import QUEUE, Subject
 
 Place: TypeAlias = tuple[str, int, int]
-"""Queue, physical queue and offset."""
+"""A queue, a physical queue and an offset in it."""
 
 Victim: TypeAlias = Literal["driver", "java", "worker", "server", "redis"]
 Engine: TypeAlias = Literal["sqlite", "redis"]
 
 VICTIMS: Final[tuple[Victim, ...]] = ("driver", "java", "worker", "server", "server")
-"""As often as they stand here."""
+"""The victims; each is killed in proportion to how often it stands here."""
 VICTIMS_ON_REDIS: Final[tuple[Victim, ...]] = ("driver", "java", "worker", "server", "redis")
 
 DURABLE: Final = ("--appendonly", "yes", "--appendfsync", "always")
-"""Of a Redis server that is killed."""
+"""The options of a Redis server that is killed."""
 
 FULL_MESSAGES: Final = 200_000
 QUICK_MESSAGES: Final = 20_000
@@ -63,18 +63,18 @@ QUICK_KILLS: Final = 5
 ROWS_PER_TRIGGER: Final = 1_000
 TRIGGER_SECONDS: Final = 0.2
 FIRST_BATCHES: Final = 3
-"""Most micro-batches between two kills; the moment comes within the next."""
+"""The most micro-batches between two kills; the moment comes within the next one."""
 LIFE_SECONDS: Final = 0.5
-"""About what a micro-batch takes."""
+"""The time that a micro-batch takes, about."""
 
 REQUEST_MESSAGES: Final = 200
 RETRY_SECONDS: Final = 0.05
 LOOK_SECONDS: Final = 0.05
 PATIENCE_SECONDS: Final = 600.0
-"""Longer than anything takes on a busy machine; only what hangs waits for it."""
+"""A time that nothing needs on a busy machine; only what hangs waits for it."""
 
 LAYOUT: Final = {"groups": {"spark": {"kind": "offsets"}}, "key": None}
-"""Of the queue: no group but Spark's."""
+"""The keys of the queue, which has no group but Spark's."""
 
 
 class Feeder:

@@ -65,22 +65,22 @@ FULL_KILLS: Final = 100
 QUICK_KILLS: Final = 4
 LARGE_EVERY: Final = 10
 LARGE_BYTES: Final = 20_000
-"""One message in so many is large, with lanes by size."""
+"""The size of large messages: with lanes by size, one message in `LARGE_EVERY` is large."""
 LONGEST_LIFE_SECONDS: Final = 1.5
-"""Between two kills at most, once clients are connected again."""
+"""The longest time between two kills, once clients are connected again."""
 
 WINDOW: Final = 8
-"""Messages of a publisher that are unacknowledged at a time."""
+"""The number of messages of a publisher that are unacknowledged at a time."""
 PAUSE_SECONDS: Final = 0.01
-"""Between two messages of a publisher."""
+"""The time between two messages of a publisher."""
 RETRY_SECONDS: Final = 0.05
 START_SECONDS: Final = 300.0
-"""For a broker to listen, on a machine that is busy."""
+"""The time that a broker has to listen, on a machine that is busy."""
 LONGEST_SECONDS: Final = 120.0
-"""At the end, for the next of the messages that were acknowledged to arrive, on a machine that is
+"""The longest wait, at the end, for the next of the acknowledged messages, on a machine that is
 busy."""
 SITE_RECEIVE_MAXIMUM: Final = 1_000
-"""Messages that the site takes at a time: its default."""
+"""The number of messages that the site takes at a time, which is its default."""
 _NEVER: Final = {"session_expiry_interval": 0xFFFFFFFF}
 
 

@@ -1,4 +1,4 @@
-"""A clock in the test's hands."""
+"""A clock that a test sets."""
 
 from __future__ import annotations
 

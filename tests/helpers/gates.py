@@ -1,4 +1,4 @@
-"""Gates in the test's hands."""
+"""Delivery gates that a test opens and closes."""
 
 from __future__ import annotations
 

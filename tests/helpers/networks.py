@@ -1,4 +1,4 @@
-"""What tests with real networks have in common."""
+"""Two hosts of a real network, for tests that need one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that may open no more files, or few, as the kernel has it."""
+"""Limits of a process's open files, so that the kernel lets it open few or none."""
 
 from __future__ import annotations
 

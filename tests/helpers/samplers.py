@@ -1,4 +1,4 @@
-"""Link samplers in the test's hands."""
+"""Link samplers whose samples a test gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A payload that lives elsewhere than in memory, as far as the broker can tell."""
+"""A stored payload that is not in memory, as one of the plugin `memory` is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Route targets in the test's hands."""
+"""Message sinks whose answers a test gives."""
 
 from __future__ import annotations
 

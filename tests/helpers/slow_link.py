@@ -1,4 +1,4 @@
-"""A slow link to a broker, in a process of its own, and what the broker says of its messages."""
+"""A slow link to a broker, in its own process, and the broker's account of its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources of subscriptions in the test's hands."""
+"""Message sources whose messages a test gives."""
 
 from __future__ import annotations
 

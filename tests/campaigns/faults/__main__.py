@@ -1,6 +1,7 @@
-"""Does to the broker what goes wrong in the field: ``python -m tests.campaigns.faults``.
+"""Runs the campaign of faults and tells which promises are broken.
 
-``--quick`` takes some minutes; ``--hours`` repeats everything with other seeds.
+``python -m tests.campaigns.faults`` does all of it; ``--quick`` takes some minutes; ``--hours``
+repeats everything with other seeds.
 """
 
 from __future__ import annotations

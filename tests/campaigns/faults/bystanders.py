@@ -55,13 +55,13 @@ FILTERS_OF_A_PACKET: Final = 512
 PACKET_BYTES: Final = 1_000_000
 MOST_FILTERS: Final = 10_000
 STRING_BYTES: Final = 65_500
-"""Two of them are within 128 KiB."""
+"""The size of a string of which two fit into 128 KiB."""
 
 LARGE_BYTES: Final = 16_000_000
 PAUSE_SECONDS: Final = 0.5
 
 Case = Callable[[RunningPeer], AbstractContextManager[None]]
-"""What keeps a broker busy from the beginning of its ``with`` to the end."""
+"""A context in which a broker is kept busy."""
 
 
 @contextmanager

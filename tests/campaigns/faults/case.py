@@ -1,4 +1,4 @@
-"""What a fault is, what is found, and how much of it is done."""
+"""The types of the campaign: a fault, its findings, and how much of it is done."""
 
 from __future__ import annotations
 

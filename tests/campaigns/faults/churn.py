@@ -36,17 +36,17 @@ PAYLOAD_BYTES: Final = 100
 EXPIRY_SECONDS: Final = (3, 4, 5)
 READER_BUFFER_BYTES: Final = 1 << 20
 ANSWER_SECONDS: Final = 60.0
-"""A client whose CONNECT or SUBSCRIBE is not answered in that time gives up."""
+"""A client gives up when its CONNECT or SUBSCRIBE is not answered in this time."""
 
 IDLE_RATIO: Final = 0.1
-"""Of a core: a broker that uses less for a second is idle."""
+"""A broker that uses less than this share of a core for a second is idle."""
 
 IDLE_WINDOW_SECONDS: Final = 1.0
 MOST_IDLE_SECONDS: Final = 90.0
 MOST_STOP_SECONDS: Final = 60.0
 
 _RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER of no time: `close` sends RST."""
+"""SO_LINGER with no time, so that `close` sends RST."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Clocks that are wrong at the start, and machines that nobody could reach for a while."""
+"""Faults: a wall clock that is wrong when the broker starts, and a broker that is down for long."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ N_MESSAGES: Final = 20
 HOUR_SECONDS: Final = 3_600.0
 YEAR_SECONDS: Final = 365 * 24 * HOUR_SECONDS
 WAIT_SECONDS: Final = 300
-"""So long a session or a group waits for its client."""
+"""The time for which a session or a group waits for its client."""
 
 EXPIRY_SECONDS: Final = 600
 MOVED_SECONDS: Final = 60.0
-"""By which a deadline may seem to move: what a round takes."""
+"""The most by which a deadline may seem to move, as a round takes time itself."""
 
 MAINTAINED_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 0.05
 MOST_RECEIVED: Final = 100
-"""What one request may ask for."""
+"""The most messages that one request may ask for."""
 
 EXPIRES: Final = b"\x02" + EXPIRY_SECONDS.to_bytes(4, "big")
 """Message Expiry Interval, as a property of MQTT 5."""

@@ -1,4 +1,4 @@
-"""The process may open no further file, for a moment."""
+"""Fault: for a moment the broker may open no further file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disks that are full, and files that are damaged or gone."""
+"""Faults: a full disk, and files of the broker that are damaged or deleted."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tests.campaigns.faults.subject import Subject
 N_MESSAGES: Final = 4_000
 PAYLOAD: Final = bytes(1_000)
 FILE_BYTES_OF_MESSAGE: Final = 500
-"""Half of what one takes: the disk is full in the middle."""
+"""Half of the file space that a message takes, so that the disk is full in the middle of one."""
 
 LEAST_FILE_BYTES: Final = 200_000
 ANSWER_SECONDS: Final = 2.0
 LOST_SECONDS: Final = 2.0
-"""Silence after which what has not come is lost."""
+"""After a silence of this length, what has not come is lost."""
 
 PUBACK_SECONDS: Final = 0.5
-"""A publish that is not answered in that time found no room."""
+"""A publish that is not answered in this time found no room."""
 
 N_DAMAGES: Final = 50
 N_STORED: Final = 1_000

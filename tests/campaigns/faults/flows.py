@@ -1,4 +1,4 @@
-"""Real clients (paho) with sessions that are kept, which connect again by themselves."""
+"""Real clients (paho) whose sessions outlive connections; they reconnect by themselves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ V311: Final = MQTTProtocolVersion.MQTTv311
 V5: Final = MQTTProtocolVersion.MQTTv5
 SESSION_SECONDS: Final = 3600
 RECONNECT_SECONDS: Final = 0.2
-"""From a lost connection to the next try."""
+"""The time between a lost connection and the next try."""
 
 KEEP_ALIVE_SECONDS: Final = 60
 REST_SECONDS: Final = 0.5

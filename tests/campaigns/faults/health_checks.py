@@ -1,4 +1,4 @@
-"""A load balancer that looks, all day, whether the broker is there."""
+"""Fault: a load balancer opens connections all day to check that the broker is up."""
 
 from __future__ import annotations
 
@@ -33,21 +33,22 @@ listen {name}
     tcp-check connect linger {header}
     server broker 127.0.0.1:{port} check inter 20ms {options}
 """
-"""HAProxy before one listener: it looks as often as a hundred of them would, at its 2 s."""
+"""The part of HAProxy's configuration for one listener. It checks as often as a hundred HAProxies
+would at their 2 s."""
 
 PAUSE_SECONDS: Final = 0.01
-"""Between two messages of a publisher."""
+"""The time between two messages of a publisher."""
 
 SETTLE_SECONDS: Final = 30.0
 PLAIN: Final = "default"
 HEADED: Final = "headed"
-"""Listeners with clients: of TCP, and of TCP with the header of the PROXY protocol."""
+"""The listeners with clients: TCP, and TCP with the header of the PROXY protocol."""
 
 CONNECTIONS: Final = "connections/total"
 ERRORS: Final = tuple(
     f"penstock/{each}/" for each in ("connections_refused", "peer_errors", "faults")
 )
-"""What counts one in `$SYS`."""
+"""The beginnings of the topics in `$SYS` that would count a check as an error."""
 
 
 def _start_balancer(stack: ExitStack, folder: Path, behind: Mapping[str, int]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""``kill -9`` at random moments, with publishers and subscribers at work."""
+"""Fault: ``kill -9`` of the broker at random moments, while clients publish and receive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ N_KILLS: Final = 200
 LONGEST_LIFE_SECONDS: Final = 1.0
 SETTLE_SECONDS: Final = 60.0
 IDLE_SECONDS: Final = 15.0
-"""So long after the last message nothing more is expected to come."""
+"""After a silence of this length nothing more is expected to come."""
 
 POLICY: Final = {
     "persistence": {"path": "sessions.db", "durability": "normal"},

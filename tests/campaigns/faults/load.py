@@ -1,4 +1,4 @@
-"""More than a broker can do: clients that come and vanish, and what makes others wait."""
+"""Faults: more clients than a broker can serve, and clients that make others wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each limit of memory is filled, and more is offered: what is taken is held against it."""
+"""Fault: each limit of memory is filled and more is offered; the broker must stay within it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from tests.campaigns.faults.subject import Subject
 
 LIMIT_BYTES: Final = 128 * 1024 * 1024
 LIMIT_SCALE: Final = 10.0
-"""A tenth of everything still fills whole limits: some MB come and go in any process."""
+"""Limits of memory shrink less than the effort, by this factor: some MB come and go in any process,
+whatever is stored."""
 
 N_LIMIT_SESSIONS: Final = 20_000
 MOST_RATIO: Final = 1.1
 MOST_SESSION_KB: Final = 6.0
-"""As the documentation says of a session."""
+"""The memory of a session that the documentation promises."""
 
 MORE: Final = 1.3
-"""What is offered, over what there is room for."""
+"""The ratio of what is offered to what there is room for."""
 
 N_SESSIONS: Final = 5_000
 N_PARTS: Final = 40
 N_INFLIGHT: Final = 1_000
 READ_AT_A_TIME: Final = 100
 INFLIGHT_BYTES: Final = 1_450
-"""What a message of a payload of 1 KB takes, with its delivery."""
+"""The memory of a message with a payload of 1 KB and its delivery."""
 
 SMALL: Final = bytes(100)
 PAYLOAD_BYTES: Final = 1_000
@@ -45,10 +46,10 @@ FILTERS_AT_A_TIME: Final = 100
 MESSAGES_AT_A_TIME: Final = 1_000
 SETTLE_SECONDS: Final = 1.0
 DELIVERY_BYTES: Final = 144
-"""What a message takes for each session that it waits for, as the documentation says."""
+"""The memory of a message for each session that it waits for, as the documentation says."""
 
 SHORT_FILTER_BYTES: Final = 600
-"""Less than a short filter takes."""
+"""A lower bound for the memory of a short filter."""
 
 DISCONNECT: Final = b"\xe0\x00"
 

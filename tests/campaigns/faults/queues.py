@@ -1,4 +1,4 @@
-"""Queues whose storage is put back, whose size is changed, or whose Redis server loses its data."""
+"""Faults: a queue is restored from an older copy, resized, or loses its Redis server's data."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ N_RESTORES: Final = 30
 N_STEPS: Final = 400
 N_LOSSES: Final = 30
 MOST_MESSAGES: Final = 30
-"""Of one step."""
+"""The most messages of one step."""
 
 MOST_RECEIVED: Final = 100
-"""What one request may ask for."""
+"""The most messages that one request may ask for."""
 
 MOST_PHYSICAL_QUEUES: Final = 8
 N_KEYS: Final = 5
 RESTART_RATIO: Final = 0.1
-"""Share of changes that a policy file makes, with a restart, instead of a request."""
+"""The share of changes that are made in the policy file, with a restart, and not by a request."""
 
 EMPTY_RATIO: Final = 0.3
-"""Share of changes before which everything is received."""
+"""The share of changes before which everything is received."""
 
 ARRIVAL_SECONDS: Final = 1.0
-"""Nothing in so long, and a group has no more."""
+"""After a silence of this length a group has no more messages."""
 
 RETRY_SECONDS: Final = 2
 FAILED: Final = 0x80

@@ -1,4 +1,4 @@
-"""Clocks of the machine that a program sees as set: the wall clock, and the time since the boot.
+"""Lets a program see a wall clock, and a time since the boot, that a test has set.
 
 A folder before all others on Python's path makes the program add to both what a file says at that
 moment. The machine's own clocks stay as they are.

@@ -1,4 +1,4 @@
-"""Peers that say nothing, or half of something, or that will never read again."""
+"""Fault: clients send nothing, or half a packet, or never read again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ N_CLIENTS: Final = 200
 KEEP_ALIVE_SECONDS: Final = 2
 CONNECT_TIMEOUT_SECONDS: Final = 3.0
 WITHIN_SECONDS: Final = 20.0
-"""More than the keep-alive, the time for CONNECT and what a peer that does not read is given."""
+"""More than the keep-alive, the time for CONNECT and the time that a peer is given that does not
+read."""
 
 PAYLOAD: Final = bytes(100_000)
 SMALL_BUFFER_BYTES: Final = 4096

@@ -1,4 +1,4 @@
-"""The broker that a fault is done to: it is configured, started, killed and started again."""
+"""The broker to which a fault is done: it is configured, started, killed and started again."""
 
 from __future__ import annotations
 

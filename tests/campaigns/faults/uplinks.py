@@ -1,4 +1,4 @@
-"""Uplinks to a broker that does not take every message, and uplinks that lead round."""
+"""Faults: an uplink to a broker that refuses some messages, and uplinks that form a ring."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from tests.campaigns.faults.subject import Subject, subject
 
 N_POISONS: Final = 140
 N_GOOD: Final = 10
-"""Messages around each that is not taken."""
+"""The number of messages around each one that is not taken."""
 
 CASES: Final = (
     *((way, kind) for way in ("five", "three") for kind in ("tab", "large", "retained")),
     ("down", "properties"),
 )
-"""By its first topic level, on which way a message goes; and why it is not taken."""
+"""The way of a message, which is its first topic level, and why it is not taken."""
 
 LINES: Final = ("max_packet_size 20000", "retain_available false", "max_inflight_messages 1000")
 LARGE_BYTES: Final = 30_000
 N_PROPERTIES: Final = 300
-"""More than `limits.properties` is by default."""
+"""More User Properties than `limits.properties` allows by default."""
 
 N_RINGS: Final = 12
 N_ROUND: Final = 100
-"""Messages that go round."""
+"""The number of messages that go round."""
 
 RINGS: Final[Sequence[Mapping[str, str]]] = (
     {"a": "b", "b": "a"},
     {"a": "b", "b": "c", "c": "a"},
     {"a": "bc", "b": "ca", "c": "ab"},
 )
-"""Sites, each with an uplink to some others."""
+"""Rings of sites: each site, and those to which it has an uplink."""
 
 STORM: Final = 30
-"""Times that a message comes to one site, after which nothing more is waited for."""
+"""Once a message has come to one site this often, nothing more is waited for."""
 
 WAIT_SECONDS: Final = 30.0
-"""For what is to come."""
+"""The longest wait for a message or a connection."""
 
 QUIET_SECONDS: Final = 2.0
-"""Nothing in so long, and no more comes."""
+"""After a silence of this length nothing more is expected to come."""
 
 
 def _uplink(port: int, **keys: Any) -> dict[str, Any]:

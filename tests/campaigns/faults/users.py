@@ -1,4 +1,4 @@
-"""Users who are taken out of the password file, and those who guess passwords."""
+"""Faults: users are removed from the password file, and a client guesses passwords."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ ELSEWHERE: Final = "127.0.0.2"
 """Another address of this machine, from which no password is guessed."""
 
 MOST_JUDGED: Final = 12
-"""Five, and then one after 1, 2, 4, ... 60 s: of half a minute or more, up to two minutes."""
+"""The most passwords that are judged in up to two minutes: five at once, then one after 1, 2, 4,
+... 60 s."""
 
 JUDGED: Final = (4, 5)
-"""Return codes of CONNACK: bad user name or password, not authorized."""
+"""The return codes of CONNACK for a bad user name or password, and for not authorized."""
 
 POLICY: Final = {"plugins": {ANONYMOUS: None, "access": {"password_file": "passwords"}}}
 LINES: Final = ("password_file passwords", "allow_anonymous false")
