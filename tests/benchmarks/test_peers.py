@@ -10,17 +10,9 @@ from benchmarks.peers import (
     Certificate,
     Setting,
     commanded_peer,
-    stock_amqtt_policy,
 )
 from penstock.netem.errors import NetemError
 from penstock.netem.runs.broker_process import find_program
-
-
-def test_stock_policy_keeps_the_plugins_that_amqtt_ships() -> None:
-    """Only the listener of aMQTT's own file is replaced."""
-    policy = stock_amqtt_policy(Setting(1884))
-    assert policy["listeners"] == {"default": {"type": "tcp", "bind": "127.0.0.1:1884"}}
-    assert "amqtt.plugins.sys.broker.BrokerSysPlugin" in policy["plugins"]
 
 
 def test_commanded_peer_is_told_where_to_listen(tmp_path: Path) -> None:

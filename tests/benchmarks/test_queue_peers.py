@@ -9,7 +9,7 @@ from benchmarks import queue_peers
 from benchmarks.errors import BenchmarkError
 from benchmarks.loads import queue_servers
 from benchmarks.loads.queue_servers import RABBITMQ, missing_rabbitmq, rabbitmq_settings
-from benchmarks.queue_peers import Consumers, Size, main, to_markdown
+from benchmarks.queue_peers import Consumers, Size, main
 
 MQTT_FIGURES = {"publish", "drain", "through", "p50", "p99"}
 
@@ -123,15 +123,3 @@ def test_a_repeated_or_lost_message_ends_the_measurement(
     with pytest.raises(BenchmarkError, match=told):
         consumers.take(3)
     consumers.close()
-
-
-def test_the_table_says_how_penstock_compares() -> None:
-    """By medians: of rates, more is better; of times, less."""
-    results = {
-        "penstock": {"drain": [10.0, 30.0, 20.0], "p99": [1.0, 2.0, 3.0]},
-        "rabbitmq-classic": {"drain": [4.0, 5.0, 6.0], "p99": [4.0, 4.0, 4.0]},
-    }
-    table = to_markdown(results)
-    assert "| drain | messages/s | penstock | 20.00 | 10.00 - 30.00 | - |" in table
-    assert "| drain | messages/s | rabbitmq-classic | 5.00 | 4.00 - 6.00 | 4 x |" in table
-    assert table[-1].endswith("| 0.5 x |")

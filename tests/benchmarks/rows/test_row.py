@@ -80,13 +80,6 @@ def test_each_row_that_tells_payload_stores_apart_measures_them(
     check(row, row.measure(started(name, row), TINY))
 
 
-@pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
-def test_a_payload_store_is_measured_where_it_makes_a_difference(row: Row) -> None:
-    """Elsewhere it would be the same broker again."""
-    stores = [peer for peer in PEERS.values() if peer.is_store]
-    assert {row.is_for(peer) for peer in stores} == {row.has_stores}
-
-
 @pytest.mark.parametrize("name", ["penstock", "mosquitto"])
 @pytest.mark.parametrize(
     "row", [pytest.param(row, id=row.name) for row in ROWS.values() if row.is_tls]

@@ -8,30 +8,10 @@ from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.packets import (
     REASON_CODES,
     Connect,
-    Packet,
-    PubAck,
     Publish,
-    PubRec,
     SubscriptionRequest,
     Will,
 )
-
-
-def test_defaults_are_the_usual_packet() -> None:
-    """A packet is named by what is unusual in it."""
-    assert Publish("a") == Publish("a", b"", 0, retain=False, dup=False, packet_id=0, properties={})
-    assert PubAck(1) == PubAck(1, 0, {})
-    assert SubscriptionRequest("a") == SubscriptionRequest("a", 0, retain_handling=0)
-    connect = Connect()
-    assert (connect.client_id, connect.protocol_version, connect.clean_start) == ("", 5, True)
-    assert (connect.keep_alive, connect.will, connect.username) == (60, None, None)
-
-
-def test_packets_of_different_types_differ() -> None:
-    """A PUBREC is no PUBACK, even with the same fields."""
-    received: Packet = PubRec(1)
-    assert received != PubAck(1)
-    assert received.packet_type == PacketType.PUBREC
 
 
 def test_subscriptions_cannot_be_changed() -> None:
