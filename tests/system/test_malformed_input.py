@@ -23,9 +23,6 @@ AT_ONCE = 20
 """Connections of garbage that begin at a time: of more, the last would begin too late where others
 have the processor."""
 
-MALFORMED = ReasonCode.MALFORMED_PACKET
-PROTOCOL = ReasonCode.PROTOCOL_ERROR
-
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
@@ -61,127 +58,6 @@ async def undisturbed(port: int) -> AsyncIterator[None]:
         yield
         may_stop.set()
         await talking
-
-
-def connect_bytes(old: bytes, new: bytes, version: int = 5) -> bytes:
-    """Return a CONNECT in which bytes were replaced by as many others."""
-    data = write_packet(Connect(client_id="wrong", protocol_version=version), version)
-    assert data.count(old) == 1
-    assert len(old) == len(new)
-    return data.replace(old, new)
-
-
-FIRST_PACKETS = {
-    "PINGREQ": (b"\xc0\x00", b""),
-    "PUBLISH": (b"\x30\x03\x00\x01t", b""),
-    "packet type 0": (b"\x00\x00", b""),
-    "another protocol": (b"GET / HTTP/1.1\r\n", b""),
-    "five bytes of length": (b"\x10\xff\xff\xff\xff\x01", b""),
-    "longer than allowed": (b"\x10\xff\xff\xff\x7f", b""),
-    "another protocol in TLS": (b"\x16\x03\x01\x02\x00\x01", b""),
-    "flags of the fixed header": (connect_bytes(b"\x10", b"\x11"), b""),
-    "reserved flag": (connect_bytes(b"MQTT\x05\x02", b"MQTT\x05\x03"), b"\x00\x81"),
-    "reserved flag, 3.1.1": (connect_bytes(b"MQTT\x04\x02", b"MQTT\x04\x03", 4), b""),
-    "client id that is no UTF-8": (connect_bytes(b"wrong", b"wr\xffng"), b"\x00\x81"),
-    "version 6": (connect_bytes(b"MQTT\x05", b"MQTT\x06"), b"\x00\x84"),
-    "version 3": (connect_bytes(b"MQTT\x04", b"MQTT\x03", 4), b"\x00\x01"),
-    "string beyond the end": (connect_bytes(b"\x05wrong", b"\x06wrong"), b"\x00\x81"),
-}
-"""First bytes of a connection, and flags and code of the CONNACK that answers it, if any."""
-
-
-@pytest.mark.parametrize(("sent", "answer"), FIRST_PACKETS.values(), ids=FIRST_PACKETS.keys())
-async def test_wrong_first_packet_is_answered_and_closed(
-    broker: BrokerProcess, sent: bytes, answer: bytes
-) -> None:
-    """CONNACK in the client's version says why where it can; else nothing [MQTT-3.1.0-1]."""
-    async with undisturbed(broker.port), await WireClient.dial(broker.port) as client:
-        await client.send_bytes(sent)
-        said = await client.rest_bytes()
-        assert said[:1] == b"\x20"[: len(answer)]
-        assert said[2:4] == answer
-
-
-PACKETS = {
-    "second CONNECT": (write_packet(Connect(client_id="c"), 5), PROTOCOL),
-    "packet type 0": (b"\x00\x00", MALFORMED),
-    "five bytes of length": (b"\x30\xff\xff\xff\xff\x01", MALFORMED),
-    "announced longer than allowed": (b"\x30\xff\xff\xff\x7f", ReasonCode.PACKET_TOO_LARGE),
-    "QoS 3": (b"\x36\x06\x00\x01t\x00\x01\x00", MALFORMED),
-    "DUP with QoS 0": (b"\x38\x04\x00\x01t\x00", MALFORMED),
-    "packet identifier 0": (b"\x32\x06\x00\x01t\x00\x00\x00", PROTOCOL),
-    "topic that is no UTF-8": (b"\x30\x05\x00\x02\xff\xfe\x00", MALFORMED),
-    "topic with a surrogate": (b"\x30\x06\x00\x03\xed\xa0\x80\x00", MALFORMED),
-    "topic with U+0000": (b"\x30\x05\x00\x02a\x00\x00", MALFORMED),
-    "topic with a wildcard": (b"\x30\x05\x00\x02a#\x00", MALFORMED),
-    "empty topic": (b"\x30\x03\x00\x00\x00", PROTOCOL),
-    "topic beyond the end": (b"\x30\x03\x00\x09t", MALFORMED),
-    "properties beyond the end": (b"\x30\x05\x00\x01t\x09\x01", MALFORMED),
-    "unknown property": (b"\x30\x07\x00\x01t\x03\x7f\x00\x01", MALFORMED),
-    "property twice": (b"\x30\x08\x00\x01t\x04\x01\x00\x01\x00", PROTOCOL),
-    "topic alias": (b"\x30\x07\x00\x01t\x03\x23\x00\x41", ReasonCode.TOPIC_ALIAS_INVALID),
-    "SUBSCRIBE flags": (b"\x80\x07\x00\x01\x00\x00\x01t\x00", MALFORMED),
-    "SUBSCRIBE to nothing": (b"\x82\x03\x00\x01\x00", PROTOCOL),
-    "SUBSCRIBE to a wrong filter": (b"\x82\x09\x00\x01\x00\x00\x03a#b\x00", MALFORMED),
-    "SUBSCRIBE with QoS 3": (b"\x82\x07\x00\x01\x00\x00\x01t\x03", PROTOCOL),
-    "UNSUBSCRIBE from nothing": (b"\xa2\x03\x00\x01\x00", PROTOCOL),
-    "PUBACK too short": (b"\x40\x01\x00", MALFORMED),
-    "PUBREL flags": (b"\x60\x02\x00\x01", MALFORMED),
-    "CONNACK from a client": (b"\x20\x03\x00\x00\x00", PROTOCOL),
-    "AUTH": (b"\xf0\x00", PROTOCOL),
-    "PINGREQ with a body": (b"\xc0\x01\x00", MALFORMED),
-    "DISCONNECT of an unknown reason": (b"\xe0\x01\xff", PROTOCOL),
-    "more than Receive Maximum": (
-        b"".join(write_packet(Publish("t", qos=2, packet_id=number), 5) for number in range(1, 12)),
-        ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
-    ),
-}
-"""What a connected MQTT 5 client sends, and the reason code of the broker's DISCONNECT."""
-
-ONLY_IN_5 = {name for name in PACKETS if "propert" in name} | {"topic alias"}
-"""What MQTT 3.1.1 takes for payload; `Receive Maximum` it does not have."""
-
-
-@pytest.mark.parametrize(("sent", "reason_code"), PACKETS.values(), ids=PACKETS.keys())
-async def test_mqtt_5_client_is_told_why_it_is_closed(
-    broker: BrokerProcess, sent: bytes, reason_code: ReasonCode
-) -> None:
-    """DISCONNECT carries the reason code [MQTT-4.13.1-1]; other clients go on."""
-    async with undisturbed(broker.port), await connected(broker.port) as client:
-        await client.send_bytes(sent)
-        packets = await client.rest()
-        assert ending(packets) == reason_code
-        assert isinstance(packets[-1], Disconnect)
-        assert packets[-1].properties["reason_string"]
-    broker.wait_for_log(f"(0x{reason_code:02X})")  # it may come after the DISCONNECT
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        data
-        for name, (data, _) in PACKETS.items()
-        if name not in ONLY_IN_5 and name != "more than Receive Maximum"
-    ],
-    ids=[name for name in PACKETS if name not in ONLY_IN_5 and "Receive Maximum" not in name],
-)
-async def test_mqtt_3_1_1_client_is_closed(broker: BrokerProcess, sent: bytes) -> None:
-    """MQTT 3.1.1 has no word for it: the connection ends [MQTT-4.8.0-1]."""
-    async with undisturbed(broker.port), await connected(broker.port, version=4) as client:
-        await client.send_bytes(sent)
-        assert await client.rest_bytes() == b""
-
-
-async def test_packets_before_a_malformed_one_count(broker: BrokerProcess) -> None:
-    """What was right in the same chunk was handled and acknowledged."""
-    async with await connected(broker.port) as subscriber, await connected(broker.port) as client:
-        await subscriber.subscribe("right")
-        right = write_packet(Publish("right", b"data", qos=1, packet_id=5), 5)
-        await client.send_bytes(right + b"\x36\x06\x00\x01t\x00\x01\x00")
-        packets = await client.rest()
-        assert packets[0] == PubAck(5)
-        assert (len(packets), ending(packets)) == (2, MALFORMED)
-        assert (await subscriber.take(Publish)).payload == b"data"
 
 
 async def test_client_that_stalls_within_a_packet_is_closed(broker: BrokerProcess) -> None:

@@ -282,11 +282,3 @@ def fill_disk(path: Path) -> None:
     with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
-
-
-def test_a_wrong_directory_ends_the_start_with_status_2(tmp_path: Path) -> None:
-    """The place in the policy file is named, before any socket opens."""
-    broker = BrokerProcess(spilling(tmp_path / "none"), tmp_path)
-    assert broker.wait() == 2
-    assert "plugins.memory.directory" in broker.log
-    assert "No such file or directory" in broker.log

@@ -211,16 +211,6 @@ async def test_a_full_disk_is_told_and_ends_nothing(tmp_path: Path) -> None:
             assert [(await client.take(Publish)).payload for _ in range(3)] == [b"0", b"1", b"2"]
 
 
-def test_a_database_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
-    """Status 2 and one line: the file, what was read, what to do; never a traceback."""
-    (tmp_path / "sessions.db").write_bytes(b"no database at all" * 1000)
-    damaged = BrokerProcess(durable_policy(), tmp_path)
-    assert damaged.wait() == 2
-    assert "sessions.db: read file is not a database" in damaged.log
-    assert "move the file away" in damaged.log
-    assert "Traceback" not in damaged.log
-
-
 async def test_a_database_that_is_deleted_while_it_runs_is_told(tmp_path: Path) -> None:
     """No PUBACK for what would be gone with the process; with the file back, all goes on."""
     policy = durable_policy() | {"sys_interval": 0.1}
@@ -249,19 +239,6 @@ async def test_a_database_that_is_deleted_while_it_runs_is_told(tmp_path: Path) 
     with running_broker(policy, tmp_path) as broker:
         async with await kept_client(broker.port) as client:
             assert [(await client.take(Publish)).payload for _ in range(2)] == [b"0", b"1"]
-
-
-def test_a_log_without_its_database_ends_the_start(tmp_path: Path) -> None:
-    """Status 2 and what to do; the log is as it was."""
-    with running_broker(durable_policy(), tmp_path) as broker:
-        broker.kill()
-    (tmp_path / "sessions.db").write_bytes(b"")
-    log = (tmp_path / "sessions.db-wal").read_bytes()
-    assert log
-    refused = BrokerProcess(durable_policy(), tmp_path)
-    assert refused.wait() == 2
-    assert "sessions.db: read no database, or an empty one, beside sessions.db-wal" in refused.log
-    assert (tmp_path / "sessions.db-wal").read_bytes() == log
 
 
 def modes_of_files(broker: BrokerProcess, folder: Path) -> dict[str, int]:

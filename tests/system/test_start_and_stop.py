@@ -1,17 +1,16 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from pathlib import Path
 
 import pytest
 
-from penstock.broker.mqtt.packets import ConnAck, Connect, Disconnect, PubAck, Publish
+from penstock.broker.mqtt.packets import Disconnect, PubAck, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.plugins.queue.client import QueueClient
 from tests.helpers.paho_client import MQTT_5, PahoClient
 from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker
-from tests.helpers.wire import WireClient, connected
+from tests.helpers.wire import connected
 
 QUEUE = {
     "queue": {
@@ -64,19 +63,6 @@ def test_paho_hears_why_the_broker_has_gone(tmp_path: Path) -> None:
         assert client.disconnected().value == ReasonCode.SERVER_SHUTTING_DOWN
 
 
-def test_port_in_use_is_one_line_and_status_2(tmp_path: Path) -> None:
-    """The line names the listener and the address; there is no traceback."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        bind = f"127.0.0.1:{taken.getsockname()[1]}"
-        policy = anonymous_policy(listeners={"default": {"bind": bind}})
-        broker = BrokerProcess(policy, tmp_path)
-        assert broker.wait() == 2
-    (line,) = [line for line in broker.log.splitlines() if "penstock broker: " in line]
-    assert f"listener default: cannot bind {bind}: " in line
-    assert "in use" in line
-    assert "Traceback" not in broker.log
-
-
 @pytest.mark.parametrize(
     ("policy", "lines"),
     [
@@ -118,19 +104,3 @@ def test_wrong_policy_file_is_told_line_by_line(
         assert f"policy.yaml: {line}" in broker.log
     assert "listening" not in broker.log
     assert "Traceback" not in broker.log
-
-
-async def test_next_client_waits_for_a_place(tmp_path: Path) -> None:
-    """With `max_connections` reached a client is accepted when another has left."""
-    listeners = {"default": {"bind": "127.0.0.1:0", "max_connections": 2}}
-    with running_broker(anonymous_policy(listeners=listeners), tmp_path) as broker:
-        first, second = await connected(broker.port), await connected(broker.port)
-        third = await WireClient.dial(broker.port)
-        await third.send(Connect(client_id="third", keep_alive=0))
-        broker.wait_for_log("waits for a place")
-        assert (await first.publish("t", b"data")).reason_code < 0x80
-        second.close()
-        assert (await third.take(ConnAck)).reason_code == 0
-        assert (await third.publish("t", b"data")).reason_code < 0x80
-        first.close()
-        third.close()

@@ -177,14 +177,6 @@ def refused(path: Path) -> str:
     return str(caught.value)
 
 
-def test_one_broker_has_the_file_at_a_time(tmp_path: Path) -> None:
-    """The second is told whose it is; it is free once the first has closed."""
-    database = opened(tmp_path / "s.db")
-    assert "in use by process" in refused(tmp_path / "s.db")
-    database.close()
-    opened(tmp_path / "s.db").close()
-
-
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     """With what was read and what is allowed."""
     path = tmp_path / "s.db"
@@ -227,16 +219,6 @@ def test_a_path_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     assert "unable to open" in refused(tmp_path / "d")
 
 
-def test_only_its_owner_may_read_the_file(tmp_path: Path) -> None:
-    """Nor what SQLite writes beside it: both hold payloads."""
-    database = opened(tmp_path / "s.db")
-    database.write(whole())
-    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
-    database.close()
-    assert {"s.db", "s.db-wal"} <= set(modes)
-    assert set(modes.values()) == {0o600}
-
-
 def test_a_batch_is_not_stored_in_a_file_that_was_deleted(tmp_path: Path) -> None:
     """It would be gone with the process: whoever waits for it is not told that it is safe."""
     path = tmp_path / "s.db"
@@ -247,18 +229,6 @@ def test_a_batch_is_not_stored_in_a_file_that_was_deleted(tmp_path: Path) -> Non
             database.write(whole())
         (tmp_path / "away").rename(path)
         database.write(whole())
-
-
-def test_an_empty_file_beside_its_log_is_refused(tmp_path: Path) -> None:
-    """As after a restore of the database alone that came to nothing."""
-    path = tmp_path / "s.db"
-    with closing(opened(path)) as database:
-        database.write(whole())
-        log = (tmp_path / "s.db-wal").read_bytes()
-    path.write_bytes(b"")
-    (tmp_path / "s.db-wal").write_bytes(log)
-    with pytest.raises(DatabaseStartError, match=r"an empty one, beside \S+s\.db-wal"):
-        opened(path)
 
 
 ON_A_FULL_DISK = """
