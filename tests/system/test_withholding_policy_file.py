@@ -21,7 +21,7 @@ MISTAKES = [
         "listeners.field.treshold_l: read an unknown key; allowed: one of threshold_l, threshold_s",
     ),
 ]
-"""Tests of the plugin have all values; these need a whole file, which says what listeners there are."""
+"""What only a whole file tells, such as which listeners there are; the plugin tests each value."""
 
 
 def policy_file(folder: Path, keys: str) -> Path:
