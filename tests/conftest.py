@@ -15,51 +15,7 @@ from tests.conformance.plugin import ConformancePlugin
 from tests.helpers.effort import SUITE_PERCENT
 from tests.helpers.forks import forked_programs
 from tests.helpers.loopback import Loopback
-
-TOGETHER = (
-    tuple(
-        f"tests/spark_bridge/{name}.py"
-        for name in (
-            "pipelines/test_running",
-            "pipelines/test_building",
-            "pipelines/test_decoding",
-            "pipelines/test_storage",
-            "test_class_archive",
-            "test_schema",
-            "test_session",
-            "test_sink",
-            "test_sink_folder",
-            "test_source",
-        )
-    ),
-    ("tests/architecture/",),
-)
-"""What shares something dear in one process: files with the fixture `spark`, which is one Spark,
-and those that read the text of all modules."""
-
-SLOW = (
-    *TOGETHER[0],
-    "tests/campaigns/test_spark_kills.py",
-    "tests/system/test_spark_cluster.py",
-    "tests/system/test_netem_scenarios.py",
-    "tests/system/test_demo_ratios.py",
-    "tests/system/test_demo.py",
-    "tests/benchmarks/test_curves.py",
-    "tests/campaigns/",
-    "tests/benchmarks/test_spark_ingest.py",
-    "tests/system/test_persistence.py",
-    "tests/system/test_netem_run.py",
-    "tests/plugins/memory/test_spill_broker.py",
-    "tests/plugins/queue/test_standalone_server.py",
-    "tests/fuzz/",
-    "tests/benchmarks/",
-    "tests/system/",
-    "tests/netem/clients/",
-    "tests/netem/links/",
-    "tests/spark_bridge/test_main.py",
-)
-"""What takes long, the longest first: started last, it would run alone at the end."""
-
+from tests.helpers.tiers import MORE, SLOW, TOGETHER
 
 # Where it is set, as container images do, each of the many programs that tests start compiles all
 # that it imports, which takes longer than all else it does.
@@ -82,13 +38,17 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.register(ConformancePlugin(), "conformance")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the tests that take long.
+    """Mark the tests of the second tier, and start with those that take long.
 
     Raises:
         UsageError: a test has the fixture `spark` where it would start a Spark of its own.
     """
+    second_tier = tuple(MORE)
     for item in items:
+        if item.nodeid.startswith(second_tier):
+            item.add_marker(pytest.mark.more)
         if "spark" in getattr(item, "fixturenames", ()) and not item.nodeid.startswith(TOGETHER[0]):
             raise pytest.UsageError(f"{item.nodeid}: has the fixture spark, and is not in TOGETHER")
 

@@ -12,6 +12,7 @@ from tests.architecture.source import (
     read_modules,
     read_source,
 )
+from tests.helpers.tiers import MORE, SLOW, TOGETHER
 
 MAX_CODE_LINES: Final = 600
 
@@ -40,6 +41,12 @@ def test_each_test_file_stands_in_the_folder_of_what_it_tests() -> None:
         if file.parent.relative_to(ROOT / "tests") not in places
     ]
     assert not strays
+
+
+def test_the_tables_of_tiers_name_what_there_is() -> None:
+    """A file that was moved would change its tier unnoticed."""
+    names = {*SLOW, *MORE, *(name for group in TOGETHER for name in group)}
+    assert not [name for name in names if not list(ROOT.glob(f"{name.partition('::')[0]}*"))]
 
 
 def source_files() -> list[Path]:
