@@ -31,6 +31,7 @@ import psutil
 import typer
 
 from benchmarks.errors import BenchmarkError
+from benchmarks.peers import ROOT
 from benchmarks.program import JsonFile, Program, Quick
 from penstock.netem.runs.broker_process import (
     ANONYMOUS,
@@ -380,16 +381,13 @@ class ConsumerProcess:
 
     def start(self) -> None:
         """Start it."""
-        self._process = subprocess.Popen(self._command, env=ENVIRONMENT, cwd=_ROOT)
+        self._process = subprocess.Popen(self._command, env=ENVIRONMENT, cwd=ROOT)
 
     def kill(self) -> None:
         """Kill it."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-
-
-_ROOT: Final = Path(__file__).resolve().parents[1]
 
 
 class HttpPublisher:
