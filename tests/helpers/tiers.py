@@ -57,12 +57,28 @@ MORE: Final = {
     "tests/benchmarks/test_queue_": "tests/plugins/queue has what they measure",
     "tests/benchmarks/test_redis_store.py": "the engine on Redis has tests of its own",
     "tests/benchmarks/test_spark_": "tests/spark_bridge has what they measure",
-    "tests/broker/process/test_gc_control.py": "the collector's figures need seconds of work",
-    "tests/campaigns/": "tests/system/test_persistence kills a broker once for each kind of state",
+    "tests/broker/process/test_gc_control.py": "what it tells needs seconds of work",
+    "tests/campaigns/": "tests/system/test_persistence kills a broker with each kind of state",
     "tests/fuzz/": "tests/broker/mqtt has random and damaged packets",
+    "tests/spark_bridge/pipelines/test_running.py::test_the_page_goes": "the example runs",
+    "tests/spark_bridge/pipelines/test_running.py::test_what_a_killed": "the example runs",
+    "tests/spark_bridge/test_class_archive.py": "Spark starts without the archive, too",
+    "tests/spark_bridge/test_source.py::test_each_message_is_written_once_though": (
+        "each message is written once where nothing is killed"
+    ),
+    "tests/spark_bridge/test_source.py::test_tasks_read_from_redis": "ranges/ reads from Redis",
     "tests/system/interop/test_cuts.py": "test_paho_cases redelivers after a lost connection",
     "tests/system/interop/test_sidecar_matrix.py": "test_sidecar has clients of both versions",
+    "tests/system/test_demo.py::test_a_broker_that_dies": "the demo runs to its end",
+    "tests/system/test_demo.py::test_ctrl_c": "the demo runs to its end",
     "tests/system/test_demo_ratios.py": "test_demo runs the demo",
+    "tests/system/test_edge_page.py::test_an_alarm_of_an_imported": "the page has a site",
+    "tests/system/test_full_disk.py": "tests/broker/durable/test_journal_full_disk has the rules",
+    "tests/system/test_lanes_mqttjs.py::test_a_refused_lane": "an alarm passes a picture",
+    "tests/system/test_lanes_mqttjs.py::test_an_alarm_passes_a_picture_in_both_directions[ws]": (
+        "the same over TCP"
+    ),
+    "tests/system/test_lanes_paho.py": "tests/lanes/test_paho has the client",
     "tests/system/test_malformed_http.py": "each API has tests of its own bodies",
     "tests/system/test_malformed_input.py": "tests/conformance has each wrong packet",
     "tests/system/test_netem_scenarios.py": "test_netem_run runs a scenario",
@@ -72,8 +88,7 @@ MORE: Final = {
     "tests/system/test_uplink_acl.py": "test_uplink_mosquitto has an uplink to a real broker",
     "tests/system/test_uplink_aws.py": "test_uplink_mosquitto has an uplink to a real broker",
     "tests/system/test_uplink_lanes.py": "test_uplink_second_connection has both lanes",
-    "tests/system/test_uplink_loops.py": "tests/edge_proxy/uplink has loops on a virtual clock",
-    "tests/system/test_uplink_poison.py": "tests/edge_proxy/uplink has messages that are not taken",
+    "tests/system/test_uplink_poison.py": "tests/edge_proxy/uplink has what is not taken",
 }
-"""The second tier, which runs with `script/test --all`: the beginning of a test's id, to where the
-first tier shows the main way. It holds what is long, or goes deeper."""
+"""The second tier, which runs with `script/test --all`: the beginnings of tests' ids, each to where
+the first tier shows the main way. It holds what is long, or goes deeper."""
