@@ -58,6 +58,8 @@ MORE: Final = {
     "tests/benchmarks/test_redis_store.py": "the engine on Redis has tests of its own",
     "tests/benchmarks/test_spark_": "tests/spark_bridge has what they measure",
     "tests/broker/process/test_gc_control.py": "what it tells needs seconds of work",
+    "tests/broker/process/test_memory_trim.py::test_numbers": "a backlog is given back",
+    "tests/broker/process/test_memory_trim.py::test_what_a_few": "a backlog is given back",
     "tests/campaigns/": "tests/system/test_persistence kills a broker with each kind of state",
     "tests/fuzz/": "tests/broker/mqtt has random and damaged packets",
     "tests/spark_bridge/pipelines/test_running.py::test_the_page_goes": "the example runs",
@@ -74,6 +76,12 @@ MORE: Final = {
     "tests/system/test_demo_ratios.py": "test_demo runs the demo",
     "tests/system/test_edge_page.py::test_an_alarm_of_an_imported": "the page has a site",
     "tests/system/test_full_disk.py": "tests/broker/durable/test_journal_full_disk has the rules",
+    "tests/system/test_limits.py::test_packets_as_large": "refusals say why in the same file",
+    "tests/system/test_memory.py::test_memory_is_back": "it stays within its limit",
+    "tests/system/test_memory.py::test_persistence_and_spill": "it stays within its limit",
+    "tests/system/test_sidecar_stalled_subscribers.py": "test_stalled_subscribers has the broker",
+    "tests/system/test_transports.py::test_stalled": "test_stalled_subscribers has TCP",
+    "tests/system/test_transports.py::test_thousands": "a client with half a handshake is closed",
     "tests/system/test_lanes_mqttjs.py::test_a_refused_lane": "an alarm passes a picture",
     "tests/system/test_lanes_mqttjs.py::test_an_alarm_passes_a_picture_in_both_directions[ws]": (
         "the same over TCP"
