@@ -149,7 +149,8 @@ def _problems(path: str, plugin_path: str, error: Exception) -> list[ConfigProbl
         if isinstance(cause, MissingValueError):
             return [ConfigProblem(place, "nothing", "a value; this key has no default")]
         if isinstance(cause, WrongTypeError):
-            allowed = getattr(cause.field_type, "__name__", str(cause.field_type))
+            kind = cause.field_type
+            allowed = kind.__name__ if isinstance(kind, type) else str(kind)
             return [ConfigProblem(place, show(cause.value), allowed)]
     if isinstance(error, PluginImportError):
         allowed = "the dotted path of a plugin that can be imported"
