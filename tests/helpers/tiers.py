@@ -49,6 +49,10 @@ SLOW: Final = (
 """Files and folders that take long, the longest first: started last, they would run alone at the
 end."""
 
+_PROGRAMS: Final = "tests/system/test_lanes_programs.py::test_an_alarm"
+_RESTART: Final = "tests/system/test_sidecar_restart.py::test_a_client_comes_back"
+_WAY: Final = "while_a_picture_is_on_its_way"
+
 MORE: Final = {
     "tests/benchmarks/fabric/": "tests/plugins/queue/fabric has the fabric",
     "tests/benchmarks/rows/": "test_main runs `penstock bench`",
@@ -62,12 +66,31 @@ MORE: Final = {
     "tests/broker/process/test_memory_trim.py::test_what_a_few": "a backlog is given back",
     "tests/campaigns/": "tests/system/test_persistence kills a broker with each kind of state",
     "tests/fuzz/": "tests/broker/mqtt has random and damaged packets",
+    "tests/models/test_papers.py": "test_main runs each command of `penstock plan`",
+    "tests/models/visibility/test_trial.py": "test_simulation has the same queue in virtual time",
+    "tests/models/withholding/test_links_report.py": "test_simulation has the same policies",
+    "tests/plugins/queue/engines/contract/test_machine.py": (
+        "the other files have the rules one by one"
+    ),
+    "tests/plugins/queue/engines/redis/test_library.py::test_a_call_for_many": "a few messages",
+    "tests/spark_bridge/pipelines/test_building.py::test_what_has_changed": (
+        "views are built and refused"
+    ),
+    "tests/spark_bridge/pipelines/test_running.py::test_a_run_that_follows": "the example runs",
+    "tests/spark_bridge/pipelines/test_running.py::test_a_sink_is_a_table": "the example runs",
     "tests/spark_bridge/pipelines/test_running.py::test_the_page_goes": "the example runs",
     "tests/spark_bridge/pipelines/test_running.py::test_what_a_killed": "the example runs",
     "tests/spark_bridge/test_class_archive.py": "Spark starts without the archive, too",
+    "tests/spark_bridge/test_sink.py::test_a_pipeline_publishes": "a detection becomes a command",
+    "tests/spark_bridge/test_source.py::test_a_batch_that_failed": "a query follows a queue",
+    "tests/spark_bridge/test_source.py::test_a_checkpoint_is_wound": "a query follows a queue",
+    "tests/spark_bridge/test_source.py::test_a_notebook": "a query follows a queue",
+    "tests/spark_bridge/test_source.py::test_a_query_reads_several": "a query follows a queue",
+    "tests/spark_bridge/test_source.py::test_a_queue_created_again": "a query follows a queue",
     "tests/spark_bridge/test_source.py::test_each_message_is_written_once_though": (
         "each message is written once where nothing is killed"
     ),
+    "tests/spark_bridge/test_source.py::test_sources_of_one_query": "a query follows a queue",
     "tests/spark_bridge/test_source.py::test_tasks_read_from_redis": "ranges/ reads from Redis",
     "tests/system/interop/test_cuts.py": "test_paho_cases redelivers after a lost connection",
     "tests/system/interop/test_sidecar_matrix.py": "test_sidecar has clients of both versions",
@@ -75,28 +98,39 @@ MORE: Final = {
     "tests/system/test_demo.py::test_ctrl_c": "the demo runs to its end",
     "tests/system/test_demo_ratios.py": "test_demo runs the demo",
     "tests/system/test_edge_page.py::test_an_alarm_of_an_imported": "the page has a site",
+    "tests/system/test_example_plugin.py": "test_plugins_page has plugins in a real broker",
     "tests/system/test_full_disk.py": "tests/broker/durable/test_journal_full_disk has the rules",
-    "tests/system/test_limits.py::test_packets_as_large": "refusals say why in the same file",
-    "tests/system/test_memory.py::test_memory_is_back": "it stays within its limit",
-    "tests/system/test_memory.py::test_persistence_and_spill": "it stays within its limit",
-    "tests/system/test_sidecar_stalled_subscribers.py": "test_stalled_subscribers has the broker",
-    "tests/system/test_transports.py::test_stalled": "test_stalled_subscribers has TCP",
-    "tests/system/test_transports.py::test_thousands": "a client with half a handshake is closed",
     "tests/system/test_lanes_mqttjs.py::test_a_refused_lane": "an alarm passes a picture",
     "tests/system/test_lanes_mqttjs.py::test_an_alarm_passes_a_picture_in_both_directions[ws]": (
         "the same over TCP"
     ),
     "tests/system/test_lanes_paho.py": "tests/lanes/test_paho has the client",
+    f"{_PROGRAMS}_arrives_{_WAY}[aiomqtt-behind": "the same on a direct connection",
+    f"{_PROGRAMS}_arrives_{_WAY}[paho-behind": "the same on a direct connection",
+    f"{_PROGRAMS}_leaves_{_WAY}[behind": "the same on a direct connection",
+    "tests/system/test_large_ahead.py::test_behind_a_relay": (
+        "a client on a direct connection is told"
+    ),
+    "tests/system/test_limits.py::test_packets_as_large": "refusals say why in the same file",
     "tests/system/test_malformed_http.py": "each API has tests of its own bodies",
     "tests/system/test_malformed_input.py": "tests/conformance has each wrong packet",
+    "tests/system/test_memory.py::test_memory_is_back": "it stays within its limit",
+    "tests/system/test_memory.py::test_persistence_and_spill": "it stays within its limit",
     "tests/system/test_netem_scenarios.py": "test_netem_run runs a scenario",
     "tests/system/test_one_name.py": "the suite imports what is installed",
     "tests/system/test_open_files.py": "tests/broker/network/test_open_files has the limit",
+    "tests/system/test_queue_page.py": "tests/plugins/queue/http has each request",
+    f"{_RESTART}_after_a_restart_of_the_broker[mqtt_js]": "other clients come back",
+    "tests/system/test_sidecar_stalled_subscribers.py": "test_stalled_subscribers has the broker",
     "tests/system/test_spark_cluster.py": "tests/spark_bridge/test_source reads in one process",
+    "tests/system/test_transports.py::test_stalled": "test_stalled_subscribers has TCP",
+    "tests/system/test_transports.py::test_thousands": "a client with half a handshake is closed",
     "tests/system/test_uplink_acl.py": "test_uplink_mosquitto has an uplink to a real broker",
     "tests/system/test_uplink_aws.py": "test_uplink_mosquitto has an uplink to a real broker",
     "tests/system/test_uplink_lanes.py": "test_uplink_second_connection has both lanes",
     "tests/system/test_uplink_poison.py": "tests/edge_proxy/uplink has what is not taken",
+    "tests/test_penstock.py::test_each_program_without": "a program without its extra names it",
+    "tests/test_penstock.py::test_the_shell_completes": "each command line has its own test",
 }
 """The second tier, which runs with `script/test --all`: the beginnings of tests' ids, each to where
 the first tier shows the main way. It holds what is long, or goes deeper."""

@@ -26,7 +26,12 @@ STORAGES: Final[dict[str, type[MemoryStorage | SqliteStorage | RedisStorage]]] =
 }
 
 
-DURABLE: Final = [name for name, storage in STORAGES.items() if storage.is_durable]
+KINDS: Final = [
+    pytest.param(name, marks=pytest.mark.more if name == "cluster" else ()) for name in STORAGES
+]
+"""The engines; that on a cluster is the one on Redis with more nodes, so of the second tier."""
+
+DURABLE: Final = [kind for kind in KINDS if STORAGES[str(kind.values[0])].is_durable]
 FILES: Final = [name for name, storage in STORAGES.items() if storage.has_file]
 
 
@@ -41,7 +46,7 @@ async def opened(name: str, folder: Path, clock: Clock | None = None) -> AsyncIt
         await under_test.close()
 
 
-@pytest.fixture(params=STORAGES)
+@pytest.fixture(params=KINDS)
 async def running(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Running]:
     """Open an engine of each kind, its clocks in the test's hands."""
     async with opened(request.param, tmp_path) as under_test:
@@ -62,7 +67,7 @@ async def filed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield under_test
 
 
-@pytest.fixture(params=STORAGES)
+@pytest.fixture(params=KINDS)
 async def live(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Running]:
     """Open an engine of each kind on the machine's clock."""
     async with opened(request.param, tmp_path, LiveClock()) as under_test:
