@@ -98,11 +98,11 @@ class Terminal:
         self._shell.wait(SECONDS)
 
 
-@pytest.fixture
-def machine() -> Iterator[Host]:
+@pytest.fixture(params=["cubic", "bbr"])
+def machine(request: pytest.FixtureRequest) -> Iterator[Host]:
     """Return a host of its own, so that the pages' ports are free."""
     with Network() as network:
-        yield network.host("machine")
+        yield network.host("machine", congestion_control=request.param)
 
 
 @pytest.fixture
