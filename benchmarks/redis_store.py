@@ -15,8 +15,8 @@ with one connection to each node, on one, two and three nodes:
 * that one on memcached.
 
 A second table has the engine with one physical queue on one node and 1 to `DEPTH` messages under
-way, beside the cost model of the store (`penstock.models.fabric.store`), whose two costs are those
-of the first row and of the last one.
+way, beside the cost model of the store (`penstock.models.papers.fabric.store`), whose two costs are
+those of the first row and of the last one.
 
 The ways take turns on servers that stay, so that a machine that becomes slower slows all of them.
 A repetition is the unit of the intervals of ratios. Client and servers share the machine: where a
@@ -44,7 +44,7 @@ from redis import Redis
 from benchmarks.errors import BenchmarkError
 from benchmarks.program import JsonFile, Program, Quick, Repeats, describe_run, tell, write_json
 from penstock.broker.message import Message
-from penstock.models.fabric.store import StoreCosts
+from penstock.models.papers.fabric.store import StoreCosts
 from penstock.netem.figures.estimates import at_least, bootstrap, mean_of
 from penstock.netem.figures.figure_file import Table, begin, check_writable, write_figure_file
 from penstock.netem.runs.broker_process import RunningBroker, reserved_port

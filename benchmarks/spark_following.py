@@ -376,13 +376,13 @@ def _judged(outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
     rows = (
         (
             f"{SOURCE}: p50, s",
-            late.show("{:.2f}".format),
+            format(late, ".2f"),
             f"at most {TARGET_P50_SECONDS:g}",
             at_most(late, TARGET_P50_SECONDS),
         ),
         (
             f"requests of {POLLING} over those of {SOURCE}",
-            fewer.show("{:.1f}".format),
+            format(fewer, ".1f"),
             f"at least {TARGET_REQUESTS_RATIO:g}",
             at_least(fewer, TARGET_REQUESTS_RATIO),
         ),

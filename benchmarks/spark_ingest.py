@@ -356,11 +356,11 @@ def to_table(rates: Mapping[str, Sequence[Rate]]) -> Table:
         rows.append(
             (
                 row.about,
-                found.show("{:,.0f}".format),
+                format(found, ",.0f"),
                 f"{min(whole):,.0f} - {max(whole):,.0f}",
                 f"at least {row.target:,}",
                 at_least(found, row.target),
-                median_of(warm).show("{:,.0f}".format) if warm else "-",
+                format(median_of(warm), ",.0f") if warm else "-",
                 *(_shown_median(one.cpu.get(name) for one in rates[row.name]) for name in PROGRAMS),
             )
         )

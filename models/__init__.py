@@ -1,1 +1,1 @@
-"""The papers' simulations, on the production policy code with a virtual clock."""
+"""The papers' simulations on the production policy code, with a virtual clock."""

@@ -61,7 +61,7 @@ PROGRAMS: Final = {
     ),
     "plan": Program(
         "penstock.models.__main__",
-        "run the papers' simulations with the broker's own code",
+        "predict what a fleet needs; from a checkout, run the papers' evaluations",
         "models",
     ),
     "record": Program(

@@ -1,1 +1,1 @@
-"""What a fleet needs, predicted before it is built."""
+"""The planner predicts what a fleet needs before it is built."""

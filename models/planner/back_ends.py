@@ -15,14 +15,14 @@ from typing import Final
 
 import numpy as np
 
-from penstock.models.closed_forms import UnstableError, mmn_waiting
-from penstock.models.dequeue import simulation as dequeue
+from penstock.models.kernels import dequeue_simulation as dequeue
+from penstock.models.kernels.closed_forms import UnstableError, mmn_waiting
+from penstock.models.kernels.lease_messages import LeasedMessages
+from penstock.models.kernels.lease_setting import Setting
+from penstock.models.kernels.lease_simulation import Outcome, simulate
 from penstock.models.planner.costs import Costs
 from penstock.models.planner.fleet import BackEnd, Fleet
-from penstock.models.visibility.messages import LeasedMessages
-from penstock.models.visibility.setting import Setting
-from penstock.models.visibility.simulation import Outcome, simulate
-from penstock.netem.figures.estimates import Estimate, bootstrap, mean_of
+from penstock.netem.figures.estimates import Estimate, mean_estimate
 
 RUNS: Final = 6
 MESSAGES: Final = 3000
@@ -66,16 +66,12 @@ class Receivers:
     @property
     def delivery(self) -> Estimate:
         """Mean seconds from a message's arrival to its end."""
-        return _mean([one.figures.delivery for one in self.outcomes])
+        return mean_estimate([one.figures.delivery for one in self.outcomes])
 
     @property
     def twice(self) -> Estimate:
         """Share of the messages that are delivered once more."""
-        return _mean([one.n_duplicates / one.n_messages for one in self.outcomes])
-
-
-def _mean(values: Sequence[float]) -> Estimate:
-    return bootstrap(len(values), mean_of(values))
+        return mean_estimate([one.n_duplicates / one.n_messages for one in self.outcomes])
 
 
 def arrival_rate(fleet: Fleet, back_end: BackEnd) -> float:

@@ -22,9 +22,9 @@ from typing import Final
 
 import numpy as np
 
-from penstock.models.closed_forms import OnOff
-from penstock.models.patterns.network import BROKER, NETWORK, SUBSCRIBER, Path, Stage
-from penstock.models.patterns.simulation import Outcome, simulate
+from penstock.models.kernels.closed_forms import OnOff
+from penstock.models.kernels.delivery_path import BROKER, NETWORK, SUBSCRIBER, Path, Stage
+from penstock.models.kernels.delivery_simulation import Outcome, simulate
 from penstock.models.planner.costs import Costs
 from penstock.models.planner.fleet import Devices, Fleet, Subscribers
 from penstock.models.planner.load import (
@@ -34,7 +34,7 @@ from penstock.models.planner.load import (
     idle_ratio,
     slow_start_seconds,
 )
-from penstock.netem.figures.estimates import Estimate, bootstrap, mean_of
+from penstock.netem.figures.estimates import Estimate, mean_estimate
 
 RUNS: Final = 8
 MESSAGES: Final = 15_000
@@ -87,17 +87,19 @@ class Delivery:
     @property
     def success(self) -> Estimate:
         """Share of all messages that arrive."""
-        return _mean([one.success_ratio for one in self.outcomes])
+        return mean_estimate([one.success_ratio for one in self.outcomes])
 
     @property
     def expired(self) -> Estimate:
         """Share whose lifetime ends."""
-        return _mean([sum(each.expired_ratio for each in one.stages) for one in self.outcomes])
+        return mean_estimate(
+            [sum(each.expired_ratio for each in one.stages) for one in self.outcomes]
+        )
 
     @property
     def lost(self) -> Estimate:
         """Share that is lost or finds a queue full."""
-        return _mean(
+        return mean_estimate(
             [
                 sum(each.lost_ratio + each.dropped_ratio for each in one.stages)
                 for one in self.outcomes
@@ -106,11 +108,7 @@ class Delivery:
 
     def quantile(self, share: float) -> Estimate:
         """Return the seconds that a share of those that arrive does not exceed."""
-        return _mean([one.quantile(share) + self.wire_seconds for one in self.outcomes])
-
-
-def _mean(values: list[float]) -> Estimate:
-    return bootstrap(len(values), mean_of(values))
+        return mean_estimate([one.quantile(share) + self.wire_seconds for one in self.outcomes])
 
 
 def variants(fleet: Fleet, source: str, subscribers: str) -> Iterator[Variant]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from penstock.models.closed_forms import UnstableError, check_stable
+from penstock.models.kernels.closed_forms import UnstableError, check_stable
 from penstock.models.planner.costs import Costs
 from penstock.models.planner.fleet import Devices, Fleet, LinkClass
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from penstock.models.planner import holding, report
+from penstock.models.planner import link_policies, report
 from penstock.models.planner.planning import Plan
 from penstock.netem.figures.estimates import Estimate
 from penstock.netem.figures.figure_file import Table
@@ -122,7 +122,7 @@ def _draw_policies(plan: Plan, axes: Axes) -> None:
     _bars(axes, (places - 0.2).tolist(), small, "small messages, p99")
     _bars(axes, (places + 0.2).tolist(), large, "large messages, mean")
     axes.set_xticks(places, labels)
-    title = f"latency on links with bad phases, by policy; {holding.TWO_LANES}: lanes"
+    title = f"latency on links with bad phases, by policy; {link_policies.TWO_LANES}: lanes"
     axes.set(title=title, ylabel="seconds")
     axes.legend()
 

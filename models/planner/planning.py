@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from penstock.models.planner import back_ends, delivery, holding, load
+from penstock.models.planner import back_ends, delivery, link_policies, load
 from penstock.models.planner.costs import Costs
 from penstock.models.planner.fleet import Fleet
 from penstock.plugins.withholding.config import PolicyName
@@ -60,15 +60,15 @@ class Plan:
     costs: Costs
     stages: Sequence[load.Stage]
     deliveries: Mapping[tuple[str, str], Sequence[delivery.Delivery]]
-    held: Mapping[str, holding.Held]
+    held: Mapping[str, link_policies.Held]
     policy: PolicyName
     two_lanes: AbstractSet[str]
     queues: Mapping[str, Queue]
 
     @property
-    def sizes(self) -> holding.Sizes:
+    def sizes(self) -> link_policies.Sizes:
         """What is large."""
-        return holding.threshold(self.fleet)
+        return link_policies.threshold(self.fleet)
 
     @property
     def bad_seconds(self) -> float | None:
@@ -170,7 +170,8 @@ class Plan:
         for name, held in self.held.items():
             yield (
                 f"large messages of {name}: 1 of {self.fleet.subscribers[name].count:,}"
-                f" subscribers, {len(held.by_policy[holding.NONE])} times for {held.seconds:,.0f} s"
+                f" subscribers, {len(held.by_policy[link_policies.NONE])} times for"
+                f" {held.seconds:,.0f} s"
             )
             if held.small_ratio < 1:
                 yield (
@@ -203,16 +204,18 @@ def make_plan(fleet: Fleet, tell: Callable[[str], None]) -> Plan:
                 for variant in delivery.variants(fleet, source, name)
             ]
     held = {}
-    threshold_s = holding.threshold(fleet).threshold_s
+    threshold_s = link_policies.threshold(fleet).threshold_s
     for name in fleet.subscribers:
-        case = holding.make_case(fleet, name, threshold_s)
+        case = link_policies.make_case(fleet, name, threshold_s)
         if case is not None and threshold_s is not None:
-            held[name] = holding.simulate_policies(
+            held[name] = link_policies.simulate_policies(
                 *case, threshold_s, load.probe_period(fleet, costs), tell
             )
-    policy = holding.choose(list(held.values()))
+    policy = link_policies.choose(list(held.values()))
     two_lanes = {
-        name for name, each in held.items() if each.over(holding.TWO_LANES, policy, 0.99).high < 1
+        name
+        for name, each in held.items()
+        if each.over(link_policies.TWO_LANES, policy, 0.99).high < 1
     }
     queues = {}
     for name in fleet.back_ends:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from penstock.models.planner import back_ends, holding
+from penstock.models.planner import back_ends, link_policies
 from penstock.models.planner.planning import Plan
 
 HEAD: Final = """\
@@ -73,7 +73,7 @@ def _withholding(plan: Plan) -> dict[str, Any]:
     if threshold_s is not None:
         found["threshold_s"] = threshold_s
     if plan.bad_seconds is not None and threshold_s is not None:
-        settings = holding.config(plan.policy, plan.bad_seconds, threshold_s)
+        settings = link_policies.config(plan.policy, plan.bad_seconds, threshold_s)
         if plan.policy in {"conservative", "probabilistic"}:
             found["max_withhold"] = settings.max_withhold
         if plan.policy == "probabilistic":

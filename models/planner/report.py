@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Final
 
 from penstock.broker.config.key_types import show_size
-from penstock.models.planner import back_ends, holding, load
+from penstock.models.planner import back_ends, link_policies, load
 from penstock.models.planner.costs import SOURCE, TIMES, Costs
 from penstock.models.planner.planning import (
     LEAST_QUEUED_BYTES,
@@ -125,13 +125,13 @@ def _withholding_settings(plan: Plan) -> Iterator[list[str]]:
         "the default; no other is shown to give small messages a lower p90 without delaying large"
         " ones by more than a tenth"
     )
-    if plan.policy != holding.DEFAULT:
-        why = f"small messages have a lower p90 than under {holding.DEFAULT}, which is the default"
+    if plan.policy != link_policies.DEFAULT:
+        why = f"small messages have a lower p90 than under the default, {link_policies.DEFAULT}"
     yield ["`withholding.policy`", plan.policy, why]
     yield ["`withholding.threshold_s`", f"{sizes.threshold_s:,} bytes", sizes.why]
     yield ["`withholding.threshold_l`", "auto", "learned for each subscriber"]
     if plan.bad_seconds is not None and plan.policy in {"conservative", "probabilistic"}:
-        settings = holding.config(plan.policy, plan.bad_seconds, sizes.threshold_s or 0)
+        settings = link_policies.config(plan.policy, plan.bad_seconds, sizes.threshold_s or 0)
         yield [
             "`withholding.max_withhold` (D)",
             f"{settings.max_withhold:g} s",
@@ -141,7 +141,7 @@ def _withholding_settings(plan: Plan) -> Iterator[list[str]]:
             rate = f"{settings.congestion_rate:.3g} /s"
             yield ["`withholding.congestion_rate` (lambda)", rate, "one over their mean length"]
     for name, held in plan.held.items():
-        one, two = held.small(plan.policy, 0.99), held.small(holding.TWO_LANES, 0.99)
+        one, two = held.small(plan.policy, 0.99), held.small(link_policies.TWO_LANES, 0.99)
         yield [
             f"connections of {name}",
             "two, by size" if name in plan.two_lanes else "one",
@@ -239,13 +239,13 @@ def _deliveries(plan: Plan) -> Table:
             [
                 f"{source} to {name}" if each is given[0] else "",
                 each.variant.name,
-                each.success.show("{:.1%}".format),
+                format(each.success, ".1%"),
                 "-" if math.isnan(each.light) else f"{each.light:.1%}",
                 _seconds(each.quantile(0.5)),
                 _seconds(each.quantile(0.9)),
                 _seconds(each.quantile(0.99)),
-                each.expired.show("{:.1%}".format),
-                each.lost.show("{:.1%}".format),
+                format(each.expired, ".1%"),
+                format(each.lost, ".1%"),
                 f"{each.backlog_messages:,}, {_size(each.backlog_bytes)}",
             ]
             for each in given
@@ -259,11 +259,11 @@ def _policies(plan: Plan) -> Table:
     for name, held in plan.held.items():
         rows += [
             [
-                name if policy == holding.NONE else "",
+                name if policy == link_policies.NONE else "",
                 f"**{policy}**" if policy == plan.policy else policy,
-                *(_seconds(held.small(policy, share)) for share in holding.SHARES),
+                *(_seconds(held.small(policy, share)) for share in link_policies.SHARES),
                 _seconds(held.large(policy)),
-                "another connection each" if policy == holding.TWO_LANES else "-",
+                "another connection each" if policy == link_policies.TWO_LANES else "-",
             ]
             for policy in held.by_policy
         ]
@@ -285,7 +285,7 @@ def _receivers(plan: Plan) -> Table:
                     f"{each.utilisation:.2f}",
                     _seconds(each.delivery) if each.outcomes else "overflows",
                     f"{each.quantile_wait:.3g} s" if each.outcomes else "-",
-                    each.twice.show("{:.2%}".format) if each.outcomes else "-",
+                    format(each.twice, ".2%") if each.outcomes else "-",
                 ]
             )
     columns = ["back end", "receivers", "rho", "from arrival to end, mean"]
@@ -328,7 +328,7 @@ def _times(number: float) -> str:
 
 
 def _seconds(found: Estimate) -> str:
-    shown = found.show("{:.3g}".format)
+    shown = format(found, ".3g")
     return shown if math.isnan(found.value) else f"{shown} s"
 
 

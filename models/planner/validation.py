@@ -7,22 +7,23 @@ from typing import Final
 
 import numpy as np
 
-from penstock.models.compared import BUSY, MOST_LATE_SECONDS
 from penstock.models.planner import delivery, load
 from penstock.models.planner.costs import Costs
 from penstock.models.planner.fleet import Fleet
-from penstock.models.planner.scaled import Scaled, scale
-from penstock.models.planner.trial import PROMPT_SECONDS, Measured, Share, has_links, run
-from penstock.models.reported import agrees
+from penstock.models.planner.live_run import PROMPT_SECONDS, Measured, Share, has_links, run
+from penstock.models.planner.scaled_fleet import Scaled, scale
 from penstock.netem.figures.estimates import (
+    BUSY,
+    MOST_LATE_SECONDS,
     Estimate,
     Standing,
     Statistic,
+    agrees,
     all_of,
     at_least,
     at_most,
     bootstrap,
-    mean_of,
+    mean_estimate,
     ratio,
     sum_of,
 )
@@ -89,7 +90,7 @@ def compare(scaled: Scaled, measured: Measured) -> dict[str, Table]:
                     f"{source} to {name}: {what}",
                     ours.show(_put),
                     *(bootstrap(n_units, each).show(_put) for each in statistics),
-                    over.show("{:.3f}".format),
+                    format(over, ".3f"),
                     BUSY if is_busy else str(_within(over)),
                 ]
             )
@@ -101,7 +102,7 @@ def compare(scaled: Scaled, measured: Measured) -> dict[str, Table]:
             _put(of_core),
             "-",
             _put(measured.core_ratio),
-            over.show("{:.3f}".format),
+            format(over, ".3f"),
             BUSY if is_busy else str(agrees(over, 1.0, TOLERANCE)),
         ]
     )
@@ -144,9 +145,9 @@ def _over(shares: Sequence[Share], one: str, other: str) -> Statistic:
 def _prompt(predicted: delivery.Delivery) -> Estimate:
     limit = PROMPT_SECONDS - predicted.wire_seconds
     values = [one.success_ratio * one.within(limit) for one in predicted.outcomes]
-    return bootstrap(len(values), mean_of(values))
+    return mean_estimate(values)
 
 
 def _mean_seconds(predicted: delivery.Delivery) -> Estimate:
     values = [one.response + predicted.wire_seconds for one in predicted.outcomes]
-    return bootstrap(len(values), mean_of(values))
+    return mean_estimate(values)

@@ -1,1 +1,1 @@
-"""What a running broker shows of its clients and messages, written down for the simulations."""
+"""Recordings of what a running broker shows of its clients and messages."""

@@ -13,7 +13,7 @@ import typer
 from penstock.broker.config.command_line import CommandLine
 from penstock.broker.config.key_types import SIZE_ALLOWED, read_size, show_size
 from penstock.broker.errors import PenstockError
-from penstock.models.recording.options import (
+from penstock.models.recording.connection_options import (
     CaFile,
     CertFile,
     KeyFile,
@@ -63,8 +63,8 @@ def record(
 ) -> None:
     """Record RTTs of a running broker's clients, and sizes and times of messages.
 
-    Payloads are never recorded. `penstock plan withholding --file FOLDER` says what each policy
-    would have done. It ends with Ctrl-C, and what was recorded so far is kept.
+    Payloads are never recorded. `penstock plan --from-running FOLDER` plans for what was recorded.
+    It ends with Ctrl-C, and what was recorded so far is kept.
     """
     from penstock.models.recording.recorder import Address, Recorder, Wanted  # noqa: PLC0415 - paho
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from penstock.broker.config.key_types import show_size
-from penstock.models.planner import delivery, holding, load
+from penstock.models.planner import delivery, link_policies, load
 from penstock.models.planner.planning import Plan
-from penstock.models.recording.observed import Observed
+from penstock.models.recording.observed_fleet import Observed
 from penstock.netem.figures.estimates import Estimate
 from penstock.netem.figures.figure_file import Table
 
@@ -63,7 +63,7 @@ def _changes(observed: Observed, plan: Plan) -> Iterator[list[str]]:
     ]
     for name, held in plan.held.items():
         is_two = name in plan.two_lanes
-        one, two = held.small(plan.policy, 0.99), held.small(holding.TWO_LANES, 0.99)
+        one, two = held.small(plan.policy, 0.99), held.small(link_policies.TWO_LANES, 0.99)
         gain = f"p99 of small messages {_seconds(two)} with two, {_seconds(one)} with one"
         yield [f"connections of {name}", UNKNOWN, "two, by size" if is_two else "one", gain]
 
@@ -108,7 +108,7 @@ def _more_waiting(now: Mapping[str, str], plan: Plan) -> str:
 
 def _policy(now: Mapping[str, str]) -> str:
     policy = now.get(f"{ROOT}withholding/policy", "")
-    return holding.NONE if policy == "DeliveryGate" else policy
+    return link_policies.NONE if policy == "DeliveryGate" else policy
 
 
 def _policy_gain(policy: str, plan: Plan) -> str:
@@ -168,8 +168,8 @@ def _measured(observed: Observed, plan: Plan) -> Iterator[list[str]]:
 
 
 def _seconds(found: Estimate) -> str:
-    return found.show("{:.3g}".format) + " s"
+    return format(found, ".3g") + " s"
 
 
 def _ratio(found: Estimate) -> str:
-    return found.show("{:.1%}".format)
+    return format(found, ".1%")

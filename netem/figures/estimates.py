@@ -7,7 +7,7 @@ that a bootstrap can draw them again::
     ours = pooled_quantile(latencies_of_adaptive, 0.9)  # seconds, a list for each unit
     peers = pooled_quantile(latencies_of_mosquitto, 0.9)  # the same units in the same order
     found = bootstrap(len(latencies_of_adaptive), ratio(ours, peers))
-    found.show("{:.2f}".format)  # 0.44 (0.31 to 0.52)
+    format(found, ".2f")  # 0.44 (0.31 to 0.52)
     at_most(found, 0.5)  # not shown
 
 Both sides of a ratio or a difference see the same units in each resample: comparisons are paired.
@@ -31,6 +31,16 @@ N_RESAMPLES: Final = 2000
 LEAST_UNITS: Final = 6
 """For an interval. Of five values, even the least and the greatest do not have the median between
 them in 1 of 16 cases, so that no resampling of five gives 95 %."""
+
+TOLERANCE: Final = 0.1
+"""Share of a figure of another source by which ours may differ from it and still agree."""
+
+MOST_LATE_SECONDS: Final = 0.05
+"""How late 99 of 100 actions of the clients of a run may be. It is a fortieth of the shortest
+lifetime in a run and a quarter of a service; a run that was later has measured the machine."""
+
+BUSY: Final = "not shown: busy machine"
+"""The verdict on a run whose clients were late."""
 
 Units: TypeAlias = Sequence[int]
 """Numbers of units, from 0 on; in a resample the same unit may come more than once."""
@@ -66,8 +76,11 @@ class Estimate(NamedTuple):
             return put(self.value)
         return f"{put(self.value)} ({put(self.low)} to {put(self.high)})"
 
+    def __format__(self, form: str) -> str:
+        return self.show(f"{{:{form or '.2f'}}}".format)
+
     def __str__(self) -> str:
-        return self.show("{:.2f}".format)
+        return format(self, ".2f")
 
 
 class Standing(StrEnum):
@@ -108,6 +121,26 @@ def all_of(standings: Iterable[Standing]) -> Standing:
     return Standing.MET
 
 
+def agrees(found: Estimate, value: float, tolerance: float = TOLERANCE) -> Standing:
+    """Say whether a figure agrees with the one of another source.
+
+    It does where its interval holds the other figure, or lies within the tolerance of it.
+
+    Args:
+        found: the figure.
+        value: the other source's figure.
+        tolerance: share of the other figure.
+    """
+    if math.isnan(found.low):
+        found = Estimate(found.value, found.value, found.value, found.n_units)
+    low, high = value - tolerance * abs(value), value + tolerance * abs(value)
+    if found.low <= value <= found.high or low <= found.low <= found.high <= high:
+        return Standing.MET
+    if found.high < low or found.low > high:
+        return Standing.MISSED
+    return Standing.NOT_SHOWN
+
+
 def bootstrap(n_units: int, statistic: Statistic) -> Estimate:
     """Return a statistic of independent units, with its interval.
 
@@ -140,6 +173,11 @@ def bootstrap(n_units: int, statistic: Statistic) -> Estimate:
 def exact(value: float, n_units: int) -> Estimate:
     """Return a figure that leaves nothing to chance, such as a count of what must never happen."""
     return Estimate(value, value, value, n_units)
+
+
+def mean_estimate(values: Sequence[float]) -> Estimate:
+    """Return the mean of one value for each independent unit, with its interval."""
+    return bootstrap(len(values), mean_of(values))
 
 
 def sum_of(values: Sequence[float]) -> Statistic:

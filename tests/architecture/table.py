@@ -155,7 +155,7 @@ MODULE_ARROWS: Final = {
         "broker.message",
     ),
     # A plan is validated on a broker that is started as experiments start theirs.
-    "models.planner.trial": (
+    "models.planner.live_run": (
         "models",
         "netem.clients.peer_plan",
         "netem.links.network",
@@ -164,7 +164,7 @@ MODULE_ARROWS: Final = {
         "netem.runs.peer_run",
     ),
     # The simulation of links drives the broker's own gate and sampler, as a broker does.
-    "models.withholding.links": (
+    "models.kernels.link_simulation": (
         "models",
         "plugins",
         "broker.extensions",
@@ -172,14 +172,14 @@ MODULE_ARROWS: Final = {
         "broker.message",
         "broker.network.tcp_info",
     ),
-    "models.withholding.links_report": (
+    "models.papers.withholding.link_tables": (
         "models",
         "plugins",
         "broker.extensions",
         "netem.figures.estimates",
         "netem.figures.figure_file",
     ),
-    "models.withholding.oracle": (
+    "models.papers.withholding.oracle_gates": (
         "models",
         "plugins",
         "broker.extensions",
@@ -187,13 +187,13 @@ MODULE_ARROWS: Final = {
         "broker.message",
     ),
     # So are the real runs beside the models of papers 003 and 004.
-    "models.patterns.trial": (
+    "models.papers.patterns.live_run": (
         "models",
         "netem.clients.peer_plan",
         "netem.runs.broker_process",
         "netem.runs.peer_run",
     ),
-    "models.visibility.trial": (
+    "models.papers.visibility.live_run": (
         "models",
         "netem.errors",
         "netem.runs.broker_process",
@@ -230,7 +230,7 @@ MODULE_ARROWS: Final = {
     "benchmarks.redis_store": (
         "benchmarks",
         "netem",
-        "models.fabric.store",
+        "models.papers.fabric.store",
         "plugins.queue.engines",
         "broker.message",
     ),
@@ -238,6 +238,11 @@ MODULE_ARROWS: Final = {
     "plugins.queue.http.openapi": ("plugins", "broker", "penstock"),
 }
 """Module to what it may import of ours, where its package's arrows do not hold."""
+
+CHECKOUT_ONLY: Final = {
+    "models.papers": ("models.papers", "models.__main__"),
+}
+"""Folder that no wheel has to the modules of its package that may import it."""
 
 PLUGIN_ADAPTERS: Final = frozenset(
     {

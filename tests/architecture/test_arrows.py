@@ -160,6 +160,8 @@ def test_every_name_of_the_table_is_there() -> None:
     listed = {
         *(f"broker.{name}" for name in of_broker),
         *table.MODULE_ARROWS,
+        *table.CHECKOUT_ONLY,
+        *(name for importers in table.CHECKOUT_ONLY.values() for name in importers),
         *table.PLUGIN_IO,
         *table.DRIVEN_BY_MODELS,
         *table.EDGE_PROXY_PURE,
@@ -288,6 +290,18 @@ def test_models_use_the_pure_parts_of_plugins() -> None:
         for found in module.our_imports()
         if is_within(found.module, tuple(table.PLUGIN_IO))
         and not is_within(found.module, tuple(table.DRIVEN_BY_MODELS))
+    ]
+
+
+def test_what_is_installed_needs_nothing_that_is_not() -> None:
+    """Kernels, planner and recorder work without the papers' evaluations, which no wheel has."""
+    assert not [
+        f"{module.path}:{found.line}: imports {found.module}"
+        for folder, importers in table.CHECKOUT_ONLY.items()
+        for module in read_modules()
+        if module.package != "benchmarks" and not is_within(module.name, importers)
+        for found in module.our_imports()
+        if is_within(found.module, (folder,))
     ]
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import builtins
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,15 +11,15 @@ from typing import Any
 import pytest
 
 from penstock import __main__ as command_line
-from penstock.models import real
 from penstock.models.__main__ import main
-from penstock.models.fabric.sweep import Effort, Results
+from penstock.models.papers import live_comparison
+from penstock.models.papers.fabric.sweep import Effort, Results
 from penstock.models.planner import planning, report, validation
-from penstock.models.planner.trial import Measured, Share
+from penstock.models.planner.live_run import Measured, Share
 from penstock.models.recording.rows import MessageRow, RttRow, SubscriptionRow, Writer
 from penstock.netem.errors import NetemError
 from penstock.netem.figures.figure_file import Table, read_figure_file
-from tests.models.fabric.small_results import small_results
+from tests.models.papers.fabric.small_results import small_results
 from tests.models.planner.small_plan import SMALL, small_plan
 
 QUICK = ["--traces", "2", "--seconds", "100", "--thresholds", "0.5", "--probe-periods", "1"]
@@ -142,7 +144,7 @@ def test_where_a_plot_cannot_be_written_nothing_is_simulated(
 ) -> None:
     """It is said before a run of minutes."""
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("penstock.models.__main__.run", None)
+    monkeypatch.setattr("penstock.models.papers.commands.run", None)
     (tmp_path / "folder").mkdir()
     assert main(["withholding", option, str(tmp_path / name)]) == 2
     assert f"{option}: {tmp_path / name}: {told}" in capsys.readouterr().err
@@ -160,7 +162,7 @@ def test_plot_without_matplotlib_names_the_extra(
         return load(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    monkeypatch.setattr("penstock.models.__main__.run", None)  # it is said before
+    monkeypatch.setattr("penstock.models.papers.commands.run", None)  # it is said before
     assert main(["withholding", *QUICK, "--plot", str(tmp_path / "x.png")]) == 2
     assert "penstock-mqtt[models]" in capsys.readouterr().err
 
@@ -228,7 +230,7 @@ def test_plan_runs_the_fabric(
         tell("all settings")
         return small_results()
 
-    monkeypatch.setattr("penstock.models.fabric.sweep.run", run)
+    monkeypatch.setattr("penstock.models.papers.fabric.sweep.run", run)
     figures, plot = tmp_path / "figures.json", tmp_path / "figures.svg"
     words = ["--replications", "2", "--figures", str(figures), "--plot", str(plot)]
     assert main(["fabric", *words]) == 0
@@ -271,7 +273,7 @@ def test_plan_simulates_a_path_of_patterns(
         (["--arrival-rate", "2", "--broker", "0/1"], "--broker: read '0/1'"),
         (
             ["--arrival-rate", "2", "--messages", "1000", "--replications", "20"],
-            "--messages: read 1000; allowed: 2000 or more",
+            "messages: read 1000; allowed: 2000 or more",
         ),
     ],
 )
@@ -404,7 +406,11 @@ def test_real_runs_are_told_with_their_doubts(
 ) -> None:
     """`--real` is of the models beside servers; a file says what is doubtful."""
     table = Table(["paper", "figure"], [["003", "success"]])
-    monkeypatch.setattr(real, "run", lambda _, **__: real.Found({"real runs": table}, ["busy"]))
+    monkeypatch.setattr(
+        live_comparison,
+        "run",
+        lambda _, **__: live_comparison.Found({"real runs": table}, ["busy"]),
+    )
     file = tmp_path / "real.json"
     assert main(["papers", "--real", "--quick", "--figures", str(file)]) == 0
     assert "| 003 | success |" in capsys.readouterr().out
@@ -421,7 +427,7 @@ def test_a_real_run_that_fails_is_told(
     def fail(*_: object, **__: object) -> None:
         raise NetemError("broker patterns has ended")
 
-    monkeypatch.setattr(real, "run", fail)
+    monkeypatch.setattr(live_comparison, "run", fail)
     assert main(["papers", "--real"]) == 1
     assert "penstock plan: broker patterns has ended" in capsys.readouterr().err
 
@@ -447,3 +453,15 @@ def test_policies_are_compared_on_a_recording(
     assert "reported" not in told
     assert main(["withholding", "--file", str(tmp_path)]) == 2
     assert f"{tmp_path}: " in capsys.readouterr().err
+
+
+def test_without_a_checkout_the_evaluations_say_that_they_need_one() -> None:
+    """A wheel has none of them; planning goes on to work."""
+    code = (
+        "import sys\nsys.modules['penstock.models.papers'] = None\n"
+        "from penstock.models.__main__ import main\n"
+        "print(main(['dequeue', '--seeds', '1']), main(['lease', '--help']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("2 0\n")
+    assert "the papers' evaluations are not installed; allowed: a checkout" in done.stderr

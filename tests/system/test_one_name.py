@@ -112,8 +112,10 @@ def test_a_wheel_holds_one_name_and_is_built_from_an_sdist_without_tests(tmp_pat
     names = zipfile.ZipFile(wheel).namelist()
     installed = {name.split("/")[0] for name in names}
     assert {name for name in installed if not name.endswith(".dist-info")} == {"penstock"}
+    assert not [name for name in names if name.startswith("penstock/models/papers")]
     assert {
         "penstock/__main__.py",
+        "penstock/models/planner/planning.py",
         "penstock/broker/server.py",
         "penstock/netem/scenarios/field-run.yaml",
         "penstock/plugins/queue/client.py",

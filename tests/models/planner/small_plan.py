@@ -7,7 +7,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from penstock.broker.config.checked_yaml import parse_mapping, validate_config
-from penstock.models.planner import back_ends, delivery, holding
+from penstock.models.planner import back_ends, delivery, link_policies
 from penstock.models.planner.fleet import Fleet
 from penstock.models.planner.planning import Plan, make_plan
 
@@ -67,9 +67,9 @@ def small_plan() -> Plan:
     with (
         patch.object(delivery, "RUNS", 6),
         patch.object(delivery, "MESSAGES", 3000),
-        patch.object(holding, "LINKS", 6),
-        patch.object(holding, "LEAST_SECONDS", 40.0),
-        patch.object(holding, "MOST_SECONDS", 40.0),
+        patch.object(link_policies, "LINKS", 6),
+        patch.object(link_policies, "LEAST_SECONDS", 40.0),
+        patch.object(link_policies, "MOST_SECONDS", 40.0),
         patch.object(back_ends, "MESSAGES", 200),
         patch.object(back_ends, "EVENTS", 1000),
     ):

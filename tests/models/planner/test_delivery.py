@@ -10,8 +10,7 @@ from penstock.models.planner.costs import Costs
 from penstock.models.planner.delivery import Variant, backlog, predict, round_up, variants
 from penstock.models.planner.fleet import LinkClass
 from penstock.models.planner.load import flows, idle_ratio, slow_start_seconds
-from penstock.models.reported import agrees
-from penstock.netem.figures.estimates import Standing, at_least, at_most
+from penstock.netem.figures.estimates import Standing, agrees, at_least, at_most
 from tests.models.planner.small_plan import make_fleet, small_plan
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from penstock.models.closed_forms import UnstableError
+from penstock.models.kernels.closed_forms import UnstableError
 from penstock.models.planner import load
 from penstock.models.planner.costs import Costs
 from penstock.models.planner.fleet import LinkClass

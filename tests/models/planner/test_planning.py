@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.models.closed_forms import UnstableError
+from penstock.models.kernels.closed_forms import UnstableError
 from penstock.models.planner.costs import Costs
 from penstock.models.planner.planning import REFERENCE_BYTES, make_plan
 from tests.models.planner.small_plan import make_fleet, small_plan

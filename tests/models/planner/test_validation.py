@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from penstock.models.planner.costs import Costs
 from penstock.models.planner.delivery import predict, variants
-from penstock.models.planner.scaled import scale
-from penstock.models.planner.trial import Measured, Share
+from penstock.models.planner.live_run import Measured, Share
+from penstock.models.planner.scaled_fleet import scale
 from penstock.models.planner.validation import compare, describe
 from tests.models.planner.small_plan import make_fleet
 
@@ -26,7 +26,7 @@ def test_what_was_measured_stands_beside_what_was_predicted() -> None:
     success = predict(scaled.fleet, Costs(), "sensors", "operators", variant).success
     rows = found_with(Share(1000, 900, 520, 900.0), 0.5)
     predicted, replayed, measured, over, verdict = rows["sensors to operators: delivered"]
-    assert predicted == success.show("{:.3g}".format)
+    assert predicted == format(success, ".3g")
     assert (replayed, measured) == ("1 (1 to 1)", "0.9 (0.9 to 0.9)")
     assert over == "0.900 (0.900 to 0.900)"
     assert verdict == "met"

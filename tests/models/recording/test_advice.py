@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.models.planner import delivery, holding
+from penstock.models.planner import delivery, link_policies
 from penstock.models.planner.fleet import read_fleet
 from penstock.models.planner.planning import make_plan
 from penstock.models.recording.advice import tables
-from penstock.models.recording.observed import observe
+from penstock.models.recording.observed_fleet import observe
 from tests.models.recording.small_recording import small_recording
 
 
@@ -17,8 +17,8 @@ def test_changes_stand_beside_the_present_settings_with_their_gain(
 ) -> None:
     """What is enough is kept; a gain is the planner's own prediction."""
     monkeypatch.setattr(delivery, "MESSAGES", 1_500)
-    monkeypatch.setattr(holding, "LINKS", 2)
-    monkeypatch.setattr(holding, "MOST_SECONDS", 300.0)
+    monkeypatch.setattr(link_policies, "LINKS", 2)
+    monkeypatch.setattr(link_policies, "MOST_SECONDS", 300.0)
     seen = observe(small_recording(tmp_path))
     seen.write(tmp_path / "fleet.yaml")
     plan = make_plan(read_fleet(tmp_path / "fleet.yaml"), print)

@@ -12,6 +12,7 @@ from penstock.netem.figures.estimates import (
     LEAST_UNITS,
     Estimate,
     Standing,
+    agrees,
     all_of,
     at_least,
     at_most,
@@ -170,3 +171,22 @@ def test_figures_are_shown_in_their_unit() -> None:
     assert found.show("{:.0%}".format) == "25% (20% to 30%)"
     assert found._replace(low=math.nan).show("{:.0%}".format) == "25%"
     assert found._replace(value=math.nan).show("{:.0%}".format) == "-"
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "standing"),
+    [
+        (1.05, 1.02, 1.08, Standing.MET),  # all of it within 10 %
+        (1.3, 0.9, 1.7, Standing.MET),  # the paper's figure is inside
+        (1.3, 1.2, 1.4, Standing.MISSED),
+        (0.5, 0.4, 0.6, Standing.MISSED),
+        (1.08, 1.01, 1.15, Standing.NOT_SHOWN),
+        (1.05, math.nan, math.nan, Standing.MET),  # too few runs for an interval
+        (1.2, math.nan, math.nan, Standing.MISSED),
+    ],
+)
+def test_a_figure_agrees_within_a_tenth_or_inside_its_interval(
+    value: float, low: float, high: float, standing: Standing
+) -> None:
+    """An interval that straddles the tolerance shows nothing (M1)."""
+    assert agrees(Estimate(value, low, high, 8), 1.0) is standing

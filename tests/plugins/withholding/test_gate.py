@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock.models.withholding.simulation
+import penstock.models.papers.withholding.simulation
 from penstock.broker.errors import ConfigError
 from penstock.broker.extension_checks import overridden
 from penstock.broker.extensions import DeliveryGate, PluginContext, Verdict
@@ -17,7 +17,7 @@ from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox import Outbox
 from penstock.broker.outbox.outbox_limits import OutboxRules
-from penstock.models.withholding.simulation import Setting, simulate
+from penstock.models.papers.withholding.simulation import Setting, simulate
 from penstock.plugins.withholding import gate as gate_module
 from penstock.plugins.withholding.config import ListenerThresholds, WithholdingConfig
 from penstock.plugins.withholding.gate import WithholdingGate, WithholdingPlugin
@@ -481,7 +481,9 @@ def test_simulation_drives_the_very_object_that_the_gate_asks(
     simulate(gate.policy, [0.3] * 10, Setting())
     assert len(asked) > 2
     assert all(policy is gate.policy for policy in asked)
-    assert vars(penstock.models.withholding.simulation)["Policy"] is vars(gate_module)["Policy"]
+    assert (
+        vars(penstock.models.papers.withholding.simulation)["Policy"] is vars(gate_module)["Policy"]
+    )
 
 
 def test_what_may_pass_what_is_said_in_the_policy_file() -> None:

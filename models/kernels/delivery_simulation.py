@@ -1,0 +1,360 @@
+"""Messages through the stages of a path (paper 003), stage by stage.
+
+Theory of operation. A stage is first come, first served and no message overtakes another, so the
+stages are computed one after the other, each for all messages. The clock of a stage counts the
+time that its server works: on it, an ON/OFF server works always, and an interrupted service goes
+on where it was. There the departure of message i is::
+
+    departure[i] = min(max(arrival[i], departure[i - 1]) + service[i], deadline[i])
+
+All messages have the same lifetime and come in the order of their creation, so deadlines ascend:
+the message in front always expires first, and a message that expires, waiting or served, costs the
+server nothing beyond its deadline. Where expired messages are served, deadlines have no part in the
+recursion. All but the recursion is done for all messages at once.
+
+A message that a full stage drops, that expires or that is lost on the way takes no further part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.models.kernels.delivery_path import PEERS, Path, Stage
+from penstock.models.kernels.peer_timeline import Timeline, Times
+
+WARM_UP_RATIO = 0.05
+"""Share of messages, the first, that do not count: the path is empty when they begin."""
+N_QUANTILES = 2001
+_SETTLING_CYCLES = 20
+"""Mean cycles of the slowest peer for which peers go on and off after the last message."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutcome:
+    """What became of the messages that came to a stage, each a share of those created.
+
+    Attributes:
+        name: of the stage.
+        arrived_ratio: came to it.
+        dropped_ratio: found it full.
+        expired_ratio: ended their lifetime in it.
+        lost_ratio: left it while the next peer was off.
+        response: mean seconds in it of those that it served.
+    """
+
+    name: str
+    arrived_ratio: float
+    dropped_ratio: float
+    expired_ratio: float
+    lost_ratio: float
+    response: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a simulation found.
+
+    Attributes:
+        n_messages: that counted.
+        success_ratio: share of them that the subscriber has processed.
+        response: mean seconds from creation to then.
+        quantiles: ``(2001,) float64``, seconds: response times at equal shares of the successes
+            from 0 to 1; nan without any success.
+        stages: outcome of each.
+    """
+
+    n_messages: int
+    success_ratio: float
+    response: float
+    quantiles: NDArray[np.float64]
+    stages: tuple[StageOutcome, ...]
+
+    @property
+    def n_events(self) -> int:
+        """Messages that came to a stage or left it."""
+        return 2 * round(self.n_messages * sum(each.arrived_ratio for each in self.stages))
+
+    def within(self, seconds: float) -> float:
+        """Return the share of the successes with at most this response time."""
+        return float(np.searchsorted(self.quantiles, seconds, side="right")) / N_QUANTILES
+
+    def quantile(self, share: float) -> float:
+        """Return the response time, seconds, that a share of the successes does not exceed."""
+        return float(self.quantiles[math.ceil(share * (N_QUANTILES - 1))])
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What chance decides in a run; a real run may be given the same.
+
+    Attributes:
+        created: when each message is created, ascending, seconds.
+        timelines: when each peer of the path is on.
+        services: returns the seconds that messages of some numbers take at a stage.
+    """
+
+    created: Times
+    timelines: dict[str, Timeline]
+    services: Callable[[Stage, NDArray[np.int_]], Times]
+
+
+class Step(NamedTuple):
+    """What became of the messages that came to a stage.
+
+    Attributes:
+        stage: that they came to.
+        numbers: of the messages that came.
+        times: when they came, seconds.
+        passed: which of them go on.
+        departures: when these leave.
+        fates: which were dropped, which expired and which were lost.
+    """
+
+    stage: Stage
+    numbers: NDArray[np.int_]
+    times: Times
+    passed: NDArray[np.bool_]
+    departures: Times
+    fates: tuple[NDArray[np.bool_], ...]
+
+
+def draw(path: Path, n_messages: int, rng: np.random.Generator) -> Draws:
+    """Draw what chance decides in a simulation.
+
+    Creation times and each peer's times are of random streams of their own, so that two paths
+    meet the same ones with equal generators.
+    """
+    creation, services, *peer_rngs = rng.spawn(2 + len(PEERS))
+    created = np.cumsum(creation.exponential(1 / path.arrival_rate, n_messages))
+
+    def draw_services(stage: Stage, numbers: NDArray[np.int_]) -> Times:
+        return services.exponential(1 / stage.service_rate, len(numbers))
+
+    return Draws(created, _timelines(path, float(created[-1]), peer_rngs), draw_services)
+
+
+def follow(path: Path, draws: Draws) -> Iterator[Step]:
+    """Pass messages through one stage after the other, and yield what became of them in each."""
+    times = draws.created
+    numbers = np.arange(len(times))
+    for stage in path.stages:
+        deadlines = draws.created[numbers] + path.lifetime
+        services = draws.services(stage, numbers)
+        passed, departures, fates = pass_stage(
+            path, stage, times, deadlines, draws.timelines, services
+        )
+        yield Step(stage, numbers, times, passed, departures, fates)
+        numbers, times = numbers[passed], departures
+
+
+def simulate(path: Path, n_messages: int, rng: np.random.Generator) -> Outcome:
+    """Run one simulation.
+
+    Args:
+        path: what is simulated.
+        n_messages: that are created.
+        rng: draws everything, see `draw`.
+    """
+    draws = draw(path, n_messages, rng)
+    first_counted = int(n_messages * WARM_UP_RATIO)
+    n_counted = n_messages - first_counted
+    outcomes = []
+    for step in follow(path, draws):
+        counted = step.numbers >= first_counted
+        dropped, expired, lost = (
+            np.count_nonzero(each & counted) / n_counted for each in step.fates
+        )
+        in_stage = (step.departures - step.times[step.passed])[counted[step.passed]]
+        outcomes.append(
+            StageOutcome(
+                step.stage.name,
+                np.count_nonzero(counted) / n_counted,
+                dropped,
+                expired,
+                lost,
+                float(in_stage.mean()) if len(in_stage) else math.nan,
+            )
+        )
+    numbers, times = step.numbers[step.passed], step.departures
+    counted = numbers >= first_counted
+    responses = times[counted] - draws.created[numbers[counted]]
+    if not len(responses):
+        nothing = np.full(N_QUANTILES, math.nan)
+        return Outcome(n_counted, 0.0, math.nan, nothing, tuple(outcomes))
+    quantiles = np.quantile(responses, np.linspace(0, 1, N_QUANTILES))
+    success_ratio = len(responses) / n_counted
+    return Outcome(n_counted, success_ratio, float(responses.mean()), quantiles, tuple(outcomes))
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is simulated.
+
+    Attributes:
+        replications: independent runs of each point.
+        messages: of all runs of a point together.
+    """
+
+    replications: int = 8
+    messages: int = 700_000
+
+    def __post_init__(self) -> None:
+        if self.messages < 100 * self.replications:
+            raise ValueError(
+                f"messages: read {self.messages}; allowed: {100 * self.replications} or more, 100 a"
+                " replication"
+            )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.replications} independent runs of {self.messages // self.replications:,}"
+            " messages each; means and 95 % confidence intervals (bootstrap over runs)."
+        )
+
+    def run(self, path: Path) -> list[Outcome]:
+        """Simulate a path; equal replications of two paths meet equal peers."""
+        n_messages = self.messages // self.replications
+        return [
+            simulate(path, n_messages, np.random.default_rng(number))
+            for number in range(self.replications)
+        ]
+
+
+def _timelines(
+    path: Path, last_created: float, rngs: list[np.random.Generator]
+) -> dict[str, Timeline]:
+    """Draw when each peer is on, far enough beyond the last message."""
+    cycles = [peer.on_seconds + peer.off_seconds for peer in path.peers.values()]
+    settling = min(path.lifetime, _SETTLING_CYCLES * max(cycles, default=0.0))
+    return {
+        name: Timeline.draw(path.peers[name], last_created + settling, rng)
+        for name, rng in zip(PEERS, rngs, strict=True)
+        if name in path.peers
+    }
+
+
+def pass_stage(
+    path: Path,
+    stage: Stage,
+    arrivals: Times,
+    deadlines: Times,
+    timelines: dict[str, Timeline],
+    services: Times,
+) -> tuple[NDArray[np.bool_], Times, tuple[NDArray[np.bool_], ...]]:
+    """Pass messages through a stage.
+
+    Args:
+        path: with the stage.
+        stage: that they pass.
+        arrivals: ascending, seconds.
+        deadlines: when the lifetime of each ends; ascending where the stage has a capacity.
+        timelines: of peers, by name.
+        services: seconds that each takes while the server works.
+
+    Returns:
+        Which arrivals go on; when these leave; and which were dropped, expired and lost.
+    """
+    working = [timelines[name] for name in stage.works_with if name in timelines]
+    server = Timeline.together(working) if working else None
+    on_clock, last_on_clock = arrivals, deadlines
+    if server is not None:
+        on_clock, last_on_clock = server.worked(arrivals), server.worked(deadlines)
+    entered = np.ones(len(arrivals), np.bool_)
+    until = np.full(len(arrivals), math.inf) if path.serves_expired else last_on_clock
+    if stage.capacity is None:
+        done = serve(on_clock, services, until)
+    else:
+        done, entered = serve_limited(
+            on_clock, services, until, arrivals, deadlines, stage.capacity
+        )
+    served = entered & (done < last_on_clock)
+    leaving = done[served]
+    if server is not None:
+        leaving = server.when(leaving)
+    lost = np.zeros(len(arrivals), np.bool_)
+    for name in stage.loses_without:
+        if name in timelines:
+            lost[served] |= ~timelines[name].is_on(leaving)
+    return served & ~lost, leaving[~lost[served]], (~entered, entered & ~served, lost)
+
+
+def serve(arrivals: Times, services: Times, deadlines: Times) -> Times:
+    """Return when each message leaves a server, all on the server's clock.
+
+    Args:
+        arrivals: ascending, seconds.
+        services: seconds that each message takes.
+        deadlines: one that leaves then, or later, has expired.
+    """
+    free_at = -math.inf
+    departures: list[float] = []
+    leave = departures.append
+    for arrival, service, deadline in zip(
+        arrivals.tolist(), services.tolist(), deadlines.tolist(), strict=True
+    ):
+        # Comparisons take half as long as min and max.
+        if arrival > free_at:  # noqa: PLR1730
+            free_at = arrival
+        begin = free_at
+        free_at += service
+        if free_at > deadline:
+            # One that has expired before its turn takes nothing, wherever the others' ends are.
+            free_at = deadline if deadline > begin else begin  # noqa: FURB136
+        leave(free_at)
+    return np.array(departures)
+
+
+def serve_limited(
+    arrivals: Times,
+    services: Times,
+    deadlines: Times,
+    came_at: Times,
+    expire_at: Times,
+    capacity: int,
+) -> tuple[Times, NDArray[np.bool_]]:
+    """Return when each message leaves a server of K places, and which found one.
+
+    While the server does not work its clock stands, and messages come and expire: who is there is
+    counted by the clock of all.
+
+    Args:
+        arrivals: ascending, on the server's clock, seconds.
+        services: seconds that each message takes.
+        deadlines: ascending, on the server's clock.
+        came_at: arrivals, on the clock of all.
+        expire_at: deadlines, on the clock of all.
+        capacity: K.
+
+    Returns:
+        Departures on the server's clock; those of dropped messages mean nothing. Whether each
+        message found a place.
+    """
+    free_at = -math.inf
+    departures: list[float] = []
+    entered: list[bool] = []
+    # Of each message that is there: its departure, and where it expires when, by the other clock.
+    present: deque[tuple[float, float]] = deque()
+    for arrival, service, deadline, now, expires in zip(
+        arrivals.tolist(),
+        services.tolist(),
+        deadlines.tolist(),
+        came_at.tolist(),
+        expire_at.tolist(),
+        strict=True,
+    ):
+        while present and present[0][0] <= arrival and present[0][1] <= now:
+            present.popleft()
+        has_room = len(present) < capacity
+        entered.append(has_room)
+        if has_room:
+            free_at = min(max(arrival, free_at) + service, deadline)
+            present.append((free_at, expires if free_at >= deadline else -math.inf))
+        departures.append(free_at)
+    return np.array(departures), np.array(entered, np.bool_)

@@ -1,0 +1,307 @@
+"""The runs of paper 001's sections 3.4.2 to 3.4.4, with their intervals over independent runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from statistics import pvariance
+from typing import Final, TypeAlias
+
+from penstock.models.papers.fabric.setting import Distribution, Fault, Setting
+from penstock.models.papers.fabric.simulation import Outcome, simulate
+from penstock.models.papers.paired_runs import PairedRuns
+from penstock.netem.figures.figure_file import Table
+from penstock.plugins.queue.fabric.rings import CLOCKWISE, COUNTER_ROTATING, Direction, Rings
+
+FAILS_AT: Final = 10.0
+"""Seconds after which the first server fails."""
+SECOND_FAILS_AT: Final = 20.0
+"""Seconds after which the second one fails, when the first has been isolated."""
+SHORT_DETECTION: Final = 5.0
+"""Failure detection time of section 3.4.4, seconds: the stop that the paper puts down to it."""
+TWO_FAILURE_RATE: Final = 900.0
+PAUSES: Final = (0.1, 0.3)
+"""Of the garbage collection, seconds: the range of section 3.4.3 in which the stores stopped."""
+DETECTION_TIMES: Final = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
+SAME_DIRECTION: Final[tuple[Direction, ...]] = (CLOCKWISE, CLOCKWISE)
+
+DISTRIBUTIONS: Final[Mapping[Distribution, str]] = {
+    "hashing": "consistent hashing",
+    "exclusion": "slowdown exclusion",
+    "repeat": "exclusion, repeated elsewhere",
+}
+RING_NAMES: Final[Mapping[tuple[Direction, ...], str]] = {
+    SAME_DIRECTION: "same direction",
+    COUNTER_ROTATING: "counter-rotating",
+}
+COPY_NAMES: Final[Mapping[bool, str]] = {False: "two of three copies", True: "all three copies"}
+FAULTS: Final[Mapping[str, Fault]] = {
+    "killed": Fault("D", FAILS_AT),
+    "frozen for 5 s": Fault("D", FAILS_AT, FAILS_AT + 5),
+    "100 times as slow for 10 s": Fault("D", FAILS_AT, FAILS_AT + 10, slowness=100),
+}
+"""What happens to one node of five."""
+
+Measure: TypeAlias = Callable[[Outcome], float]
+
+
+def one_failure(distribution: Distribution, *, needs_all_copies: bool) -> Setting:
+    """Return the test of section 3.4.2."""
+    return faulty("killed", distribution, needs_all_copies=needs_all_copies)
+
+
+def faulty(name: str, distribution: Distribution, *, needs_all_copies: bool = True) -> Setting:
+    """Return the same test with another fault."""
+    return Setting(distribution, (FAULTS[name],), needs_all_copies=needs_all_copies)
+
+
+def with_pauses(slowdown_detection_time: float) -> Setting:
+    """Return the test of section 3.4.3."""
+    return replace(
+        one_failure("exclusion", needs_all_copies=False),
+        pauses=PAUSES,
+        slowdown_detection_time=slowdown_detection_time,
+    )
+
+
+def two_failures(
+    directions: tuple[Direction, ...], distribution: Distribution, *, needs_all_copies: bool
+) -> Setting:
+    """Return the test of section 3.4.4."""
+    return Setting(
+        distribution,
+        (Fault("D", FAILS_AT), Fault("E", SECOND_FAILS_AT)),
+        directions,
+        needs_all_copies,
+        TWO_FAILURE_RATE,
+        failure_detection_time=SHORT_DETECTION,
+    )
+
+
+def settings() -> list[Setting]:
+    """Return all that is simulated, each once."""
+    found = [
+        *(
+            one_failure(each, needs_all_copies=copies)
+            for each in DISTRIBUTIONS
+            for copies in COPY_NAMES
+        ),
+        *map(with_pauses, DETECTION_TIMES),
+        *(faulty(name, each) for name in FAULTS for each in DISTRIBUTIONS),
+        *(
+            two_failures(directions, each, needs_all_copies=copies)
+            for directions in RING_NAMES
+            for each in ("exclusion", "repeat")
+            for copies in COPY_NAMES
+        ),
+    ]
+    return list(dict.fromkeys(found))
+
+
+N_STEPS: Final = len(settings())
+"""How many times `run` tells of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is simulated.
+
+    Attributes:
+        replications: independent runs of each setting.
+        load_ratio: share of the paper's messages, and of what its servers can do. With less than 1,
+            all can be run in seconds, and no figure counts.
+    """
+
+    replications: int = 20
+    load_ratio: float = 1.0
+
+    def run(self, setting: Setting) -> list[Outcome]:
+        """Simulate a setting; equal replications of two settings have equal seeds."""
+        rate, capacity = (self.load_ratio * each for each in (setting.rate, setting.capacity))
+        loaded = replace(setting, rate=rate, capacity=capacity)
+        return [
+            simulate(loaded, Random(seed))  # noqa: S311 (a simulation)
+            for seed in range(self.replications)
+        ]
+
+
+Results: TypeAlias = PairedRuns[Setting, Outcome]
+
+
+def run(effort: Effort, tell: Callable[[str], None]) -> Results:
+    """Simulate all settings.
+
+    Args:
+        effort: how much.
+        tell: gets a line about each finished step.
+    """
+    found = {}
+    for number, setting in enumerate(settings(), 1):
+        found[setting] = effort.run(setting)
+        tell(f"fabric: {number} of {N_STEPS} settings")
+    return Results(found)
+
+
+def errors(outcome: Outcome) -> float:
+    """Return the errors to clients."""
+    return not_stored(outcome) + sum(outcome.refused)
+
+
+def not_stored(outcome: Outcome) -> float:
+    """Return the errors to clients whose message was not stored in time."""
+    return sum(outcome.failed)
+
+
+def throughput(outcome: Outcome) -> float:
+    """Return messages/s that were stored in time, from the failure on."""
+    after = outcome.stored[int(FAILS_AT) :]
+    return sum(after) / len(after)
+
+
+def variance(outcome: Outcome) -> float:
+    """Return the variance of the throughput of single seconds, from the failure on."""
+    return pvariance(outcome.stored[int(FAILS_AT) :])
+
+
+def kept(first_second: float, rate: float, seconds: float = SHORT_DETECTION) -> Measure:
+    """Return the measure: share of the rate that was stored in the seconds from a time on."""
+
+    def measure(outcome: Outcome) -> float:
+        after = outcome.stored[int(first_second) : int(first_second + seconds)]
+        return sum(after) / seconds / rate
+
+    return measure
+
+
+def low_seconds(share: float, rate: float) -> Measure:
+    """Return the measure: longest run of seconds that stored less than a share of the rate."""
+
+    def measure(outcome: Outcome) -> float:
+        longest, length = 0, 0
+        for count in outcome.stored:
+            length = length + 1 if count < share * rate else 0
+            longest = max(longest, length)
+        return longest
+
+    return measure
+
+
+def busiest(outcome: Outcome) -> float:
+    """Return messages/s of which the busiest node was master in the last seconds of a run."""
+    seconds = int(SHORT_DETECTION)
+    return max(sum(served[-seconds:]) / seconds for served in outcome.served.values())
+
+
+def most_masters(setting: Setting) -> int:
+    """Return how many physical queues a node is master of at most when all faults have come."""
+    masters = list(
+        Rings("ABCDE", setting.directions).masters([one.node for one in setting.faults]).values()
+    )
+    return max(map(masters.count, masters))
+
+
+def tables(results: Results) -> dict[str, Table]:
+    """Return what was found."""
+    return {
+        "one failure": _one_failure(results),
+        "detection time": _detection(results),
+        "two failures": _two_failures(results),
+        "faults": _faults(results),
+    }
+
+
+def _one_failure(results: Results) -> Table:
+    rows = []
+    for each, name in DISTRIBUTIONS.items():
+        for copies, copies_name in COPY_NAMES.items():
+            setting = one_failure(each, needs_all_copies=copies)
+            rows.append([name, copies_name, *_cells(results, setting)])
+    return Table(["server D is killed", "stored on", *_HEADINGS], rows)
+
+
+def _faults(results: Results) -> Table:
+    rows = [
+        [name, DISTRIBUTIONS[each], *_cells(results, faulty(name, each))]
+        for name in list(FAULTS)[1:]
+        for each in DISTRIBUTIONS
+    ]
+    return Table(["server D is, all three copies", "distribution", *_HEADINGS], rows)
+
+
+_HEADINGS: Final = (
+    "errors: not stored",
+    "errors: dead controller",
+    "kept in the next 5 s",
+    "latency at 0.999, s",
+    "repeated",
+    "stored twice",
+)
+
+
+def _cells(results: Results, setting: Setting) -> list[str]:
+    found = [
+        (not_stored, ",.0f"),
+        (lambda outcome: sum(outcome.refused), ",.0f"),
+        (kept(FAILS_AT, setting.rate), ".0%"),
+        (lambda outcome: outcome.slowest_seconds, ".2f"),
+        (lambda outcome: outcome.repeated, ",.0f"),
+        (lambda outcome: outcome.stored_twice, ",.0f"),
+    ]
+    return [format(results.found(setting, measure), form) for measure, form in found]
+
+
+def _detection(results: Results) -> Table:
+    measures: list[tuple[Measure, str]] = [
+        (throughput, ",.0f"),
+        (variance, ",.0f"),
+        (not_stored, ",.0f"),
+    ]
+    rows = [
+        [
+            f"{time:g} s",
+            *(format(results.found(with_pauses(time), one), form) for one, form in measures),
+        ]
+        for time in DETECTION_TIMES
+    ]
+    return Table(["slowdown detection time", "messages/s", "variance", "errors: not stored"], rows)
+
+
+def _two_failures(results: Results) -> Table:
+    rows = []
+    for directions, ring_name in RING_NAMES.items():
+        for each in ("exclusion", "repeat"):
+            for copies, copies_name in COPY_NAMES.items():
+                setting = two_failures(directions, each, needs_all_copies=copies)
+                measures: list[tuple[Measure, str]] = [
+                    (kept(FAILS_AT, setting.rate), ".0%"),
+                    (kept(SECOND_FAILS_AT, setting.rate), ".0%"),
+                    (low_seconds(STOPPED, setting.rate), ".1f"),
+                    (not_stored, ",.0f"),
+                    (busiest, ",.0f"),
+                ]
+                rows.append(
+                    [
+                        f"{ring_name}, {DISTRIBUTIONS[each]}",
+                        copies_name,
+                        *(format(results.found(setting, one), form) for one, form in measures),
+                        str(most_masters(setting)),
+                    ]
+                )
+    return Table(
+        [
+            "D, then E is killed",
+            "stored on",
+            "kept in 5 s after D",
+            "kept in 5 s after E",
+            "longest stop, s",
+            "errors: not stored",
+            "busiest node, messages/s",
+            "physical queues of a node, at most",
+        ],
+        rows,
+    )
+
+
+STOPPED: Final = 0.1
+"""Share of the rate below which the service counts as stopped."""

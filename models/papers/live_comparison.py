@@ -1,0 +1,58 @@
+"""The models of papers 003 and 004 beside real runs, for a page and for `penstock plan papers`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from penstock.models.papers.model_vs_measured import Compared, compared_table, is_late
+from penstock.models.papers.patterns import live_run as patterns
+from penstock.models.papers.visibility import live_run as visibility
+from penstock.netem.figures.figure_file import Table
+
+EFFORTS: Final = (
+    (patterns.Effort(), visibility.Effort()),
+    (patterns.Effort(6, 8.0), visibility.Effort(6, 4.0)),
+)
+"""Whole, and quick."""
+
+
+class Found(NamedTuple):
+    """What real runs gave.
+
+    Attributes:
+        tables: for a page.
+        doubts: reasons to doubt them.
+    """
+
+    tables: dict[str, Table]
+    doubts: Sequence[str]
+
+
+def run(tell: Callable[[str], None], *, is_quick: bool) -> Found:
+    """Run all of them, one after the other.
+
+    Args:
+        tell: gets a line about each run.
+        is_quick: few and short runs, whose verdicts say little.
+
+    Raises:
+        NetemError: a server or a client does not run.
+    """
+    of_patterns, of_visibility = EFFORTS[is_quick]
+    rows = patterns.run(of_patterns, 0, tell)
+    rows += visibility.run(of_visibility, 0, tell)
+    return Found({"real runs": compared_table(rows)}, list(doubts(rows)))
+
+
+def doubts(rows: Sequence[Compared]) -> list[str]:
+    """Return why the figures are doubtful, if clients were late in some of the runs."""
+    n_late = sum(is_late(row) for row in rows)
+    most = max((row.late_seconds for row in rows), default=0.0)
+    if not n_late:
+        return []
+    told = (
+        f"this machine was busy: clients were up to {most:.2g} s late in 99 of 100 cases, in"
+        f" {n_late} of {len(rows)} rows by too much for a verdict"
+    )
+    return [told]

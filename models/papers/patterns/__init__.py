@@ -1,0 +1,1 @@
+"""The evaluation of paper 003: patterns of publish/subscribe, figures 7 to 11."""

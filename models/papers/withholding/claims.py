@@ -1,0 +1,255 @@
+"""The claims of paper 002 about figures 8 and 9, checked on results.
+
+A claim holds where the 95 % confidence interval of the result is clear of its bound, does not hold
+where the interval is clear of it on the other side, and is not shown in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from penstock.models.papers.paper_figures import Claim, Reported
+from penstock.models.papers.withholding.sweep import (
+    BASELINE,
+    CLAIRVOYANT,
+    WRONG_RATE,
+    Results,
+)
+from penstock.netem.figures.estimates import (
+    Estimate,
+    Standing,
+    Units,
+    all_of,
+    at_least,
+    at_most,
+    bootstrap,
+    exact,
+    mean_of,
+    opposite,
+)
+
+FIGURE_8_PROBE_PERIOD = 1
+"""Seconds."""
+
+REPORTED_GAIN = 3.5
+"""Seconds that historic saves over the baseline in the paper."""
+
+GAIN_TOLERANCE = 1.0
+"""Seconds by which a mean over other traces may differ from it, as the paper shows one run."""
+
+FLAT_SECONDS = 0.5
+"""Least movement of historic over threshold_l that would show in the paper's figure 8."""
+
+FIGURE_8 = "fig. 8"
+FIGURE_9 = "fig. 9"
+
+WORDS: Final = {
+    Standing.MET: "holds",
+    Standing.MISSED: "does not hold",
+    Standing.NOT_SHOWN: "not shown",
+}
+"""How a claim is said to stand."""
+
+
+class Verdict(NamedTuple):
+    """A claim and whether it holds.
+
+    Attributes:
+        claim: as a sentence.
+        standing: met where the results support it.
+        found: the results.
+        short: the claim as text beside a plot.
+        brief: the results, likewise.
+        subject: the figure of the paper that the claim is about, as in `FIGURE_8`.
+    """
+
+    claim: str
+    standing: Standing
+    found: str
+    short: str
+    brief: str
+    subject: str
+
+
+def above(found: Estimate, bound: float) -> Standing:
+    """Say whether a figure is above a bound."""
+    return opposite(at_most(found, bound))
+
+
+def below(found: Estimate, bound: float) -> Standing:
+    """Say whether a figure is below a bound."""
+    return opposite(at_least(found, bound))
+
+
+def most_of(standings: Sequence[Standing]) -> Standing:
+    """Say whether more than half of several claims hold."""
+    if standings.count(Standing.MET) * 2 > len(standings):
+        return Standing.MET
+    if standings.count(Standing.MISSED) * 2 >= len(standings):
+        return Standing.MISSED
+    return Standing.NOT_SHOWN
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """Check every claim whose T_Q was run, and whose threshold_l where it compares several."""
+    found: list[Verdict] = []
+    periods = results.sweep.probe_periods
+    has_thresholds = len(results.sweep.thresholds) > 1
+    if FIGURE_8_PROBE_PERIOD in periods:
+        if has_thresholds:
+            found.append(_conservative_needs_a_large_threshold(results))
+        found += [
+            _right_rate_beats_conservative(results),
+            _wrong_rate_loses(results),
+            _historic_gains(results),
+        ]
+        if has_thresholds:
+            found.append(_historic_is_flat(results))
+    found.append(_clairvoyant_is_lowest(results))
+    if 5 in periods:
+        found += [_conservative_at_five(results), _historic_at_five(results)]
+    return found
+
+
+def claims(results: Results) -> Iterator[Claim]:
+    """Yield what paper 002 says, whether it holds here, and what was found."""
+    for each in verdicts(results):
+        yield each.claim, each.standing, each.found
+
+
+def numbers(results: Results) -> Iterator[Reported]:
+    """Yield each number of the paper's text, for each threshold_l where T_Q is figure 8's."""
+    if FIGURE_8_PROBE_PERIOD not in results.sweep.probe_periods:
+        return
+    gains = _gains(results, "historic", BASELINE, FIGURE_8_PROBE_PERIOD)
+    for threshold_l, gain in zip(results.sweep.thresholds, gains, strict=True):
+        yield Reported(
+            f"{FIGURE_8}: what historic saves over the baseline, threshold_l {threshold_l:g} s",
+            REPORTED_GAIN,
+            gain,
+            "a burst adds one amount for its whole length; the paper has one run and one number for"
+            " all threshold_l",
+            unit=" s",
+        )
+
+
+def _per_threshold(results: Results, value: Callable[[float], str]) -> str:
+    return ", ".join(
+        f"{threshold_l:g} s: {value(threshold_l)}" for threshold_l in results.sweep.thresholds
+    )
+
+
+def _gains(results: Results, label: str, over: str, probe_period: int) -> list[Estimate]:
+    return [
+        results.gain(label, over, probe_period, threshold_l)
+        for threshold_l in results.sweep.thresholds
+    ]
+
+
+def _gains_verdict(
+    results: Results, claim: str, figure: str, gains: Sequence[Estimate], standing: Standing
+) -> Verdict:
+    """Return a verdict on gains by threshold_l."""
+    by_threshold = dict(zip(results.sweep.thresholds, gains, strict=True))
+    least, most = (extreme(gain.value for gain in gains) for extreme in (min, max))
+    return Verdict(
+        f"{claim} ({figure})",
+        standing,
+        f"gain in s by threshold_l: {_per_threshold(results, lambda t: str(by_threshold[t]))}",
+        claim,
+        f"gains {least:+.1f} to {most:+.1f} s",
+        figure,
+    )
+
+
+def _conservative_needs_a_large_threshold(results: Results) -> Verdict:
+    gains = _gains(results, "conservative", BASELINE, FIGURE_8_PROBE_PERIOD)
+    claim = "Conservative beats the baseline only where threshold_l is large"
+    standing = all_of([below(gains[0], 0), above(gains[-1], 0)])
+    return _gains_verdict(results, claim, FIGURE_8, gains, standing)
+
+
+def _right_rate_beats_conservative(results: Results) -> Verdict:
+    gains = _gains(results, "probabilistic", "conservative", FIGURE_8_PROBE_PERIOD)
+    claim = "Probabilistic with the right λ beats conservative at most values of threshold_l"
+    standing = most_of([above(gain, 0) for gain in gains])
+    return _gains_verdict(results, claim, FIGURE_8, gains, standing)
+
+
+def _wrong_rate_loses(results: Results) -> Verdict:
+    gains = _gains(results, WRONG_RATE, "probabilistic", FIGURE_8_PROBE_PERIOD)
+    claim = "Probabilistic with the wrong λ loses to itself with the right one"
+    standing = all_of([below(gain, 0) for gain in gains])
+    return _gains_verdict(results, claim, FIGURE_8, gains, standing)
+
+
+def _historic_gains(results: Results) -> Verdict:
+    gains = _gains(results, "historic", BASELINE, FIGURE_8_PROBE_PERIOD)
+    claim = f"Historic saves about {REPORTED_GAIN} s over the baseline at any threshold_l"
+    least, most = REPORTED_GAIN - GAIN_TOLERANCE, REPORTED_GAIN + GAIN_TOLERANCE
+    standing = all_of([each for gain in gains for each in (above(gain, least), below(gain, most))])
+    return _gains_verdict(results, claim, FIGURE_8, gains, standing)
+
+
+def _historic_is_flat(results: Results) -> Verdict:
+    """Check how far the mean moves over threshold_l, on the same traces."""
+    by_threshold = [
+        mean_of(results.of("historic", FIGURE_8_PROBE_PERIOD, threshold_l))
+        for threshold_l in results.sweep.thresholds
+    ]
+
+    def spread(units: Units) -> float:
+        means = [mean(units) for mean in by_threshold]
+        return max(means) - min(means)
+
+    moved = bootstrap(len(results.sweep.traces), spread)
+    claim = f"Historic moves less than {FLAT_SECONDS} s over threshold_l"
+    return Verdict(
+        f"{claim} ({FIGURE_8})",
+        below(moved, FLAT_SECONDS),
+        f"it moves by {moved} s",
+        claim,
+        f"by {moved.value:.2f} s",
+        FIGURE_8,
+    )
+
+
+def _clairvoyant_is_lowest(results: Results) -> Verdict:
+    """Check each trace on its own; chance has no part in this claim."""
+    sweep = results.sweep
+    distance, label = min(
+        (own - least, label)
+        for label, probe_period, threshold_l in sweep.cells()
+        for own, least in zip(
+            results.means[label, probe_period, threshold_l],
+            results.means[CLAIRVOYANT, 0, None],
+            strict=True,
+        )
+    )
+    claim = "Clairvoyant is the lowest on each trace"
+    return Verdict(
+        f"{claim} ({FIGURE_8})",
+        at_least(exact(distance, len(sweep.traces)), 0),
+        f"least distance {distance:.2f} s, of {label}",
+        claim,
+        f"least distance {distance:.1f} s",
+        FIGURE_8,
+    )
+
+
+def _conservative_at_five(results: Results) -> Verdict:
+    """Judge at one threshold_l, as figure 9 is drawn at one; with the largest, few are withheld."""
+    gains = _gains(results, "conservative", BASELINE, 5)
+    middle = results.sweep.middle_threshold()
+    claim = f"Conservative at T_Q = 5 s and threshold_l {middle:g} s is no better than the baseline"
+    standing = at_most(gains[results.sweep.thresholds.index(middle)], 0)
+    return _gains_verdict(results, claim, FIGURE_9, gains, standing)
+
+
+def _historic_at_five(results: Results) -> Verdict:
+    gains = _gains(results, "historic", BASELINE, 5)
+    over_conservative = _gains(results, "historic", "conservative", 5)
+    claim = "Historic stays better than the baseline and than conservative at T_Q = 5 s"
+    standing = all_of([above(gain, 0) for gain in (*gains, *over_conservative)])
+    return _gains_verdict(results, claim, FIGURE_9, gains, standing)

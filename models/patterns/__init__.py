@@ -1,1 +1,0 @@
-"""PerfMP, the queueing patterns of publish/subscribe of paper 003, as simulation."""

@@ -1,0 +1,298 @@
+"""What each withholding policy does to small and large messages of one subscriber.
+
+`penstock.models.kernels.link_simulation` runs the broker's own gate and policies, with small and
+large messages on one connection whose link is good and bad in turn. The planner runs it where a
+subscriber's link has bad phases and its messages are of two sizes.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from penstock.models.kernels.link_simulation import (
+    Change,
+    Latencies,
+    State,
+    Traffic,
+    in_turn,
+    simulate,
+)
+from penstock.models.planner.fleet import Fleet
+from penstock.models.planner.load import Flow, flows
+from penstock.netem.figures.estimates import (
+    Estimate,
+    bootstrap,
+    pooled_mean,
+    pooled_quantile,
+    ratio,
+)
+from penstock.plugins.withholding.config import (
+    DEFAULT_CONGESTION_RATE,
+    DEFAULT_MAX_WITHHOLD,
+    PolicyName,
+    WithholdingConfig,
+)
+from penstock.plugins.withholding.gate import WithholdingGate
+
+NONE: Final[PolicyName] = "none"
+DEFAULT: Final[PolicyName] = "adaptive"
+"""The product's."""
+POLICIES: Final[tuple[PolicyName, ...]] = (
+    NONE,
+    "conservative",
+    "probabilistic",
+    "historic",
+    "adaptive",
+)
+TWO_LANES: Final = "none, two connections"
+DEFAULT_THRESHOLD_S: Final = 10_000
+"""Bytes; the product's, and paper 002's."""
+LEAST_STEP: Final = 4.0
+"""Times by which the next size is larger, for the two to be small and large."""
+MOST_LARGE_RATIO: Final = 1.1
+"""Mean latency of large messages over that without a policy, up to which a policy is taken."""
+MOST_SMALL_RATE: Final = 20.0
+"""Small messages a second that are simulated: more cost time and hardly change what one meets."""
+LINKS: Final = 8
+CYCLES: Final = 8
+LEAST_SECONDS: Final = 300.0
+MOST_SECONDS: Final = 600.0
+D_OVER_MEAN: Final = DEFAULT_MAX_WITHHOLD * DEFAULT_CONGESTION_RATE
+"""D over the mean length of congestion: 20 s over 17.5 s in paper 002."""
+
+
+class Case(NamedTuple):
+    """What one subscriber meets.
+
+    Attributes:
+        about: in words.
+        good: its link at first.
+        bad: its link in between.
+        mean_seconds: mean time for which it is good, and bad.
+        traffic: its messages.
+    """
+
+    about: str
+    good: State
+    bad: State
+    mean_seconds: tuple[float, float]
+    traffic: Traffic
+
+
+class Sizes(NamedTuple):
+    """What is small and what is large.
+
+    Attributes:
+        threshold_s: payload bytes above which a message is large; None: all are alike.
+        why: in words.
+    """
+
+    threshold_s: int | None
+    why: str
+
+
+def threshold(fleet: Fleet) -> Sizes:
+    """Choose threshold_s: the product's if it parts the fleet's sizes, or the widest gap."""
+    sizes = sorted({each.payload_bytes for each in fleet.devices.values()})
+    if sizes[0] <= DEFAULT_THRESHOLD_S < sizes[-1]:
+        return Sizes(DEFAULT_THRESHOLD_S, "it parts the fleet's sizes")
+    gaps = [(above / below, below, above) for below, above in pairwise(sizes)]
+    step, below, above = max(gaps, default=(1.0, 0, 0))
+    if step < LEAST_STEP:
+        return Sizes(None, "all messages are of about one size")
+    return Sizes(round(math.sqrt(below * above)), f"in the gap from {below:,} to {above:,} bytes")
+
+
+SHARES: Final = (0.5, 0.9, 0.99)
+"""Of small messages, whose latencies are told."""
+
+
+class Figures(NamedTuple):
+    """What a policy gave.
+
+    Attributes:
+        small: quantiles of the latency of small messages, seconds, by share.
+        large: mean latency of large ones, seconds.
+    """
+
+    small: Mapping[float, Estimate]
+    large: Estimate
+
+
+def figures_of(found: Sequence[Latencies]) -> Figures:
+    """Return the figures of some links, with intervals over them."""
+    small, large = [each.small for each in found], [each.large for each in found]
+    return Figures(
+        {share: bootstrap(len(found), pooled_quantile(small, share)) for share in SHARES},
+        bootstrap(len(found), pooled_mean(large)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What was found for subscribers of a kind.
+
+    Attributes:
+        case: that was simulated.
+        by_policy: what each link gave, by policy or `TWO_LANES`.
+        figures: the same in few numbers.
+        small_ratio: share of the small messages that was simulated.
+        seconds: of each link.
+    """
+
+    case: Case
+    by_policy: Mapping[str, Sequence[Latencies]]
+    figures: Mapping[str, Figures]
+    small_ratio: float
+    seconds: float
+
+    def small(self, policy: str, share: float) -> Estimate:
+        """Return the quantile for one of `SHARES` of the latency of small messages, seconds."""
+        return self.figures[policy].small[share]
+
+    def over(self, policy: str, other: str, share: float = 0.9) -> Estimate:
+        """Return a quantile of small messages over that under another policy, of the same links."""
+        one, two = (
+            pooled_quantile([each.small for each in self.by_policy[name]], share)
+            for name in (policy, other)
+        )
+        return bootstrap(len(self.by_policy[policy]), ratio(one, two))
+
+    def large(self, policy: str) -> Estimate:
+        """Return the mean latency of large messages, seconds."""
+        return self.figures[policy].large
+
+
+def make_case(fleet: Fleet, name: str, threshold_s: int | None) -> tuple[Case, float] | None:
+    """Return what one subscriber meets, and the share of small messages in it.
+
+    Args:
+        fleet: with the subscribers.
+        name: of them.
+        threshold_s: payload bytes.
+
+    Returns:
+        None where the link has no bad phases, or no messages of two sizes.
+    """
+    link = fleet.links[fleet.subscribers[name].link]
+    if link.bad is None or link.good_seconds is None or link.bad_seconds is None:
+        return None
+    if threshold_s is None:
+        return None
+    got = flows(fleet, name)
+    small = [each for each in got if each.payload_bytes <= threshold_s]
+    large = [each for each in got if each.payload_bytes > threshold_s]
+    if not small or not large:
+        return None
+    small_rate = sum(each.rate for each in small)
+    simulated_rate = min(small_rate, MOST_SMALL_RATE)
+    case = Case(
+        name,
+        State(link.bytes_per_second, link.rtt_seconds),
+        State(link.bad.bytes_per_second, link.bad.rtt_seconds, link.bad.loss_ratio),
+        (link.good_seconds, link.bad_seconds),
+        Traffic(
+            1 / simulated_rate,
+            1 / sum(each.rate for each in large),
+            # Fewer and longer ones take the same of the link.
+            small_bytes=round(_mean_bytes(small) * small_rate / simulated_rate),
+            large_bytes=round(_mean_bytes(large)),
+            is_random=True,
+        ),
+    )
+    return case, simulated_rate / small_rate
+
+
+def _mean_bytes(got: Sequence[Flow]) -> float:
+    return sum(each.bytes_per_second for each in got) / sum(each.rate for each in got)
+
+
+def config(policy: PolicyName, bad_seconds: float, threshold_s: int) -> WithholdingConfig:
+    """Return the settings of a policy: D and lambda from the mean length of bad phases."""
+    return WithholdingConfig(
+        policy=policy,
+        threshold_s=threshold_s,
+        max_withhold=round(D_OVER_MEAN * bad_seconds, 1),
+        congestion_rate=1 / bad_seconds,
+    )
+
+
+def simulate_policies(
+    case: Case,
+    small_ratio: float,
+    threshold_s: int,
+    probe_period: float,
+    tell: Callable[[str], None],
+) -> Held:
+    """Run every policy on the same links, and small messages on a connection of their own.
+
+    Args:
+        case: from `make_case`.
+        small_ratio: likewise.
+        threshold_s: payload bytes.
+        probe_period: T_Q, seconds.
+        tell: gets a line about each policy.
+    """
+    seconds = min(max(CYCLES * sum(case.mean_seconds), LEAST_SECONDS), MOST_SECONDS)
+    bad_seconds = case.mean_seconds[1]
+
+    def run(traffic: Traffic, policy: PolicyName) -> list[Latencies]:
+        tell(f"{case.about}: {policy}")
+        settings = config(policy, bad_seconds, min(threshold_s, traffic.large_bytes - 1))
+        return [
+            simulate(
+                _changes(case, link, seconds),
+                lambda _: WithholdingGate(settings),
+                traffic,
+                link,
+                seconds,
+                probe_period=probe_period,
+            )
+            for link in range(LINKS)
+        ]
+
+    found: dict[str, Sequence[Latencies]] = {name: run(case.traffic, name) for name in POLICIES}
+    small = run(case.traffic._replace(large_seconds=math.inf), NONE)
+    large = run(case.traffic._replace(small_seconds=math.inf), NONE)
+    found[TWO_LANES] = [
+        Latencies(one.small, other.large) for one, other in zip(small, large, strict=True)
+    ]
+    figures = {name: figures_of(each) for name, each in found.items()}
+    return Held(case, found, figures, small_ratio, seconds)
+
+
+def _changes(case: Case, seed: int, seconds: float) -> list[Change]:
+    rng = random.Random(f"{case.about} {seed}")  # noqa: S311 (a simulation)
+    good_seconds, bad_seconds = case.mean_seconds
+    return in_turn(
+        rng,
+        seconds,
+        lambda at, _end: [Change(at, case.bad)],
+        good=case.good,
+        mean_good_seconds=good_seconds,
+        mean_bad_seconds=bad_seconds,
+    )
+
+
+def choose(found: Sequence[Held]) -> PolicyName:
+    """Choose a policy for all subscribers, as the policy file has one.
+
+    It is the product's default, which needs no parameters, unless another one is shown to give
+    small messages a lower p90 and keeps the mean of large ones within `MOST_LARGE_RATIO` of that
+    without a policy, for every kind of subscribers.
+    """
+    better = {
+        name: math.fsum(each.over(name, DEFAULT).value for each in found)
+        for name in POLICIES
+        if found
+        and all(each.over(name, DEFAULT).high < 1 for each in found)
+        and all(
+            each.large(name).value <= MOST_LARGE_RATIO * each.large(NONE).value for each in found
+        )
+    }
+    return min(better, key=better.__getitem__, default=DEFAULT)

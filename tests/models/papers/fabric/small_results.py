@@ -1,0 +1,25 @@
+"""Results for tests of what is made of them: runs would take long."""
+
+from __future__ import annotations
+
+from penstock.models.papers.fabric.setting import Setting
+from penstock.models.papers.fabric.simulation import Outcome
+from penstock.models.papers.fabric.sweep import Results, settings
+
+
+def small_results(*, n_failed: int = 0, second_keeps: float = 1.0) -> Results:
+    """Return results of two runs in which nothing happens.
+
+    Args:
+        n_failed: errors in the second of the first failure.
+        second_keeps: share of the rate that is stored from the second failure on.
+    """
+    return Results({each: [_outcome(each, n_failed, second_keeps)] * 2 for each in settings()})
+
+
+def _outcome(setting: Setting, n_failed: int, second_keeps: float) -> Outcome:
+    rate = int(setting.rate)
+    stored = [rate] * 20 + [int(second_keeps * rate)] * 20
+    failed = [0] * 10 + [n_failed] + [0] * 29
+    served = {node: [rate // 5] * 40 for node in "ABCDE"}
+    return Outcome(stored, failed, [0] * 40, served, median_seconds=0.01, slowest_seconds=0.1)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.models.papers import live_comparison
+from penstock.models.papers.model_vs_measured import Compared, Unit
+from penstock.models.papers.patterns import live_run as patterns
+from penstock.models.papers.visibility import live_run as visibility
+
+
+def row(late_seconds: float) -> Compared:
+    """Return a row that agrees."""
+    return Compared("003", "success", [Unit((1.0, 2.0), (1.0, 2.0))] * 6, late_seconds)
+
+
+def test_both_papers_stand_in_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quick run has its own effort; what was late is told."""
+    efforts: list[object] = []
+
+    def run_patterns(effort: patterns.Effort, *_: object) -> list[Compared]:
+        efforts.append(effort)
+        return [row(0.0)]
+
+    def run_visibility(effort: visibility.Effort, *_: object) -> list[Compared]:
+        efforts.append(effort)
+        return [row(1.5)]
+
+    monkeypatch.setattr(patterns, "run", run_patterns)
+    monkeypatch.setattr(visibility, "run", run_visibility)
+    found = live_comparison.run(lambda _: None, is_quick=True)
+    assert efforts == list(live_comparison.EFFORTS[1])
+    assert [each[-2] for each in found.tables["real runs"].rows] == [
+        "met",
+        "not shown: busy machine",
+    ]
+    (doubt,) = found.doubts
+    assert "up to 1.5 s late in 99 of 100 cases, in 1 of 2 rows by too much" in doubt
+
+
+def test_runs_in_time_leave_no_doubt() -> None:
+    """Nothing is said of them."""
+    assert live_comparison.doubts([row(0.0)]) == []
