@@ -1,4 +1,4 @@
-"""What the commands of ``penstock plan`` print and write: tables, a file for pages, a picture."""
+"""The output of the commands of ``penstock plan``: tables, a file for pages, and a picture."""
 
 from __future__ import annotations
 

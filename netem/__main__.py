@@ -12,14 +12,13 @@ import typer
 
 from penstock.broker.config.command_line import CommandLine
 from penstock.netem.errors import NetemError, RunError
-from penstock.netem.links.engines import Engine
 from penstock.netem.links.link_file import LinkPlan, read_link
 from penstock.netem.links.network import DEFAULT_CONGESTION_CONTROL, Link, Network
 from penstock.netem.runs.scenario import Scenario
 from penstock.netem.runs.scenario_file import names, read_scenario
 
 LOOK_SECONDS: Final = 0.2
-"""Between two looks at whether the link has changed."""
+"""The time between two looks at whether the link has changed."""
 
 SECONDS_A_MINUTE: Final = 60
 
@@ -39,10 +38,7 @@ def link(
     congestion_control: Annotated[
         str, typer.Option(help="Congestion control of TCP on both hosts.")
     ] = DEFAULT_CONGESTION_CONTROL,
-    seed: Annotated[int, typer.Option(help="Seed of random packet loss, with engine tun.")] = 0,
-    engine: Annotated[
-        Engine, typer.Option(help="What makes the link; auto is tun if it can be used.")
-    ] = Engine.AUTO,
+    seed: Annotated[int, typer.Option(help="Seed of random packet loss.")] = 0,
 ) -> None:
     """Make two hosts and a link, and hold them until Ctrl-C.
 
@@ -54,7 +50,7 @@ def link(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:
-        with Network(seed=seed, congestion_control=congestion_control, engine=engine) as network:
+        with Network(seed=seed, congestion_control=congestion_control) as network:
             server, client = network.host("server"), network.host("client")
             made = network.link(server, client, plan.begin)
             for host, address in ((server, made.server_address), (client, made.client_address)):
@@ -86,9 +82,6 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the result; absent: netem-SCENARIO.")
     ] = None,
-    engine: Annotated[
-        Engine, typer.Option(help="What makes the links; auto is tun if it can be used.")
-    ] = Engine.AUTO,
     congestion_control: Annotated[
         str | None, typer.Option(help="Congestion control in place of the scenario's: bbr.")
     ] = None,
@@ -126,7 +119,6 @@ def run(
         out=out,
         form=form,
         check=check,
-        engine=engine,
         congestion_control=congestion_control,
         figures=figures,
         with_plots=not no_plots,
@@ -220,10 +212,7 @@ def _hold(made: Link, plan: LinkPlan) -> None:
                 if name not in plan.profiles:
                     _say(f"profile: read {name!r}; allowed: {', '.join(plan.profiles)}")
                     continue
-                try:
-                    made.switch(plan.profiles[name])
-                except NetemError as error:  # the engine cannot do it; the link is unchanged
-                    _say(str(error))
+                made.switch(plan.profiles[name])
 
 
 def _say(line: str) -> None:

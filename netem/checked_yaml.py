@@ -1,4 +1,4 @@
-"""Errors of netem's YAML files: each mistake with its place, what was read and what is allowed.
+"""Mistakes in netem's YAML files: each with its place, what was read and what is allowed.
 
 A place is a tuple, so that `penstock.netem.runs.scenario_file` can look it up in an overlay.
 """

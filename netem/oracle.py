@@ -1,4 +1,4 @@
-"""A gate that is told what links carry: what a perfect estimator could do on one connection.
+"""The oracle: a gate that is told what links carry, as a perfect estimator would know.
 
 It is a plugin of experiments alone (`kind: oracle` of a scenario's broker), and no part of the
 product. The harness writes, before the traffic begins, what each subscriber's link is from when on;
@@ -49,21 +49,21 @@ from penstock.broker.message import DEFAULT_THRESHOLD_S, Message
 from penstock.netem.oracle_file import TOLD, State, Told, read_told
 
 EXPOSURE_SECONDS: Final = 2.0
-"""For which a large message may occupy a connection: small ones wait for that long."""
+"""How long a large message may occupy a connection, while small ones wait."""
 
 MOST_HOLD_SECONDS: Final = 20.0
-"""After which a message goes whatever the link is: the product's `max_withhold`."""
+"""After this time a message goes whatever the link is: the product's `max_withhold`."""
 
 SEGMENT_BYTES: Final = 1_448
-"""Of a TCP connection over links of 1,500 bytes, with time stamps."""
+"""The payload of a segment of TCP over links of 1,500 bytes, with time stamps."""
 
 BEARS_LOSS: Final = {"bbr": 0.17}
-"""Congestion control to the share of lost packets that it does not take for congestion at most.
-BBR sends by a quarter faster than packets arrived, now and then. If more than a fifth of them are
-lost, none of that arrives, and its rate sinks; from 18 % on, 1 MB takes seconds, or minutes."""
+"""The share of lost packets that a congestion control does not take for congestion at most. BBR
+sends by a quarter faster than packets arrived, now and then. If more than a fifth of them are lost,
+none of that arrives, and its rate sinks; from 18 % on, 1 MB takes seconds, or minutes."""
 
 LOOK_SECONDS: Final = 0.5
-"""Between two looks at a link that other subscribers share."""
+"""The time between two looks at a link that other subscribers share."""
 
 
 def throughput(loss: float, rtt: float) -> float:
@@ -100,7 +100,7 @@ def seconds_to_send(n_bytes: int, state: State, congestion_control: str, sharing
 
 
 class Unacknowledged(LinkSampler):
-    """Which large messages are unacknowledged, by subscriber."""
+    """The unacknowledged large messages of each subscriber."""
 
     def __init__(self, threshold_s: int) -> None:
         self._threshold_s = threshold_s
@@ -208,7 +208,7 @@ class OracleGate(DeliveryGate):
 
 
 _AFTER_SECONDS: Final = 0.001
-"""Added to a time of release: at that very time the bound is not passed."""
+"""The time that is added to a time of release: at that very time the bound is not passed."""
 
 
 class OraclePlugin(Plugin):

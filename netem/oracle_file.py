@@ -1,4 +1,4 @@
-"""What the harness tells the gate `penstock.netem.oracle`: what subscribers' links are, and when.
+"""The file by which the harness tells the oracle what subscribers' links are, and when.
 
 One JSON file for a broker, written before the traffic begins.
 """
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 TOLD: Final = "told.json"
-"""Name of the file, in the working directory of the broker."""
+"""The name of the file, in the working directory of the broker."""
 
 
 class State(NamedTuple):
-    """What a link is from a time on.
+    """The state of a link from a time on.
 
     Attributes:
         at: monotonic seconds.
@@ -35,11 +35,11 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a subscriber's link is.
+    """The link of a subscriber.
 
     Attributes:
         link: its name, which subscribers that share it have in common.
-        congestion_control: of the connections over it.
+        congestion_control: the congestion control of the connections over it.
         states: one from each change on, in the order of time.
     """
 

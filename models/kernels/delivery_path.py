@@ -37,7 +37,7 @@ NETWORK: Final = "network"
 BROKER: Final = "broker"
 SUBSCRIBER: Final = "subscriber"
 PEERS: Final = (PUBLISHER, NETWORK, BROKER, SUBSCRIBER)
-"""Who may be off; the network is the publisher's."""
+"""The peers that may be off. The network is that of the publisher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Stage:
     """A queue with one server.
 
     Attributes:
-        name: for tables and errors.
+        name: the name for tables and errors.
         service_rate: mu, messages a second while the server works.
         works_with: peers that are all on while the server works.
         loses_without: peers of which one that is off as a message leaves loses it.
@@ -68,12 +68,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """What is simulated.
+    """A path from publisher to subscriber.
 
     Attributes:
         arrival_rate: lambda, messages a second.
-        stages: that each message passes, in this order.
-        peers: those that are ever off; the others are always on.
+        stages: the stages that each message passes, in this order.
+        peers: the peers that are ever off; the others are always on.
         lifetime: seconds after which a message leaves the path, wherever it is; infinite for
             none. In MQTT terms its Message Expiry Interval.
         serves_expired: whether a message that has expired is still served, and leaves behind the

@@ -30,18 +30,19 @@ from penstock.models.kernels.delivery_path import PEERS, Path, Stage
 from penstock.models.kernels.peer_timeline import Timeline, Times
 
 WARM_UP_RATIO = 0.05
-"""Share of messages, the first, that do not count: the path is empty when they begin."""
+"""The share of messages, the first ones, that do not count, because the path is empty when they
+begin."""
 N_QUANTILES = 2001
 _SETTLING_CYCLES = 20
-"""Mean cycles of the slowest peer for which peers go on and off after the last message."""
+"""How many mean cycles of the slowest peer the peers go on and off after the last message."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageOutcome:
-    """What became of the messages that came to a stage, each a share of those created.
+    """The fates of the messages that came to a stage, each a share of those created.
 
     Attributes:
-        name: of the stage.
+        name: the name of the stage.
         arrived_ratio: came to it.
         dropped_ratio: found it full.
         expired_ratio: ended their lifetime in it.
@@ -59,10 +60,10 @@ class StageOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a simulation found.
+    """The results of a simulation.
 
     Attributes:
-        n_messages: that counted.
+        n_messages: the number of messages that counted.
         success_ratio: share of them that the subscriber has processed.
         response: mean seconds from creation to then.
         quantiles: ``(2001,) float64``, seconds: response times at equal shares of the successes
@@ -76,11 +77,6 @@ class Outcome:
     quantiles: NDArray[np.float64]
     stages: tuple[StageOutcome, ...]
 
-    @property
-    def n_events(self) -> int:
-        """Messages that came to a stage or left it."""
-        return 2 * round(self.n_messages * sum(each.arrived_ratio for each in self.stages))
-
     def within(self, seconds: float) -> float:
         """Return the share of the successes with at most this response time."""
         return float(np.searchsorted(self.quantiles, seconds, side="right")) / N_QUANTILES
@@ -92,7 +88,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What chance decides in a run; a real run may be given the same.
+    """All that chance decides in a run; a live run may be given the same.
 
     Attributes:
         created: when each message is created, ascending, seconds.
@@ -106,11 +102,11 @@ class Draws:
 
 
 class Step(NamedTuple):
-    """What became of the messages that came to a stage.
+    """The fates of the messages that came to a stage.
 
     Attributes:
-        stage: that they came to.
-        numbers: of the messages that came.
+        stage: the stage that they came to.
+        numbers: the numbers of the messages that came.
         times: when they came, seconds.
         passed: which of them go on.
         departures: when these leave.
@@ -195,11 +191,11 @@ def simulate(path: Path, n_messages: int, rng: np.random.Generator) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is simulated.
+    """The extent of a simulation.
 
     Attributes:
         replications: independent runs of each point.
-        messages: of all runs of a point together.
+        messages: the messages of all runs of a point together.
     """
 
     replications: int = 8

@@ -47,11 +47,11 @@ class Costs:
     """Seconds that an operation occupies a physical queue; the defaults are table 1 of paper 000.
 
     Attributes:
-        enqueue: of one message, ce0.
-        hit: of a dequeue that finds something, cdh0.
-        message: of each message that it finds, its deletion included, cdh.
-        miss: of a dequeue that finds nothing, cdm0.
-        monitoring: of a look at the length, cM.
+        enqueue: the cost of storing one message, ce0.
+        hit: the cost of a dequeue that finds something, cdh0.
+        message: the cost of each message that it finds, its deletion included, cdh.
+        miss: the cost of a dequeue that finds nothing, cdm0.
+        monitoring: the cost of a look at the length, cM.
     """
 
     enqueue: float = 0.001
@@ -63,24 +63,24 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is simulated; the defaults are table 1 of paper 000 and the reading above.
+    """The parameters of a run; the defaults are table 1 of paper 000 and the reading above.
 
     Attributes:
         strategy: name of a dequeue strategy.
         request_rate: lambda, requests a second of a back end.
         sleep_time: seconds between two retries of `rds`, or two polls of `pms`.
         controllers: dequeue controllers, over which back ends are dealt.
-        back_ends: that send requests.
+        back_ends: the back ends that send requests.
         connections: requests that a back end may have at a time.
-        devices: that send messages.
+        devices: the devices that send messages.
         period: seconds between two messages of a device, at least.
-        enqueue_controllers: that store messages.
-        physical_queues: of the logical queue.
+        enqueue_controllers: the enqueue controllers that store messages.
+        physical_queues: the physical queues of the logical queue.
         n_max: most messages of one request.
-        min_messages: that a request waits for, as far as the strategy does.
+        min_messages: the messages that a request waits for, as far as the strategy does.
         max_queues_per_dequeue: tries of one round.
-        costs: of operations.
-        seconds: that count.
+        costs: the costs of operations.
+        seconds: the time that counts, seconds.
         warm_up: seconds before them.
     """
 
@@ -104,21 +104,19 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run measured.
+    """The results of a run.
 
     Attributes:
         messages_per_second: received by back ends.
         hit_ratio: hit dequeues of all dequeues.
         messages_per_hit: found by a hit dequeue.
-        requests_per_second: of all back ends.
-        n_events: that were planned, those before the time that counts included.
+        requests_per_second: the requests a second of all back ends.
     """
 
     messages_per_second: float
     hit_ratio: float
     messages_per_hit: float
     requests_per_second: float
-    n_events: int = 0
 
 
 def simulate(setting: Setting, rng: Random) -> Outcome:
@@ -181,7 +179,6 @@ class _Simulation:
             hits / max(hits + misses, 1),
             messages / max(hits, 1),
             requests / setting.seconds,
-            next(self._order),
         )
 
     def _counts(self) -> tuple[int, ...]:

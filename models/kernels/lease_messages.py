@@ -1,4 +1,4 @@
-"""Which messages of a queue are visible, in the simulation's own way and in the product's."""
+"""The visible messages of a queue: as a heap of the simulation, or as the product's own leases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is simulated of paper 004, and the analytic network (its equations 1 to 9)."""
+"""The parameters of paper 004's queue, and its analytic network (equations 1 to 9)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Literal, TypeAlias
 from penstock.models.kernels.closed_forms import check_stable, mmn_waiting, positive
 
 Order: TypeAlias = Literal["any", "arrived", "settled"]
-"""`any`: a message may be received as soon as it has arrived. `arrived`: when all that were created
-before it have arrived, the oldest first. `settled`: when all of these are settled."""
+"""The order in which messages are received. `any`: as soon as a message has arrived. `arrived`: the
+oldest first, when all that were created before it have arrived. `settled`: when all of these are
+settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Setting:
     """A queue between senders and receivers; the defaults are the paper's.
 
     Attributes:
-        order: in which messages are received.
+        order: the order in which messages are received.
         sender_threads: n1.
         broker_threads: n2.
         reliability_ratio: q, share of deliveries that succeed; the failure probability p is 1 - q.
@@ -87,13 +88,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the paper's figures show of a setting.
+    """The quantities that the paper's figures show of a setting.
 
     Attributes:
         delivery: mean seconds from creation to delivery.
         waiting: mean number of messages that wait, in senders and broker.
         sender_utilisation: share of the time in which a thread of the senders works.
-        broker_utilisation: likewise.
+        broker_utilisation: the share of the time in which a thread of the broker works.
     """
 
     delivery: float

@@ -27,25 +27,23 @@ from penstock.models.kernels.lease_setting import Figures, Order, Setting
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a simulation found.
+    """The results of a simulation.
 
     Attributes:
-        figures: as the analytic network has them.
-        n_messages: that were created.
-        n_deliveries: of the broker, failed ones included.
+        figures: the figures that the analytic network has, too.
+        n_messages: the number of messages that were created.
+        n_deliveries: the number of deliveries of the broker, failed ones included.
         n_duplicates: messages that the receiver got once more, for each time.
-        n_events: that were simulated: begins and ends of services, and timeouts.
     """
 
     figures: Figures
     n_messages: int
     n_deliveries: int
     n_duplicates: int
-    n_events: int
 
 
 Measure: TypeAlias = Callable[[Outcome], float]
-"""Reads a figure of an outcome."""
+"""A function that reads a figure of an outcome."""
 
 
 def delivery(outcome: Outcome) -> float:
@@ -75,11 +73,11 @@ def duplicates(outcome: Outcome) -> float:
 
 def figure_of(figures: Figures, measure: Measure) -> float:
     """Return the analytic figure that a measure reads."""
-    return measure(Outcome(figures, 1, 0, 0, 0))
+    return measure(Outcome(figures, 1, 0, 0))
 
 
 class Draws(NamedTuple):
-    """What chance decides in a run; a real run may be given the same.
+    """All that chance decides in a run; a live run may be given the same.
 
     Attributes:
         created: when each message is created, ascending, seconds.
@@ -147,9 +145,7 @@ def simulate(
         _busy(np.array(queue.begun), np.array(queue.ended), seconds)
         / (setting.broker_threads * seconds),
     )
-    n_deliveries = len(queue.begun)
-    n_events = 2 * n_messages + 2 * n_deliveries + queue.n_timeouts
-    return Outcome(figures, n_messages, n_deliveries, queue.n_duplicates, n_events)
+    return Outcome(figures, n_messages, len(queue.begun), queue.n_duplicates)
 
 
 def _begin_in_senders(
@@ -178,11 +174,10 @@ class _Queue:
 
     Attributes:
         delivered: when the receiver first got each message.
-        begun: of each delivery.
-        ended: of each delivery.
+        begun: when each delivery began.
+        ended: when each delivery ended.
         waited: seconds of all messages from arrival, or from being visible again, to a delivery.
-        n_duplicates: as in `Outcome`.
-        n_timeouts: that were waited for.
+        n_duplicates: the number of duplicates, as in `Outcome`.
     """
 
     def __init__(
@@ -211,7 +206,6 @@ class _Queue:
         self.ended: list[float] = []
         self.waited = 0.0
         self.n_duplicates = 0
-        self.n_timeouts = 0
 
     def run(self) -> None:
         """Deliver all messages."""
@@ -261,7 +255,6 @@ class _Queue:
         self._idle -= 1
         heapq.heappush(self._events, (end, _ENDS, delivery, message))
         if deadline < math.inf:
-            self.n_timeouts += 1
             heapq.heappush(self._events, (deadline, _TIMEOUT, delivery, message))
         return True
 
@@ -283,11 +276,11 @@ class _Queue:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is simulated.
+    """The extent of a simulation.
 
     Attributes:
         replications: independent runs of each point.
-        seconds: in which messages are created, of each run.
+        seconds: the time in which messages are created, seconds.
     """
 
     replications: int = 20

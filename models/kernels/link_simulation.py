@@ -37,26 +37,27 @@ from penstock.plugins.probing.config import DEFAULT_PROBE_PERIOD, ProbingConfig
 from penstock.plugins.probing.sampler import RttSampler
 
 RELAY_BYTES: Final = 3_000_000
-"""What a relay takes before the broker notices: its own buffers and those of two sockets, which
+"""How much a relay takes before the broker notices: its own buffers and those of two sockets, which
 Linux lets grow to some megabytes."""
 
 CABLE_SECONDS: Final = 0.0002
-"""RTT between the broker and a relay beside it."""
+"""The RTT between the broker and a relay beside it."""
 
 RETRANSMIT_SECONDS: Final = 0.3
-"""Until a lost packet is sent for the second time."""
+"""The time until a lost packet is sent for the second time."""
 
 MOST_RETRANSMIT_SECONDS: Final = 20.0
 
 QUEUE_SECONDS: Final = 0.15
-"""Of data in the queue before the link while a large message passes it and nothing is lost."""
+"""How long data waits in the queue before the link while a large message passes and nothing is
+lost."""
 
 AFTER_SECONDS: Final = 15.0
-"""For which small messages go on after the last large one, so that the end of the last bad state is
+"""How long small messages go on after the last large one, so that the end of the last bad state is
 seen."""
 
 SETTLE_SECONDS: Final = 300.0
-"""After the end, for what has not come."""
+"""How long a run waits after its end for messages that have not arrived."""
 
 
 class State(NamedTuple):
@@ -78,7 +79,7 @@ class Change(NamedTuple):
 
     Attributes:
         at: seconds.
-        state: from then on.
+        state: the state from then on.
     """
 
     at: float
@@ -93,7 +94,8 @@ BAD_SECONDS: Final = 17.5
 """Mean lengths of good and bad states; the bursts of paper 002 last for 10 to 25 s."""
 
 Bad = Callable[[float, float], list[Change]]
-"""Makes the changes of one bad state, from its beginning to its end, both in seconds."""
+"""A function that makes the changes of one bad state, from its beginning to its end, both in
+seconds."""
 
 
 def in_turn(
@@ -119,9 +121,9 @@ class Traffic(NamedTuple):
 
     Attributes:
         small_seconds: mean time between two small ones; infinite for none.
-        large_seconds: the same of large ones.
-        small_bytes: of a small one with its headers.
-        large_bytes: of the payload of a large one.
+        large_seconds: the mean time between two large messages; infinite for none.
+        small_bytes: the length of a small message with its headers.
+        large_bytes: the payload length of a large message.
         is_random: whether they come at random (Poisson) and not regularly.
     """
 
@@ -133,11 +135,11 @@ class Traffic(NamedTuple):
 
 
 class Latencies(NamedTuple):
-    """What a run gave, in seconds from when a message was due.
+    """The latencies of a run, in seconds from when a message was due.
 
     Attributes:
-        small: of small messages, in order of arrival.
-        large: of large ones.
+        small: the latencies of small messages, in order of arrival.
+        large: the latencies of large messages, likewise.
     """
 
     small: list[float]
@@ -150,7 +152,7 @@ class _Leaving:
 
     Attributes:
         packet_id: Packet Identifier.
-        left_bytes: that the link has not carried.
+        left_bytes: the bytes that the link has not carried.
         due_at: seconds.
         is_large: size class.
     """
@@ -163,7 +165,7 @@ class _Leaving:
 
 @dataclass(eq=False, slots=True)
 class _Kernel:
-    """What TCP_INFO would say of a connection: a smoothed RTT, and bytes."""
+    """The state of a connection as TCP_INFO would tell it: a smoothed RTT, and bytes."""
 
     srtt: float
     acked_bytes: float = 0.0
@@ -202,8 +204,8 @@ class _Subscriber:
         bottleneck: the link that it is behind.
         gate: asked about large messages.
         traffic: its messages.
-        seed: of arrivals and losses.
-        seconds: for which messages come.
+        seed: the seed of arrivals and losses.
+        seconds: the time for which messages come.
         is_relayed: whether a relay is between the broker and the link.
         probe_period: T_Q, seconds.
         found: latencies of what has arrived.
@@ -365,7 +367,7 @@ class Bottleneck:
     """A link that one or more subscribers share, each with an equal share of its rate.
 
     Attributes:
-        state: at present.
+        state: the present state.
     """
 
     def __init__(self, changes: Sequence[Change]) -> None:
@@ -376,7 +378,7 @@ class Bottleneck:
 
     @property
     def queue_seconds(self) -> float:
-        """Of data in the queue before the link."""
+        """How long data waits in the queue before the link."""
         if self.state.loss or not any(each.has_large_on_way for each in self.subscribers):
             return 0.0
         return QUEUE_SECONDS

@@ -1,4 +1,4 @@
-"""When a peer is on: a sequence of intervals, and the time that a server has worked by then."""
+"""The timeline of a peer: when it is on, and how long a server has worked by then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from penstock.models.kernels.closed_forms import OnOff
 
 Times: TypeAlias = NDArray[np.float64]
-"""Seconds, shape ``(n,)``."""
+"""Times in seconds, of shape ``(n,)``."""
 
 
 class Timeline:
@@ -21,8 +21,8 @@ class Timeline:
     The last one has no end, so that whatever waits then is served.
 
     Attributes:
-        starts: of the intervals, seconds.
-        ends: of the intervals, seconds; the last is infinite.
+        starts: the starts of the intervals, seconds.
+        ends: the ends of the intervals, seconds; the last is infinite.
     """
 
     def __init__(self, starts: Times, ends: Times) -> None:

@@ -286,7 +286,7 @@ def papers(
         run,
         tables,
     )
-    from penstock.netem.display import Display  # noqa: PLC0415 - rich
+    from penstock.netem.progress_display import Display  # noqa: PLC0415 - rich
 
     output = Output(context, figures)
     expected = EXPECTED_SECONDS / (10 if quick else 1)

@@ -1,4 +1,4 @@
-"""All evaluations of the papers run again, and each reported number beside what was found.
+"""All evaluations of the papers in one run: each number of their text beside the simulation's.
 
 Each evaluation is what a command of its own runs, with the same effort and the same seeds, so that
 each row names the command that gives it alone. Two run at a time, in processes of their own.
@@ -35,14 +35,14 @@ EXPECTED_SECONDS: Final = 400.0
 """How long a whole run takes on two cores, for the progress bar; a quick one takes a tenth."""
 
 Tell = Callable[[str], None]
-"""Gets a line about a finished step."""
+"""A function that gets a line about a finished step."""
 
 
 class Found(NamedTuple):
-    """What one evaluation gave.
+    """The results of one evaluation.
 
     Attributes:
-        numbers: those of the paper's text, each beside the simulation's.
+        numbers: the numbers of the paper's text, each beside the simulation's.
         claims: the paper's statements on its figures.
     """
 
@@ -72,7 +72,7 @@ class Evaluation:
 
 
 RATES: Final = ((10, 20, 50, 100, 150, 200), (10, 200))
-"""Lambda of paper 000: whole, and quick."""
+"""Lambda of paper 000 in a whole run, and in a quick one."""
 
 
 def run_withholding(is_quick: bool, tell: Tell) -> withholding.Results:  # noqa: FBT001 - the form of all

@@ -1,4 +1,4 @@
-"""The models of papers 003 and 004 beside real runs, for a page and for `penstock plan papers`."""
+"""Live runs of a broker and a queue beside the models of papers 003 and 004."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ EFFORTS: Final = (
     (patterns.Effort(), visibility.Effort()),
     (patterns.Effort(6, 8.0), visibility.Effort(6, 4.0)),
 )
-"""Whole, and quick."""
+"""How much is run: whole, and quick."""
 
 
 class Found(NamedTuple):
-    """What real runs gave.
+    """The results of live runs.
 
     Attributes:
-        tables: for a page.
+        tables: the tables for a page.
         doubts: reasons to doubt them.
     """
 

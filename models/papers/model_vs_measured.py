@@ -1,4 +1,4 @@
-"""What a model says of a real run beside what was measured of it, unit by unit.
+"""A model's figures beside the measured ones of a live run, unit by unit.
 
 Each unit, a path or a queue, has the same draws in both: when messages are created, when peers are
 on, how long services take. The measured figure over the model's is therefore known better than
@@ -47,9 +47,10 @@ class Compared:
 
     Attributes:
         paper: its number.
-        what: it is of.
+        what: the name of the figure.
         units: independent ones.
-        late_seconds: that 99 of 100 things of the clients were late at most, of this machine.
+        late_seconds: how late 99 of 100 actions of the clients were at most, by the fault of this
+            machine.
     """
 
     paper: str
@@ -59,12 +60,12 @@ class Compared:
 
     @property
     def modelled(self) -> Estimate:
-        """What the model says."""
+        """The model's figure."""
         return bootstrap(len(self.units), self._statistic(0))
 
     @property
     def measured(self) -> Estimate:
-        """What the run gave."""
+        """The run's figure."""
         return bootstrap(len(self.units), self._statistic(1))
 
     @property

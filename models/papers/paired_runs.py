@@ -18,7 +18,7 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True)
 class PairedRuns(Generic[Point, Outcome]):
-    """What the runs of a sweep gave.
+    """The outcomes of the runs of a sweep.
 
     Attributes:
         by_point: the outcomes of each point, in the order of their seeds.

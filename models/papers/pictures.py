@@ -1,4 +1,4 @@
-"""What the plots of all papers share: a file of panels, and curves with their intervals."""
+"""The parts that the plots of all papers share: panels, and curves with their intervals."""
 
 from __future__ import annotations
 

@@ -26,23 +26,23 @@ from penstock.netem.figures.estimates import Estimate, mean_estimate
 
 RUNS: Final = 6
 MESSAGES: Final = 3000
-"""Of a run."""
+"""The number of messages in a run."""
 SERVICES: Final = 7.0
-"""Times the mean of an exponential service that one of a thousand exceeds."""
+"""An exponential service takes longer than this many means in one of a thousand cases."""
 LEAST_TIMEOUT: Final = 30.0
-"""Visibility timeout, seconds; the product's default."""
+"""The least visibility timeout, seconds: the product's default."""
 BATCH_RATIO: Final = 1 / 3
-"""Of the visibility timeout in which a batch is to be finished."""
+"""A batch is to be finished within this share of the visibility timeout."""
 MOST_N_MAX: Final = 100
 """The product's default of `n_max`."""
 MOST_PHYSICAL_QUEUES: Final = 16
 CALM_UTILISATION: Final = 0.7
-"""Of receivers, up to which few messages wait."""
+"""The utilisation of receivers up to which few messages wait."""
 STRATEGIES: Final = ("conventional", "pms", "rds", "rds+wake")
 SLEEP_TIME: Final = 0.1
-"""Seconds, of rds and pms; the product's default."""
+"""The sleep time of rds and pms, seconds: the product's default."""
 EVENTS: Final = 20_000
-"""Of one simulation of a strategy, about."""
+"""About how many events one simulation of a strategy has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class Receivers:
     """So many receivers, simulated.
 
     Attributes:
-        count: of them.
+        count: the number of receivers.
         utilisation: rho.
-        outcomes: of independent runs; empty where they cannot keep up.
-        seconds: of a run.
+        outcomes: the outcomes of independent runs; empty where they cannot keep up.
+        seconds: the length of a run.
         quantile_wait: seconds that 99 of 100 messages wait at most (M/M/N); infinite likewise.
     """
 
@@ -153,9 +153,9 @@ class Strategy:
     """A dequeue strategy, simulated.
 
     Attributes:
-        name: of the strategy.
-        outcome: at the back end's load.
-        busy_ratio: of the gateway's core, for requests and messages.
+        name: the name of the strategy.
+        outcome: the outcome at the back end's load.
+        busy_ratio: the share of the gateway's core that requests and messages take.
     """
 
     name: str

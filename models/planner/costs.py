@@ -1,4 +1,4 @@
-"""What a message, a connection and a payload cost the broker, as measured.
+"""The measured costs of a message, a connection and a payload for the broker.
 
 A broker that has nothing else to do wakes up for each packet, which costs several times the
 packet's own work. One that is busy finds the next packets there when it has done the last ones. So
@@ -21,27 +21,28 @@ class Costs:
     Times are processor seconds on the machine of docs/evidence/performance.md.
 
     Attributes:
-        receive: of a message of QoS 0.
-        deliver: of a message of QoS 0 to one subscriber.
-        receive_acknowledged: of a message of QoS 1, its PUBACK included.
-        deliver_acknowledged: of a message of QoS 1 to one subscriber, its PUBACK included.
-        keep: of storing a message for a session that outlives the process, for each session.
-        enqueue: of storing a message in a queue.
-        dequeue: of receiving and deleting a message of a queue, in batches of a hundred.
-        request: of a request over HTTP that finds nothing.
-        receive_byte: of a payload byte that comes.
-        deliver_byte: of one that goes to a subscriber.
-        alone: of a message of QoS 1 or 2 that finds the broker idle, on top.
-        alone_qos_0: the same of QoS 0.
-        alone_delivery: of each delivery of it.
-        alone_commit: of a commit of one message, or of one PUBACK.
-        idle: of each second, without any message.
-        look: of looking at one connection's RTT.
-        connect: of a connection that comes and goes.
+        receive: the cost of a message of QoS 0.
+        deliver: the cost of a message of QoS 0 to one subscriber.
+        receive_acknowledged: the cost of a message of QoS 1, its PUBACK included.
+        deliver_acknowledged: the cost of a message of QoS 1 to one subscriber, its PUBACK included.
+        keep: the cost of storing a message for a session that outlives the process, for each
+            session.
+        enqueue: the cost of storing a message in a queue.
+        dequeue: the cost of receiving and deleting a message of a queue, in batches of a hundred.
+        request: the cost of a request over HTTP that finds nothing.
+        receive_byte: the cost of a payload byte that comes.
+        deliver_byte: the cost of a payload byte that goes to a subscriber.
+        alone: the further cost of a message of QoS 1 or 2 that finds the broker idle.
+        alone_qos_0: the further cost of a message of QoS 0 that finds the broker idle.
+        alone_delivery: the further cost of each delivery of such a message.
+        alone_commit: the cost of a commit of one message, or of one PUBACK.
+        idle: the cost of each second, without any message.
+        look: the cost of looking at one connection's RTT.
+        connect: the cost of a connection that comes and goes.
         base_bytes: memory of a broker without clients.
-        connection_bytes: of an idle connection.
-        subscription_bytes: of a subscription.
-        queued_bytes: of a message that waits, without its payload.
+        connection_bytes: the memory of an idle connection.
+        subscription_bytes: the memory of a subscription.
+        queued_bytes: the memory of a message that waits, without its payload.
     """
 
     receive: float = 4.7e-6
@@ -73,7 +74,7 @@ class Costs:
 
 
 TIMES: Final = tuple(name for name in asdict(Costs()) if not name.endswith("_bytes"))
-"""Costs that are processor seconds."""
+"""The costs that are processor seconds."""
 
 _RUN: Final = "a run as of `--validate`:"
 
@@ -100,4 +101,4 @@ SOURCE: Final[Mapping[str, str]] = {
     "subscription_bytes": "on a small machine: memory",
     "queued_bytes": "a 1 KB message that waits: 1.35 KB",
 }
-"""Cost to its source: a row of docs/evidence/performance.md or paper-000-dequeue.md, or a run."""
+"""The source of each cost: a row of docs/evidence/performance.md or paper-000-dequeue.md, or a run."""

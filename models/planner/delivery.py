@@ -1,4 +1,4 @@
-"""What arrives how fast from devices of a kind at one subscriber, and where the rest is lost.
+"""How fast messages of devices of a kind arrive at one subscriber, and where the rest is lost.
 
 A message passes three stages of paper 003's model: its device, which waits for a connection or
 loses the message; the broker; and the outbox of the subscriber, which keeps messages while it is
@@ -38,11 +38,11 @@ from penstock.netem.figures.estimates import Estimate, mean_estimate
 
 RUNS: Final = 8
 MESSAGES: Final = 15_000
-"""Of a run."""
+"""The number of messages in a run."""
 CYCLES: Final = 150.0
-"""Mean times on and off of the slowest peer in a run, at least."""
+"""How many mean cycles of the slowest peer a run has at least."""
 BACKLOG_SHARE: Final = 0.99
-"""Of the outages for which a queue is to be long enough."""
+"""The share of outages for which a queue is to be long enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class Variant:
     """One way to send from devices of a kind to subscribers of a kind.
 
     Attributes:
-        name: in tables.
-        devices: that send.
-        subscribers: that receive.
+        name: the name in tables.
+        devices: the devices that send.
+        subscribers: the subscribers that receive.
         capacity: messages that wait for one subscriber; None for any number.
     """
 
@@ -64,16 +64,16 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What was found of a variant.
+    """The results of a variant.
 
     Attributes:
-        variant: that was simulated.
-        outcomes: of independent runs.
+        variant: the variant that was simulated.
+        outcomes: the outcomes of independent runs.
         light: share that arrives if services took no time; nan where no closed form is known.
-        wire_seconds: that each message is on links, added to each response time.
+        wire_seconds: the time that each message is on links, which is added to each response time.
         simulated_ratio: share of the messages that was simulated.
-        backlog_messages: that wait for one subscriber in most of its outages.
-        backlog_bytes: the same in payload bytes.
+        backlog_messages: the messages that wait for one subscriber in most of its outages.
+        backlog_bytes: the payload bytes of these messages.
     """
 
     variant: Variant

@@ -18,20 +18,20 @@ Ratio = Annotated[float, Field(gt=0, le=1)]
 LossRatio = Annotated[float, Field(ge=0, lt=1)]
 PositiveRate = Annotated[Rate, Field(gt=0)]
 Lifetime = Annotated[Seconds, Field(ge=1)]
-"""MQTT has whole seconds."""
+"""A lifetime in whole seconds, as MQTT has them."""
 Payload = Annotated[PositiveSize, Field(le=268_000_000)]
-"""MQTT's largest packet has 268,435,455 bytes, its headers included."""
+"""A payload length. MQTT's largest packet has 268,435,455 bytes, its headers included."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class BadPath:
-    """What a link is like in bad phases.
+    """A link in its bad phases.
 
     Attributes:
         rtt_seconds: without queues of its own.
-        bytes_per_second: that TCP carries, which is less than the link's rate where packets are
-            lost.
+        bytes_per_second: the bytes a second that TCP carries, which is less than the link's rate
+            where packets are lost.
         loss_ratio: share of packets that are lost.
     """
 
@@ -45,8 +45,8 @@ class LinkClass:
     """A kind of link.
 
     Attributes:
-        rtt_seconds: as in `BadPath`, while it is good.
-        bytes_per_second: likewise.
+        rtt_seconds: the round trip while the link is good, as in `BadPath`.
+        bytes_per_second: the bytes a second while the link is good, as in `BadPath`.
         bad: what it is like in bad phases; None: there are none.
         good_seconds: mean length of a good phase; phases are exponential.
         bad_seconds: mean length of a bad one.
@@ -85,12 +85,12 @@ class Devices:
     """Devices of one kind, which publish.
 
     Attributes:
-        count: of devices.
-        messages_per_second: of one device.
-        payload_bytes: of a message.
+        count: the number of devices.
+        messages_per_second: the messages a second of one device.
+        payload_bytes: the payload length of a message.
         link: name of its link.
         topics: filter of all topics that they publish to.
-        qos: of their messages.
+        qos: the QoS of their messages.
         lifetime_seconds: Message Expiry Interval; None for none.
         on_seconds: mean time for which a device has a connection; None for always.
         off_seconds: mean time for which it has none.
@@ -121,7 +121,7 @@ class Subscribers:
     """Subscribers of one kind.
 
     Attributes:
-        count: of subscribers.
+        count: the number of subscribers.
         devices: names of the kinds of devices whose messages they get.
         link: name of its link.
         share_ratio: share of those devices whose messages one subscriber gets.
@@ -149,11 +149,11 @@ class BackEnd:
 
     Attributes:
         devices: names of the kinds of devices whose messages it gets.
-        receivers: that work at a time.
-        seconds_per_message: that a receiver needs for one.
+        receivers: the receivers that work at a time.
+        seconds_per_message: the time that a receiver needs for one message.
         success_ratio: q, share of the messages that a receiver finishes; it gets the others again.
-        order: of messages: ``any``, or ``key`` for those of a device in their order.
-        requests_per_second: that a receiver sends while it finds nothing.
+        order: the order of messages: ``any``, or ``key`` for those of a device in their order.
+        requests_per_second: the requests a second of a receiver that finds nothing.
     """
 
     devices: Annotated[list[str], Field(min_length=1)]
@@ -166,11 +166,11 @@ class BackEnd:
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class Machine:
-    """What the broker runs on.
+    """The machine that the broker runs on.
 
     Attributes:
-        cores: of the processor.
-        memory_bytes: for the broker.
+        cores: the number of cores.
+        memory_bytes: the memory for the broker, bytes.
         speed_ratio: its speed over that of the machine on which costs were measured.
     """
 
@@ -186,7 +186,7 @@ class Fleet:
     Attributes:
         links: kinds of links by name.
         devices: kinds of devices by name.
-        machine: for the broker.
+        machine: the machine for the broker.
         subscribers: kinds of subscribers by name.
         back_ends: queues by name.
     """

@@ -1,4 +1,4 @@
-"""One queue, simulated, beside its analytic network."""
+"""The tables of ``penstock plan lease``: one simulated queue beside its analytic network."""
 
 from __future__ import annotations
 

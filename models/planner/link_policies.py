@@ -1,4 +1,4 @@
-"""What each withholding policy does to small and large messages of one subscriber.
+"""The effect of each withholding policy on small and large messages of one subscriber.
 
 `penstock.models.kernels.link_simulation` runs the broker's own gate and policies, with small and
 large messages on one connection whose link is good and bad in turn. The planner runs it where a
@@ -41,7 +41,7 @@ from penstock.plugins.withholding.gate import WithholdingGate
 
 NONE: Final[PolicyName] = "none"
 DEFAULT: Final[PolicyName] = "adaptive"
-"""The product's."""
+"""The product's default policy."""
 POLICIES: Final[tuple[PolicyName, ...]] = (
     NONE,
     "conservative",
@@ -51,13 +51,15 @@ POLICIES: Final[tuple[PolicyName, ...]] = (
 )
 TWO_LANES: Final = "none, two connections"
 DEFAULT_THRESHOLD_S: Final = 10_000
-"""Bytes; the product's, and paper 002's."""
+"""The default threshold_s of the product and of paper 002, bytes."""
 LEAST_STEP: Final = 4.0
-"""Times by which the next size is larger, for the two to be small and large."""
+"""Two sizes count as small and large if the next size is this many times larger."""
 MOST_LARGE_RATIO: Final = 1.1
-"""Mean latency of large messages over that without a policy, up to which a policy is taken."""
+"""A policy is chosen if the mean latency of large messages is at most this ratio to that without a
+policy."""
 MOST_SMALL_RATE: Final = 20.0
-"""Small messages a second that are simulated: more cost time and hardly change what one meets."""
+"""The most small messages a second that are simulated: more cost time and change the result
+little."""
 LINKS: Final = 8
 CYCLES: Final = 8
 LEAST_SECONDS: Final = 300.0
@@ -67,10 +69,10 @@ D_OVER_MEAN: Final = DEFAULT_MAX_WITHHOLD * DEFAULT_CONGESTION_RATE
 
 
 class Case(NamedTuple):
-    """What one subscriber meets.
+    """The link and the traffic of one subscriber.
 
     Attributes:
-        about: in words.
+        about: the case in words.
         good: its link at first.
         bad: its link in between.
         mean_seconds: mean time for which it is good, and bad.
@@ -85,11 +87,11 @@ class Case(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What is small and what is large.
+    """The border between small and large messages.
 
     Attributes:
         threshold_s: payload bytes above which a message is large; None: all are alike.
-        why: in words.
+        why: the reason in words.
     """
 
     threshold_s: int | None
@@ -109,11 +111,11 @@ def threshold(fleet: Fleet) -> Sizes:
 
 
 SHARES: Final = (0.5, 0.9, 0.99)
-"""Of small messages, whose latencies are told."""
+"""The quantiles of the latency of small messages that are told."""
 
 
 class Figures(NamedTuple):
-    """What a policy gave.
+    """The latencies under a policy.
 
     Attributes:
         small: quantiles of the latency of small messages, seconds, by share.
@@ -135,14 +137,14 @@ def figures_of(found: Sequence[Latencies]) -> Figures:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What was found for subscribers of a kind.
+    """The results of all policies for subscribers of a kind.
 
     Attributes:
-        case: that was simulated.
+        case: the case that was simulated.
         by_policy: what each link gave, by policy or `TWO_LANES`.
-        figures: the same in few numbers.
+        figures: the latencies in few numbers.
         small_ratio: share of the small messages that was simulated.
-        seconds: of each link.
+        seconds: the length of a run of each link.
     """
 
     case: Case
@@ -233,7 +235,7 @@ def simulate_policies(
 
     Args:
         case: from `make_case`.
-        small_ratio: likewise.
+        small_ratio: the share of small messages that is simulated, from `make_case`.
         threshold_s: payload bytes.
         probe_period: T_Q, seconds.
         tell: gets a line about each policy.

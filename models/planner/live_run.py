@@ -1,4 +1,4 @@
-"""A scaled fleet on this machine: a broker, real clients that come and go, and what arrived.
+"""A live run of a scaled fleet on this machine, with a broker and real clients that come and go.
 
 The broker and all clients of a kind are processes of their own. A device keeps its messages while
 it has no connection (QoS 1), or loses them (QoS 0), and sends them with the rest of their lifetime.
@@ -24,12 +24,12 @@ import psutil
 from penstock.models.planner.fleet import LinkClass
 from penstock.models.planner.scaled_fleet import Scaled
 from penstock.models.planner.schedule_replay import Arrivals, Schedule, make_schedule, replay
-from penstock.netem.clients.peer_plan import (
+from penstock.netem.clients.on_off_plan import (
     ALWAYS,
-    PeerRecords,
-    PeersPlan,
-    PublisherPeer,
-    SubscriberPeer,
+    OnOffClientsPlan,
+    OnOffPublisher,
+    OnOffRecords,
+    OnOffSubscriber,
 )
 from penstock.netem.links.network import Network
 from penstock.netem.links.profiles import Direction, Profile
@@ -39,28 +39,29 @@ from penstock.netem.runs.broker_process import (
     penstock_command,
     reserved_port,
 )
-from penstock.netem.runs.peer_run import Popen, run_peers
+from penstock.netem.runs.on_off_run import Popen, run_on_off_clients
 
 PROMPT_SECONDS: Final = 1.0
-"""Up to which a message met no outage, or a short one; a busy machine adds tenths of that."""
+"""A message counts as prompt up to this latency: it met no outage, or a short one. A busy machine
+adds tenths of it."""
 END_SECONDS: Final = 2.0
-"""After the model's last arrival, for the real one."""
+"""How long a run goes on after the model's last arrival."""
 QUIET_SECONDS: Final = 1.0
-"""Without an arrival, after which nothing more is awaited."""
+"""A run ends after this time without an arrival."""
 WIRE_RATIO: Final = 1500 / 1448
 """Bytes on the wire over those that TCP carries, in full packets."""
 PORT: Final = 1883
-"""Of a broker in a network namespace of its own."""
+"""The TCP port of a broker in a network namespace of its own."""
 
 
 class Share(NamedTuple):
-    """What one subscriber got of the devices of a kind.
+    """The messages that one subscriber got of the devices of a kind.
 
     Attributes:
         created: messages on its topics.
-        arrived: of them, within their lifetime.
-        prompt: of them, within `PROMPT_SECONDS`.
-        seconds: from creation to arrival, of all that arrived together.
+        arrived: the messages of these that arrived within their lifetime.
+        prompt: the messages of these that arrived within `PROMPT_SECONDS`.
+        seconds: the time from creation to arrival, of all that arrived together.
     """
 
     created: int
@@ -76,18 +77,18 @@ class Share(NamedTuple):
 
 
 Shares = Mapping[tuple[str, str], Sequence[Share]]
-"""Of each subscriber, by names of devices and subscribers."""
+"""The shares of each subscriber, by the names of devices and subscribers."""
 
 
 class Measured(NamedTuple):
-    """What a run found, and what the model says of the same schedule.
+    """The results of a run, and the model's for the same schedule.
 
     Attributes:
-        shares: that were measured.
-        replayed: those of the model, of the same subscribers.
+        shares: the measured shares.
+        replayed: the model's shares of the same subscribers.
         core_ratio: share of a core that the broker took.
-        late_seconds: that 99 of 100 things of the clients were done late at most: on a busy
-            machine latencies are its own.
+        late_seconds: how late 99 of 100 actions of the clients were at most: on a busy machine
+            latencies are its own.
     """
 
     shares: Shares
@@ -126,7 +127,7 @@ def run(scaled: Scaled, seconds: float, rng: np.random.Generator) -> Measured:
             def begin(at: float) -> None:
                 begun.append((sum(process.cpu_times()[:2]), at))
 
-            records = run_peers(plan, directory, hosts, begin)
+            records = run_on_off_clients(plan, directory, hosts, begin)
             ((before, begin_at),) = begun
             used = sum(process.cpu_times()[:2]) - before
             core_ratio = used / (time.monotonic() - begin_at)
@@ -149,8 +150,8 @@ class _Clients:
     def __init__(self, scaled: Scaled, seconds: float, rng: np.random.Generator) -> None:
         fleet = scaled.fleet
         self.scaled = scaled
-        self.publishers: list[PublisherPeer] = []
-        self.subscribers: list[SubscriberPeer] = []
+        self.publishers: list[OnOffPublisher] = []
+        self.subscribers: list[OnOffSubscriber] = []
         self.replayed: dict[tuple[str, str], list[Share]] = {}
         self._sources: list[str] = []
         self._names: list[str] = []
@@ -165,7 +166,7 @@ class _Clients:
                 schedules.append(made)
                 self._sources.append(source)
                 self.publishers.append(
-                    PublisherPeer(
+                    OnOffPublisher(
                         f"{source}-{number}",
                         f"plan/{source}/{number}",
                         _times(made),
@@ -197,7 +198,7 @@ class _Clients:
                 self._picked.append(picked)
                 filters = [self.publishers[n].topic for each in picked.values() for n in each]
                 self.subscribers.append(
-                    SubscriberPeer(f"{name}-{number}", filters, _times(made), who.keeps_session)
+                    OnOffSubscriber(f"{name}-{number}", filters, _times(made), who.keeps_session)
                 )
         self.end_seconds += END_SECONDS
 
@@ -214,11 +215,13 @@ class _Clients:
             *(fleet.links[fleet.subscribers[each].link] for each in self._names),
         ]
 
-    def plan(self, port: int) -> PeersPlan:
+    def plan(self, port: int) -> OnOffClientsPlan:
         """Return what clients do."""
-        return PeersPlan(port, self.end_seconds, self.publishers, self.subscribers, QUIET_SECONDS)
+        return OnOffClientsPlan(
+            port, self.end_seconds, self.publishers, self.subscribers, QUIET_SECONDS
+        )
 
-    def measured(self, records: PeerRecords, core_ratio: float) -> Measured:
+    def measured(self, records: OnOffRecords, core_ratio: float) -> Measured:
         """Return what was measured, beside the model's."""
         took: list[dict[str, list[float]]] = [
             {source: [] for source in picked} for picked in self._picked
@@ -242,8 +245,9 @@ def _times(schedule: Schedule) -> list[tuple[float, float]]:
     return [*zip(timeline.starts.tolist(), timeline.ends.tolist(), strict=True)]
 
 
-Place = tuple[PeersPlan, str, Popen | None, Mapping[str, Popen] | None]
-"""What clients do; the broker's address; what starts it, and clients on each host."""
+Place = tuple[OnOffClientsPlan, str, Popen | None, Mapping[str, Popen] | None]
+"""The clients' plan, the broker's address, what starts the broker, and what starts clients on each
+host."""
 
 
 @contextmanager

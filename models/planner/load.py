@@ -1,4 +1,4 @@
-"""What a fleet sends through each stage, and which stage cannot keep up.
+"""The load of a fleet on each stage, and the stages that cannot keep up.
 
 The broker is one process whose work is done by one thread, so its stage is one core. Its queues are
 served by that thread, too. A link is as fast as TCP makes it, over good and bad phases.
@@ -17,20 +17,22 @@ from penstock.models.planner.fleet import Devices, Fleet, LinkClass
 
 BROKER: Final = "broker's core"
 PACKET_BYTES: Final = 120
-"""Of a small message beside its payload: MQTT's, TCP's and IP's headers, and its acknowledgement.
-"""
+"""The bytes of a small message beside its payload: the headers of MQTT, TCP and IP, and its
+acknowledgement."""
 SEGMENT_BYTES: Final = 1448
 INITIAL_WINDOW_BYTES: Final = 10 * SEGMENT_BYTES
-"""Of TCP, also after an idle time (RFC 6928, RFC 2861)."""
+"""TCP's initial window, which also applies after an idle time (RFC 6928, RFC 2861)."""
 IDLE_SECONDS: Final = 0.2
-"""Beside a round trip, the time without a packet after which Linux calls a connection idle: its
+"""Linux calls a connection idle after this time without a packet and a round trip: its
 retransmission timeout where the RTT varies little."""
 WARNING_RATIO: Final = 0.7
-"""Utilisation from which a stage is called nearly full: then a burst a third higher is too much."""
+"""A stage is called nearly full from this utilisation on: a burst a third higher would be too
+much."""
 MOST_PROBE_RATIO: Final = 0.03
-"""Of the core, for looking at the RTT of subscribers."""
+"""The share of the core that looking at subscribers' RTTs may take."""
 PROBE_PERIODS: Final = (1.0, 2.0, 5.0)
-"""Seconds; an estimate of over 10 s does not count (`max_age_seconds`)."""
+"""The periods to choose from, seconds. An estimate of over 10 s does not count
+(`max_age_seconds`)."""
 
 
 class Flow(NamedTuple):
@@ -39,7 +41,7 @@ class Flow(NamedTuple):
     Attributes:
         devices: their name.
         rate: messages a second.
-        payload_bytes: of each.
+        payload_bytes: the payload length of each message.
     """
 
     devices: str
@@ -57,9 +59,9 @@ class Stage:
     """A server and its work.
 
     Attributes:
-        name: with what overflows there.
-        rate: of its work, a second.
-        most: that it can do.
+        name: the name of the stage, with what overflows there.
+        rate: the work that comes, a second.
+        most: the most of its work that it can do, a second.
         work: what comes: messages, bytes or processor seconds.
         source: where `most` is from.
     """
@@ -121,10 +123,10 @@ def idle_ratio(rate: float, link: LinkClass) -> float:
 
 
 class Work(NamedTuple):
-    """What takes the broker's core.
+    """A kind of work that takes the broker's core.
 
     Attributes:
-        name: of the work.
+        name: the name of the work.
         rate: how often a second.
         seconds: processor time of each while the broker is busy.
         alone_seconds: what each takes in addition while it is not.

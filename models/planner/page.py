@@ -1,4 +1,4 @@
-"""A plan as a page for a browser: its tables, and plots of the alternatives."""
+"""A plan as an HTML page: its tables, and plots of the alternatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One path, simulated: what became of its messages, stage by stage."""
+"""The tables of ``penstock plan delivery``: what became of messages, stage by stage."""
 
 from __future__ import annotations
 

@@ -13,27 +13,28 @@ from penstock.models.planner.fleet import Fleet
 from penstock.plugins.withholding.config import PolicyName
 
 SPARE_CONNECTIONS: Final = 1.25
-"""Connections that are allowed, over the fleet's: who comes back may be there twice."""
+"""The connections that are allowed, over the fleet's: a client that comes back may be there
+twice."""
 LEAST_SPARE_CONNECTIONS: Final = 10
-"""In a small fleet: somebody looks at it, too."""
+"""The least number of spare connections, which a small fleet needs for those who look at it."""
 QUEUE_SECONDS: Final = 3600.0
-"""For which a queue keeps messages while its back end is away."""
+"""How long a queue keeps messages while its back end is away."""
 REFERENCE_BYTES: Final = 144
-"""For each session that a message waits for (`total_queued_bytes` in the policy file)."""
+"""The memory of each session that a message waits for (`total_queued_bytes` in the policy file)."""
 READ_AHEAD_BYTES: Final = 64 * 2**20
-"""Payloads that the queue reads ahead for receivers, by default."""
+"""The payload bytes that the queue reads ahead for receivers by default."""
 LEAST_QUEUED_MESSAGES: Final = 1000
 LEAST_QUEUED_BYTES: Final = 2**20
 MEMORY_RATIO: Final = 0.8
-"""Of the machine's memory, above which payloads are to wait on the disk."""
+"""Payloads are to wait on the disk above this share of the machine's memory."""
 
 
 class Queue(NamedTuple):
-    """What was found of one back end.
+    """The results of one back end.
 
     Attributes:
         receivers: each number that was compared.
-        strategies: of dequeues.
+        strategies: the dequeue strategies that were compared.
     """
 
     receivers: Sequence[back_ends.Receivers]
@@ -42,18 +43,20 @@ class Queue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What was predicted.
+    """The predictions for a fleet.
 
     Attributes:
-        fleet: that was planned for.
-        costs: on its machine.
+        fleet: the fleet that was planned for.
+        costs: the costs on its machine.
         stages: the fullest first.
-        deliveries: of devices and subscribers of a kind: as in the file, then the alternatives.
-        held: of subscribers whose links have bad phases, and who get messages of two sizes.
-        policy: of withholding.
+        deliveries: the deliveries by devices and subscribers of a kind: as in the file, then the
+            alternatives.
+        held: the policies that were compared for subscribers whose links have bad phases and who
+            get messages of two sizes.
+        policy: the policy of withholding.
         two_lanes: subscribers of `held` for whom a second connection is shown to give small
             messages a lower p99.
-        queues: of each back end.
+        queues: the queue of each back end.
     """
 
     fleet: Fleet
@@ -67,7 +70,7 @@ class Plan:
 
     @property
     def sizes(self) -> link_policies.Sizes:
-        """What is large."""
+        """The border between small and large messages."""
         return link_policies.threshold(self.fleet)
 
     @property
@@ -88,29 +91,29 @@ class Plan:
 
     @property
     def connections(self) -> int:
-        """That the broker is to allow."""
+        """The number of connections that the broker is to allow."""
         n_clients = self.fleet.n_clients
         spare = delivery.round_up(SPARE_CONNECTIONS * n_clients)
         return max(spare, n_clients + LEAST_SPARE_CONNECTIONS)
 
     @property
     def queued_messages(self) -> int:
-        """That may wait for one session."""
+        """The number of messages that may wait for one session."""
         return max(LEAST_QUEUED_MESSAGES, self.waiting_messages)
 
     @property
     def waiting_messages(self) -> int:
-        """That are predicted to wait for one session, of the kind for which most do."""
+        """The messages that are predicted to wait for one session, at most."""
         return delivery.round_up(max(self._waiting(0), default=0))
 
     @property
     def queued_bytes(self) -> int:
-        """That may wait for one session, in payload bytes."""
+        """The payload bytes that may wait for one session."""
         return max(LEAST_QUEUED_BYTES, self.waiting_bytes)
 
     @property
     def waiting_bytes(self) -> int:
-        """That are predicted to wait for one session, in payload bytes."""
+        """The payload bytes that are predicted to wait for one session."""
         return delivery.round_up(max(self._waiting(1), default=0))
 
     def _waiting(self, what: int) -> Iterator[float]:

@@ -1,4 +1,4 @@
-"""The policy file of a plan: what the broker runs with."""
+"""The policy file of a plan, with which the broker runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD: Final = """\
 # policy.example.yaml.
 """
 MEMORY_SHARE: Final = 0.5
-"""Of the machine's memory, for payloads that wait where they go to the disk."""
+"""The share of the machine's memory for waiting payloads where the others go to the disk."""
 
 
 def write(plan: Plan, file: Path) -> None:

@@ -20,7 +20,7 @@ from penstock.netem.figures.estimates import Estimate
 from penstock.netem.figures.figure_file import Table
 
 OWN_FILES: Final = 192
-"""That the broker keeps for itself (docs/evidence/performance.md)."""
+"""The number of files that the broker keeps for itself (docs/evidence/performance.md)."""
 
 HEADING: Final = (
     "Predicted by simulation and closed forms, with 95 % confidence intervals (bootstrap over"

@@ -1,4 +1,4 @@
-"""A fleet as small and as fast as one machine can run it within a minute.
+"""The scaled fleet: as small and as fast as one machine can run it within a minute.
 
 Times on and off, lifetimes and the times between messages become shorter by the same factor, so
 that shares stay what they are: of messages that expire, that find a subscriber off, that wait.
@@ -18,21 +18,21 @@ from penstock.models.planner.fleet import Devices, Fleet, LinkClass, Subscribers
 LINK: Final = "loopback"
 MOST_DEVICES: Final = 40
 LEAST_SUBSCRIBERS: Final = 8
-"""Independent units of the measured figures."""
+"""The least number of subscribers, which are the independent units of the measured figures."""
 MOST_SUBSCRIBERS: Final = 16
 MOST_RATE: Final = 60.0
-"""Messages a second of the devices of a kind."""
+"""The most messages a second that the devices of a kind send."""
 LEAST_RATE: Final = 5.0
-"""Messages a second that one subscriber is to get of each kind."""
+"""The least messages a second that one subscriber gets of each kind."""
 LEAST_PAYLOAD_BYTES: Final = 20
-"""For the head that identifies a message."""
+"""The least payload, which holds the head that identifies a message."""
 MOST_PAYLOAD_BYTES: Final = 100_000
 MOST_LINK_RATIO: Final = 0.3
-"""Share of a link that messages of a kind may take."""
+"""The share of a link that messages of a kind may take."""
 LEAST_LIFETIME: Final = 4.0
-"""Seconds. MQTT has whole seconds, and half of one is to be little."""
+"""The least lifetime, seconds. MQTT has whole seconds, and half of one must weigh little."""
 CYCLES: Final = 3.0
-"""Of the slowest peer in a run, if lifetimes allow it."""
+"""How many cycles of the slowest peer a run has, if lifetimes allow it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Scaled:
     """A fleet for a run.
 
     Attributes:
-        fleet: to be run, and predicted.
+        fleet: the fleet to be run, and predicted.
         time_ratio: how many times as fast it is.
         picked: of how many devices one subscriber of a kind gets the messages, by both names.
         has_links: whether clients are to have the fleet's links, in their good phases.

@@ -1,4 +1,4 @@
-"""What the model says of one run of a scaled fleet: of its very messages and times on and off.
+"""The model's prediction for one run of a scaled fleet: for its very messages and times on and off.
 
 A prediction for any schedule has to be compared with a run of some outages, which are as long as
 chance has them. The same stages as in `delivery`, on the schedule of the run, leave chance out.
@@ -26,11 +26,13 @@ from penstock.models.planner.load import PACKET_BYTES, is_idle_after, slow_start
 from penstock.models.planner.scaled_fleet import Scaled
 
 SERVICE_RATE: Final = 1e6
-"""Of the stages, for the record: each service is given."""
+"""The service rate of the stages. It has no effect, as each service is given."""
 DEVICE_RTTS: Final = 2.0
-"""From when a device comes back until it sends: the handshake of TCP, then CONNECT and CONNACK."""
+"""How many round trips a device needs from coming back to sending: the handshake of TCP, then
+CONNECT and CONNACK."""
 SUBSCRIBER_RTTS: Final = 1.5
-"""From when a subscriber comes back until the broker sends: the handshake, and CONNECT's way."""
+"""How many round trips it takes from a subscriber's coming back to the broker's sending: the
+handshake, and the way of CONNECT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Schedule:
 
     Attributes:
         timeline: when it is on; None for always.
-        created: of a device: when it creates messages, ascending, seconds.
+        created: when a device creates messages, ascending, seconds.
     """
 
     timeline: Timeline | None
@@ -47,7 +49,7 @@ class Schedule:
 
 
 class Arrivals(NamedTuple):
-    """What one subscriber gets of devices of a kind.
+    """The messages that one subscriber gets of devices of a kind.
 
     Attributes:
         created: messages on its topics.

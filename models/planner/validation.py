@@ -1,4 +1,4 @@
-"""Predicted beside measured, of the same scaled fleet."""
+"""The validation of a plan: predicted figures beside measured ones of the same scaled fleet."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from penstock.netem.figures.estimates import (
 from penstock.netem.figures.figure_file import Table
 
 SECONDS: Final = 60.0
-"""In which messages are created."""
+"""How long messages are created in a run."""
 TOLERANCE: Final = 0.15
-"""Share of a prediction by which what is measured may differ from it."""
+"""The share of a prediction by which the measured figure may differ from it."""
 
 
 def validate(fleet: Fleet, tell: Callable[[str], None]) -> dict[str, Table]:

@@ -1,4 +1,4 @@
-"""``penstock record``: what a running broker's clients and messages are like, for simulations."""
+"""``penstock record`` writes down what a running broker's clients and messages are like."""
 
 from __future__ import annotations
 

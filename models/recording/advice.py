@@ -1,4 +1,4 @@
-"""What to change about a running broker, and what that would gain, by the planner's predictions."""
+"""Advice for a running broker: what to change, and what the planner expects of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fleet of a recording: what a running broker showed of its clients, as the planner's file.
+"""The observed fleet: what a recording shows of a running broker, as a file for the planner.
 
 Devices are told apart by topics: levels with a digit stand for ``+``, so ``sensors/17/temperature``
 is a message of the devices ``sensors-temperature``, each of which has a topic. Messages above
@@ -29,29 +29,30 @@ from penstock.models.recording.rows import (
 )
 
 LARGE_BYTES: Final = 10_000
-"""Payload above which messages of a topic are devices of their own: threshold_s."""
+"""Messages of a topic above this payload count as devices of their own (threshold_s)."""
 MOST_KINDS: Final = 8
-"""Of devices; those with the fewest bytes are one kind together."""
+"""The most kinds of devices; those with the fewest bytes are one kind together."""
 MOST_RATE: Final = 1.25e9
-"""Bytes a second: on loopback the kernel tells of more, which no link carries."""
+"""The most bytes a second of a link: on loopback the kernel tells of more, which no link
+carries."""
 ASSUMED_RTT: Final = 0.05
 ASSUMED_RATE: Final = 1_000_000
 LEAST_SECONDS: Final = 1e-4
-"""Of an RTT in the fleet."""
+"""The least RTT in a fleet, seconds."""
 SPARE: Final = 4.0
-"""Times what a link had to carry that it is taken to carry, where its rate is not seen."""
+"""A link whose rate is not seen is taken to carry this many times what it had to."""
 OTHERS: Final = "others"
 
 
 class Observed(NamedTuple):
-    """What a recording shows.
+    """The fleet and the figures of a recording.
 
     Attributes:
-        fleet: as the planner's file has it.
+        fleet: the fleet as the planner's file has it.
         notes: what was assumed, in sentences.
-        figures: of the broker, the newest value by name.
-        rates: of its counters, by name, a second.
-        seconds: of the recording.
+        figures: the broker's figures, the newest value by name.
+        rates: the rates of the broker's counters by name, a second.
+        seconds: the length of the recording.
     """
 
     fleet: dict[str, Any]

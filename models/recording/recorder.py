@@ -44,14 +44,14 @@ SYS: Final = "$SYS/broker/"
 CLIENTS: Final = f"{SYS}penstock/clients/"
 PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
 TIMEOUT_SECONDS: Final = 10.0
-"""For the broker's first answer."""
+"""How long the recorder waits for the broker's first answer."""
 FILTERS_A_PACKET: Final = 50
 STEP_SECONDS: Final = 0.2
-"""Longest wait for a packet before the clock is looked at."""
+"""The longest wait for a packet before the clock is looked at."""
 KEEP_ALIVE_SECONDS: Final = 60
 HASH_BYTES: Final = 6
 MOST_BYTES: Final = 100_000_000
-"""Of what is recorded for a plan."""
+"""The most bytes that are recorded for a plan."""
 
 
 class RecordError(PenstockError):
@@ -65,7 +65,7 @@ class Address:
     Attributes:
         url: ``mqtt://HOST:PORT`` or ``mqtts://HOST:PORT``.
         username: User Name; None for none.
-        password_file: with the password; None for that of ``PENSTOCK_PASSWORD``, if any.
+        password_file: the file with the password; None for that of ``PENSTOCK_PASSWORD``, if any.
         ca_file: authorities that may sign the broker's certificate; None for the system's.
         cert_file: the client's certificate; None for none.
         key_file: its key, where that is in another file.
@@ -81,12 +81,12 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is recorded.
+    """The choice of what is recorded.
 
     Attributes:
         topics: filters of the messages; empty for no messages.
-        look_seconds: between two looks at the path of each client.
-        most_clients: that are looked at.
+        look_seconds: the time between two looks at the path of each client.
+        most_clients: the most clients that are looked at.
         hides_names: client identifiers and topic levels are replaced by what does not tell them.
     """
 
@@ -100,7 +100,7 @@ class Recorder:
     """One recording.
 
     Attributes:
-        n_clients: that were seen.
+        n_clients: the number of clients that were seen.
     """
 
     def __init__(self, address: Address, wanted: Wanted, take: Take) -> None:

@@ -1,4 +1,4 @@
-"""What a recording holds, and its files: a folder with a CSV file for each kind of row.
+"""The rows of a recording, and their files: a folder with a CSV file for each kind of row.
 
 Times are seconds since the recording began. An empty cell is what is not known or does not apply.
 Payloads are not recorded.
@@ -25,10 +25,10 @@ class RttRow(NamedTuple):
         is_connected: whether it had a network connection.
         rtt_seconds: newest estimate of the plugin `probing`.
         rtt_bytes: payload bytes of the packet that was timed; 0 for a bare acknowledgement.
-        unanswered_seconds: for how long the oldest timed packet had been without an answer.
+        unanswered_seconds: how long the oldest timed packet had been without an answer.
         unanswered_bytes: payload bytes of that packet.
         threshold_l_seconds: above it the policy takes the path for congested.
-        bytes_per_second: at which data was lately acknowledged, by the kernel.
+        bytes_per_second: the rate at which data was lately acknowledged, by the kernel.
         is_app_limited: the broker had too little to send, and the path may carry more.
         retransmit_ratio: share of the recent segments that were sent again.
     """
@@ -82,7 +82,7 @@ class FigureRow(NamedTuple):
     Attributes:
         seconds: when it came.
         name: topic below ``$SYS/broker/``.
-        value: as it was published.
+        value: the value as it was published.
     """
 
     seconds: float
@@ -98,7 +98,7 @@ FILES: Final[dict[type[tuple[Any, ...]], str]] = {
 }
 
 Take: TypeAlias = Callable[[tuple[Any, ...]], None]
-"""Gets each row of a recording."""
+"""A function that gets each row of a recording."""
 
 
 class FullError(Exception):
@@ -109,8 +109,8 @@ class Writer:
     """Writes rows as they come, so that a recording is whole whenever it ends.
 
     Attributes:
-        n_bytes: that all files have.
-        n_rows: of each kind.
+        n_bytes: the bytes that all files have.
+        n_rows: the number of rows of each kind.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""The clients of some hosts, a process each: ``python -m penstock.netem.clients.client PLAN``.
+"""The program of some hosts' clients: ``python -m penstock.netem.clients.client PLAN``.
 
 Each client is forked from this process, which has already loaded the modules, and enters the
 namespace of its host: a hundred clients start in a second and share the memory. Lines on standard
@@ -27,7 +27,7 @@ from penstock.netem.clients.connection import say
 from penstock.netem.links.namespaces import enter
 
 LOOK_SECONDS: Final = 0.2
-"""Period at which ended clients are looked for."""
+"""The period at which ended clients are looked for."""
 
 
 class _Client:
@@ -35,7 +35,7 @@ class _Client:
 
     Attributes:
         client_id: its name.
-        pid: of its process.
+        pid: the process id of its process.
         orders: file descriptor of its input.
     """
 
@@ -56,11 +56,10 @@ def _be(namespace: str, plan: PublisherPlan | SubscriberPlan, orders: int) -> No
         log = os.open(plan.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, 2)
         enter(namespace)
-        await_begin = _awaiting(orders)
         if isinstance(plan, PublisherPlan):
-            publisher.run(plan, await_begin)
+            publisher.run(plan, _awaiting(orders))
         else:
-            subscriber.run(plan, await_begin)
+            subscriber.run(plan)
         status = 0
     except BaseException:  # noqa: BLE001 - nothing may pass into the parent's frames
         traceback.print_exc()

@@ -1,4 +1,4 @@
-"""The plan that the runner gives the clients of its hosts: one JSON file.
+"""The plan of the clients of some hosts, which the runner writes into one JSON file.
 
 Plain dataclasses without pydantic keep a client's process small.
 """
@@ -21,11 +21,11 @@ class StreamPlan:
     """A stream of a publisher.
 
     Attributes:
-        number: of the stream in the scenario.
-        client_id: of its connection.
+        number: the number of the stream in the scenario.
+        client_id: the Client Identifier of its connection.
         topic: Topic Name.
         payload_bytes: length of each message.
-        qos: of each.
+        qos: the QoS of each message.
         times: when messages are due.
     """
 
@@ -43,9 +43,9 @@ class PublisherPlan:
 
     Attributes:
         client_id: its name in the results.
-        number: of the publisher in the run.
-        address: of the broker.
-        protocol: of MQTT.
+        number: the number of the publisher in the run.
+        address: the address of the broker.
+        protocol: the version of MQTT.
         streams: each has a connection of its own.
         file: path of the file for the messages that it published.
         log: path of its log.
@@ -102,14 +102,13 @@ class SubscriberPlan:
 
     Attributes:
         client_id: its name in the results.
-        address: of the broker.
+        address: the address of the broker.
         port: TCP port of the broker, or of a load balancer before it.
-        protocol: of MQTT.
+        protocol: the version of MQTT.
         lanes: its connections; what comes over any of them counts as the subscriber's.
         qos: maximum QoS that it requests.
         keep_alive_seconds: Keep Alive of its CONNECT.
-        reads_from_seconds: seconds after the beginning at which it starts to read; None for 0.
-        user_properties: of its CONNECT.
+        user_properties: the User Properties of its CONNECT.
         awaited: the streams that it should receive.
         file: path of the file for the messages that it received.
         log: path of its log.
@@ -122,7 +121,6 @@ class SubscriberPlan:
     lanes: list[LanePlan]
     qos: int
     keep_alive_seconds: int
-    reads_from_seconds: float | None
     user_properties: dict[str, str]
     awaited: list[Awaited]
     file: str

@@ -1,4 +1,4 @@
-"""What publisher and subscriber share: a standard MQTT client, and lines to the runner."""
+"""The connection of a publisher or subscriber: a standard MQTT client, and lines to the runner."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from paho.mqtt.properties import Properties
 from penstock.netem.clients.client_plan import Protocol
 
 PORT: Final = 1883
-"""TCP port of the brokers."""
+"""The TCP port of the brokers."""
 
 BALANCER_PORT: Final = PORT + 2
-"""TCP port of a load balancer before the broker, on every address of its host."""
+"""The TCP port of a load balancer before the broker, on every address of its host."""
 
 SESSION_SECONDS: Final = 86_400
-"""Session Expiry Interval: longer than any run."""
+"""The Session Expiry Interval, which is longer than any run."""
 
 BULK_BYTES: Final = 32_768
-"""Of a large message that a subscriber reads at once: a quarter of a socket's least buffer."""
+"""How much of a large message a subscriber reads at once: a quarter of a socket's least buffer."""
 
 LEAST_WAIT_SECONDS: Final = 1
 MOST_WAIT_SECONDS: Final = 4
-"""Delay before a client reconnects."""
+"""The least and the longest delay before a client reconnects."""
 
 
 def say(*words: str) -> None:

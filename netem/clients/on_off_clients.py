@@ -1,4 +1,4 @@
-"""Clients that are on and off by schedule.
+"""The clients of a host that are on and off by schedule, as one program.
 
 ``python -m penstock.netem.clients.on_off_clients PLAN FILE HOST``: one process has all clients of a
 host, each with a connection of its own: paho's client, driven by one event loop, so that no client
@@ -36,28 +36,28 @@ from penstock.netem.clients.connection import (
     say,
     without_delay,
 )
-from penstock.netem.clients.payloads import HEAD_BYTES, Head, read_head, write_payload
-from penstock.netem.clients.peer_plan import (
+from penstock.netem.clients.on_off_plan import (
     Answered,
     Arrived,
-    PeerRecords,
-    PeersPlan,
-    PublisherPeer,
+    OnOffClientsPlan,
+    OnOffPublisher,
+    OnOffRecords,
+    OnOffSubscriber,
     Sent,
-    SubscriberPeer,
     Worked,
 )
+from penstock.netem.clients.payloads import HEAD_BYTES, Head, read_head, write_payload
 
 KEEP_ALIVE_SECONDS: Final = 3600
-"""Longer than any run: nobody sends a PINGREQ."""
+"""The Keep Alive, which is longer than any run, so that no client sends a PINGREQ."""
 
 
 class _Run:
-    """What the clients of a process have in common."""
+    """The state that the clients of a process have in common."""
 
-    def __init__(self, plan: PeersPlan) -> None:
+    def __init__(self, plan: OnOffClientsPlan) -> None:
         self.plan = plan
-        self.records = PeerRecords()
+        self.records = OnOffRecords()
         self.loop = asyncio.get_running_loop()
         self.begin_at = self.loop.time()
 
@@ -78,11 +78,11 @@ class _Run:
             await asyncio.sleep(self.plan.quiet_seconds)
 
 
-class _Peer:
+class _Client:
     """A client that is on and off."""
 
     def __init__(
-        self, run: _Run, plan: PublisherPeer | SubscriberPeer, *, keeps_session: bool
+        self, run: _Run, plan: OnOffPublisher | OnOffSubscriber, *, keeps_session: bool
     ) -> None:
         self.run = run
         self._address = plan.address
@@ -182,10 +182,10 @@ class _Peer:
         self.run.loop.remove_writer(sock)
 
 
-class _Publisher(_Peer):
-    """A publisher; see `PublisherPeer`."""
+class _Publisher(_Client):
+    """A publisher; see `OnOffPublisher`."""
 
-    def __init__(self, run: _Run, number: int, plan: PublisherPeer) -> None:
+    def __init__(self, run: _Run, number: int, plan: OnOffPublisher) -> None:
         super().__init__(run, plan, keeps_session=plan.qos > 0)
         self._number = number
         self._plan = plan
@@ -239,9 +239,9 @@ class _Work(NamedTuple):
 
     Attributes:
         mid: its packet identifier.
-        qos: of the PUBLISH.
+        qos: the QoS of the PUBLISH.
         publisher: its number.
-        number: of the message.
+        number: the number of the message.
     """
 
     mid: int
@@ -250,10 +250,10 @@ class _Work(NamedTuple):
     number: int
 
 
-class _Subscriber(_Peer):
-    """A subscriber; see `SubscriberPeer`."""
+class _Subscriber(_Client):
+    """A subscriber; see `OnOffSubscriber`."""
 
-    def __init__(self, run: _Run, number: int, plan: SubscriberPeer) -> None:
+    def __init__(self, run: _Run, number: int, plan: OnOffSubscriber) -> None:
         super().__init__(run, plan, keeps_session=plan.keeps_session)
         if plan.receive_maximum is not None:
             self.properties.ReceiveMaximum = plan.receive_maximum
@@ -349,7 +349,7 @@ def _told(context: dict[str, Any]) -> str:
     return "".join(traceback.format_exception(error)) if error else str(context["message"])
 
 
-async def _follow(plan: PeersPlan, file: Path, host: str) -> None:
+async def _follow(plan: OnOffClientsPlan, file: Path, host: str) -> None:
     run = _Run(plan)
     run.loop.set_exception_handler(lambda _, context: give_up(_told(context)))
     subscribers = [
@@ -362,32 +362,32 @@ async def _follow(plan: PeersPlan, file: Path, host: str) -> None:
         for number, each in enumerate(plan.publishers)
         if each.host == host
     ]
-    peers: list[_Peer] = [*subscribers, *publishers]
-    for peer in peers:
-        await peer.prepare()
+    clients: list[_Client] = [*subscribers, *publishers]
+    for client in clients:
+        await client.prepare()
     say("ready")
     line = await run.loop.run_in_executor(None, sys.stdin.readline)
     before, run.begin_at = run.begin_at, float(line.split()[1])
-    for peer in peers:
-        peer.asked_at -= run.begin_at - before
+    for client in clients:
+        client.asked_at -= run.begin_at - before
     run.records.late.clear()
     async with asyncio.TaskGroup() as tasks:
-        doing = [tasks.create_task(each.follow(), name="follow") for each in peers]
+        doing = [tasks.create_task(each.follow(), name="follow") for each in clients]
         doing += [tasks.create_task(each.create(), name="create") for each in publishers]
         await run.until(plan.end_seconds)
         await run.until_quiet()
         for task in doing:
             task.cancel()
-    for peer in peers:
-        if peer.is_on:
-            peer.turn_off()
+    for client in clients:
+        if client.is_on:
+            client.turn_off()
     run.records.write(file)
 
 
 def main(argv: list[str]) -> None:
     """Follow a plan."""
     plan, file, host = argv
-    read = PeersPlan.read(Path(plan))
+    read = OnOffClientsPlan.read(Path(plan))
     gc.freeze()
     asyncio.run(_follow(read, Path(file), host))
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 MARK: Final = b"pnst"
-"""First bytes of each payload; messages of the broker itself do not have them."""
+"""The first bytes of each payload; messages of the broker itself do not have them."""
 
 SOUNDING: Final = 0xFFFFFFFF
-"""Number of a message that only tries the way from a publisher to its subscribers."""
+"""The number of a message that only tries the way from a publisher to its subscribers."""
 
 _HEAD: Final = struct.Struct("!4sHHId")
 
@@ -28,7 +28,7 @@ class Head(NamedTuple):
     Attributes:
         publisher: its number in the run, 0 to 65,535.
         stream: its number in the scenario, 0 to 65,535.
-        number: of the message in the stream of this publisher, from 0; or `SOUNDING`.
+        number: the number of the message in the stream of this publisher, from 0; or `SOUNDING`.
         due_at: monotonic seconds at which it was due to be published.
     """
 

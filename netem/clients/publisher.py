@@ -35,10 +35,10 @@ from penstock.netem.clients.payloads import HEAD_BYTES, SOUNDING, Head, write_pa
 KEEP_ALIVE_SECONDS: Final = 60
 
 SOUNDING_SECONDS: Final = 0.5
-"""Between two soundings."""
+"""The time between two soundings."""
 
 SMALL_BYTES: Final = 10_000
-"""Streams with messages up to this size continue after the traffic: threshold_s of paper 002."""
+"""Streams with messages up to this size continue after the traffic (threshold_s of paper 002)."""
 
 
 class Published(NamedTuple):
@@ -46,7 +46,7 @@ class Published(NamedTuple):
 
     Attributes:
         stream: its number.
-        number: of the message.
+        number: the number of the message.
         published_at: monotonic seconds at which it was given to the connection.
         acknowledged_at: monotonic seconds of its PUBACK or PUBCOMP; None if none arrived.
     """

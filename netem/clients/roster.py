@@ -18,12 +18,13 @@ from penstock.netem.clients.client_plan import (
 )
 from penstock.netem.clients.connection import BALANCER_PORT, PORT
 from penstock.netem.clients.payloads import Times
-from penstock.netem.figures.records import ExpectedRow
+from penstock.netem.figures.table_rows import ExpectedRow
 from penstock.netem.runs.scenario import Publisher, Scenario, Subscriber, client_ids
 from penstock.netem.runs.statistical_units import units
 
 WITNESS: Final = "netem-witness"
-"""Client Identifier of the subscriber on the broker's host that records when messages arrive."""
+"""The Client Identifier of the subscriber on the broker's host that records when messages
+arrive."""
 
 WITNESS_KEEP_ALIVE_SECONDS: Final = 60
 
@@ -33,7 +34,7 @@ class PublisherMember(NamedTuple):
 
     Attributes:
         client_id: its name in the results.
-        number: in the run, from 0.
+        number: the number in the run, from 0.
         topic_number: value of ``{n}`` in a topic, from 1.
         publisher: its entry in the scenario.
     """
@@ -66,9 +67,9 @@ class Roster:
     Attributes:
         scenario: the experiment.
         broker: name of the broker.
-        seed: of the run.
-        publishers: by their number.
-        subscribers: those of the scenario.
+        seed: the seed of the run.
+        publishers: the publishers by their number.
+        subscribers: the subscribers of the scenario.
         streams: names, by their number.
         units: independent unit of each subscriber, by its name in the scenario.
     """
@@ -246,10 +247,6 @@ class Roster:
     ) -> SubscriberPlan:
         plan = member.subscriber
         lanes = self.lanes(member)
-        keep_alive = plan.keep_alive_seconds
-        if plan.reads_from_seconds is not None:
-            # A client that reads nothing sees no PINGRESP; Keep Alive must not end its connection.
-            keep_alive = max(keep_alive, round(2 * plan.reads_from_seconds))
         awaited = [
             Awaited(
                 publisher.number,
@@ -266,8 +263,7 @@ class Roster:
             "5" if any(lane.sizes or lane.has_lanes for lane in lanes) else plan.protocol,
             lanes,
             plan.qos,
-            keep_alive,
-            plan.reads_from_seconds,
+            plan.keep_alive_seconds,
             plan.user_properties,
             awaited,
             str(file),
@@ -284,11 +280,7 @@ def focus_of(scenario: Scenario) -> set[str]:
         name: scenario.topology.way(scenario.broker_host, subscriber.host) or []
         for name, subscriber in scenario.subscribers.items()
     }
-    behind = {
-        name
-        for name, way in ways.items()
-        if scenario.flows_on(way) or any(link.name in impaired for link in way)
-    }
+    behind = {name for name, way in ways.items() if any(link.name in impaired for link in way)}
     return behind or set(scenario.subscribers)
 
 
@@ -317,7 +309,6 @@ def _witness(address: str, directory: Path) -> SubscriberPlan:
         [LanePlan(WITNESS, ["#"])],
         0,
         WITNESS_KEEP_ALIVE_SECONDS,
-        None,
         {},
         [],
         file,

@@ -33,7 +33,7 @@ from penstock.netem.clients.payloads import SOUNDING, read_head
 LOOP_SECONDS: Final = 0.5
 
 SIZE_PROPERTY: Final = "penstock-size"
-"""User Property of a SUBSCRIBE that names a size class; the broker's own module would make each
+"""The User Property of a SUBSCRIBE that names a size class. The broker's own module would make each
 client's process larger."""
 
 
@@ -43,8 +43,8 @@ class Delivered(NamedTuple):
     Attributes:
         publisher: its number.
         stream: its number.
-        number: of the message.
-        qos: of the PUBLISH.
+        number: the number of the message.
+        qos: the QoS of the PUBLISH.
         is_duplicate: its DUP flag.
         at: monotonic seconds.
     """
@@ -71,7 +71,7 @@ def read_delivered_file(file: Path) -> list[Delivered]:
     return delivered
 
 
-def run(plan: SubscriberPlan, await_begin: Callable[[], float]) -> None:
+def run(plan: SubscriberPlan) -> None:
     """Subscribe and record messages until the process is ended.
 
     The runner is told ``ready`` when the client has subscribed, ``reached`` when a sounding of each
@@ -80,15 +80,10 @@ def run(plan: SubscriberPlan, await_begin: Callable[[], float]) -> None:
 
     Args:
         plan: the subscriptions and the expected messages.
-        await_begin: waits for the beginning and returns it in monotonic seconds.
     """
     read_in_bulk()
     subscriber = _Subscriber(plan)
     subscriber.connect()
-    if plan.reads_from_seconds is not None:
-        # The kernel accepts what fits its receive buffer, some 130 kB, and no more: the buffer
-        # grows only when data is read. A smaller buffer would drop data of the offered window.
-        time.sleep(max(0.0, await_begin() + plan.reads_from_seconds - time.monotonic()))
     subscriber.read()
 
 

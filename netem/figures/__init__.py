@@ -1,1 +1,1 @@
-"""What a run showed: rows, figures, reports and plots."""
+"""Rows, figures, reports and plots of a run."""

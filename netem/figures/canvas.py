@@ -1,4 +1,4 @@
-"""What all plots of a run have in common: a slide with a finding, its key and its axes."""
+"""The canvas of all plots: a slide with a title, its key and its axes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from penstock.netem.figures.measures import Measures, show
 from penstock.netem.runs.run_file import RunInfo
 
 INCHES: Final = 12.8
-"""Width, of 1,536 pixels: a slide's."""
+"""The width of a slide: 1,536 pixels."""
 
 DOTS_PER_INCH: Final = 120
 TITLE_LETTERS: Final = 74
-"""Of a title in a line."""
+"""The most letters of a line of the title."""
 
 INK: Final = "#222222"
 FAINT: Final = "#666666"
 IMPAIRED_COLOUR: Final = "#E4E4E4"
 DIMMED_COLOUR: Final = "#A9C9DD"
-"""Of what belongs to the broker in focus and is no line."""
+"""The colour of areas that belong to the broker in focus."""
 LEAST_LATENCY: Final = 0.001
-"""Seconds: what a log axis shows of a message that was there at once."""
+"""A latency below this is drawn as this, because a log axis has no zero, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Plot:
     """A picture.
 
     Attributes:
-        name: of the file, in the folder of the report.
+        name: the name of the file, in the folder of the report.
         title: what it shows came out.
         about: what is drawn.
     """
@@ -72,7 +72,7 @@ class Canvas:
     """A picture to draw into: a title that says the finding, what is drawn, and where it is from.
 
     Attributes:
-        figure: of matplotlib.
+        figure: the figure of matplotlib.
         top: where axes may begin, as a share of its height.
         bottom: where they must end.
     """

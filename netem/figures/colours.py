@@ -1,4 +1,4 @@
-"""Which brokers a report compares, and the colour of each, the same in all plots.
+"""The colour of each broker that a report compares, the same in all plots.
 
 The palette is one that colour-blind people can tell apart. The broker that the scenario is about is
 blue, the one it is compared with vermilion.
@@ -13,7 +13,7 @@ from penstock.netem.runs.scenario import Scenario
 FOCUS_COLOUR: Final = "#0072B2"
 OVER_COLOUR: Final = "#D55E00"
 OTHER_COLOURS: Final = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F")
-"""Okabe and Ito's, and two more."""
+"""The colours of Okabe and Ito, and two more."""
 
 
 def find_focus(scenario: Scenario) -> str:

@@ -26,18 +26,19 @@ from statistics import NormalDist
 from typing import Final, NamedTuple, TypeAlias
 
 N_RESAMPLES: Final = 2000
-"""Of a bootstrap. Another 2,000 would move the ends of an interval by some 2 % of its width."""
+"""The resamples of a bootstrap. Another 2,000 would move the ends of an interval by some 2 % of its
+width."""
 
 LEAST_UNITS: Final = 6
-"""For an interval. Of five values, even the least and the greatest do not have the median between
-them in 1 of 16 cases, so that no resampling of five gives 95 %."""
+"""The fewest units that have an interval. The least and the greatest of five values do not have the
+median between them in 1 of 16 cases, so no resampling of five gives 95 %."""
 
 TOLERANCE: Final = 0.1
-"""Share of a figure of another source by which ours may differ from it and still agree."""
+"""Our figure agrees with another source's if it differs by at most this share."""
 
 MOST_LATE_SECONDS: Final = 0.05
-"""How late 99 of 100 actions of the clients of a run may be. It is a fortieth of the shortest
-lifetime in a run and a quarter of a service; a run that was later has measured the machine."""
+"""How late 99 of 100 actions of a run's clients may be. It is a fortieth of the shortest lifetime
+in a run and a quarter of a service; a run that was later has measured the machine."""
 
 BUSY: Final = "not shown: busy machine"
 """The verdict on a run whose clients were late."""
@@ -53,7 +54,7 @@ class Estimate(NamedTuple):
     """A figure and its 95 % confidence interval.
 
     Attributes:
-        value: of all units.
+        value: the figure of all units.
         low: lower end of the interval; nan where none can be had.
         high: upper end, likewise.
         n_units: number of independent units.

@@ -32,20 +32,20 @@ from penstock.netem.errors import NetemError
 from penstock.netem.runs.provenance import commit, machine, python
 
 ORIGIN: Final = "origin"
-"""What a page calls the line about the run; no table has this name."""
+"""The name by which a page shows the line about the run; no table has this name."""
 
 SHOWN: Final = re.compile(
     r"^<!-- figures: (?P<file>\S+) (?P<table>[^;\n]+?)(?P<part>;[^\n]+)? -->\n"
     r"(?P<shown>.*?)^<!-- /figures -->$",
     re.MULTILINE | re.DOTALL,
 )
-"""A table that a page shows of a file, or the part of it that the page asks for."""
+"""The comments between which a page shows a table of a file, or a part of it."""
 
 CELL: Final = re.compile(
     r"<!-- figure: (?P<file>\S+\.json) (?P<table>[^;>]+); (?P<row>[^;>]+); (?P<column>[^;>]+) -->"
     r"(?P<shown>[^<]*)<!-- /figure -->"
 )
-"""A cell that a sentence shows of a file."""
+"""The comments between which a sentence shows a cell of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Table:
 
     Attributes:
         columns: headings.
-        rows: as many cells each.
+        rows: the rows, with as many cells each.
     """
 
     columns: Sequence[str]
@@ -127,11 +127,11 @@ class Origin:
     """Where figures are from.
 
     Attributes:
-        command: that makes them again.
-        commit: of the checkout, as `provenance.commit` says.
-        machine: on which it ran.
-        python: that ran it.
-        date: of its begin, as YYYY-MM-DD in UTC.
+        command: the command that makes the figures again.
+        commit: the commit of the checkout, as `provenance.commit` says.
+        machine: the machine on which the command ran.
+        python: the Python that ran it.
+        date: the date of its begin, as YYYY-MM-DD in UTC.
         doubts: reasons to doubt the figures.
     """
 

@@ -1,4 +1,4 @@
-"""Times at which something was so: pairs of begin and end, in seconds."""
+"""Sets of time intervals: their union, their intersection and their length."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 Interval: TypeAlias = tuple[float, float]
-"""Begin and end, seconds, the end not before the begin."""
+"""The begin and the end of an interval, seconds; the end is not before the begin."""
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

@@ -1,4 +1,4 @@
-"""Figures of kinds of links: what each broker makes of each kind, and what could be made of it.
+"""Figures of kinds of links: how well each broker does on each kind, and how well it could do.
 
 A *cell* is a kind with a congestion control and a way to the broker. Chance decides anew for each
 cell and seed, which is an independent unit. The reference is `BASELINE`, which holds nothing back,
@@ -42,35 +42,36 @@ ORACLE: Final = "oracle"
 FOCUS: Final = "adaptive"
 PEER: Final = "mosquitto"
 LANES: Final = "lanes"
-"""Names of the brokers that figures and targets are about."""
+"""The names of the brokers that figures and targets are about."""
 
 GAIN_THAT_COUNTS: Final = 0.2
-"""Of the oracle: a share of less is a share of chance."""
+"""The least gain of the oracle of which a share is judged: a share of less is a share of chance."""
 
 LEAST_SHARE: Final = 0.7
 MOST_P90: Final = 1.1
 MOST_LARGE_MEDIAN: Final = 1.5
 MOST_LARGE: Final = 2.0
 MOST_LARGE_WITHOUT_GAIN: Final = 1.2
-"""What the default policy is to keep: the share that it closes, the p90 of small messages over the
-reference's, and the mean of large ones over the reference's: the median of the cells, that of a
-cell where small messages gain over half, and that of one where they gain less than a fifth."""
+"""Targets of the default policy. It closes at least the share. The p90 of small messages over the
+reference's is at most the p90. The mean of large messages over the reference's is at most the
+median over the cells, and at most the two others on a cell where small messages gain over half, and
+on one where they gain less than a fifth."""
 
 MUCH_GAIN, LITTLE_GAIN = 0.5, 0.2
 
 MOST_LANES: Final = 0.1
 MOST_LANES_P99_SECONDS: Final = 3.0
 MOST_LANES_LARGE: Final = 1.05
-"""What two lanes are to keep against mosquitto with one connection."""
+"""Targets of two lanes against mosquitto with one connection."""
 
 ALL: Final = "all"
-"""Congestion control and way of a row about all cells of a kind."""
+"""The congestion control and the way of a row about all cells of a kind."""
 
 Size = Literal["small", "large"]
 
 
 class Row(NamedTuple):
-    """What a line of a table is about.
+    """The subject of a line of a table.
 
     Attributes:
         words: kind, congestion control and way.
@@ -82,7 +83,7 @@ class Row(NamedTuple):
 
 
 class KindVerdict(NamedTuple):
-    """What came out for a target about kinds.
+    """The verdict on a target about kinds of links.
 
     Attributes:
         figure: what it is about.
@@ -119,7 +120,7 @@ class KindFigures:
     """Figures of the cells of a run.
 
     Attributes:
-        measures: of the run.
+        measures: the measures of the run.
     """
 
     measures: Measures

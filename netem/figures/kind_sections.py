@@ -21,7 +21,8 @@ from penstock.netem.figures.sections import Section
 from penstock.netem.runs.kinds import Cell
 
 Column: TypeAlias = tuple[Callable[[Sequence[Cell]], Statistic | None], Callable[[Estimate], str]]
-"""Of some cells the statistic, None where its brokers did not run; and how it is written."""
+"""A column of a table: its statistic of some cells, None where its brokers did not run; and how it
+is written."""
 
 
 def kind_sections(measures: Measures) -> list[Section]:
@@ -57,7 +58,7 @@ def _section(
 
 
 def _policies(figures: KindFigures) -> Section:
-    """What could be made of one connection, and what each policy makes of it."""
+    """Return the oracle's gain on one connection, and the share of it that each policy closes."""
     columns: dict[str, Column] = {
         f"{BASELINE}, small mean": (lambda cells: figures.mean(cells, BASELINE, "small"), _seconds),
         f"{ORACLE} gains": (lambda cells: figures.gain(cells, ORACLE), _percent),
@@ -85,7 +86,7 @@ def _over(
 
 
 def _prices(figures: KindFigures) -> Section:
-    """What large messages pay for it."""
+    """Return what large messages pay for the gain of small ones."""
     columns: dict[str, Column] = {
         f"{BASELINE}": (lambda cells: figures.mean(cells, BASELINE, "large"), _seconds)
     }
@@ -96,7 +97,7 @@ def _prices(figures: KindFigures) -> Section:
 
 
 def _lanes(figures: KindFigures) -> Section:
-    """What a second connection gains."""
+    """Return what a second connection gains."""
     columns: dict[str, Column] = {
         f"{PEER}, small mean": (lambda cells: figures.mean(cells, PEER, "small"), _seconds)
     }
@@ -122,7 +123,7 @@ def _lanes(figures: KindFigures) -> Section:
 
 
 def _latencies(figures: KindFigures) -> Section:
-    """What each broker makes of each cell, in seconds."""
+    """Return the latencies of each broker on each cell, in seconds."""
     rows = []
     for words, cells in figures.rows:
         for broker in figures.brokers:

@@ -1,13 +1,13 @@
-"""Figures of a run, by name, and whether they are what was to come out.
+"""Figures of a run by name, with their intervals, and the verdicts on its targets.
 
 Latencies are those of the subscribers in focus, from when a message was due at its publisher to
 its last byte at the subscriber; promises are those to all subscribers. A message that never came
 is not left out: its latency is infinite, so that a broker does not look faster for what it lost.
 
 Chance decides anew for each independent unit: a link, or links that share their chance, of a seed.
-Figures of latencies, of withholding and of bad phases have an interval over these units; figures of
-a broker's process have one over seeds. Brokers are compared unit by unit. Counts, and the greatest
-latency, are exact. Where a seed has no data, the figure is not a number, and meets nothing.
+Figures of latencies and of withholding have an interval over these units; figures of a broker's
+process have one over seeds. Brokers are compared unit by unit. Counts, and the greatest latency,
+are exact. Where a seed has no data, the figure is not a number, and meets nothing.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ from penstock.netem.figures.estimates import (
 )
 from penstock.netem.figures.intervals import Interval, union
 from penstock.netem.figures.outcomes import Outcome, Promises, join, keep_account
-from penstock.netem.figures.records import MemoryRow, Tables
+from penstock.netem.figures.table_rows import MemoryRow, Tables
 from penstock.netem.figures.withheld_times import Accuracy, find_impaired, judge_withholding
 from penstock.netem.runs.scenario import Scenario, Target
 
 TOLERANCE_SECONDS: Final = 0.005
-"""By which a message may be later and is still as fast: what a busy machine of two cores adds to a
-process that wakes up, and little beside any network that is bad."""
+"""A message counts as equally fast if it is later by at most this time, which a busy machine of two
+cores adds to a process that wakes up."""
 
 QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 LATENCIES: Final = (*QUANTILES, "mean", "max")
-"""Behind the name of a stream: figures in seconds."""
+"""The figures in seconds, which stand behind the name of a stream."""
 
 SHARE_AS_FAST: Final = "share_as_fast"
-"""Behind the name of a stream: share of its messages at least as fast as under another broker."""
+"""The share of a stream's messages that are at least as fast as under another broker; it stands
+behind the name of a stream."""
 
 COUNTS: Final = ("lost", "not_delivered", "reordered", "duplicated", "repeated")
-"""Figures of `Promises`."""
+"""The figures of `Promises`."""
 
 MEMORY: Final = ("memory", "memory_left")
 """Bytes of resident set beyond what it was before the traffic: at most, and at the end."""
@@ -62,9 +63,6 @@ MEMORY: Final = ("memory", "memory_left")
 WITHHELD: Final = ("withheld_outside", "withheld_share")
 """Seconds of withholding that no impairment explains, of all subscribers in focus and seeds; and
 the share of impaired time in which something was withheld."""
-
-HALF_SENT_SHARE: Final = "half_sent_share"
-"""Share of the bad phases of subscribers in focus that begin with a large message half sent."""
 
 WAN_BYTES: Final = "wan_bytes"
 """Bytes that the links of `Scenario.wan_links` carried in both directions, the mean of seeds."""
@@ -79,7 +77,7 @@ class Figure(NamedTuple):
     """A figure of a broker, before its interval is known.
 
     Attributes:
-        statistic: of its units.
+        statistic: the statistic of its units.
         n_units: number of them; 0 where data is missing.
         is_exact: whether it leaves nothing to chance.
     """
@@ -99,7 +97,7 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came out for a target.
+    """The verdict on a target.
 
     Attributes:
         target: what was to come out.
@@ -185,7 +183,7 @@ class Measures:
     """Figures of a run.
 
     Attributes:
-        scenario: as it was run.
+        scenario: the scenario as it was run.
         tables: its rows.
     """
 
@@ -199,7 +197,7 @@ class Measures:
 
     @cached_property
     def outcomes(self) -> dict[tuple[str, int], list[Outcome]]:
-        """By broker and seed."""
+        """The outcome of each message, by broker and seed."""
         return join(self.tables)
 
     @cached_property
@@ -416,8 +414,6 @@ class Measures:
             return Figure(mean_of([self._wan_bytes(broker, seed) for seed in seeds]), len(seeds))
         if name in WITHHELD:
             return self._withheld(name, self.withholding(broker) or [])
-        if name == HALF_SENT_SHARE:
-            return self._half_sent(broker)
         stream, _, kind = name.rpartition(" ")
         if stream not in self.scenario.traffic or kind not in (*LATENCIES, SHARE_AS_FAST):
             raise NetemError(
@@ -451,20 +447,6 @@ class Measures:
             return Figure(sum_of([each.outside for each in found]), len(found))
         both = sum_of([each.both for each in found])
         return Figure(ratio(both, sum_of([each.impaired for each in found])), len(found))
-
-    def bad_phases(self, broker: str) -> list[tuple[int, int]]:
-        """Return how many bad phases began, and with a large message half sent, by `units`."""
-        found = dict.fromkeys(self.units(), (0, 0))
-        for row in self.tables.bad_phases:
-            if row.broker == broker and (row.unit, row.seed) in found:
-                n_phases, n_half = found[row.unit, row.seed]
-                found[row.unit, row.seed] = n_phases + 1, n_half + row.is_half_sent
-        return list(found.values())
-
-    def _half_sent(self, broker: str) -> Figure:
-        phases = self.bad_phases(broker)
-        n_phases, n_half = (sum_of([each[place] for each in phases]) for place in (0, 1))
-        return Figure(ratio(n_half, n_phases), len(phases))
 
     def _share_as_fast(self, stream: str, broker: str, over: str) -> Figure:
         ours, theirs = (self.by_unit(name, stream) for name in (broker, over))
@@ -556,7 +538,7 @@ def show(figure: str, value: float) -> str:
         megabytes = value / 1e6
         # Nothing has no sign.
         return f"{megabytes:.0f} MB" if megabytes >= 100 else f"{round(megabytes, 1) + 0:.1f} MB"
-    if kind in (SHARE_AS_FAST, "withheld_share", HALF_SENT_SHARE):
+    if kind in (SHARE_AS_FAST, "withheld_share"):
         return f"{percent(value):.1f} %"
     if kind == "withheld_outside":
         return f"{value:.1f} s"

@@ -1,4 +1,4 @@
-"""What became of each message at each subscriber, and whether MQTT's promises were kept."""
+"""The outcome of each message at each subscriber, and how MQTT's promises were kept."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.netem.figures.records import MessageRow, Tables
+from penstock.netem.figures.table_rows import MessageRow, Tables
 
 
 class Outcome(NamedTuple):
     """A message that a subscriber was to get.
 
     Attributes:
-        message: as it was published.
+        message: the message as it was published.
         subscriber: Client Identifier.
         is_focus: whether its latency is reported and compared.
-        qos: at which it is delivered; at 0 nothing is promised.
+        qos: the QoS at which it is delivered; at 0 nothing is promised.
         delivered_s: when it came first, seconds since the beginning; infinite for never.
         copies: how often it came.
     """
@@ -42,11 +42,12 @@ class Promises:
 
     Attributes:
         lost: messages that never came to a subscriber at QoS 1 or 2.
-        not_delivered: the same at QoS 0, where none is promised.
+        not_delivered: messages that never came to a subscriber at QoS 0, where none is promised.
         reordered: first deliveries after that of a later message of the same client on the same
             topic ([MQTT-4.6.0-6] of 3.1.1, [MQTT-4.6.0-5] of 5).
         duplicated: deliveries at QoS 2 of what had been delivered.
-        repeated: the same at QoS 1, which may be; and at QoS 0 of what was published at 1.
+        repeated: repeated deliveries at QoS 1, which may be; and at QoS 0 of what was published at
+            1.
     """
 
     lost: int

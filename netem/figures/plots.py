@@ -1,4 +1,4 @@
-"""Plots of a run, made to be shown: one finding each.
+"""Plots of a run for slides, each of which shows one finding.
 
 Over time only the first seed is shown, and of latencies only one unit of it, as others are bad at
 other times; distributions are of all.
@@ -38,13 +38,13 @@ from penstock.netem.figures.size_plots import draw_memory_by_latency, draw_sizes
 from penstock.netem.runs.run_file import RunInfo
 
 LARGE_BYTES: Final = 10_000
-"""A payload above it is drawn as large: threshold_s of paper 002."""
+"""A payload above this is drawn as large (threshold_s of paper 002)."""
 
 MANY_MESSAGES: Final = 3_000
-"""In a panel, from which on they are drawn so that one sees through them."""
+"""From this number of messages in a panel on, they are drawn transparent."""
 
 FEW_MESSAGES: Final = 150
-"""In a panel, up to which dots are larger."""
+"""Up to this number of messages in a panel, the dots are larger."""
 
 
 def draw(info: RunInfo, measures: Measures, folder: Path) -> list[Plot]:

@@ -1,4 +1,4 @@
-"""The report of a run: Markdown and plots, made from its folder alone."""
+"""The report of a run, in Markdown with plots, which is made from the run's folder alone."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from penstock.netem.figures.figure_file import Origin, Table, check_writable, wr
 from penstock.netem.figures.kind_figures import KindVerdict, kind_verdicts
 from penstock.netem.figures.kind_sections import kind_sections
 from penstock.netem.figures.measures import TOLERANCE_SECONDS, Measures, Verdict
-from penstock.netem.figures.records import Tables
 from penstock.netem.figures.sections import Section, sections
-from penstock.netem.figures.tables import NAMES, Format, read_table
+from penstock.netem.figures.table_files import NAMES, Format, read_table
+from penstock.netem.figures.table_rows import Tables
 from penstock.netem.figures.withheld_times import GRACE_SECONDS
 from penstock.netem.runs.results import join_infos, make_folder, write_result
 from penstock.netem.runs.run_file import RunInfo, read_run_info
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.netem.figures.canvas import Plot
 
 NAME: Final = "report.md"
-"""Of the report, in the folder of the run."""
+"""The name of the report's file in the folder of the run."""
 
 HOW_COUNTED: Final = f"""\
 ## How it was counted
@@ -38,8 +38,8 @@ HOW_COUNTED: Final = f"""\
 - A message that had not come when the run ended is lost at QoS 1 and 2, and not delivered at QoS 0.
   It is not left out of latencies: it counts as infinite (∞).
 - In brackets: the 95 % confidence interval, by a bootstrap over independent units. A unit is a
-  link, or links that share their chance, of a seed: the times at which they are bad, a bulk flow,
-  or the messages of one publisher, whose phase is one draw. Where the scenario says so
+  link, or links that share their chance, of a seed: the times at which they are bad, or
+  the messages of one publisher, whose phase is one draw. Where the scenario says so
   (`unit: seed`), and of a broker's process (memory, processor), it is a run, one for each seed. Of
   fewer than {LEAST_UNITS} units there is no interval. Ratios compare two brokers unit by unit.
   Counts and the greatest latency are exact.
@@ -59,8 +59,6 @@ HOW_COUNTED: Final = f"""\
 - Memory and processor time are those of the broker, its sidecar and its edge brokers together.
 - Bytes on links are those of whole packets, with IP headers, in both directions, from the beginning
   of the traffic to the end of the run. What was lost on a link had used it, and counts.
-- A bad phase begins with a large message half sent if more large messages had reached the broker
-  and were not yet through the link than the broker withheld.
 - Withheld outside of impairments: while no link between broker and subscriber was impaired, nor had
   been for {GRACE_SECONDS:g} s before; seconds of all subscribers in focus.
 """
@@ -229,7 +227,7 @@ def _what_was_run(info: RunInfo) -> str:
         "```\n",
         f"- {info.length.capitalize()} length: {length}; seeds {seeds}.",
         f"- Penstock's commit {info.commit or 'unknown'}, {info.python}, {info.date}.",
-        f"- On {info.machine}{f'; links by the engine `{info.engine}`' if info.engine else ''}.",
+        f"- On {info.machine}.",
         *(_broker_line(info, name) for name in paint(scenario)),
         *(
             f"- {each.capitalize()}: {info.versions[each]}."
@@ -248,7 +246,7 @@ _LANES: Final = {
     "sizes": "a connection for each size class",
     "client": "the connections of `penstock.lanes`",
 }
-"""What `Broker.lanes` means, in words."""
+"""The meaning of `Broker.lanes` in words."""
 
 
 def _broker_line(info: RunInfo, name: str) -> str:
@@ -304,7 +302,5 @@ def _client_lines(scenario: Scenario) -> list[str]:
         line = f"- {_clients(name, subscriber)} subscribes to {filters} at QoS {subscriber.qos}"
         if subscriber.user_properties:
             line += f", with `{json.dumps(subscriber.user_properties)}`"
-        if subscriber.reads_from_seconds is not None:
-            line += f", and reads from {subscriber.reads_from_seconds:g} s on"
         lines.append(line + ".")
     return lines

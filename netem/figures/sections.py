@@ -1,4 +1,4 @@
-"""The tables of a report, each with its heading: what a broker did, and what that is worth."""
+"""The tables of a report, each with its heading."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.netem.figures.colours import find_over, paint
-from penstock.netem.figures.estimates import bootstrap, mean_of, pooled_mean, ratio, sum_of
+from penstock.netem.figures.estimates import bootstrap, mean_of
 from penstock.netem.figures.measures import (
-    HALF_SENT_SHARE,
     LATENCIES,
     QUANTILES,
     SHARE_AS_FAST,
@@ -22,8 +21,7 @@ from penstock.netem.figures.measures import (
     show_estimate,
     show_ratio,
 )
-from penstock.netem.figures.outcomes import Outcome
-from penstock.netem.figures.records import LinkRow
+from penstock.netem.figures.table_rows import LinkRow
 from penstock.netem.links.profiles import Profile
 from penstock.netem.runs.run_file import RunInfo
 from penstock.netem.runs.scenario import Scenario
@@ -34,10 +32,10 @@ class Section:
     """A table of the report below its heading.
 
     Attributes:
-        name: of the table in a file of figures.
-        heading: of the section.
+        name: the name of the table in a file of figures.
+        heading: the heading of the section.
         columns: headings.
-        rows: as many cells each.
+        rows: the rows, with as many cells each.
         words: number of columns, the first ones, that hold words; the others hold numbers.
     """
 
@@ -68,10 +66,8 @@ def sections(info: RunInfo, measures: Measures) -> list[Section]:
             for stream in streams
             for over in _references(measures.scenario)
         ),
-        _ways(measures),
         _others(measures),
         _promises(measures),
-        _bad_phases(measures),
         _memory(measures),
         _carried(measures),
         _withholding(measures),
@@ -130,51 +126,6 @@ def _over(measures: Measures, stream: str, over: str) -> Section:
     return Section(f"{stream} over {over}", f"Latency of `{stream}` over {over}'s", columns, rows)
 
 
-def _ways(measures: Measures) -> Section:
-    """Say where the time goes: to the broker, and from there; and how much is late."""
-    rows = []
-    for stream in measures.streams_in_focus():
-        for broker in paint(measures.scenario):
-            units = measures.by_unit(broker, stream)
-            came = [[each for each in of_unit if each.copies] for of_unit in units]
-            if not any(map(any, _known_ways(came))):
-                continue
-            to_it, from_it = (
-                [[way[place] for way in of_unit] for of_unit in _known_ways(came)]
-                for place in (0, 1)
-            )
-            late = 2 * measures.figure(f"{stream} p50", broker)
-            n_late = [sum(each.latency > late for each in of_unit) for of_unit in came]
-            share = ratio(sum_of(n_late), sum_of([len(of_unit) for of_unit in came]))
-            figures = [
-                show_estimate(kind, bootstrap(len(units), statistic))
-                for kind, statistic in (
-                    ("mean", pooled_mean(to_it)),
-                    ("mean", pooled_mean(from_it)),
-                    (SHARE_AS_FAST, share),
-                )
-            ]
-            rows.append([stream, broker, *figures, str(len(units))])
-    heading = "Where the time goes, of what came"
-    columns = [
-        *("stream", "broker", "to the broker, mean", "from there, mean"),
-        *("over twice p50", "units"),
-    ]
-    return Section("ways", heading, columns, rows, words=2)
-
-
-def _known_ways(units: Sequence[Sequence[Outcome]]) -> list[list[tuple[float, float]]]:
-    """Return the seconds to the broker and from there, of each message where both are known."""
-    return [
-        [
-            (arrived_s - each.message.due_s, each.delivered_s - arrived_s)
-            for each in of_unit
-            if (arrived_s := each.message.arrived_s) is not None
-        ]
-        for of_unit in units
-    ]
-
-
 def _others(measures: Measures) -> Section:
     """Say how long it took to subscribers that are not in focus, each group for itself."""
     rows = []
@@ -212,19 +163,6 @@ def _promises(measures: Measures) -> Section:
         rows.append([broker, f"{expected}", *figures])
     head = ["broker", "to be delivered", *columns.values()]
     return Section("promises", "Promises, to all subscribers", head, rows)
-
-
-def _bad_phases(measures: Measures) -> Section:
-    rows = []
-    for broker in paint(measures.scenario):
-        phases = measures.bad_phases(broker)
-        n_phases, n_half = (sum(each[place] for each in phases) for place in (0, 1))
-        if n_phases:
-            share = _figure(measures, HALF_SENT_SHARE, broker)
-            rows.append([broker, str(n_phases), str(n_half), share, str(len(phases))])
-    heading = "Bad phases that begin with a large message half sent"
-    columns = ["broker", "bad phases", "half sent", "share", "units"]
-    return Section("bad phases", heading, columns, rows)
 
 
 def _memory(measures: Measures) -> Section:

@@ -27,10 +27,11 @@ from penstock.netem.figures.measures import Measures, Seconds, quantile, show, s
 from penstock.netem.runs.run_file import RunInfo
 
 MANY_SIZES: Final = 4
-"""From which on it is worth a plot by size; a run of small, large and probes has three."""
+"""A plot by size is drawn from this number of sizes on; a run of small, large and probes has
+three."""
 
 WIDTH: Final = 0.5
-"""Of the marks of all brokers at one size, where sizes are 1 apart."""
+"""The width of the marks of all brokers at one size, where sizes are 1 apart."""
 
 
 def _sizes(measures: Measures) -> list[int]:

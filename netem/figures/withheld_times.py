@@ -1,4 +1,4 @@
-"""Whether messages were withheld when the way to their subscriber was bad, and only then."""
+"""The accuracy of withholding: the times of withholding against those of impairments."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Final
 
 from penstock.netem.errors import NetemError
 from penstock.netem.figures.intervals import Interval, intersection, total_seconds, union
-from penstock.netem.figures.records import Tables
+from penstock.netem.figures.table_rows import Tables
 from penstock.netem.runs.scenario import Scenario
 
 GRACE_SECONDS: Final = 5.0
-"""After the end of an impairment: paper 002 asks every 5 s, so a broker may know that late that it
-is over. A link with much to catch up on takes longer than that, which counts as outside."""
+"""Withholding for this time after an impairment counts as explained: paper 002 asks every 5 s, so a
+broker may notice that late. A link with much to catch up on takes longer, which counts as
+outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +21,11 @@ class Accuracy:
     """Times of withholding against times of impairment, all of them seconds.
 
     Attributes:
-        withheld: for which something was withheld.
-        impaired: for which the way was impaired.
-        both: for which both was so.
-        outside: for which something was withheld, neither in an impairment nor in its grace.
+        withheld: the time for which something was withheld.
+        impaired: the time for which the way was impaired.
+        both: the time for which something was withheld in an impairment.
+        outside: the time for which something was withheld, neither in an impairment nor in its
+            grace.
         most_messages: withheld at a time.
     """
 
@@ -57,8 +59,7 @@ def find_impaired(
         group: name of the subscribers in the scenario.
 
     Returns:
-        When a link between them and the broker was impaired, a bulk flow competed on it, or they
-        did not read yet.
+        When a link between them and the broker was impaired.
 
     Raises:
         NetemError: the scenario has no such subscribers.
@@ -69,19 +70,11 @@ def find_impaired(
     plan = scenario.subscribers[group]
     links = scenario.topology.way(scenario.broker_host, plan.host) or []
     way = {link.name for link in links}
-    flows = scenario.flows_on(links)
     times = [
         (row.begin_s, row.end_s)
         for row in tables.links
         if row.is_impaired and row.link in way and (row.broker, row.seed) == (broker, seed)
     ]
-    times += [
-        (row.begin_s, row.end_s)
-        for row in tables.flows
-        if row.flow in flows and (row.broker, row.seed) == (broker, seed)
-    ]
-    if plan.reads_from_seconds is not None:
-        times.append((0.0, plan.reads_from_seconds))
     return union(times)
 
 

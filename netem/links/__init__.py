@@ -1,1 +1,1 @@
-"""Emulated links and the engines that carry them."""
+"""Emulated links: networks of hosts with links for packets, and a relay for TCP connections."""

@@ -1,4 +1,4 @@
-"""One direction of a link, packet by packet: which packets are lost, and when the others arrive.
+"""One direction of a link: which packets are lost, and when the others arrive.
 
 Theory of operation. A packet first waits in a bounded queue for the rate. It occupies the link for
 its length divided by the rate, and leaves with its last bit. Chance then decides whether the packet
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from random import Random
 
 MAX_UNDER_WAY_BYTES: Final = 64 << 20
-"""Most that may be delayed at a time: ten seconds at the rate at which a tunnel forwards."""
+"""The most bytes that may be delayed at a time: ten seconds at the rate at which a forwarder
+works."""
 
 UNIMPAIRED: Final = Direction()
 
@@ -41,9 +42,9 @@ class Counts:
         duplicated: packets that arrive twice.
         overtaking: packets that were not delayed.
         overflowed: packets that this harness dropped, because too much was under way.
-        refused: of the delivered packets, those that the host's device did not take.
-        carried_bytes: of the packets that left the queue and used the link, IP headers included,
-            also of those that were lost on it.
+        refused: the delivered packets that the host's device did not take.
+        carried_bytes: the bytes of packets that left the queue and used the link, IP headers
+            included, also of those that were lost on it.
     """
 
     taken: int = 0

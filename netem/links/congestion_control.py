@@ -13,12 +13,12 @@ from penstock.netem.errors import NetemError
 from penstock.netem.links.namespaces import FOLDER
 
 SYSCTL: Final = "/proc/sys/net/ipv4/tcp_congestion_control"
-"""Default congestion control of the namespace of the process that opens the file."""
+"""The file with the default congestion control of the opening process's namespace."""
 
 AVAILABLE: Final = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 ALLOWED: Final = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
-"""Machine-wide: the congestion controls that unprivileged processes and other network namespaces
-may choose (ip-sysctl)."""
+"""The machine-wide list of congestion controls that unprivileged processes and other network
+namespaces may choose (ip-sysctl)."""
 
 
 def check_congestion_control(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Packets that the queues of a host's own devices dropped: the harness lost them, not the link.
+"""Packets that the queues of a host's own devices dropped, which are losses of the harness.
 
 A TUN device drops what the forwarder does not fetch in time, and counts it as dropped in
 transmission. A queueing discipline before a device counts its own drops.
@@ -13,15 +13,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 DEVICE_PREFIX = "link"
-"""Devices of links; a host's others carry no traffic between hosts."""
+"""The prefix of the devices of links; a host's other devices carry no traffic between hosts."""
 
 
 class DeviceDrops(NamedTuple):
     """Packets that a device dropped.
 
     Attributes:
-        sent: by the host, before they entered the link.
-        received: after they left the link.
+        sent: the packets dropped that the host sent, before they entered the link.
+        received: the packets dropped after they left the link.
     """
 
     sent: int = 0

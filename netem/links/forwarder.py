@@ -1,12 +1,9 @@
-"""The process that carries the links of a network.
+"""The process that forwards the packets of a network's links between pairs of TUN devices.
 
-It forwards packets between pairs of TUN devices, or changes links that the kernel carries
-(`penstock.netem.links.tc_link`).
-
-`penstock.netem.links.network` starts it and sends requests to its standard input
-(`penstock.netem.links.forwarder_messages`). It ends with that input, however the other program
-ended, and takes the network down: its devices close with its file descriptors, and it removes the
-namespaces and ends the processes in them.
+`penstock.netem.links.network` starts it with one end of a connection as its standard input, over
+which requests and answers pass. It ends with that connection, however the other program ended, and
+takes the network down: its devices close with its file descriptors, and it removes the namespaces
+and ends the processes in them.
 
 It carries whole IP packets of at most `MTU_BYTES`, without segmentation offload, so that a loss is
 that of one packet, as on a wire.
@@ -27,14 +24,13 @@ import sys
 import time
 from itertools import count
 from math import inf
-from typing import Final, TypeAlias
+from multiprocessing.connection import Connection
+from typing import Final
 
-from penstock.netem.errors import NetemError
 from penstock.netem.links.channel import Channel, Counts
 from penstock.netem.links.forwarder_messages import (
     LATE_SECONDS,
     Add,
-    AddTc,
     Answer,
     Follow,
     Lateness,
@@ -42,24 +38,21 @@ from penstock.netem.links.forwarder_messages import (
     Switch,
     Tell,
     TellLateness,
-    take_requests,
-    write_message,
 )
 from penstock.netem.links.namespaces import remove_namespaces
 from penstock.netem.links.profiles import Direction, Profile
 from penstock.netem.links.schedule import Schedule
-from penstock.netem.links.tc_link import TcLink, Wires
 
 MTU_BYTES: Final = 1500
-"""MTU of the devices: that of Ethernet, and the kernel's default for TUN."""
+"""The MTU of the devices: that of Ethernet, and the kernel's default for TUN."""
 
 TUNSETIFF: Final = 0x400454CA
 IFF_TUN: Final = 0x0001
 IFF_NO_PI: Final = 0x1000
-"""From linux/if_tun.h. Without packet information, a read returns an IP packet alone."""
+"""Constants from linux/if_tun.h. Without packet information, a read returns an IP packet alone."""
 
 PACKETS_AT_A_TIME: Final = 64
-"""Packets read from one device before the other devices are served."""
+"""The most packets that are read from one device before the other devices are served."""
 
 
 def open_tun(name: str) -> int:
@@ -135,12 +128,12 @@ class Way:
                 self.channel.counts.refused += 1
 
 
-class TunLink:
+class Link:
     """Two directions, and when they change.
 
     Attributes:
-        upstream: from the client's device to the server's.
-        downstream: from the server's to the client's.
+        upstream: the way from the client's device to the server's.
+        downstream: the way from the server's device to the client's.
         schedule: the changes of both.
     """
 
@@ -148,9 +141,6 @@ class TunLink:
         self.upstream = Way(client, server, profile.upstream, f"{seed} upstream")
         self.downstream = Way(server, client, profile.downstream, f"{seed} downstream")
         self.schedule = Schedule(profile, self._become, time.monotonic())
-
-    def check(self, profile: Profile) -> None:
-        """Accept every profile: this engine can carry them all."""
 
     def counts(self) -> tuple[Counts, Counts]:
         """Return the packets by outcome: towards the server, and towards the client."""
@@ -161,41 +151,33 @@ class TunLink:
         self.downstream.channel.change(profile.downstream, now)
 
 
-AnyLink: TypeAlias = TunLink | TcLink
-
-
 class Forwarder:
     """Serves links and requests on one thread."""
 
-    def __init__(self, requests: int, answers: int) -> None:
+    def __init__(self, network: Connection) -> None:
         """Make one without links.
 
         Args:
-            requests: file descriptor of the requests; the forwarder ends when they end.
-            answers: file descriptor of the answers.
+            network: brings requests and takes answers; the forwarder ends when it is closed.
         """
-        self._requests = requests
-        self._answers = answers
-        self._arrived = bytearray()
-        self._links: dict[int, AnyLink] = {}
-        self._wires: dict[str, Wires] = {}
+        self._network = network
+        self._links: dict[int, Link] = {}
         self._ways: dict[int, Way] = {}
-        self._timers: list[tuple[float, int, Way | tuple[AnyLink, int]]] = []
+        self._timers: list[tuple[float, int, Way | tuple[Link, int]]] = []
         self._number = count()
         self._lateness = Lateness()
         self._poller = select.epoll()
-        os.set_blocking(requests, False)
-        self._poller.register(requests, select.EPOLLIN)
+        self._poller.register(network, select.EPOLLIN)
 
     def run(self) -> None:
-        """Forward until the requests end."""
+        """Forward until the connection is closed."""
         poller, ways, timers = self._poller, self._ways, self._timers
         while True:
             events = poller.poll(max(0.0, timers[0][0] - time.monotonic()) if timers else None)
             for descriptor, _ in events:
                 way = ways.get(descriptor)
                 if way is None:
-                    if not self._take_requests():
+                    if not self._serve_request():
                         return
                 elif way.carry():
                     self._arm(way)
@@ -232,28 +214,26 @@ class Forwarder:
             way.wakes_at = at
             heapq.heappush(self._timers, (at, next(self._number), way))
 
-    def _step(self, link: AnyLink, now: float) -> None:
+    def _step(self, link: Link, now: float) -> None:
         at = link.schedule.step(now)
-        if isinstance(link, TunLink):
-            # Packets that wait for a slow rate may become due earlier.
-            self._arm(link.upstream)
-            self._arm(link.downstream)
+        # Packets that wait for a slow rate may become due earlier.
+        self._arm(link.upstream)
+        self._arm(link.downstream)
         if at < inf:
             heapq.heappush(self._timers, (at, next(self._number), (link, link.schedule.plan)))
 
-    def _take_requests(self) -> bool:
-        """Answer the requests that have arrived; return whether more may follow."""
-        data = os.read(self._requests, 1 << 16)
-        self._arrived += data
-        for request in take_requests(self._arrived):
-            os.write(self._answers, write_message(self._answer(request)))
-        return bool(data)
+    def _serve_request(self) -> bool:
+        """Answer a request that has come; return whether more may follow."""
+        try:
+            request: Request = self._network.recv()
+            self._network.send(self._answer(request))
+        except (EOFError, OSError):
+            return False
+        return True
 
     def _answer(self, request: Request) -> Answer:
         try:
             return self._do(request)
-        except NetemError as error:
-            return Answer(error=str(error))
         except (KeyError, OSError) as error:
             return Answer(error=f"link: {error}")
 
@@ -262,17 +242,12 @@ class Forwarder:
         match request:
             case Add():
                 self._add(request)
-            case AddTc():
-                self._add_tc(request)
             case Switch():
                 link = self._links[request.link]
-                link.check(request.profile)
                 link.schedule.switch(request.profile, now)
                 self._step(link, now)
             case Follow():
                 link = self._links[request.link]
-                for profile in request.changes.profiles:
-                    link.check(profile)
                 link.schedule.follow(request.changes.steps(), request.begin_at)
                 self._step(link, now)
             case Tell():
@@ -285,13 +260,6 @@ class Forwarder:
                 return Answer(lateness=lateness)
         return Answer()
 
-    def _add_tc(self, request: AddTc) -> None:
-        wires = self._wires.get(request.wires)
-        if wires is None:
-            wires = self._wires[request.wires] = Wires(request.wires)
-        now = time.monotonic()
-        self._links[request.link] = TcLink(request.link, wires, request.hosts, request.profile, now)
-
     def _add(self, request: Add) -> None:
         server = open_tun(request.devices[0])
         try:
@@ -299,7 +267,7 @@ class Forwarder:
         except OSError:
             os.close(server)
             raise
-        link = TunLink(server, client, request.profile, request.seed)
+        link = Link(server, client, request.profile, request.seed)
         self._links[request.link] = link
         for source, way in ((client, link.upstream), (server, link.downstream)):
             self._ways[source] = way
@@ -307,7 +275,7 @@ class Forwarder:
 
 
 def main() -> None:
-    """Forward until standard input ends, then remove the namespaces of the network.
+    """Forward until the connection is closed, then remove the namespaces of the network.
 
     The only argument is the prefix of the names of its namespaces.
     """
@@ -316,11 +284,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     try:
-        Forwarder(0, 1).run()
-    except BrokenPipeError:  # the program that asked has ended
-        pass
-    except NetemError as error:  # the kernel refused a planned change, which has no request
-        sys.exit(f"netem: {error}")
+        Forwarder(Connection(0)).run()
     finally:
         remove_namespaces(sys.argv[1])
 

@@ -1,23 +1,20 @@
-"""The messages between a network and its forwarder: requests and answers.
+"""The requests of a network to its forwarder, and the answers.
 
-The forwarder answers each request with one `Answer`. In a pipe, a message is its pickle behind the
-length of the pickle. Both ends are processes of one program, so nothing checks what arrives, and
-the forwarder, which each network starts, does not load what could.
+They pass through a `multiprocessing.connection.Connection`, and the forwarder answers each request
+with one `Answer`.
 """
 
 from __future__ import annotations
 
-import pickle
-import struct
 from dataclasses import dataclass, field
-from typing import IO, Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from penstock.netem.links.channel import Counts
 from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.profiles import Profile
 
 LATE_SECONDS: Final = 0.01
-"""Lateness that shows in latencies: half of the delay of our good links."""
+"""Lateness from which on a packet counts as late: half of the delay of our good links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +25,13 @@ class Add:
         link: its number.
         devices: names of the server's device and the client's.
         profile: the profile at the beginning.
-        seed: of its random numbers.
+        seed: the seed of its random numbers.
     """
 
     link: int
     devices: tuple[str, str]
     profile: Profile
     seed: str
-
-
-@dataclass(frozen=True, slots=True)
-class AddTc:
-    """Make a link of veth devices, whose ends in the hosts are called ``link`` and the number.
-
-    Attributes:
-        link: its number.
-        wires: namespace of the links.
-        hosts: namespaces of the server and the client.
-        profile: the profile at the beginning.
-    """
-
-    link: int
-    wires: str
-    hosts: tuple[str, str]
-    profile: Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +71,12 @@ class TellLateness:
 
 @dataclass(slots=True)
 class Lateness:
-    """How late a forwarder was to deliver packets; the kernel's links have none.
+    """How late a forwarder was to deliver packets.
 
     Attributes:
-        deliveries: times at which packets were due.
-        late_deliveries: those at which they were more than `LATE_SECONDS` late.
-        most_seconds: greatest lateness since the request before.
+        deliveries: how often packets were due.
+        late_deliveries: how often they were more than `LATE_SECONDS` late.
+        most_seconds: the greatest lateness since the previous request.
     """
 
     deliveries: int = 0
@@ -110,10 +90,11 @@ class Answer:
 
     Attributes:
         error: why the request failed; None if it succeeded.
-        log: for `Tell`: (monotonic seconds, name of the profile) of each change, oldest first.
-        upstream: for `Tell`: packets towards the server.
-        downstream: for `Tell`: packets towards the client.
-        lateness: for `TellLateness`.
+        log: the answer to `Tell`: (monotonic seconds, name of the profile) of each change, oldest
+            first.
+        upstream: the answer to `Tell`: packets towards the server.
+        downstream: the answer to `Tell`: packets towards the client.
+        lateness: the answer to `TellLateness`.
     """
 
     error: str | None = None
@@ -123,34 +104,4 @@ class Answer:
     lateness: Lateness | None = None
 
 
-Request: TypeAlias = Add | AddTc | Switch | Follow | Tell | TellLateness
-
-_LENGTH: Final = struct.Struct("!I")
-
-
-def write_message(message: Request | Answer) -> bytes:
-    """Return a message as it passes through a pipe."""
-    content = pickle.dumps(message)
-    return _LENGTH.pack(len(content)) + content
-
-
-def read_answer(pipe: IO[bytes]) -> Answer | None:
-    """Wait for an answer; None where the pipe has ended."""
-    head = pipe.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return None
-    content = pipe.read(*_LENGTH.unpack(head))
-    answer: Answer = pickle.loads(content)  # noqa: S301 - of our own process
-    return answer
-
-
-def take_requests(data: bytearray) -> list[Request]:
-    """Return the requests that have arrived whole, and remove them from what has arrived."""
-    requests: list[Any] = []
-    while len(data) >= _LENGTH.size:
-        end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
-        if len(data) < end:
-            break
-        requests.append(pickle.loads(data[_LENGTH.size : end]))  # noqa: S301 - of our own program
-        del data[:end]
-    return requests
+Request: TypeAlias = Add | Switch | Follow | Tell | TellLateness

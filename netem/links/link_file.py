@@ -1,4 +1,4 @@
-"""A link in a file: its profiles, and when it changes between them.
+"""The file of a link: its profiles, and when it changes between them.
 
 YAML, in the units of `penstock.netem.links.profiles`; docs/how-to/netem.md has an example.
 """
@@ -16,7 +16,7 @@ from penstock.netem.checked_yaml import Mistake, MistakesError, fit, read_yaml
 from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.profiles import Profile
 from penstock.netem.runs.impairments import OnOffPlan, TracePlan, draw_profiles, make_changes
-from penstock.netem.runs.ways import Ways
+from penstock.netem.runs.profile_plan import ProfilePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class _OnOff(OnOffPlan):
 class _File:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    profiles: dict[str, Ways]
+    profiles: dict[str, ProfilePlan]
     begin: str
     on_off: _OnOff | None = None
     trace: TracePlan | None = None
@@ -45,7 +45,7 @@ class LinkPlan:
     """The content of a link file.
 
     Attributes:
-        profiles: by name.
+        profiles: the profiles by name.
         begin: the profile at the beginning.
         changes: the changes between profiles; None if the link does not change.
     """

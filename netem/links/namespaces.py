@@ -26,23 +26,25 @@ from penstock.netem.errors import NetemError
 
 NAME_PREFIX: Final = "penstock-"
 FOLDER: Final = Path("/run/netns")
-"""Folder in which iproute2 keeps the names of namespaces."""
+"""The folder in which iproute2 keeps the names of namespaces."""
+
+TUN_DEVICE: Final = Path("/dev/net/tun")
 
 CLONE_NEWNET: Final = 0x40000000
-"""From linux/sched.h: a network namespace."""
+"""The flag of a network namespace, from linux/sched.h."""
 
 CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
-"""Capabilities that namespaces and their devices need, by bit (linux/capability.h)."""
+"""The capabilities that namespaces and their devices need, by bit (linux/capability.h)."""
 
 END_SECONDS: Final = 5.0
-"""Time that killed processes of a namespace have to end."""
+"""How long killed processes of a namespace may take to end."""
 
 MOST_AT_ONCE: Final = 200
-"""Most namespaces that are held open for removal: a process may have 1,024 files, and the forwarder
-has two for each link."""
+"""The most namespaces that are held open for removal: a process may have 1,024 files, and the
+forwarder has two for each link."""
 
 DEAD: Final = frozenset({"Z", "X", "x"})
-"""States of a process that has ended, in /proc/PID/stat."""
+"""The states of a process that has ended, in /proc/PID/stat."""
 
 
 def enter(namespace: str) -> None:
@@ -73,6 +75,8 @@ def require_root() -> None:
         )
     if shutil.which("ip") is None:
         raise NetemError("the program ip is missing; install iproute2")
+    if not TUN_DEVICE.exists():
+        raise NetemError(f"{TUN_DEVICE} is missing; load the kernel module tun")
 
 
 def _missing_capabilities() -> list[str]:

@@ -9,10 +9,9 @@
         client = edge.popen(["mosquitto_sub", "-h", link.server_address, "-t", "#"])
         link.switch(LOSSY)
 
-A host is a network namespace: processes in it see its devices, addresses and ports alone. By
-default, a link is a TUN device in each host and a forwarder in user space between them
+A host is a network namespace: processes in it see its devices, addresses and ports alone. A link is
+a TUN device in each host and a forwarder in user space between them
 (`penstock.netem.links.forwarder`). It needs root and /dev/net/tun, and no optional kernel module.
-With the engine `tc` the kernel carries the link (`penstock.netem.links.tc_link`).
 
 Two hosts with a link between them reach each other by their `Host.address`. `Network.route` makes
 hosts forward packets, so that all connected hosts reach each other.
@@ -25,13 +24,13 @@ that a program accepts follow their routes too. A program may choose another for
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
@@ -42,10 +41,8 @@ from penstock.netem.links.congestion_control import (
     set_congestion_control,
 )
 from penstock.netem.links.device_drops import DEVICE_PREFIX, DeviceDrops, device_drops
-from penstock.netem.links.engines import Engine, choose_engine
 from penstock.netem.links.forwarder_messages import (
     Add,
-    AddTc,
     Answer,
     Follow,
     Lateness,
@@ -53,8 +50,6 @@ from penstock.netem.links.forwarder_messages import (
     Switch,
     Tell,
     TellLateness,
-    read_answer,
-    write_message,
 )
 from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.namespaces import (
@@ -71,15 +66,15 @@ DEFAULT_CONGESTION_CONTROL: Final = "cubic"
 """Linux's default, whatever the default of this machine is, so that runs can be compared."""
 
 DEVICE_QUEUE_PACKETS: Final = 20_000
-"""Most packets that wait in a device for the forwarder. A TUN device drops packets where a wire
+"""The most packets that wait in a device for the forwarder. A TUN device drops packets where a wire
 would hold the sender back, so the queue takes a full window of each of a hundred fast connections.
 With a tenth of it, 1 MB to each of 77 subscribers half a second away took half as long again."""
 
 STOP_SECONDS: Final = 5.0
-"""Time that a process has to end after SIGTERM."""
+"""How long a process may take to end after SIGTERM."""
 
 CLOSE_SECONDS: Final = 30.0
-"""Time that the forwarder has to remove namespaces and end after its last request."""
+"""How long the forwarder may take to remove namespaces and end after its last request."""
 
 # RFC 2544's addresses for tests of networks, which are not routed: the lower half is for links,
 # four for each, the upper half for hosts.
@@ -90,7 +85,7 @@ MAX_HOSTS: Final = (1 << 16) - 1
 MAX_LINKS: Final = 1 << 14
 
 FOLDER: Final = Path(__file__).absolute().parents[3]
-"""Folder of the package, from which the forwarder is started too."""
+"""The folder of the package, from which the forwarder is started too."""
 
 _networks: Final = itertools.count()
 _devices: Final = itertools.count()
@@ -229,22 +224,16 @@ class Network:
         *,
         seed: int = 0,
         congestion_control: str = DEFAULT_CONGESTION_CONTROL,
-        engine: str = Engine.AUTO,
     ) -> None:
         """Describe a network; entering the context makes it.
 
         Args:
-            seed: of the links' random numbers, which decide on loss and jitter, with the engine
-                `tun`; those of the kernel cannot be seeded.
+            seed: of the links' random numbers, which decide on loss and jitter.
             congestion_control: of hosts that name no other.
-            engine: a name of `penstock.netem.links.engines.Engine`.
         """
         self._seed = seed
         self._congestion_control = congestion_control
-        self._asked_engine = engine
-        self._engine = Engine.AUTO
         self._prefix = f"{own_prefix()}{next(_networks)}-"
-        self._wires = f"{self._prefix}@wires"  # no host can have this name
         self._hosts: dict[str, Host] = {}
         self._ends: dict[str, list[End]] = {}
         self._is_routed = True
@@ -258,12 +247,8 @@ class Network:
             NetemError: networks cannot be made here; the text says why.
         """
         require_root()
-        self._engine = choose_engine(self._asked_engine)
         remove_leftovers()
         self._forwarder = _Forwarder(self._prefix)
-        if self._engine is Engine.TC:
-            run_ip("netns", "add", self._wires)
-            _set_up_namespace(self._wires)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -342,8 +327,8 @@ class Network:
                 link; None for that of the host.
 
         Raises:
-            NetemError: both hosts are the same, the devices cannot be made, the congestion control
-                is unknown, or the kernel lacks something that the profile needs.
+            NetemError: both hosts are the same, the devices cannot be made, or the congestion
+                control is unknown.
         """
         if server is client:
             raise NetemError(f"link: read {server.name!r} twice; allowed: two hosts")
@@ -355,11 +340,7 @@ class Network:
         forwarder = self._running()
         device = f"{DEVICE_PREFIX}{number}"
         hosts = (server, client)
-        if self._engine is Engine.TC:
-            namespaces = (server.namespace, client.namespace)
-            forwarder.ask(AddTc(number, self._wires, namespaces, profile))
-        else:
-            self._add_tun(number, hosts, profile)
+        self._add_devices(number, hosts, profile)
         base = FIRST_LINK_ADDRESS + 4 * number
         addresses = tuple(_dotted(base + n) for n in (1, 2))
         for host, peer, (own, other) in zip(
@@ -413,8 +394,8 @@ class Network:
             run_ip("-netns", host.namespace, "-batch", "-", lines="".join(lines))
         self._is_routed = True
 
-    def _add_tun(self, number: int, hosts: tuple[Host, Host], profile: Profile) -> None:
-        """Make the devices of a link of the engine tun, and move them to its hosts."""
+    def _add_devices(self, number: int, hosts: tuple[Host, Host], profile: Profile) -> None:
+        """Make the devices of a link, and move them to its hosts."""
         # Until they are moved, the devices share the machine's names: 15 bytes, and unique.
         devices = (f"pnst{os.getpid()}.{next(_devices)}", f"pnst{os.getpid()}.{next(_devices)}")
         self._running().ask(Add(number, devices, profile, f"{self._seed} {number}"))
@@ -432,16 +413,10 @@ class Network:
         lines = [
             f"address add {own_address} peer {end.peer_address} dev {device}",
             f"link set {device} txqueuelen {DEVICE_QUEUE_PACKETS}",
+            f"link set {device} up",
+            # Of several links between two hosts, the route uses the first.
+            _route("append", peer.address, end, host),
         ]
-        if self._engine is Engine.TC:
-            # No ARP requests among the counted packets, and no segmentation after the device that
-            # counts and loses packets.
-            lines += [
-                f"link set {device} gso_max_segs 1 address {_mac(own_address)}",
-                f"neighbour add {end.peer_address} lladdr {_mac(end.peer_address)} dev {device}",
-            ]
-        # Of several links between two hosts, the route uses the first.
-        lines += [f"link set {device} up", _route("append", peer.address, end, host)]
         run_ip("-netns", host.namespace, "-batch", "-", lines="\n".join(lines))
 
     def _running(self) -> _Forwarder:
@@ -454,12 +429,13 @@ class _Forwarder:
     """The forwarder's process and the requests to it."""
 
     def __init__(self, prefix: str) -> None:
-        self._process = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-m", "penstock.netem.links.forwarder", prefix],
-            env=os.environ | {"PYTHONPATH": str(FOLDER)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - our own program
+                [sys.executable, "-m", "penstock.netem.links.forwarder", prefix],
+                env=os.environ | {"PYTHONPATH": str(FOLDER)},
+                stdin=theirs.fileno(),
+            )
         self.pid = self._process.pid
 
     def ask(self, request: Request) -> Answer:
@@ -469,17 +445,11 @@ class _Forwarder:
             NetemError: the request failed.
             RunError: the forwarder has ended.
         """
-        requests, answers = self._process.stdin, self._process.stdout
-        if requests is None or answers is None:
-            raise NetemError("the forwarder has no pipes")
         try:
-            requests.write(write_message(request))
-            requests.flush()
-        except OSError as error:
+            self._connection.send(request)
+            answer: Answer = self._connection.recv()
+        except (EOFError, OSError) as error:
             raise RunError("the forwarder has ended") from error
-        answer = read_answer(answers)
-        if answer is None:
-            raise RunError("the forwarder has ended")
         if answer.error is not None:
             raise NetemError(answer.error)
         return answer
@@ -496,12 +466,12 @@ class _Forwarder:
 
     def close(self) -> None:
         """End it, or kill it if it does not end; packets under way are lost."""
+        self._connection.close()
         try:
-            with contextlib.suppress(OSError):
-                self._process.communicate(timeout=CLOSE_SECONDS)
+            self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.communicate()
+            self._process.wait()
 
 
 def _set_up_namespace(namespace: str) -> None:
@@ -529,11 +499,6 @@ def _route(verb: str, destination: str, end: End, host: Host) -> str:
     if end.congestion_control is not None:
         way += f" congctl {end.congestion_control}"
     return f"route {verb} {destination} {way}\n"
-
-
-def _mac(address: str) -> str:
-    """Return the locally administered hardware address of the device with an IPv4 address."""
-    return "02:00:" + ":".join(f"{int(byte):02x}" for byte in address.split("."))
 
 
 def _dotted(address: int) -> str:

@@ -1,4 +1,4 @@
-"""When bytes that enter one direction of a link leave it. Pure: the caller has the clock.
+"""The pacer of one direction of a relayed link, which says when bytes leave it. Pure.
 
 Theory of operation. A link sends one chunk at a time. A chunk of n bytes occupies it for
 ``n / rate`` seconds and arrives ``delay`` seconds after its last byte was sent. While the link is
@@ -13,10 +13,10 @@ from typing import Final
 from penstock.netem.links.profiles import Direction
 
 CHUNK_SECONDS: Final = 0.01
-"""Time for which one chunk occupies the link: the granularity of a change of profile."""
+"""The time for which one chunk occupies the link: the granularity of a change of profile."""
 
 CATCH_UP_SECONDS: Final = 0.002
-"""Lateness of a caller that costs no rate: the resolution of an event loop's clock."""
+"""A caller that is late by at most this loses no rate: the resolution of an event loop's clock."""
 
 MIN_CHUNK_BYTES: Final = 256
 MAX_CHUNK_BYTES: Final = 64 * 1024

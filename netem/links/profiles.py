@@ -1,8 +1,7 @@
-"""Links: how long each direction takes, how much it carries, and what it does to packets.
+"""Profiles of links: how long each direction takes, how much it carries, what it does to packets.
 
-One format for both engines. The relay (`penstock.netem.links.relay`) sees bytes of a TCP connection
-and knows delay and rate; the tunnel (`penstock.netem.links.network`) sees packets and knows
-everything here.
+A network (`penstock.netem.links.network`) sees packets and does everything here. The relay
+(`penstock.netem.links.relay`) sees the bytes of TCP connections and does delay and rate alone.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
 
 LEAST_QUEUE_BYTES: Final = 15_000
-"""Minimum size of the queue before a rate limit: ten packets of Ethernet's size."""
+"""The least size of the queue before a rate limit: ten packets of Ethernet's size."""
 
 QUEUE_SECONDS: Final = 0.2
-"""Default size of the queue before a rate limit, in time at the rate: a router's usual buffer."""
+"""The default size of the queue before a rate limit, in time at the rate: a router's usual
+buffer."""
 
 
 class _KeyType:
@@ -37,7 +37,7 @@ Rate = Annotated[float, _KeyType("Rate")]
 Size = Annotated[int, _KeyType("Size")]
 
 STRICT: Final = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
-"""`penstock.broker.config.key_types.STRICT`, without pydantic."""
+"""The value of `penstock.broker.config.key_types.STRICT`, without pydantic."""
 
 
 def _check_ratio(name: str, value: float) -> None:
@@ -147,7 +147,7 @@ class Direction:
 
     @property
     def acts_on_packets(self) -> bool:
-        """Whether it does more than delay and rate, which only an engine that sees packets can."""
+        """Whether it does more than delay and rate, for which packets must be seen."""
         return self != Direction(self.delay, self.rate)
 
 
@@ -156,7 +156,7 @@ class Profile:
     """A link in a certain state.
 
     Attributes:
-        name: as on the command line and in the log.
+        name: the name as on the command line and in the log.
         upstream: towards the server.
         downstream: towards the client.
     """
@@ -182,14 +182,13 @@ GOOD: Final = Profile("good", Direction(0.02, 2_500_000), Direction(0.02, 2_500_
 """A mobile link without other users: 20 Mbit/s, 40 ms round trip."""
 
 BAD: Final = Profile("bad", Direction(1.0, 125_000), Direction(1.0, 125_000))
-"""The same link in congestion: 1 Mbit/s, and a round trip of two seconds in buffers on the way.
+"""The link `GOOD` in congestion: 1 Mbit/s, and a round trip of two seconds in buffers on the way.
 The bursts of congestion in paper 002 (figure 8) add 3.3 s to a round trip on average."""
 
 LOSSY: Final = Profile(
     "lossy", Direction(0.1, 2_500_000, loss=0.2), Direction(0.1, 2_500_000, loss=0.2)
 )
-"""The same link in transient congestion: 100 ms and 20 % loss each way. Needs an engine that sees
-packets."""
+"""The link `GOOD` in transient congestion: 100 ms and 20 % loss each way, beyond a relay."""
 
 LOSSY_DOWNSTREAM: Final = Profile(
     "lossy downstream", Direction(0.1, 2_500_000), Direction(0.1, 2_500_000, loss=0.2)
@@ -197,4 +196,4 @@ LOSSY_DOWNSTREAM: Final = Profile(
 """As `LOSSY`, with loss towards the client alone: acknowledgements pass."""
 
 PROFILES: Final = {profile.name: profile for profile in (OPEN, GOOD, BAD)}
-"""By name: the profiles that every engine can carry."""
+"""The profiles that a relay can carry, by name."""

@@ -38,10 +38,10 @@ from penstock.netem.links.pacer import Pacer
 from penstock.netem.links.profiles import PROFILES, Direction, Profile
 
 BUFFER_BYTES: Final = 16 * 1024
-"""SO_RCVBUF and SO_SNDBUF as asked for; Linux doubles it."""
+"""The SO_RCVBUF and SO_SNDBUF that are asked for; Linux doubles them."""
 
 SEGMENT_BYTES: Final = 1460
-"""TCP_MAXSEG: what fits an Ethernet frame over IPv4."""
+"""TCP_MAXSEG, so that a segment fits an Ethernet frame over IPv4."""
 
 
 class _Channel:
@@ -49,7 +49,8 @@ class _Channel:
 
     Attributes:
         pacer: when what enters it leaves it.
-        turn: of the connection whose chunk occupies it; the others wait in the order of asking.
+        turn: the turn of the connection whose chunk occupies it; the others wait in the order of
+            asking.
     """
 
     def __init__(self, direction: Direction) -> None:

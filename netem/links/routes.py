@@ -15,7 +15,8 @@ class End:
         device: its name on this host.
         peer: name of the other host.
         peer_address: IPv4 address of the other host on this link.
-        congestion_control: of the TCP connections that leave by it; None for that of the host.
+        congestion_control: the congestion control of the TCP connections that leave by it; None for
+            that of the host.
     """
 
     device: str

@@ -1,4 +1,4 @@
-"""The planned and past changes of a link. Pure: the caller has the clock."""
+"""The schedule of a link: its planned and past changes. Pure: the caller has the clock."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Final, TypeAlias
 from penstock.netem.links.profiles import Profile
 
 MAX_LOG: Final = 100_000
-"""Most changes of one link that are kept; the newest are kept."""
+"""The most changes of one link that are kept; the newest are kept."""
 
 Steps: TypeAlias = Iterator[tuple[float, Profile]]
 Become: TypeAlias = Callable[[Profile, float], None]
-"""Changes a link; its arguments are the new profile and the time in monotonic seconds."""
+"""A function that changes a link; its arguments are the new profile and the time in monotonic
+seconds."""
 
 
 class Schedule:

@@ -1,4 +1,4 @@
-"""A broker as a process: its command, its start, its log and its end.
+"""The process of a broker: its command, its start, its log and its end.
 
 Benchmarks start their peers in this way too, without a host.
 """
@@ -23,24 +23,25 @@ from penstock.netem.errors import NetemError, RunError
 from penstock.netem.links.network import FOLDER
 
 START_SECONDS: Final = 60.0
-"""Time in which a broker must listen."""
+"""How long a broker may take to listen."""
 
 STOP_SECONDS: Final = 60.0
-"""Time in which a broker must end after SIGTERM."""
+"""How long a broker may take to end after SIGTERM."""
 
 LOOK_SECONDS: Final = 0.05
-"""Between two looks at whether it listens, each of which takes some 10 ms of processor time."""
+"""The time between two looks at whether a broker listens, each of which takes some 10 ms of
+processor time."""
 
 TAIL_BYTES: Final = 2_000
-"""Of a log that a failure shows."""
+"""How much of a log a failure shows."""
 
 ANONYMOUS: Final = "amqtt.plugins.authentication.AnonymousAuthPlugin"
 
 LISTEN: Final = "0A"
-"""State of a listening socket in /proc/PID/net/tcp."""
+"""The state of a listening socket in /proc/PID/net/tcp."""
 
 ENVIRONMENT: Final = os.environ | {"PYTHONPATH": str(FOLDER)}
-"""Of our own programs: the packages of this very process, wherever they are."""
+"""The environment of our own programs: the packages of this very process, wherever they are."""
 
 
 @contextmanager
@@ -137,7 +138,7 @@ _ASKED: Final = {
     "mosquitto": ("-h", "mosquitto version "),
     "haproxy": ("-v", "HAProxy version "),
 }
-"""Programs that tell their version: by which option, and behind which words."""
+"""How programs tell their version: by which option, and behind which words."""
 
 
 class RunningBroker:

@@ -1,9 +1,8 @@
-"""A broker with its own copy of the topology and of the clients, in a network."""
+"""One broker of a run in a network of its own, with its own links and clients."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -30,12 +29,12 @@ from penstock.netem.runs.brokers import (
     prepare_edge,
     prepare_sidecar,
 )
-from penstock.netem.runs.bulk_flows import FIRST_PORT
+from penstock.netem.runs.oracle_states import oracle_states
 from penstock.netem.runs.scenario import LinkPlan
-from penstock.netem.runs.telling import what_is_told
 
 READY_SECONDS: Final = 60.0
-"""In which clients have to be subscribed or connected, and one second more for each four."""
+"""How long clients may take to be subscribed or connected; for each four, they have one second
+more."""
 
 
 class Crew:
@@ -109,16 +108,16 @@ class Crew:
             )
 
 
-class Site:
+class BrokerTopology:
     """One broker and all that is there for it: its sidecar, edge brokers, links and clients.
 
     Attributes:
-        name: of the broker in the scenario.
-        roster: who takes part.
-        directory: for the files of the broker and the clients.
-        network: with the hosts and links of this broker alone, so that no other broker's packets
-            delay its own.
-        links: by name in the scenario.
+        name: the name of the broker in the scenario.
+        roster: the clients that take part.
+        directory: the directory for the files of the broker and the clients.
+        network: the network with the hosts and links of this broker alone, so that no other
+            broker's packets delay its own.
+        links: the links by name in the scenario.
         broker: the running one, on the broker's host.
         helpers: its sidecar and edge brokers, once they are started.
         crew: its clients, once they are started.
@@ -139,7 +138,6 @@ class Site:
         self._balancer: RunningBroker | None = None
         self._bytes_before: dict[str, tuple[int, int]] = {}
         self._watch: subprocess.Popen[bytes] | None = None
-        self._flows: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
         scenario = roster.scenario
         self._hosts = {
             name: network.host(
@@ -171,7 +169,7 @@ class Site:
 
     @property
     def watch_file(self) -> Path:
-        """What the watch has written."""
+        """The file that the watch writes."""
         return self.directory / "withheld"
 
     @property
@@ -229,8 +227,7 @@ class Site:
         return RunningBroker(f"{self.name} ({name})", command, self.directory / name, popen)
 
     def start_clients(self) -> None:
-        """Start all clients and bulk flows."""
-        self._start_flows()
+        """Start all clients."""
         plans = self.roster.crews(self._address, self._clients_directory)
         self.crew = Crew(
             self.name,
@@ -253,9 +250,7 @@ class Site:
         if self._plan.edges is None:
             return []
         waiting = {
-            each.client_id
-            for each in self.roster.subscribers
-            if each.subscriber.reads_from_seconds is None and any(self.roster.expected_by(each))
+            each.client_id for each in self.roster.subscribers if any(self.roster.expected_by(each))
         }
         return sorted(
             client_id
@@ -283,48 +278,14 @@ class Site:
                 command, cwd=self.directory, env=ENVIRONMENT, stderr=log
             )
 
-    def _start_flows(self) -> None:
-        """Start a receiver and a sender for each bulk flow."""
-        for number, (name, flow) in enumerate(self.roster.scenario.bulk_flows.items()):
-            sender, receiver = (self._hosts[host] for host in flow.between)
-            port = str(FIRST_PORT + number)
-            address = self.network.address(sender, receiver)
-            module = [sys.executable, "-m", "penstock.netem.clients.bulk_flow"]
-            log = self.directory / f"flow-{name}.log"
-            for role, host, arguments in (
-                (f"{name} (receiver)", receiver, ["receive", port]),
-                (name, sender, ["send", address, port, str(self.flow_file(name))]),
-            ):
-                with log.open("ab") as errors:
-                    process = host.popen(
-                        [*module, *arguments],
-                        cwd=self.directory,
-                        env=ENVIRONMENT,
-                        stdin=subprocess.PIPE,
-                        stderr=errors,
-                    )
-                self._flows[role] = process, log
-
-    def flow_file(self, name: str) -> Path:
-        """Return the path of the file of a bulk flow's sender."""
-        return self.directory / f"flow-{name}"
-
     def begin(self, begin_at: float) -> None:
-        """Let clients, impairments and bulk flows begin at a monotonic second."""
+        """Let clients and impairments begin at a monotonic second."""
         scenario, seed = self.roster.scenario, self.roster.seed
         if self._plan.kind == "oracle":
-            write_told(self.directory / "broker" / TOLD, what_is_told(self.roster, begin_at))
+            write_told(self.directory / "broker" / TOLD, oracle_states(self.roster, begin_at))
         for impairment in scenario.impairments:
             changes = scenario.changes_of(impairment, seed)
             self.links[impairment.link].follow(changes, begin_at)
-        for name in scenario.bulk_flows:
-            times = [
-                (begin_at + begin, begin_at + end) for begin, end in scenario.flow_times(name, seed)
-            ]
-            if (orders := self._flows[name][0].stdin) is not None:
-                with contextlib.suppress(BrokenPipeError):  # the next check reports its end
-                    orders.write(json.dumps(times).encode() + b"\n")
-                    orders.flush()
         if self.crew is not None:
             self.crew.begin(begin_at)
 
@@ -351,7 +312,7 @@ class Site:
         return scenario.profiles_of(plan.name, seed)[plan.profile]
 
     def check(self) -> None:
-        """See that the broker, its helpers, clients, bulk flows and the watch run.
+        """See that the broker, its helpers, clients and the watch run.
 
         Raises:
             RunError: one of them has ended.
@@ -364,12 +325,6 @@ class Site:
             self._balancer.check()
         if self.crew is not None:
             self.crew.listen()
-        for name, (process, flow_log) in self._flows.items():
-            if process.poll() is not None:
-                raise RunError(
-                    f"bulk flow {name} of {self.name} has ended with status {process.returncode}:"
-                    f"\n{log_tail(flow_log)}"
-                )
         if self._watch is not None and self._watch.poll() is not None:
             raise RunError(
                 f"the watch of {self.name} has ended with status {self._watch.returncode}:"
@@ -412,7 +367,7 @@ class Site:
 
     @property
     def told(self) -> Mapping[str, set[str]]:
-        """What each client has said, by client id; nothing before they are started."""
+        """The words that each client has said, by client id; none before they are started."""
         return {} if self.crew is None else self.crew.told
 
     def _told_of(self, client_ids: set[str]) -> Iterator[set[str]]:

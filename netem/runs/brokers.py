@@ -1,4 +1,4 @@
-"""The brokers that are compared: how each is configured, with its sidecar and its edge brokers.
+"""The configuration of the brokers that are compared, with their sidecars and edge brokers.
 
 Clients find all of them on port 1883 of every address of their host. Behind a sidecar, a broker
 listens on another port of the loopback interface. Brokers accept anonymous clients, and queue any
@@ -24,10 +24,10 @@ from penstock.netem.runs.broker_process import (
 from penstock.netem.runs.scenario import UPLINK, Broker, Edges
 
 CONSOLE: Final = "127.0.0.1:8081"
-"""Address of Penstock's plugin `console` unless a scenario gives another."""
+"""The address of Penstock's plugin `console`, unless a scenario gives another."""
 
 Bind: TypeAlias = tuple[str, int]
-"""Address and TCP port that a broker listens on."""
+"""The address and the TCP port that a broker listens on."""
 
 FOR_CLIENTS: Final[Bind] = ("0.0.0.0", PORT)  # noqa: S104 - of a namespace of its own
 BEHIND_SIDECAR: Final[Bind] = ("127.0.0.1", PORT + 1)
@@ -43,8 +43,8 @@ listen mqtt
     bind :{port}
     server broker 127.0.0.1:{broker_port}
 """
-"""HAProxy as Debian ships it, but for time limits that MQTT needs: buffers, sockets and the number
-of connections are its defaults."""
+"""The configuration of HAProxy as Debian ships it, with the time limits that MQTT needs: buffers,
+sockets and the number of connections are its defaults."""
 
 
 def penstock_policy(settings: Mapping[str, Any], bind: Bind = FOR_CLIENTS) -> dict[str, Any]:

@@ -1,11 +1,10 @@
-"""What happens to links in a scenario, by names of profiles, and what that means with a seed.
+"""The impairments of a scenario's links by names of profiles, and what they mean with a seed.
 
 Theory of operation. A link's random times come from the seed of the run and the name of the link.
 So they are the same for each broker, and comparisons are paired; and they are independent of those
-of other links, so that each link of each seed is an independent unit. Links with `common_times`
-draw from the seed alone: those with the same plan are bad at the same times, and are one unit.
-What a profile draws (`penstock.netem.runs.ways`) comes from the seed, the link's name and the
-profile's.
+of other links, so that each link of each seed is an independent unit.
+What a profile draws (`penstock.netem.runs.profile_plan`) comes from the seed, the link's name and
+the profile's.
 """
 
 from __future__ import annotations
@@ -24,11 +23,10 @@ from penstock.netem.links.link_variation import (
     LEAST_SECONDS,
     Changes,
     OnOff,
-    Overlapping,
     Trace,
 )
 from penstock.netem.links.profiles import Profile
-from penstock.netem.runs.ways import Ways
+from penstock.netem.runs.profile_plan import ProfilePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +69,25 @@ class RedrawnPlan:
 
 @dataclass(frozen=True, slots=True)
 class Impairment:
-    """What happens to one link, from the beginning of the traffic to its end.
+    """The changes of one link, from the beginning of the traffic to its end.
 
-    One of `on_off`, `overlapping`, `trace` and `redrawn` is given.
+    One of `on_off`, `trace` and `redrawn` is given.
 
     Attributes:
         link: its name. The end of the traffic makes it again what the topology says.
         on_off: good and bad in turn, by chance; or None.
-        overlapping: several causes of bad times, by chance and independent of each other; their
-            impairments add while several are bad; or None.
         trace: changes at given times; or None.
         redrawn: a profile that is drawn anew at random times; or None.
-        common_times: whether random times are those of the seed alone: all links with the same plan
-            and this key are bad at the same times. Without it each link has times of its own.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     link: str
     on_off: OnOffPlan | None = None
-    overlapping: tuple[OnOffPlan, ...] | None = None
     trace: TracePlan | None = None
     redrawn: RedrawnPlan | None = None
-    common_times: bool = False
 
-    def changes(self, ways: Mapping[str, Ways], seed: int, until_seconds: float) -> Changes:
+    def changes(self, ways: Mapping[str, ProfilePlan], seed: int, until_seconds: float) -> Changes:
         """Return what happens to the link in the run with a seed.
 
         Args:
@@ -114,23 +106,17 @@ class Impairment:
         if self.redrawn is not None:
             return _redrawn(self.redrawn, ways, f"{seed} {self.link}", until_seconds)
         profiles = draw_profiles(ways, seed, self.link)
-        if self.common_times and self.trace is not None:
-            words = "read with trace, which has fixed times; allowed: with on_off or overlapping"
-            raise MistakesError([Mistake(("common_times",), words)])
-        chance = str(seed) if self.common_times else f"{seed} {self.link}"
-        if self.overlapping is not None:
-            return _overlapping(self.overlapping, profiles, chance)
-        changes = make_changes(self.on_off, self.trace, profiles, chance)
+        changes = make_changes(self.on_off, self.trace, profiles, f"{seed} {self.link}")
         if changes is None:
             raise AssertionError("one of on_off and trace is given")
         return changes
 
 
-_PLANS: Final = ("on_off", "overlapping", "trace", "redrawn")
-"""What may happen to a link: keys of `Impairment`, one of which is given."""
+_PLANS: Final = ("on_off", "trace", "redrawn")
+"""The keys of `Impairment`, one of which is given."""
 
 
-def draw_profiles(ways: Mapping[str, Ways], seed: int, link: str) -> dict[str, Profile]:
+def draw_profiles(ways: Mapping[str, ProfilePlan], seed: int, link: str) -> dict[str, Profile]:
     """Return the states of one link in the run with a seed, by name: the same for each broker."""
     return {
         name: each.draw(name, random.Random(f"{seed} {link} {name}"))  # noqa: S311 - no secret
@@ -139,7 +125,7 @@ def draw_profiles(ways: Mapping[str, Ways], seed: int, link: str) -> dict[str, P
 
 
 def _redrawn(
-    plan: RedrawnPlan, ways: Mapping[str, Ways], chance: str, until_seconds: float
+    plan: RedrawnPlan, ways: Mapping[str, ProfilePlan], chance: str, until_seconds: float
 ) -> Trace:
     if plan.profile not in ways or not ways[plan.profile].drawn:
         allowed = ", ".join(name for name, each in ways.items() if each.drawn)
@@ -178,7 +164,7 @@ def make_changes(
             or ``trace``.
     """
     if on_off is not None:
-        return _on_off(on_off, profiles, seed, ("on_off",))
+        return _on_off(on_off, profiles, seed)
     if trace is None:
         return None
     states = _find(
@@ -190,30 +176,15 @@ def make_changes(
         raise _mistake(("trace",), error) from error
 
 
-def _on_off(
-    plan: OnOffPlan, profiles: Mapping[str, Profile], seed: int | str, place: Place
-) -> OnOff:
-    good, bad = _find({(*place, "good"): plan.good, (*place, "bad"): plan.bad}, profiles)
+def _on_off(plan: OnOffPlan, profiles: Mapping[str, Profile], seed: int | str) -> OnOff:
+    good, bad = _find({("on_off", "good"): plan.good, ("on_off", "bad"): plan.bad}, profiles)
     if good is bad:
         words = f"read {plan.bad!r}; allowed: another profile than good"
-        raise MistakesError([Mistake((*place, "bad"), words)])
+        raise MistakesError([Mistake(("on_off", "bad"), words)])
     try:
         return OnOff(good, bad, plan.mean_good_seconds, plan.mean_bad_seconds, seed)
     except ValueError as error:
-        raise _mistake(place, error) from error
-
-
-def _overlapping(
-    plans: tuple[OnOffPlan, ...], profiles: Mapping[str, Profile], chance: str
-) -> Overlapping:
-    causes = tuple(
-        _on_off(plan, profiles, f"{chance} {number}", ("overlapping", number))
-        for number, plan in enumerate(plans)
-    )
-    try:
-        return Overlapping(causes)
-    except ValueError as error:
-        raise MistakesError([Mistake(("overlapping",), str(error))]) from error
+        raise _mistake(("on_off",), error) from error
 
 
 def _find(names: Mapping[Place, str], profiles: Mapping[str, Profile]) -> tuple[Profile, ...]:

@@ -1,4 +1,4 @@
-"""The hosts, links, impairments and clients that the kinds of a scenario stand for. Pure."""
+"""The hosts, links, impairments and clients that a scenario's kinds of links stand for. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def find_kind_mistakes(scenario: Scenario) -> Iterator[Mistake]:
         key = "kinds" if not scenario.kinds else "each_kind"
         yield Mistake((key,), "read none; allowed: kinds and each_kind, or neither")
         return
-    for key in ("publishers", "subscribers", "impairments", "bulk_flows"):
+    for key in ("publishers", "subscribers", "impairments"):
         if getattr(scenario, key):
             yield Mistake(
                 (key,), "read beside kinds, which make all links and clients; allowed: none"
@@ -91,9 +91,7 @@ def with_kinds(scenario: Scenario) -> Scenario:
         links += made
         hosts |= {link.between[1]: HostPlan(cell.congestion_control) for link in made}
         kind = scenario.kinds[cell.kind]
-        impairments.append(
-            Impairment(made[0].name, kind.on_off, kind.overlapping, kind.trace, kind.redrawn)
-        )
+        impairments.append(Impairment(made[0].name, kind.on_off, kind.trace, kind.redrawn))
         is_first = cell.way == each.ways[0]
         brokers = [name for name in scenario.brokers if is_first or name not in each.few]
         its_brokers = None if len(brokers) == len(scenario.brokers) else brokers

@@ -1,4 +1,4 @@
-"""Kinds of bad links in a scenario, and the links and clients that each of them stands for. Pure.
+"""Kinds of bad links in a scenario, each of which stands for links and clients. Pure.
 
 Theory of operation. A kind says what happens to a link. A scenario with kinds measures each of them
 with each congestion control and on each way to the broker: a *cell* is one of these. A cell has a
@@ -27,7 +27,6 @@ class Kind:
 
     Attributes:
         on_off: good and bad in turn, by chance; or None.
-        overlapping: several causes of bad times; or None.
         trace: changes at given times; or None.
         redrawn: a profile that is drawn anew again and again; or None.
         receivers: subscribers that share the link, each of which has a publisher of its own.
@@ -37,7 +36,6 @@ class Kind:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     on_off: OnOffPlan | None = None
-    overlapping: tuple[OnOffPlan, ...] | None = None
     trace: TracePlan | None = None
     redrawn: RedrawnPlan | None = None
     receivers: int = 1
@@ -46,12 +44,13 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class EachKind:
-    """What all kinds have in common.
+    """The settings that all kinds have in common.
 
     Attributes:
-        profile: of links that nothing impairs; a name in `Scenario.profiles`.
+        profile: the profile of links that nothing impairs; a name in `Scenario.profiles`.
         streams: names in `Scenario.traffic`, whose topics have ``{to}`` in them.
-        congestion_controls: of the TCP connections over a link, on both sides.
+        congestion_controls: the congestion controls of the TCP connections over a link, on both
+            sides.
         ways: how subscribers reach the broker.
         links_at_once: how many links run at a time at most, of all brokers together; at least one
             kind does. None for all.
@@ -73,8 +72,8 @@ class Cell(NamedTuple):
 
     Attributes:
         kind: name.
-        congestion_control: of the TCP connections over its link.
-        way: to the broker.
+        congestion_control: the congestion control of the TCP connections over its link.
+        way: the way to the broker.
         receivers: names of its subscribers, and of their hosts.
     """
 
@@ -85,7 +84,7 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its link's far host."""
+        """The name of its link's far host."""
         return f"{self.kind}-{self.congestion_control}-{self.way}"
 
 

@@ -1,4 +1,4 @@
-"""How busy this machine was while a scenario ran, second by second.
+"""The load of this machine while a scenario ran, second by second.
 
 Latencies of a second in which processes of the run had to wait for a processor may be those of this
 machine. A mean over a whole run would hide such seconds. What counts is how long they waited
@@ -19,30 +19,32 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 LOOK_SECONDS: Final = 1.0
-"""Between two looks."""
+"""The time between two looks."""
 
 BUSY_SHARE: Final = 0.9
-"""Share of all processors in use from which on a process may have to wait for one, where the kernel
-does not tell for how long processes wait."""
+"""From this share of all processors in use on, a process may have to wait for one. It counts where
+the kernel does not tell how long processes wait."""
 
 STEAL_SHARE: Final = 0.05
-"""Share of all processors that the hypervisor gave to others: such a pause has no other trace."""
+"""The share of all processors that the hypervisor may give to others: such a pause has no other
+trace."""
 
 OTHERS_SHARE: Final = 0.1
-"""Share of all processors that programs used which this run did not start, where the kernel does
-not tell for how long processes wait."""
+"""The share of all processors that other programs may use, where the kernel does not tell how long
+processes wait."""
 
 WAIT_SHARE: Final = 0.5
-"""Share of the time for which one thread of the run waited for a processor, whoever had it: this
-machine is too small for the run. Processes that wake up at the same packet wait for each other: on
-a quiet machine of two processors for 0.4 of the second in which 35 links carry a megabyte each."""
+"""The share of the time for which one thread of the run may wait for a processor, whoever has it:
+beyond it, this machine is too small for the run. Processes that wake up at the same packet wait for
+each other: on a quiet machine of two processors for 0.4 of the second in which 35 links carry a
+megabyte each."""
 
 DISTURBED_SHARE: Final = 0.1
-"""Share of the time for which a thread of the run may have waited for other programs. On a quiet
+"""The share of the time for which a thread of the run may wait for other programs. On a quiet
 machine, these run for less than that."""
 
 DOUBTFUL_SECONDS: Final = 0.05
-"""Lateness of a packet in a forwarder, of which the same second shows 0.02."""
+"""The lateness of a packet in a forwarder from which on its second is doubtful."""
 
 STAT: Final = Path("/proc/stat")
 
@@ -53,7 +55,7 @@ class Look(NamedTuple):
     Attributes:
         at: monotonic seconds.
         busy: seconds of all processors together that were in use, `steal` included.
-        programs: of these, the seconds that programs used, and not interrupts, without programs of
+        programs: the part of these seconds that programs used, without interrupts and programs of
             the class SCHED_IDLE.
         steal: seconds that the hypervisor gave to others.
         own: seconds that the processes of the run used.
@@ -77,13 +79,13 @@ class Load(NamedTuple):
     Attributes:
         begin: monotonic seconds.
         end: monotonic seconds.
-        busy_share: of all processors, 0 to 1.
-        steal_share: of all processors.
-        others_share: of all processors, by programs that the run did not start.
-        wait_share: of the time, for which the thread of the run that waited longest waited for a
-            processor; nan if the kernel does not tell.
-        disturbed_share: of the time, for which it may have waited for programs that the run did not
-            start; nan likewise.
+        busy_share: the share of all processors in use, 0 to 1.
+        steal_share: the share of all processors that the hypervisor gave to others.
+        others_share: the share of all processors that programs used which the run did not start.
+        wait_share: the share of the time for which the thread of the run that waited longest waited
+            for a processor; nan if the kernel does not tell.
+        disturbed_share: the share of the time for which that thread may have waited for programs
+            that the run did not start; nan if the kernel does not tell.
         runnable: processes that ran or waited at the end.
         most_late_seconds: greatest lateness of a forwarder.
     """

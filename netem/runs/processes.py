@@ -1,4 +1,4 @@
-"""Memory and processor time of processes: of groups with their children, and of the idle class."""
+"""The memory and processor time of groups of processes, and of the idle class."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 import psutil
 
 FAMILY_SECONDS: Final = 3.0
-"""Period at which the tree of processes is read: this reads a file for each process."""
+"""The period at which the tree of processes is read, which takes a file for each process."""
 
 
 class Families:

@@ -1,4 +1,4 @@
-"""Where figures are from: the machine, the commit and the Python that made them."""
+"""The provenance of figures: the machine, the commit and the Python that made them."""
 
 from __future__ import annotations
 

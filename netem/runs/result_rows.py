@@ -1,29 +1,24 @@
-"""What a broker's clients, watch and links have written, as rows of tables."""
+"""The rows of tables from what a broker's clients, watch and links have written."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from penstock.netem.clients.bulk_flow import read_flow_file
-from penstock.netem.clients.publisher import SMALL_BYTES, read_published_file
+from penstock.netem.clients.publisher import read_published_file
 from penstock.netem.clients.roster import Roster, publisher_files, subscriber_files, witness_files
 from penstock.netem.clients.subscriber import read_delivered_file
-from penstock.netem.figures.records import (
-    BadPhaseRow,
+from penstock.netem.figures.table_rows import (
     DeliveryRow,
-    FlowRow,
     LinkRow,
     MessageRow,
     PacketsRow,
-    Tables,
     WithheldRow,
 )
 from penstock.netem.links.channel import Counts
 from penstock.netem.links.device_drops import DeviceDrops
-from penstock.netem.runs.scenario import LinkPlan, Scenario
-from penstock.netem.runs.withheld_watch import Look, intervals, read_looks_file
+from penstock.netem.runs.scenario import LinkPlan
+from penstock.netem.runs.withheld_watch import intervals, read_looks_file
 
 
 def message_rows(roster: Roster, files: Path, begin_at: float) -> list[MessageRow]:
@@ -135,130 +130,6 @@ def link_rows(
             end - begin_at,
         )
         for (at, profile), end in zip(changes, ends, strict=True)
-    ]
-
-
-def flow_rows(roster: Roster, flow: str, file: Path, begin_at: float) -> list[FlowRow]:
-    """Return the times for which a bulk flow sent."""
-    return [
-        FlowRow(
-            roster.broker,
-            roster.seed,
-            flow,
-            each.begin - begin_at,
-            each.end - begin_at,
-            each.acknowledged_bytes,
-        )
-        for each in read_flow_file(file)
-    ]
-
-
-def bad_phase_rows(roster: Roster, tables: Tables, looks: Sequence[Look]) -> list[BadPhaseRow]:
-    """Return each beginning of an impairment or of a bulk flow on the way to those in focus.
-
-    A large message is unfinished at that moment if the broker has it and its last bytes do not
-    leave the link before the impairment. The latter is known from when the subscriber had it, less
-    the delay from the link on.
-
-    Args:
-        roster: who took part.
-        tables: with the broker's messages, deliveries, expected streams, links and flows in this
-            run.
-        looks: at what was withheld, in the order of time; seconds since the beginning.
-    """
-    scenario = roster.scenario
-    phases = _bad_phases(scenario, tables.links)
-    for row in tables.flows:
-        phases.setdefault(row.flow, []).append((row.begin_s, row.end_s))
-    rows = []
-    for subscriber in roster.subscribers:
-        if not subscriber.is_focus:
-            continue
-        way = scenario.topology.way(scenario.broker_host, subscriber.subscriber.host) or []
-        connections = roster.known_as(subscriber)
-        held = [each for each in looks if each.client_id in connections]
-        spans = _large_spans(tables, subscriber.client_id)
-        causes = [
-            (link.name, _delay_from(scenario, roster.seed, way, n)) for n, link in enumerate(way)
-        ]
-        # Of a flow, it is not known which link's queue it fills.
-        delay = _delay_from(scenario, roster.seed, way, 0)
-        causes += [(flow, delay) for flow in scenario.flows_on(way)]
-        for cause, delay in causes:
-            for begin, end in phases.get(cause, []):
-                unfinished = sum(at < begin < done - delay for at, done in spans)
-                newest = {each.client_id: each.withheld for each in held if each.at <= begin}
-                withheld = sum(newest.values())
-                rows.append(
-                    BadPhaseRow(
-                        roster.broker,
-                        roster.seed,
-                        subscriber.client_id,
-                        roster.units[subscriber.group],
-                        cause,
-                        begin,
-                        end,
-                        unfinished,
-                        withheld,
-                        unfinished > withheld,
-                    )
-                )
-    return rows
-
-
-def _bad_phases(
-    scenario: Scenario, links: Sequence[LinkRow]
-) -> dict[str, list[tuple[float, float]]]:
-    """Return when each link was impaired during the traffic; what follows at once is one phase."""
-    phases: dict[str, list[tuple[float, float]]] = {}
-    for row in sorted(links, key=lambda row: row.begin_s):
-        end = min(row.end_s, scenario.duration_seconds)
-        if not row.is_impaired or row.begin_s >= end:
-            continue
-        of_link = phases.setdefault(row.link, [])
-        if of_link and of_link[-1][1] == row.begin_s:
-            of_link[-1] = of_link[-1][0], end
-        else:
-            of_link.append((row.begin_s, end))
-    return phases
-
-
-def _large_spans(tables: Tables, subscriber: str) -> list[tuple[float, float]]:
-    """Return from when to when each large message was the broker's to deliver to a subscriber."""
-    done: dict[tuple[str, str, int], float] = {}
-    for row in tables.deliveries:
-        if row.subscriber == subscriber:
-            done.setdefault((row.publisher, row.stream, row.number), row.delivered_s)
-    streams = {
-        (row.publisher, row.stream) for row in tables.expected if row.subscriber == subscriber
-    }
-    return [
-        (
-            row.published_s if row.arrived_s is None else row.arrived_s,
-            done.get((row.publisher, row.stream, row.number), math.inf),
-        )
-        for row in tables.messages
-        if row.payload_bytes > SMALL_BYTES and (row.publisher, row.stream) in streams
-    ]
-
-
-def _delay_from(scenario: Scenario, seed: int, way: Sequence[LinkPlan], number: int) -> float:
-    """Return the unimpaired delay from a link on a way to the end of the way, seconds."""
-    near = scenario.broker_host
-    delays = []
-    for link in way:
-        first, second = link.between
-        profile = scenario.profiles_of(link.name, seed)[link.profile]
-        delays.append((profile.downstream if near == first else profile.upstream).delay)
-        near = second if near == first else first
-    return sum(delays[number:])
-
-
-def looks_since(watch_file: Path, begin_at: float) -> list[Look]:
-    """Return the looks of a watch, with seconds since the beginning."""
-    return [
-        each._replace(at=each.at - begin_at, before=each.before - begin_at)
-        for each in read_looks_file(watch_file)
     ]
 
 

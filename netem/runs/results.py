@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from penstock.netem.errors import NetemError, RunError
-from penstock.netem.figures.records import Tables
-from penstock.netem.figures.tables import NAMES, Format, write_table
+from penstock.netem.figures.table_files import NAMES, Format, write_table
+from penstock.netem.figures.table_rows import Tables
 from penstock.netem.runs.run_file import RunInfo, read_run_info, write_run_info
 
 
@@ -91,8 +91,8 @@ def join_infos(infos: Sequence[RunInfo], names: Sequence[str]) -> RunInfo:
     )
 
 
-_ALIKE: Final = ("length", "commit", "machine", "python", "versions", "engine")
-"""What runs of one report have in common, beside their scenario."""
+_ALIKE: Final = ("length", "commit", "machine", "python", "versions")
+"""The attributes that runs of one report have in common, beside their scenario."""
 
 
 def _with_seeds(command: str, seeds: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""``penstock netem run``: an experiment, its tables and its report."""
+"""The command ``penstock netem run``: an experiment, its tables and its report."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from typing import Final, NoReturn
 
 import typer
 
-from penstock.netem.display import Display
 from penstock.netem.errors import NetemError, RunError
 from penstock.netem.figures.report import NAME, check_figures, write_report
-from penstock.netem.figures.tables import Format
+from penstock.netem.figures.table_files import Format
 from penstock.netem.links.congestion_control import check_congestion_control
-from penstock.netem.links.engines import Engine, choose_engine
 from penstock.netem.links.namespaces import require_root
+from penstock.netem.progress_display import Display
 from penstock.netem.runs.broker_process import version_of
 from penstock.netem.runs.brokers import version
 from penstock.netem.runs.kind_links import only_kinds
@@ -34,7 +33,7 @@ from penstock.netem.runs.scenario_checks import check_chance, check_rounds
 from penstock.netem.runs.scenario_file import read_scenario
 
 SIGNALLED: Final = 128
-"""And the signal's number: status of a program that was ended by one."""
+"""The exit status of a program that a signal ended, without the signal's number."""
 
 
 def run(
@@ -47,7 +46,6 @@ def run(
     out: Path | None,
     form: str,
     check: bool,
-    engine: Engine = Engine.AUTO,
     congestion_control: str | None = None,
     figures: Path | None = None,
     with_plots: bool = True,
@@ -63,7 +61,6 @@ def run(
         out: folder of the result; None for ``netem-NAME`` in the working directory.
         form: of the tables: name of a `Format`.
         check: whether missed targets count.
-        engine: what makes links.
         congestion_control: of hosts that name none; None for the scenario's.
         figures: file for the tables of the report, for pages; None for none.
         with_plots: whether plots are drawn.
@@ -97,7 +94,6 @@ def run(
             brokers=brokers,
             seeds=seeds,
             kinds=kinds,
-            engine=engine,
             congestion_control=congestion_control,
         ),
         commit=commit(),
@@ -106,14 +102,13 @@ def run(
         date=dt.datetime.now().astimezone().isoformat(timespec="seconds"),
         versions=_versions(plan),
         processor=[],
-        engine=choose_engine(engine),
     )
     folder = Path(f"netem-{plan.name}") if out is None else out
     make_folder(folder)
     try:
         with ended_by_signals(), Display(plan.name, planned_seconds(plan)) as display:
             try:
-                outcome = run_scenario(plan, display, engine)
+                outcome = run_scenario(plan, display)
             except OSError as error:
                 raise RunError(f"the run cannot go on: {error}") from error
             display.stage("report")
@@ -160,7 +155,7 @@ def choose(
     Raises:
         typer.BadParameter: there is no such broker, or that is no seed.
         NetemError: brokers that a target compares would run in different rounds; or with these
-            seeds a link is never bad, or a bulk flow never sends.
+            seeds a link is never bad.
     """
     if kinds is not None:
         scenario = only_kinds(scenario, _known("--kinds", kinds, scenario.kinds))
@@ -235,7 +230,6 @@ def command_line(
     brokers: str | None,
     seeds: str | None,
     kinds: str | None = None,
-    engine: Engine = Engine.AUTO,
     congestion_control: str | None = None,
 ) -> str:
     """Return the command that makes the same result again."""
@@ -244,7 +238,6 @@ def command_line(
     words += ["--brokers", brokers] if brokers is not None else []
     words += ["--seeds", seeds] if seeds is not None else []
     words += ["--kinds", kinds] if kinds is not None else []
-    words += ["--engine", engine] if engine is not Engine.AUTO else []
     words += ["--congestion-control", congestion_control] if congestion_control else []
     return shlex.join(words)
 

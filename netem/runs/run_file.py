@@ -19,7 +19,7 @@ from penstock.netem.errors import NetemError, RunError
 from penstock.netem.runs.scenario import Scenario
 
 NAME: Final = "run.json"
-"""Name of the file in the folder of the run."""
+"""The name of the file in the folder of the run."""
 
 
 class ProcessorShare(NamedTuple):
@@ -27,7 +27,7 @@ class ProcessorShare(NamedTuple):
 
     Attributes:
         broker: name.
-        seed: of the run.
+        seed: the seed of the run.
         share: processor time of its process and those it has started, from the beginning of the
             traffic to the end of the run, divided by that time: 1 is one core.
     """
@@ -49,11 +49,10 @@ class RunInfo:
             without a checkout.
         machine: cores, model, memory, kernel.
         python: version.
-        date: of the beginning, ISO 8601 with the offset from UTC.
+        date: the date of the beginning, ISO 8601 with the offset from UTC.
         versions: broker name to program and version.
-        processor: of each broker and seed.
+        processor: the processor time of each broker and seed.
         remarks: reasons to doubt the figures, a line each.
-        engine: engine of the links, ``tun`` or ``tc``; None if it was not recorded.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -68,7 +67,6 @@ class RunInfo:
     versions: dict[str, str]
     processor: list[ProcessorShare]
     remarks: list[str] = field(default_factory=list)
-    engine: str | None = None
 
 
 _FORM: Final = TypeAdapter(RunInfo)

@@ -1,4 +1,4 @@
-"""Runs a scenario: for each seed, its brokers side by side, each with its own copy of everything.
+"""The runner of a scenario: for each seed, its brokers side by side, each with its own copy of all.
 
 A round is a seed, as many brokers as run at a time, each with a network of its own, and in a
 scenario with kinds of links as many kinds as run at a time. Brokers start, then all clients. When
@@ -24,24 +24,20 @@ from pathlib import Path
 from typing import Final
 
 from penstock.netem.clients.roster import Roster
-from penstock.netem.display import Display
 from penstock.netem.errors import RunError
-from penstock.netem.figures.records import MachineRow, MemoryRow, RunRow, Tables
-from penstock.netem.links.engines import Engine
+from penstock.netem.figures.table_rows import MachineRow, MemoryRow, RunRow, Tables
 from penstock.netem.links.forwarder_messages import Lateness
 from penstock.netem.links.namespaces import NAME_PREFIX, is_leftover, own_prefix
 from penstock.netem.links.network import Network
-from penstock.netem.runs.broker_topology import READY_SECONDS, Site
+from penstock.netem.progress_display import Display
+from penstock.netem.runs.broker_topology import READY_SECONDS, BrokerTopology
 from penstock.netem.runs.kind_links import parts
 from penstock.netem.runs.machine_load import LOOK_SECONDS as LOAD_LOOK_SECONDS
 from penstock.netem.runs.machine_load import Load, Look, describe_doubt, load_between, look
 from penstock.netem.runs.processes import Families, IdleClass
 from penstock.netem.runs.result_rows import (
-    bad_phase_rows,
     delivery_rows,
-    flow_rows,
     link_rows,
-    looks_since,
     message_rows,
     packets_rows,
     withheld_rows,
@@ -50,32 +46,35 @@ from penstock.netem.runs.run_file import ProcessorShare
 from penstock.netem.runs.scenario import Scenario
 
 LOOK_SECONDS: Final = 0.1
-"""Between two looks at everything that runs."""
+"""The time between two looks at everything that runs."""
 
 SILENT_SECONDS: Final = 60.0
-"""Silence after which missing messages of QoS 0 are not waited for. TCP doubles its retransmission
+"""After this silence, missing messages of QoS 0 are not waited for. TCP doubles its retransmission
 timeout with each loss, and can stay silent for as long as the link was bad."""
 
 SETTLE_SECONDS: Final = 1.0
-"""After the last delivery: for its acknowledgement, and for messages that come twice."""
+"""How long a run waits after the last delivery, for its acknowledgement and for messages that come
+twice."""
 
 DOUBTFUL_SHARE: Final = 0.01
-"""Of the traffic, for which the machine may be busy unmentioned: what a p99 does not show."""
+"""The share of the traffic for which the machine may be busy unmentioned: a p99 does not show
+it."""
 
 KINDS_APART_SECONDS: Final = 2.0
-"""Between the beginnings of two brokers in a scenario with kinds of links. When links get good, all
-that has waited comes at once, for a second or two. Those of all brokers would do so together."""
+"""The time between the beginnings of two brokers in a scenario with kinds of links. When links get
+good, all that has waited comes at once, for a second or two. That of all brokers would come
+together."""
 
 EVERYTHING: Final = "everything"
-"""This process and all that it has started."""
+"""The name of the group of this process and all that it has started."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came out of a run.
+    """The results of a run.
 
     Attributes:
-        rows: of all brokers and seeds.
+        rows: the rows of all brokers and seeds.
         processor: how busy each broker was on each seed.
         remarks: what makes the figures doubtful, a line each.
     """
@@ -98,13 +97,12 @@ def planned_seconds(scenario: Scenario) -> float:
     return scenario.rounds * a_round
 
 
-def run_scenario(scenario: Scenario, display: Display, engine: str = Engine.AUTO) -> Outcome:
+def run_scenario(scenario: Scenario, display: Display) -> Outcome:
     """Run all of it.
 
     Args:
         scenario: what.
         display: told what is going on.
-        engine: what makes links: name of an `Engine`.
 
     Raises:
         RunError: a broker, a client or the links have failed. All is taken down.
@@ -121,9 +119,7 @@ def run_scenario(scenario: Scenario, display: Display, engine: str = Engine.AUTO
         words = f"seed {n} of {len(scenario.seeds)}, {', '.join(names)}"
         # The folder goes last: who writes into it has ended by then.
         with temporary_folder() as folder, ExitStack() as held:
-            networks = {
-                name: held.enter_context(Network(seed=seed, engine=engine)) for name in group
-            }
+            networks = {name: held.enter_context(Network(seed=seed)) for name in group}
             one = _Round(part, seed, number, networks, folder)
             one.run(outcome, _Teller(display, words, left))
         left -= planned_seconds(scenario) / scenario.rounds
@@ -154,7 +150,7 @@ class _Teller:
     Attributes:
         display: the display.
         words: which round.
-        left_seconds: of it and the following ones at the least.
+        left_seconds: the least time that it and the following rounds take.
     """
 
     display: Display
@@ -192,37 +188,42 @@ class _Round:
         self._seed = seed
         self._number = number
         folder.chmod(0o755)  # brokers may leave their rights
-        self._sites = []
+        self._topologies = []
         for name, network in networks.items():
             directory = folder / name
             directory.mkdir()
-            self._sites.append(Site(network, Roster(scenario, name, seed), directory))
+            self._topologies.append(
+                BrokerTopology(network, Roster(scenario, name, seed), directory)
+            )
         self._memory: list[tuple[str, float, int]] = []
         self._memory_due_at = time.monotonic()
         self._families = Families({})
 
     def run(self, outcome: Outcome, teller: _Teller) -> None:
         """Run the round and add what came out of it."""
-        scenario, sites = self._scenario, self._sites
+        scenario, topologies = self._scenario, self._topologies
         teller.stage("brokers start")
-        for site in sites:
-            site.start_helpers()
-        for site in sites:
-            site.wait_for_helpers()
-        self._families = Families({site.name: site.pids for site in sites})
+        for topology in topologies:
+            topology.start_helpers()
+        for topology in topologies:
+            topology.wait_for_helpers()
+        self._families = Families({topology.name: topology.pids for topology in topologies})
         self._start_clients(teller)
         begin_at = time.monotonic() + scenario.calm_seconds
-        begins = {site.name: begin_at + n * apart_seconds(scenario) for n, site in enumerate(sites)}
-        for site in sites:
-            site.begin(begins[site.name])
+        begins = {
+            topology.name: begin_at + n * apart_seconds(scenario)
+            for n, topology in enumerate(topologies)
+        }
+        for topology in topologies:
+            topology.begin(begins[topology.name])
         teller.stage("calm")
         self._keep(lambda: False, begin_at, lambda: teller.done(self._since(begin_at)))
         before = self._processor_seconds()
-        for site in sites:
-            site.note_bytes()
-        watch = _LoadWatch(self._sites)
+        for topology in topologies:
+            topology.note_bytes()
+        watch = _LoadWatch(self._topologies)
         end_at = max(begins.values()) + scenario.duration_seconds
-        running = list(sites)
+        running = list(topologies)
 
         def tell() -> None:
             teller.done(self._since(begin_at))
@@ -238,18 +239,20 @@ class _Round:
         teller.stage(f"what is missing arrives, {scenario.drain_seconds:g} s at most")
         self._keep(self._is_drained, end_at + scenario.drain_seconds)
         self._keep(lambda: False, time.monotonic() + SETTLE_SECONDS)
-        if unfinished := [site.name for site in sites if not site.has_published()]:
+        if unfinished := [topology.name for topology in topologies if not topology.has_published()]:
             raise RunError(f"publishers of {', '.join(unfinished)} have not published all messages")
         ended_at = time.monotonic()
         after = self._processor_seconds()
-        for site in sites:
-            share = (after[site.name] - before[site.name]) / (ended_at - begin_at)
-            outcome.processor.append(ProcessorShare(site.name, self._seed, share))
-            rows = self._rows(site, begins[site.name], ended_at)
+        for topology in topologies:
+            share = (after[topology.name] - before[topology.name]) / (ended_at - begin_at)
+            outcome.processor.append(ProcessorShare(topology.name, self._seed, share))
+            rows = self._rows(topology, begins[topology.name], ended_at)
             dropped = sum(row.harness_dropped for row in rows.packets)
-            lateness = watch.lateness[site.name]
+            lateness = watch.lateness[topology.name]
             rows.runs.append(
-                RunRow(site.name, self._seed, self._number, dropped, *dataclasses.astuple(lateness))
+                RunRow(
+                    topology.name, self._seed, self._number, dropped, *dataclasses.astuple(lateness)
+                )
             )
             outcome.rows.add(rows)
         outcome.rows.machine += self._machine_rows(watch.loads, begin_at)
@@ -278,7 +281,9 @@ class _Round:
         lasted = self._scenario.duration_seconds
         seconds, reasons = describe_doubt(loads)
         if seconds > DOUBTFUL_SHARE * lasted:
-            names = ", ".join([*self._scenario.kinds, *(site.name for site in self._sites)])
+            names = ", ".join(
+                [*self._scenario.kinds, *(topology.name for topology in self._topologies)]
+            )
             yield (
                 f"seed {self._seed}, {names}: this machine was busy for {seconds:.0f} of "
                 f"{lasted:g} s of the traffic ({reasons}): latencies of that time may be its own"
@@ -292,32 +297,37 @@ class _Round:
 
     def _start_clients(self, teller: _Teller) -> None:
         teller.stage("clients connect")
-        for site in self._sites:
-            site.start_clients()
-        n_clients = sum(len(site.told) for site in self._sites)
+        for topology in self._topologies:
+            topology.start_clients()
+        n_clients = sum(len(topology.told) for topology in self._topologies)
         seconds = READY_SECONDS + n_clients / 4
         self._keep(
-            lambda: all(site.clients_are_ready() for site in self._sites),
+            lambda: all(topology.clients_are_ready() for topology in self._topologies),
             time.monotonic() + seconds,
         )
-        for site in self._sites:
-            if names := site.not_ready():
+        for topology in self._topologies:
+            if names := topology.not_ready():
                 raise RunError(
-                    f"clients of {site.name} are not connected and subscribed after "
+                    f"clients of {topology.name} are not connected and subscribed after "
                     f"{seconds:.0f} s: {', '.join(names[:10])}"
                 )
         deadline = time.monotonic() + seconds
-        self._keep(lambda: not any(site.not_reached() for site in self._sites), deadline)
-        for site in self._sites:
-            if names := site.not_reached():
+        self._keep(
+            lambda: not any(topology.not_reached() for topology in self._topologies), deadline
+        )
+        for topology in self._topologies:
+            if names := topology.not_reached():
                 raise RunError(
-                    f"edge brokers of {site.name} do not forward all publishers' messages to these "
-                    f"subscribers after {seconds:.0f} s: {', '.join(names[:10])}"
+                    f"edge brokers of {topology.name} do not forward all publishers' messages to "
+                    f"these subscribers after {seconds:.0f} s: {', '.join(names[:10])}"
                 )
-            site.start_watch()
+            topology.start_watch()
 
     def _processor_seconds(self) -> dict[str, float]:
-        return {site.name: self._families.processor_seconds(site.name) for site in self._sites}
+        return {
+            topology.name: self._families.processor_seconds(topology.name)
+            for topology in self._topologies
+        }
 
     def _since(self, begin_at: float) -> float:
         return time.monotonic() - begin_at + self._scenario.calm_seconds
@@ -330,8 +340,8 @@ class _Round:
     ) -> None:
         """Look at everything until something is done, or until a monotonic second."""
         while True:
-            for site in self._sites:
-                site.check()
+            for topology in self._topologies:
+                topology.check()
             self._look_at_memory()
             tell()
             if is_done():
@@ -347,42 +357,42 @@ class _Round:
             return
         period = self._scenario.measurements.memory_period_seconds
         self._memory_due_at = max(self._memory_due_at + period, now)
-        for site in self._sites:
-            self._memory.append((site.name, now, self._families.rss_bytes(site.name)))
+        for topology in self._topologies:
+            self._memory.append((topology.name, now, self._families.rss_bytes(topology.name)))
 
     def _is_drained(self) -> bool:
         return all(
-            site.has_published()
+            topology.has_published()
             and (
-                site.has_all()
-                or (site.has_all_promised() and site.newest_delivery_seconds() > SILENT_SECONDS)
+                topology.has_all()
+                or (
+                    topology.has_all_promised()
+                    and topology.newest_delivery_seconds() > SILENT_SECONDS
+                )
             )
-            for site in self._sites
+            for topology in self._topologies
         )
 
-    def _rows(self, site: Site, begin_at: float, ended_at: float) -> Tables:
-        roster = site.roster
+    def _rows(self, topology: BrokerTopology, begin_at: float, ended_at: float) -> Tables:
+        roster = topology.roster
         rows = Tables(
-            messages=message_rows(roster, site.files, begin_at),
-            deliveries=delivery_rows(roster, site.files, begin_at),
+            messages=message_rows(roster, topology.files, begin_at),
+            deliveries=delivery_rows(roster, topology.files, begin_at),
             expected=roster.expected(),
             memory=[
                 MemoryRow(name, self._seed, at - begin_at, rss_bytes)
                 for name, at, rss_bytes in self._memory
-                if name == site.name
+                if name == topology.name
             ],
-            withheld=withheld_rows(roster, site.watch_file, begin_at),
+            withheld=withheld_rows(roster, topology.watch_file, begin_at),
         )
-        drops = site.device_drops()
+        drops = topology.device_drops()
         for plan in self._scenario.topology.links:
-            link = site.links[plan.name]
+            link = topology.links[plan.name]
             rows.links += link_rows(roster, plan.name, link.log(), begin_at, ended_at)
             rows.packets += packets_rows(
-                roster, plan, link.device, link.counts(), site.bytes_before(plan.name), drops
+                roster, plan, link.device, link.counts(), topology.bytes_before(plan.name), drops
             )
-        for name in self._scenario.bulk_flows:
-            rows.flows += flow_rows(roster, name, site.flow_file(name), begin_at)
-        rows.bad_phases = bad_phase_rows(roster, rows, looks_since(site.watch_file, begin_at))
         return rows
 
 
@@ -390,14 +400,14 @@ class _LoadWatch:
     """Looks at the load of the machine and the lateness of forwarders, second by second.
 
     Attributes:
-        loads: of the seconds, from the making of this object on.
-        lateness: of each broker's forwarder in this time, by the broker's name.
+        loads: the load of each second, from the making of this object on.
+        lateness: the lateness of each broker's forwarder in this time, by the broker's name.
     """
 
-    def __init__(self, sites: Sequence[Site]) -> None:
+    def __init__(self, topologies: Sequence[BrokerTopology]) -> None:
         self.loads: list[Load] = []
-        self.lateness = {site.name: Lateness() for site in sites}
-        self._networks = {site.name: site.network for site in sites}
+        self.lateness = {topology.name: Lateness() for topology in topologies}
+        self._networks = {topology.name: topology.network for topology in topologies}
         self._before = {name: each.lateness() for name, each in self._networks.items()}
         self._families = Families({EVERYTHING: [os.getpid()]})
         self._idle_class = IdleClass()

@@ -18,22 +18,22 @@ from penstock.broker.config.checked_yaml import NOT_IN_FILE
 from penstock.broker.config.key_types import STRICT, Size
 from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.profiles import Profile
-from penstock.netem.runs.bulk_flows import BulkFlow
 from penstock.netem.runs.impairments import Impairment, draw_profiles
 from penstock.netem.runs.kinds import Cell, EachKind, Kind, cells
-from penstock.netem.runs.ways import Ways
+from penstock.netem.runs.profile_plan import ProfilePlan
 
 UPLINK: Final = "cloud"
-"""Name of the uplink, or the connection, of an edge broker."""
+"""The name of the uplink, or of the connection, of an edge broker."""
 
 LEAST_PAYLOAD_BYTES: Final = 24
-"""For the head that tells messages apart."""
+"""The least payload, which holds the head that tells messages apart."""
 
 MAX_SEED: Final = (1 << 53) - 1
-"""What JSON, in which the seed is written down, holds exactly everywhere."""
+"""The greatest whole number that JSON, in which the seed is written down, holds exactly
+everywhere."""
 
 STREAM_FIGURES: Final = ("p50", "p90", "p99", "mean", "max", "share_as_fast")
-"""What the latencies of a stream at the subscribers in focus come to: ``small p90``."""
+"""The figures of a stream's latencies at the subscribers in focus, such as ``small p90``."""
 
 COMMON_FIGURES: Final = (
     "lost",
@@ -45,10 +45,9 @@ COMMON_FIGURES: Final = (
     "memory_left",
     "withheld_outside",
     "withheld_share",
-    "half_sent_share",
     "wan_bytes",
 )
-"""What all messages together come to; `penstock.netem.figures.measures` says what each is."""
+"""The figures of all messages together, which `penstock.netem.figures.measures` explains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class HostPlan:
     """A host of the topology.
 
     Attributes:
-        congestion_control: of its TCP connections; None for cubic.
+        congestion_control: the congestion control of its TCP connections; None for cubic.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -71,8 +70,8 @@ class LinkPlan:
     Attributes:
         between: its two hosts; upstream is towards the first.
         profile: what it is where no impairment says otherwise; a name in `Scenario.profiles`.
-        congestion_control: of the TCP connections whose packets leave either host by it; None for
-            that of the host.
+        congestion_control: the congestion control of the TCP connections whose packets leave either
+            host by it; None for that of the host.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -92,8 +91,8 @@ class Topology:
     """Hosts and links.
 
     Attributes:
-        hosts: by name.
-        links: in any order.
+        hosts: the hosts by name.
+        links: the links, in any order.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -135,10 +134,10 @@ class Stream:
         topic: Topic Name; ``{n}`` in it stands for the publisher's number, from 1, ``{host}``
             for the name of its host, and ``{to}`` for `Publisher.to`.
         payload_bytes: length of each, at least 24 (the head that tells them apart).
-        period_seconds: between two; the mean of it where they come at random.
-        qos: at which they are published: 0, 1 or 2.
-        first_seconds: after the beginning, of the first; ``random`` for a phase that each publisher
-            draws by the seed, the same for each broker.
+        period_seconds: the time between two messages; the mean of it where they come at random.
+        qos: the QoS at which they are published: 0, 1 or 2.
+        first_seconds: the time of the first message, after the beginning; ``random`` for a phase
+            that each publisher draws by the seed, the same for each broker.
         arrivals: ``periodic``, or ``poisson``: exponential times between two.
     """
 
@@ -160,7 +159,7 @@ class Publisher:
         host: where it runs.
         streams: names in `Scenario.traffic`.
         count: how many of these there are; their client ids end in a number then.
-        protocol: of MQTT.
+        protocol: the version of MQTT.
         brokers: names of the brokers that have it; None for all.
         to: whom it publishes for.
     """
@@ -194,12 +193,10 @@ class Subscriber:
         filters: topic filters.
         qos: greatest QoS that it asks for.
         count: how many of these there are; their client ids end in a number then.
-        protocol: of MQTT.
-        keep_alive_seconds: after which a connection without an answer is given up; it connects
-            again to its session.
-        reads_from_seconds: after the beginning, when it starts to read; None for at once. Before
-            it, its connection stalls.
-        user_properties: of its CONNECT, such as ``threshold_l``; MQTT 5 alone.
+        protocol: the version of MQTT.
+        keep_alive_seconds: the time after which a connection without an answer is given up; it
+            connects again to its session.
+        user_properties: the User Properties of its CONNECT, such as ``threshold_l``; MQTT 5 alone.
         brokers: names of the brokers that have it; None for all.
         through: a load balancer before the broker, on its host, to which it connects: ``haproxy``;
             None for the broker itself.
@@ -213,7 +210,6 @@ class Subscriber:
     count: int = 1
     protocol: Literal["3.1.1", "5"] = "3.1.1"
     keep_alive_seconds: int = 60
-    reads_from_seconds: float | None = None
     user_properties: dict[str, str] = field(default_factory=dict)
     brokers: list[str] | None = None
     through: Literal["haproxy"] | None = None
@@ -228,9 +224,9 @@ class Edges:
     Attributes:
         hosts: where one runs.
         kind: ``penstock``, with the plugin `uplink`; or ``mosquitto``, with a bridge.
-        settings: of Penstock: keys of the policy file, laid over the runner's own, which has one
+        settings: Penstock's keys of the policy file, laid over the runner's own, which has one
             uplink ``cloud`` for all topics in both directions, on one connection.
-        lines: of mosquitto's configuration file, behind the runner's own, which begins one
+        lines: lines of mosquitto's configuration file, behind the runner's own, which begins one
             connection, ``cloud``: its topics are for these lines to say.
 
     In `settings` and `lines`, ``{host}`` stands for the name of the edge broker's host and
@@ -261,10 +257,10 @@ class Broker:
     Attributes:
         kind: ``penstock``, ``mosquitto``, ``amqtt``, or ``command`` for any other; ``oracle`` for
             Penstock with a gate that is told what links carry (`penstock.netem.oracle`).
-        settings: of Penstock and aMQTT: keys of the policy file, laid over the runner's own, which
+        settings: Penstock's and aMQTT's keys of the policy file, laid over the runner's own, which
             lift the limits of queues and load `probing` and `withholding`.
-        lines: of mosquitto's configuration file, behind the runner's own.
-        command: of kind ``command``: program and arguments; it listens on port 1883 of every
+        lines: lines of mosquitto's configuration file, behind the runner's own.
+        command: the program of kind ``command`` and its arguments; it listens on port 1883 of every
             address. ``{directory}`` in it stands for an empty directory.
         lanes: which connections each subscriber has: ``filters`` for one for each topic filter;
             ``sizes`` for one for small and one for large messages, by size-classified subscriptions
@@ -299,12 +295,12 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What is measured beside what clients write down.
+    """The measurements beside what clients write down.
 
     Attributes:
         arrivals: whether a subscriber beside the broker, at QoS 0, tells when messages arrive.
-        memory_period_seconds: between two looks at the broker's resident set.
-        withheld_period_seconds: between two looks at what Penstock withholds from `focus`.
+        memory_period_seconds: the time between two looks at the broker's resident set.
+        withheld_period_seconds: the time between two looks at what Penstock withholds from `focus`.
         focus: names of the subscribers whose latencies are reported and compared; None for
             those with an impaired link on their way, or all where there is none.
         unit: what counts as independent: ``link``, for links that share nothing with each other,
@@ -323,7 +319,7 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is to come out; `penstock.netem.figures.measures` names the figures.
+    """A figure that is to come out; `penstock.netem.figures.measures` names the figures.
 
     Attributes:
         figure: such as ``small p90``, ``large mean``, ``lost``, ``memory``.
@@ -350,32 +346,31 @@ class Scenario:
     """An experiment.
 
     Attributes:
-        name: of letters, digits and dashes.
-        title: of its report.
+        name: the name, of letters, digits and dashes.
+        title: the title of its report.
         about: what it shows, a paragraph; and where it comes from.
         profiles: states of links, by name.
         topology: hosts and links, the same for each broker.
         broker_host: where the broker runs.
-        brokers: by name, the compared ones.
+        brokers: the brokers that are compared, by name.
         traffic: streams by name.
-        publishers: by client id.
-        subscribers: by client id.
-        impairments: of links.
-        bulk_flows: TCP connections that compete with the clients', by name.
+        publishers: the publishers by client id.
+        subscribers: the subscribers by client id.
+        impairments: what happens to links.
         kinds: kinds of bad links by name, which stand for all links and clients
             (`penstock.netem.runs.kinds`).
         each_kind: what the kinds have in common; None where there are none.
         measurements: what is measured.
         targets: what is to come out.
-        duration_seconds: for which messages are published.
+        duration_seconds: the time for which messages are published.
         drain_seconds: what they get to arrive after that; the rest is lost.
-        seeds: of the runs, one after the other: of the times at which links are bad, of which
-            packets are lost, and of random traffic.
+        seeds: the seeds of the runs, one after the other. A seed decides the times at which links
+            are bad, which packets are lost, and random traffic.
         side_by_side: how many brokers run at a time; None for all.
-        congestion_control: of the TCP connections of hosts that name none, on both sides; None for
-            cubic.
-        calm_seconds: between the last subscription and the beginning, in which brokers learn what
-            the links are like.
+        congestion_control: the congestion control of the TCP connections of hosts that name none,
+            on both sides; None for cubic.
+        calm_seconds: the time between the last subscription and the beginning, in which brokers
+            learn what the links are like.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -390,9 +385,8 @@ class Scenario:
     duration_seconds: float
     publishers: dict[str, Publisher] = field(default_factory=dict)
     subscribers: dict[str, Subscriber] = field(default_factory=dict)
-    profiles: dict[str, Ways] = field(default_factory=dict)
+    profiles: dict[str, ProfilePlan] = field(default_factory=dict)
     impairments: list[Impairment] = field(default_factory=list)
-    bulk_flows: dict[str, BulkFlow] = field(default_factory=dict)
     kinds: dict[str, Kind] = field(default_factory=dict)
     each_kind: EachKind | None = None
     measurements: Measurements = field(default_factory=Measurements)
@@ -410,19 +404,6 @@ class Scenario:
     def cells(self) -> list[Cell]:
         """Return what its kinds stand for; nothing where there are none."""
         return cells(self.kinds, self.each_kind)
-
-    def flow_times(self, name: str, seed: int) -> list[tuple[float, float]]:
-        """Return when a bulk flow sends in the run with a seed: the same for each broker."""
-        return self.bulk_flows[name].times(f"{seed} {name}", self.duration_seconds)
-
-    def flows_on(self, way: Iterable[LinkPlan]) -> list[str]:
-        """Return the bulk flows that share a link with a way."""
-        links = {link.name for link in way}
-        return [
-            name
-            for name, flow in self.bulk_flows.items()
-            if any(link.name in links for link in self.topology.way(*flow.between) or ())
-        ]
 
     def changes_of(self, impairment: Impairment, seed: int) -> Changes:
         """Return what happens to a link in the run with a seed: the same for each broker.

@@ -1,4 +1,4 @@
-"""Whether a scenario can be: what types alone do not say, and what names are to fit together."""
+"""Checks of a scenario that types alone cannot make: ranges, and names that must fit together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.topics import matches, validate_topic, validate_topic_filter
 from penstock.netem.checked_yaml import Mistake, MistakesError, Place
-from penstock.netem.links.link_variation import LEAST_SECONDS, Changes
+from penstock.netem.links.link_variation import Changes
 from penstock.netem.runs.scenario import (
     LEAST_PAYLOAD_BYTES,
     MAX_SEED,
@@ -26,17 +26,18 @@ from penstock.netem.runs.scenario import (
 )
 
 MAX_PAYLOAD_BYTES: Final = 268_000_000
-"""What fits into a packet, of which the protocol allows 268,435,455 bytes after its first ones."""
+"""The largest payload that fits into a packet, of which the protocol allows 268,435,455 bytes after
+its first ones."""
 
 MAX_KEEP_ALIVE: Final = 65_535
 MAX_CLIENTS: Final = 10_000
-"""Of one name: each is a process or a share of one."""
+"""The most clients of one name, each of which is a process or a share of one."""
 
 MAX_MESSAGES: Final = 1_000_000
-"""Of one stream of a publisher, each of which is a row of a table."""
+"""The most messages of one stream of a publisher, each of which is a row of a table."""
 
 OWN_CLIENTS: Final = "netem-"
-"""What the client ids of the runner's own clients begin with."""
+"""The prefix of the client ids of the runner's own clients."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -45,7 +46,7 @@ _BELONGS_TO: Final = {
     "lines": ("mosquitto",),
     "command": ("command",),
 }
-"""Which kinds of brokers a key is for."""
+"""The kinds of brokers that a key is for."""
 
 
 def find_mistakes(scenario: Scenario) -> Iterator[Mistake]:
@@ -59,7 +60,6 @@ def find_mistakes(scenario: Scenario) -> Iterator[Mistake]:
     yield from _check_lanes(scenario)
     yield from _check_client_ids(scenario)
     yield from _check_impairments(scenario)
-    yield from _check_bulk_flows(scenario)
     yield from check_chance(scenario)
     yield from _check_measurements(scenario)
     yield from _check_targets(scenario)
@@ -88,7 +88,7 @@ def check_rounds(scenario: Scenario) -> Iterator[Mistake]:
 def check_chance(scenario: Scenario) -> Iterator[Mistake]:
     """Check that what chance decides happens with one of the seeds at least.
 
-    A link that is never bad, and a bulk flow that never sends, would leave nothing to measure.
+    A link that is never bad would leave nothing to measure.
     What is wrong in itself, such as a mean of 0, is left to other checks.
     """
     seconds, seeds = scenario.duration_seconds, scenario.seeds
@@ -102,23 +102,16 @@ def check_chance(scenario: Scenario) -> Iterator[Mistake]:
             changes = [scenario.changes_of(impairment, seed) for seed in seeds]
         except MistakesError:
             continue
-        key = "on_off" if impairment.on_off is not None else "overlapping"
-        if impairment.on_off is None and impairment.overlapping is None:
+        if impairment.on_off is None:
             continue
-        place: Place = ("impairments", number, key)
+        place: Place = ("impairments", number, "on_off")
         if impairment.link in of_kinds:  # of the links of a kind, one is enough
-            place = ("kinds", of_kinds[impairment.link], key)
+            place = ("kinds", of_kinds[impairment.link], "on_off")
         is_never = not any(_is_ever_bad(each, seconds) for each in changes)
         never_bad[place] = never_bad.get(place, True) and is_never
     for place, is_never in never_bad.items():
         if is_never:
             yield Mistake(place, f"read no bad phase in {seconds:g} s; allowed: {allowed}")
-    for name, flow in scenario.bulk_flows.items():
-        means = flow.mean_on_seconds, flow.mean_off_seconds
-        is_sound = all(mean is not None and mean >= LEAST_SECONDS for mean in means)
-        if is_sound and not any(scenario.flow_times(name, seed) for seed in seeds):
-            words = f"read no time in {seconds:g} s in which it sends; allowed: {allowed}"
-            yield Mistake(("bulk_flows", name), words)
 
 
 def _is_ever_bad(changes: Changes, seconds: float) -> bool:
@@ -358,8 +351,6 @@ def _check_subscribers(scenario: Scenario) -> Iterator[Mistake]:
         yield from _check_range((*place, "count"), subscriber.count, 1, MAX_CLIENTS)
         seconds = subscriber.keep_alive_seconds
         yield from _check_range((*place, "keep_alive_seconds"), seconds, 1, MAX_KEEP_ALIVE)
-        if subscriber.reads_from_seconds is not None:
-            yield from _check_from((*place, "reads_from_seconds"), subscriber.reads_from_seconds)
         if subscriber.user_properties and subscriber.protocol != "5":
             words = f"no key of protocol {subscriber.protocol}; allowed: beside protocol 5"
             yield Mistake((*place, "user_properties"), words)
@@ -429,29 +420,6 @@ def _check_impairments(scenario: Scenario) -> Iterator[Mistake]:
         if trace is not None and trace.at_seconds[-1] >= seconds > 0:
             allowed = f"seconds below duration_seconds, {seconds:g}"
             yield _wrong((*place, "trace", "at_seconds"), list(trace.at_seconds), allowed)
-
-
-def _check_bulk_flows(scenario: Scenario) -> Iterator[Mistake]:
-    used = _used_links(scenario)
-    for name, flow in scenario.bulk_flows.items():
-        place: Place = ("bulk_flows", name)
-        yield from _check_name(place, name)
-        for end, host in enumerate(flow.between):
-            yield from _check_known((*place, "between", end), host, scenario.topology.hosts)
-        if used is not None and set(flow.between) <= scenario.topology.hosts.keys():
-            way = scenario.topology.way(*flow.between) or []
-            if not any(link.name in used for link in way):
-                allowed = "two hosts with a link between them on a client's way to the broker"
-                yield _wrong((*place, "between"), list(flow.between), allowed)
-        means = {key: getattr(flow, key) for key in ("mean_on_seconds", "mean_off_seconds")}
-        if None in means.values():
-            if any(mean is not None for mean in means.values()):
-                words = f"read one of {' and '.join(means)}; allowed: both, or neither for always"
-                yield Mistake(place, words)
-            continue
-        for key, mean in means.items():
-            if not LEAST_SECONDS <= mean < math.inf:
-                yield _wrong((*place, key), mean, f"from {LEAST_SECONDS:g}")
 
 
 def _used_links(scenario: Scenario) -> set[str] | None:

@@ -1,4 +1,4 @@
-"""Scenarios in files: the papers' experiments and our own come with Penstock, a user's are read.
+"""The files of scenarios: some come with Penstock, and users write their own.
 
 The keys are those of `penstock.netem.runs.scenario.Scenario` without its name: the file's name is
 the name. The additional key ``short`` holds an overlay for a short run: mappings are merged key by
@@ -18,7 +18,7 @@ from penstock.netem.runs.scenario import Scenario
 from penstock.netem.runs.scenario_checks import find_mistakes
 
 FOLDER: Final = Path(__file__).parents[1] / "scenarios"
-"""Of the scenarios that come with Penstock."""
+"""The folder of the scenarios that come with Penstock."""
 
 _ENDS: Final = (".yaml", ".yml")
 

@@ -1,4 +1,4 @@
-"""Which subscribers share their luck: the independent units of a run with one seed. Pure."""
+"""The independent units of a run with one seed: who shares what chance decides. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.broker.mqtt.topics import matches
 from penstock.netem.runs.scenario import Publisher, Scenario, Subscriber
 
 SEED_UNIT = "seed"
-"""Name of the unit that is all of a run, where `Measurements.unit` says so."""
+"""The name of the unit that is all of a run, where `Measurements.unit` says so."""
 
 
 def units(scenario: Scenario) -> dict[str, str]:
@@ -17,8 +17,7 @@ def units(scenario: Scenario) -> dict[str, str]:
     A unit is a link, named as in the topology. Two subscribers belong to one unit if chance draws
     something for both:
 
-    * their ways to the broker share a link, or have links whose random times are common, or links
-      that a bulk flow joins;
+    * their ways to the broker share a link;
     * both get the messages of one publisher's stream, whose phase is one draw, or those of
       publishers whose ways share a link with each other.
 
@@ -27,9 +26,6 @@ def units(scenario: Scenario) -> dict[str, str]:
     if scenario.measurements.unit == "seed":
         return dict.fromkeys(scenario.subscribers, SEED_UNIT)
     shared = _Shared()
-    shared.join(each.link for each in scenario.impairments if each.common_times)
-    for flow in scenario.bulk_flows.values():
-        shared.join(link.name for link in scenario.topology.way(*flow.between) or [])
     subscribers = scenario.subscribers.items()
     ways = {name: [*_way(scenario, each), name] for name, each in subscribers}
     for way in ways.values():

@@ -1,4 +1,4 @@
-"""Looks at what Penstock withholds, beside the broker.
+"""The watch of a run, which looks at what Penstock withholds.
 
 ``python -m penstock.netem.runs.withheld_watch`` asks the HTTP API of the plugin `console` and
 writes a line for each look at which something is withheld, or has been since the look before:
@@ -20,22 +20,22 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 MOST_ONE_BY_ONE: Final = 8
-"""Clients that are asked for by name; more are found in the list of all, which costs the broker
-less than so many questions."""
+"""The most clients that are asked for by name; more are found in the list of all, which costs the
+broker less than so many questions."""
 
 PAGE_CLIENTS: Final = 1_000
 
 TIMEOUT_SECONDS: Final = 60.0
-"""A broker that has much to do answers late."""
+"""The time limit of a question: a broker that has much to do answers late."""
 
 
 class Look(NamedTuple):
-    """What was seen of one client.
+    """A look at one client.
 
     Attributes:
         client_id: whose.
         at: monotonic seconds.
-        before: of the look before it.
+        before: the monotonic seconds of the look before it.
         withheld: messages held then.
         withheld_total: messages that had been held by then.
     """
@@ -53,8 +53,8 @@ class Interval(NamedTuple):
     Attributes:
         client_id: whose.
         begin: monotonic seconds.
-        end: likewise.
-        most_messages: at a time.
+        end: the end, monotonic seconds.
+        most_messages: the most messages that were withheld at a time.
     """
 
     client_id: str
@@ -99,7 +99,7 @@ def read_looks_file(file: Path) -> list[Look]:
 
 
 class Noticed:
-    """Which looks tell something new."""
+    """A filter of looks, which passes those that tell something new."""
 
     def __init__(self) -> None:
         self._newest: dict[str, Look] = {}

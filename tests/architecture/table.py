@@ -101,9 +101,9 @@ PACKAGE_ARROWS: Final = {
         "netem.figures.estimates",
         "netem.figures.figure_file",
         # What an experiment has recorded is simulated, too.
-        "netem.figures.records",
-        "netem.figures.tables",
-        "netem.display",
+        "netem.figures.table_rows",
+        "netem.figures.table_files",
+        "netem.progress_display",
         "netem.errors",
         "broker.config.checked_yaml",
         "broker.config.command_line",
@@ -157,11 +157,11 @@ MODULE_ARROWS: Final = {
     # A plan is validated on a broker that is started as experiments start theirs.
     "models.planner.live_run": (
         "models",
-        "netem.clients.peer_plan",
+        "netem.clients.on_off_plan",
         "netem.links.network",
         "netem.links.profiles",
         "netem.runs.broker_process",
-        "netem.runs.peer_run",
+        "netem.runs.on_off_run",
     ),
     # The simulation of links drives the broker's own gate and sampler, as a broker does.
     "models.kernels.link_simulation": (
@@ -189,9 +189,9 @@ MODULE_ARROWS: Final = {
     # So are the real runs beside the models of papers 003 and 004.
     "models.papers.patterns.live_run": (
         "models",
-        "netem.clients.peer_plan",
+        "netem.clients.on_off_plan",
         "netem.runs.broker_process",
-        "netem.runs.peer_run",
+        "netem.runs.on_off_run",
     ),
     "models.papers.visibility.live_run": (
         "models",

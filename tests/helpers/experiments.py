@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.netem.links.profiles import Direction
 from penstock.netem.runs.impairments import Impairment, TracePlan
+from penstock.netem.runs.profile_plan import ProfilePlan
 from penstock.netem.runs.scenario import (
     Broker,
     Edges,
@@ -19,10 +20,9 @@ from penstock.netem.runs.scenario import (
     Subscriber,
     Topology,
 )
-from penstock.netem.runs.ways import Ways
 
-GOOD = Ways(Direction(0.01, 2_500_000), Direction(0.01, 2_500_000))
-BAD = Ways(Direction(0.1, 2_500_000, loss=0.2), Direction(0.1, 2_500_000, loss=0.2))
+GOOD = ProfilePlan(Direction(0.01, 2_500_000), Direction(0.01, 2_500_000))
+BAD = ProfilePlan(Direction(0.1, 2_500_000, loss=0.2), Direction(0.1, 2_500_000, loss=0.2))
 
 
 SMALL_FILE = """

@@ -69,7 +69,6 @@ the loads of benchmarks."""
 EXPERIMENTS: Final = (
     *SERVICES,
     "penstock.netem.__main__",
-    "penstock.netem.clients.bulk_flow",
     "penstock.netem.clients.client",
     "penstock.netem.links.forwarder",
     "penstock.netem.runs.run_command",

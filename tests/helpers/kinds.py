@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.netem.figures.measures import Measures
-from penstock.netem.figures.records import DeliveryRow, ExpectedRow, MessageRow, Tables
+from penstock.netem.figures.table_rows import DeliveryRow, ExpectedRow, MessageRow, Tables
 from penstock.netem.links.profiles import Direction
 from penstock.netem.runs.impairments import OnOffPlan
 from penstock.netem.runs.kind_links import with_kinds
 from penstock.netem.runs.kinds import EachKind, Kind
+from penstock.netem.runs.profile_plan import ProfilePlan
 from penstock.netem.runs.scenario import Broker, HostPlan, Scenario, Stream, Topology
-from penstock.netem.runs.ways import Ways
 
 SEEDS = [1, 2, 3, 4, 5, 6]
 
@@ -76,9 +76,9 @@ def kind_scenario(
             },
             duration_seconds=20.0,
             profiles={
-                "good": Ways(Direction(0.02), Direction(0.02)),
-                "lossy": Ways(Direction(0.1), Direction(0.1, loss=0.2)),
-                "dead": Ways(Direction(0.1), Direction(0.1, loss=1.0)),
+                "good": ProfilePlan(Direction(0.02), Direction(0.02)),
+                "lossy": ProfilePlan(Direction(0.1), Direction(0.1, loss=0.2)),
+                "dead": ProfilePlan(Direction(0.1), Direction(0.1, loss=1.0)),
             },
             kinds={name: plans[name] for name in kinds},
             each_kind=EachKind("good", ["small", "large"], list(congestion_controls)),

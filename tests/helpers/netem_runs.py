@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from penstock.netem.figures.records import (
+from penstock.netem.figures.table_files import Format
+from penstock.netem.figures.table_rows import (
     DeliveryRow,
     ExpectedRow,
     LinkRow,
@@ -14,9 +15,9 @@ from penstock.netem.figures.records import (
     Tables,
     WithheldRow,
 )
-from penstock.netem.figures.tables import Format
 from penstock.netem.links.profiles import Direction
 from penstock.netem.runs.impairments import Impairment, TracePlan
+from penstock.netem.runs.profile_plan import ProfilePlan
 from penstock.netem.runs.results import write_result
 from penstock.netem.runs.run_file import ProcessorShare, RunInfo
 from penstock.netem.runs.scenario import (
@@ -30,7 +31,6 @@ from penstock.netem.runs.scenario import (
     Target,
     Topology,
 )
-from penstock.netem.runs.ways import Ways
 
 BROKERS = ("adaptive", "mosquitto")
 
@@ -55,8 +55,8 @@ SCENARIO = Scenario(
     publishers={"pub": Publisher("field", ["small", "large"])},
     subscribers={"sub": Subscriber("edge", ["#"])},
     profiles={
-        "good": Ways(Direction(0.02, 2.5e6), Direction(0.02, 2.5e6)),
-        "lossy": Ways(Direction(0.1, 2.5e6, loss=0.2), Direction(0.1, 2.5e6, loss=0.2)),
+        "good": ProfilePlan(Direction(0.02, 2.5e6), Direction(0.02, 2.5e6)),
+        "lossy": ProfilePlan(Direction(0.1, 2.5e6, loss=0.2), Direction(0.1, 2.5e6, loss=0.2)),
     },
     impairments=[
         Impairment("router-edge", trace=TracePlan((0.0, 10.0, 20.0), ("good", "lossy", "good")))
@@ -80,7 +80,6 @@ INFO = RunInfo(
     date="2026-01-02T03:04:05+00:00",
     versions={"adaptive": "Penstock 0.1.0", "mosquitto": "mosquitto 2.0.11"},
     processor=[ProcessorShare("adaptive", 1, 0.05), ProcessorShare("mosquitto", 1, 0.01)],
-    engine="tun",
 )
 
 

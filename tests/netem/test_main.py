@@ -30,14 +30,6 @@ profiles:
 begin: good
 """
 
-TC_LINK = """
-profiles:
-  good: {upstream: {rate: 1000000}, downstream: {rate: 2500000}}
-  crawling: {upstream: {rate: 1}}
-  lossy: {downstream: {loss: 0.2}}
-begin: good
-"""
-
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
@@ -109,43 +101,6 @@ def test_scenarios_are_listed_with_their_lengths(capsys: pytest.CaptureFixture[s
     assert re.search(r"Transient congestion: \d+ to \d+ min; short 12 to \d+ s$", line)
 
 
-@NEEDS_ROOT
-def test_a_link_of_the_kernel_refuses_what_the_kernel_cannot_do(file: Path) -> None:
-    """A rate is carried; a profile that needs more is told or carried, and the link goes on."""
-    file.write_text(TC_LINK)
-    with holding(file, "--engine", "tc", stdin=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(3)]
-        assert lines[2] == "profile good: 0 ms round trip, 2,500 kB/s\n"
-        process.stdin.write("lossy\n")
-        said = process.stdout.readline()
-        if said != "profile lossy: 0 ms round trip, any rate, 20 % lost\n":
-            assert said.startswith("profile 'lossy': tc: this kernel has no sch_netem (")
-            assert said.endswith("); use the engine tun\n")
-        process.stdin.write("good\n")
-        assert process.stdout.readline() == lines[2]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(SECONDS) == 0
-    assert not (FOLDER / lines[0].split()[-2]).exists()
-
-
-@NEEDS_ROOT
-@pytest.mark.parametrize(
-    "plan", ["begin: crawling", "begin: good\ntrace: {at_seconds: [1000000], profiles: [crawling]}"]
-)
-def test_what_the_engine_cannot_do_ends_with_status_2(
-    file: Path, plan: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What the link is first, and all that its plan makes of it, is looked at when it begins."""
-    file.write_text(TC_LINK.replace("begin: good", plan))
-    assert main(["link", str(file), "--engine", "tc"]) == 2
-    assert capsys.readouterr().err == (
-        "penstock netem: tc: rate: read 1; allowed: at least 100 bytes per second; "
-        "use the engine tun\n"
-    )
-
-
 def test_without_root_it_ends_with_status_2(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +117,6 @@ def test_without_root_it_ends_with_status_2(
         (["link", "/none/such"], "/none/such"),
         (["link"], "FILE"),
         (["lnk"], "lnk"),
-        (["link", "FILE", "--engine", "tunnel"], "tunnel"),
     ],
 )
 def test_a_mistake_ends_with_status_2(

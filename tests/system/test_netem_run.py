@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.netem.figures.records import (
+from penstock.netem.figures.table_rows import (
     BadPhaseRow,
     DeliveryRow,
     ExpectedRow,
@@ -21,7 +21,7 @@ from penstock.netem.figures.records import (
     RunRow,
     WithheldRow,
 )
-from penstock.netem.figures.tables import read_table
+from penstock.netem.figures.table_files import read_table
 from penstock.netem.links.namespaces import FOLDER
 from penstock.netem.runs.run_file import read_run_info
 from tests.helpers import forks

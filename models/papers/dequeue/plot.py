@@ -1,4 +1,4 @@
-"""Figures 9 to 12 of paper 000 from our results."""
+"""Plots of figures 9 to 12 of paper 000."""
 
 from __future__ import annotations
 

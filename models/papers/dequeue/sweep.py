@@ -1,4 +1,4 @@
-"""Paper 000's figures 9 to 12 with their intervals over seeds, and what the paper says of them."""
+"""The runs of paper 000's figures 9 to 12, and the paper's statements on them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ CONVENTIONAL: Final = "conventional"
 PMS: Final = "pms"
 RDS: Final = "rds"
 SLEEP_TIME: Final = 5.0
-"""Of RDS: the paper's best in its simulation."""
+"""The sleep time of RDS that is the best in the paper's simulation, seconds."""
 POLL_SECONDS: Final = 1.0
-"""Of PMS. The paper does not give it; with 0.1 s, polls and the misses that they lead to cost more
-than they save."""
+"""The period of PMS, which the paper does not give. With 0.1 s, polls and the misses that they lead
+to cost more than they save."""
 SLEEP_TIMES: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 
 RUNS: Final[Mapping[str, tuple[str, float, int, int]]] = {
@@ -40,29 +40,31 @@ RUNS: Final[Mapping[str, tuple[str, float, int, int]]] = {
     "rds+wake": ("rds+wake", SLEEP_TIME, 10, 1),
     "rds+wake, at least 50": ("rds+wake", SLEEP_TIME, 10, 50),
 }
-"""Label to strategy, sleep time, number of dequeue controllers, and messages that a request waits
-for. One controller for all back ends is what a group of the queue has."""
+"""What is run, by label: the strategy, the sleep time, the number of dequeue controllers, and the
+messages that a request waits for. A group of the queue has one controller for all back ends."""
 
 FIGURES: Final[Mapping[str, tuple[str, str]]] = {
     "messages_per_second": ("figure 9: messages/s", ",.0f"),
     "hit_ratio": ("figure 10: hit dequeues of all", ".2f"),
     "messages_per_hit": ("figure 11: messages a hit dequeue", ".1f"),
 }
-"""Attribute of an outcome to its title, and how it is written."""
+"""The title of each figure, and the format of its numbers, by attribute of an outcome."""
 
 TARGET_RATIO: Final = 1.8
-"""RDS over conventional at the highest lambda, as on the paper's servers (figure 14)."""
+"""How much more RDS receives than conventional at the highest lambda, on the paper's servers
+(figure 14)."""
 FLAT_RATIO: Final = 0.9
-"""Least throughput of RDS at the highest lambda over that at the lowest for it to be flat."""
+"""RDS counts as flat if it receives at least this share at the highest lambda of what it receives
+at the lowest."""
 EQUAL_RATIO: Final = 0.99
-"""What still counts as equal where both store all that devices send."""
+"""Two strategies count as equal from this ratio on, where both store all that devices send."""
 BUSY_RATE: Final = 100
-"""Least lambda at which PMS is better than conventional in the paper."""
+"""The least lambda at which PMS is better than conventional in the paper."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What the runs gave; the outcomes of equal places had equal seeds.
+    """The outcomes of the runs; those of equal places had equal seeds.
 
     Attributes:
         rates: lambda, ascending.

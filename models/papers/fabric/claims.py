@@ -1,4 +1,4 @@
-"""What paper 001 says in sections 3.3.2 and 3.4, beside what was simulated."""
+"""The numbers and statements of paper 001, sections 3.3.2 and 3.4, beside the simulation's."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ from penstock.netem.figures.estimates import (
 from penstock.plugins.queue.fabric.rings import COUNTER_ROTATING
 
 STEADY: Final = 0.95
-"""Least share of the rate that is stored for throughput to count as stable."""
+"""Throughput counts as stable if at least this share of the rate is stored."""
 FLAT: Final = 0.98
-"""Least throughput with a longer detection time over that with 0.4 s for it to be flat."""
+"""Throughput counts as flat if a longer detection time leaves at least this share of that with 0.4
+s."""
 BEST: Final = 0.4
-"""Slowdown detection time that the paper takes, seconds."""
+"""The slowdown detection time that the paper chooses, seconds."""
 LOWERED: Final = 0.9
-"""Share of the rate below which throughput counts as lowered."""
+"""Throughput counts as lowered below this share of the rate."""
 
 
 def numbers(results: Results) -> Iterator[Reported]:

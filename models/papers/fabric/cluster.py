@@ -1,4 +1,4 @@
-"""The nodes of the simulated fabric: when a message is stored that is sent to a physical queue.
+"""The nodes of the simulated fabric, which say when a message is stored.
 
 A node serves what it is master of one after the other, in exponential times. A master then sends
 the message to the copies, and answers when enough have it. Faults are known beforehand, so that the
@@ -25,7 +25,7 @@ class Cluster:
         rng: of services and pauses.
 
     Attributes:
-        rings: of the nodes.
+        rings: the rings of the nodes.
         served: messages that each node has served as master, by second.
     """
 

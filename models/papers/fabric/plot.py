@@ -1,4 +1,4 @@
-"""Figures 3.9 to 3.11, 3.14 and 3.16 of paper 001 from our results."""
+"""Plots of figures 3.9 to 3.11, 3.14 and 3.16 of paper 001."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is simulated of the fabric, and what paper 001 leaves open about it."""
+"""The parameters of the simulated fabric, and how we read what paper 001 leaves open."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from penstock.plugins.queue.fabric.enqueue import DEFAULT_SLOWDOWN_DETECTION_TIM
 from penstock.plugins.queue.fabric.rings import COUNTER_ROTATING, Direction
 
 Distribution: TypeAlias = Literal["hashing", "exclusion", "repeat"]
-"""How messages get to physical queues: by consistent hashing; round robin with slowdown exclusion,
-where what is not stored in time is an error to its client, as in the paper; or the same, where it
-is repeated elsewhere."""
+"""How messages are spread over physical queues. `hashing`: by consistent hashing. `exclusion`:
+round robin with slowdown exclusion, where a message that is not stored in time is an error to its
+client, as in the paper. `repeat`: likewise, but such a message is sent elsewhere."""
 
 NODES = "ABCDE"
-"""Names of the paper's servers."""
+"""The names of the paper's servers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to a node, with all that runs on it.
+    """A fault of a node, with all that runs on it.
 
     Attributes:
         node: its name.
@@ -44,9 +44,9 @@ class Setting:
     """A run; the defaults are paper 001's section 3.4.2 and the readings here.
 
     Attributes:
-        distribution: of messages over physical queues.
+        distribution: the distribution of messages over physical queues.
         faults: one a node at most.
-        directions: of the rings.
+        directions: the directions of the rings.
         needs_all_copies: a message is stored when all copies that are to be there have it; else
             when more than half have it, as with Paxos.
         rate: messages/s of all clients, Poisson.
@@ -56,13 +56,13 @@ class Setting:
         slowdown_detection_time: seconds.
         failure_detection_time: seconds after which a node that stands still is isolated, and others
             take its physical queues over. "Typically, more than 10 seconds".
-        balancer_seconds: between two looks of the load balancer at the ports of the enqueue
-            controllers, one on each node; what comes to a dead one until then is an error.
+        balancer_seconds: the time between two looks of the load balancer at the ports of the
+            enqueue controllers, one on each node; what comes to a dead one until then is an error.
         pauses: least and most seconds for which a store stops once a second; each of the two of a
             node has a length of its own, drawn evenly (the garbage collection of section 3.4.3).
         patience: seconds after which a client takes no answer for an error.
-        copy_seconds: from the master to a copy and back.
-        seconds: in which messages come.
+        copy_seconds: the time from the master to a copy and back.
+        seconds: the time in which messages come, seconds.
     """
 
     distribution: Distribution = "repeat"

@@ -22,24 +22,23 @@ from penstock.plugins.queue.fabric.enqueue import Attempt, SlowdownExclusion
 from penstock.plugins.queue.fabric.rings import RingQueue
 
 N_KEYS = 2000
-"""Of clients, for consistent hashing."""
+"""The number of clients whose keys consistent hashing spreads."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run measured; lists have an entry for each second.
+    """The results of a run; lists have an entry for each second.
 
     Attributes:
         stored: messages whose clients heard in time that they are stored.
         failed: errors to clients whose message was not stored in time.
         refused: errors to clients of enqueue controllers that were dead.
-        served: by node, messages of which it was master.
+        served: the messages of which each node was master, by node.
         repeated: messages that were sent to a second physical queue.
-        stored_twice: of these, how many are stored there and in the first: what deduplication is
-            for.
-        median_seconds: until clients heard that their message is stored.
-        slowest_seconds: the same, which 99.9 % of the messages do not exceed.
-        n_events: that were simulated: messages that came, answers and deadlines.
+        stored_twice: of the repeated messages, those that are stored there and in the first queue,
+            which deduplication is for.
+        median_seconds: the median time until clients heard that their message is stored.
+        slowest_seconds: the time until then that 99.9 % of the messages do not exceed.
     """
 
     stored: list[int]
@@ -50,7 +49,6 @@ class Outcome:
     stored_twice: int = 0
     median_seconds: float = math.nan
     slowest_seconds: float = math.nan
-    n_events: int = 0
 
 
 class _Message:
@@ -89,7 +87,7 @@ class _Run:
         """When; order among equals; number of the controller; what happens there: an attempt is
         answered, or a message of consistent hashing; messages (in a list) are to be repeated; None:
         something may be overdue."""
-        self._n_events = 0
+        self._n_planned = 0
         self._turn = 0
         self._balancer_phase = rng.random() * setting.balancer_seconds
         self._latencies: list[float] = []
@@ -110,7 +108,6 @@ class _Run:
         arrival = rng.expovariate(setting.rate)
         while True:
             if arrival < setting.seconds and (not events or arrival <= events[0][0]):
-                self._n_events += 1
                 self._arrive(arrival)
                 arrival += rng.expovariate(setting.rate)
             elif events:
@@ -124,15 +121,14 @@ class _Run:
             else:
                 break
         latencies, outcome = sorted(self._latencies), self.outcome
-        outcome.n_events = self._n_events
         if latencies:
             outcome.median_seconds = latencies[len(latencies) // 2]
             outcome.slowest_seconds = latencies[int(len(latencies) * 0.999)]
         return outcome
 
     def _at(self, when: float, controller: int, what: Any) -> None:
-        self._n_events += 1
-        heapq.heappush(self._events, (when, self._n_events, controller, what))
+        self._n_planned += 1
+        heapq.heappush(self._events, (when, self._n_planned, controller, what))
 
     def _arrive(self, now: float) -> None:
         """Deal a message to the controller of a node that the balancer takes for a live one."""

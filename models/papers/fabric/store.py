@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 
 class StoreCosts(NamedTuple):
-    """What a message costs on one connection.
+    """The costs of a message on one connection.
 
     Attributes:
-        round_seconds: of requests that leave together.
-        message_seconds: of the requests of each message.
+        round_seconds: the cost of requests that leave together.
+        message_seconds: the cost of the requests of each message.
     """
 
     round_seconds: float

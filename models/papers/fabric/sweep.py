@@ -1,4 +1,4 @@
-"""The runs of paper 001's sections 3.4.2 to 3.4.4, with their intervals over independent runs."""
+"""The runs of paper 001's sections 3.4.2 to 3.4.4, and what they measure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from penstock.netem.figures.figure_file import Table
 from penstock.plugins.queue.fabric.rings import CLOCKWISE, COUNTER_ROTATING, Direction, Rings
 
 FAILS_AT: Final = 10.0
-"""Seconds after which the first server fails."""
+"""The time at which the first server fails, seconds."""
 SECOND_FAILS_AT: Final = 20.0
-"""Seconds after which the second one fails, when the first has been isolated."""
+"""The time at which the second server fails, when the first has been isolated, seconds."""
 SHORT_DETECTION: Final = 5.0
-"""Failure detection time of section 3.4.4, seconds: the stop that the paper puts down to it."""
+"""The failure detection time of section 3.4.4, seconds: the length of the stop that the paper
+explains by it."""
 TWO_FAILURE_RATE: Final = 900.0
 PAUSES: Final = (0.1, 0.3)
-"""Of the garbage collection, seconds: the range of section 3.4.3 in which the stores stopped."""
+"""The range of the stores' garbage collection pauses in section 3.4.3, seconds."""
 DETECTION_TIMES: Final = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
 SAME_DIRECTION: Final[tuple[Direction, ...]] = (CLOCKWISE, CLOCKWISE)
 
@@ -41,7 +42,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "frozen for 5 s": Fault("D", FAILS_AT, FAILS_AT + 5),
     "100 times as slow for 10 s": Fault("D", FAILS_AT, FAILS_AT + 10, slowness=100),
 }
-"""What happens to one node of five."""
+"""The faults of one node of five, by name."""
 
 Measure: TypeAlias = Callable[[Outcome], float]
 
@@ -105,7 +106,7 @@ N_STEPS: Final = len(settings())
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is simulated.
+    """The extent of a simulation.
 
     Attributes:
         replications: independent runs of each setting.
@@ -304,4 +305,4 @@ def _two_failures(results: Results) -> Table:
 
 
 STOPPED: Final = 0.1
-"""Share of the rate below which the service counts as stopped."""
+"""The service counts as stopped below this share of the rate."""

@@ -1,4 +1,4 @@
-"""What paper 003 says of figures 7 to 11, beside what was simulated."""
+"""The numbers and statements of paper 003 on figures 7 to 11, beside the simulation's."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ SERVED: Final = (
 )
 CAP: Final = "with a lifetime of 60 s, the cap is the subscriber's share of time on"
 LEAST_GAIN: Final = -0.005
-"""Success that one point may be below another that is said to be as good: some lifetimes hardly
-differ."""
+"""By how much a point may have less success than another and still count as equally good: some
+lifetimes hardly differ."""
 MOST_DIFFERENCE: Final = 0.1
-"""Between the success rates of reliable and unreliable subscribers at 10 s, in the paper."""
+"""The most that the success rates of reliable and unreliable subscribers differ by at a lifetime of
+10 s in the paper."""
 
 
 def numbers(results: Results) -> Iterator[Reported]:

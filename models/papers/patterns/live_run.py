@@ -1,4 +1,4 @@
-"""Paper 003's patterns as real runs: a broker, clients that are on and off, and the model beside it.
+"""Live runs of paper 003's patterns: a broker and clients that are on and off, beside the model.
 
 The times are the paper's, `TIME_RATIO` times as fast. A path is a publisher, the broker and a
 subscriber with a topic of their own; many run at a time, each an independent unit. Model and run
@@ -35,12 +35,12 @@ from penstock.models.kernels.delivery_path import NETWORK, PUBLISHER, SUBSCRIBER
 from penstock.models.kernels.delivery_simulation import Draws, draw, follow
 from penstock.models.kernels.peer_timeline import Timeline, Times
 from penstock.models.papers.model_vs_measured import Compared, Unit
-from penstock.netem.clients.peer_plan import (
+from penstock.netem.clients.on_off_plan import (
     ALWAYS,
-    PeerRecords,
-    PeersPlan,
-    PublisherPeer,
-    SubscriberPeer,
+    OnOffClientsPlan,
+    OnOffPublisher,
+    OnOffRecords,
+    OnOffSubscriber,
 )
 from penstock.netem.runs.broker_process import (
     ANONYMOUS,
@@ -48,23 +48,24 @@ from penstock.netem.runs.broker_process import (
     penstock_command,
     reserved_port,
 )
-from penstock.netem.runs.peer_run import run_peers
+from penstock.netem.runs.on_off_run import run_on_off_clients
 
 TIME_RATIO: Final = 5.0
-"""How many times as fast the paper's times are: a lifetime of 10 s becomes 2 of MQTT's seconds."""
+"""How many times faster than the paper's times a run is: a lifetime of 10 s becomes 2 of MQTT's
+seconds."""
 NO_TIME: Final = 1e6
-"""Messages a second of a stage whose time is left to the real run."""
+"""The service rate of a model's stage whose time is left to the live run, messages a second."""
 SERVICE_RATE: Final = 64.0
-"""Of a subscriber, the paper's, messages a second."""
+"""The service rate of a subscriber in the paper, messages a second."""
 END_SECONDS: Final = 2.0
-"""After the model's last departure, for the real one."""
+"""How long a run goes on after the model's last departure."""
 
 
 class Cell(NamedTuple):
     """A kind of path; times are the run's, seconds.
 
     Attributes:
-        name: in tables, with the paper's times.
+        name: the name in tables, with the paper's times.
         publisher: times on and off of the publisher, or of its network where that is unreliable.
         subscriber: times on and off.
         publisher_is_reliable: D, or A.
@@ -121,11 +122,11 @@ CELLS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is run.
+    """The extent of a run.
 
     Attributes:
-        paths: of each kind, which run at a time.
-        seconds: in which messages are created.
+        paths: the paths of each kind, which run at a time.
+        seconds: the time in which messages are created, seconds.
     """
 
     paths: int = 24
@@ -133,12 +134,13 @@ class Effort:
 
 
 class Figures(NamedTuple):
-    """What became of the messages of one path.
+    """The fates of the messages of one path.
 
     Attributes:
         created: messages.
         done: within their lifetime.
-        seconds: from creation to the end of the service, of all that were done together.
+        seconds: the time from creation to the end of the service, of all messages that were done
+            together.
         full: found the queue full.
     """
 
@@ -192,7 +194,7 @@ def run_cells(
     effort: Effort,
     seed: int,
     at_end: Callable[[int], None] | None = None,
-) -> tuple[list[PathUnit], PeerRecords]:
+) -> tuple[list[PathUnit], OnOffRecords]:
     """Run some kinds of paths on a broker.
 
     Args:
@@ -218,7 +220,7 @@ def run_cells(
         broker = RunningBroker("patterns", command, directory)
         try:
             broker.wait_until_listening(port)
-            records = run_peers(make_plan(units, port), directory)
+            records = run_on_off_clients(make_plan(units, port), directory)
             if at_end is not None:
                 at_end(port)
         finally:
@@ -263,13 +265,13 @@ def _make(cell: Cell, seconds: float, rng: np.random.Generator) -> PathUnit:
     return PathUnit(cell, draws, services, modelled, max(ends))
 
 
-def make_plan(units: Sequence[PathUnit], port: int) -> PeersPlan:
+def make_plan(units: Sequence[PathUnit], port: int) -> OnOffClientsPlan:
     """Return what the clients of some paths do."""
     publishers, subscribers = [], []
     for number, unit in enumerate(units):
         cell, topic = unit.cell, f"path/{number}"
         publishers.append(
-            PublisherPeer(
+            OnOffPublisher(
                 f"publisher-{number}",
                 topic,
                 _times(unit.draws.timelines.get(cell.sender)),
@@ -280,7 +282,7 @@ def make_plan(units: Sequence[PathUnit], port: int) -> PeersPlan:
             )
         )
         subscribers.append(
-            SubscriberPeer(
+            OnOffSubscriber(
                 f"subscriber-{number}",
                 [topic],
                 _times(unit.draws.timelines.get(SUBSCRIBER)),
@@ -289,7 +291,7 @@ def make_plan(units: Sequence[PathUnit], port: int) -> PeersPlan:
             )
         )
     end = max(unit.last_seconds for unit in units) + END_SECONDS
-    return PeersPlan(port, end, publishers, subscribers)
+    return OnOffClientsPlan(port, end, publishers, subscribers)
 
 
 def _times(timeline: Timeline | None) -> list[tuple[float, float]]:
@@ -298,7 +300,7 @@ def _times(timeline: Timeline | None) -> list[tuple[float, float]]:
     return [*zip(timeline.starts.tolist(), timeline.ends.tolist(), strict=True)]
 
 
-def _measured(units: Sequence[PathUnit], records: PeerRecords) -> list[Figures]:
+def _measured(units: Sequence[PathUnit], records: OnOffRecords) -> list[Figures]:
     """Return the figures of each path; its publisher, subscriber and topic have its number."""
     done, seconds, full = [0] * len(units), [0.0] * len(units), [0] * len(units)
     for each in records.worked:

@@ -1,4 +1,4 @@
-"""Figures 7 to 11 of paper 003 from our results."""
+"""Plots of figures 7 to 11 of paper 003."""
 
 from __future__ import annotations
 

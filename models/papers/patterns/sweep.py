@@ -1,4 +1,4 @@
-"""Paper 003's runs: figures 7 to 11, with their intervals over independent replications."""
+"""The runs of paper 003's figures 7 to 11, and single queues beside their closed forms."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Cell(NamedTuple):
         is_reliable: whether the subscriber is; the publisher always is.
         publisher_on: T_ON of the publisher, seconds.
         subscriber_on: T_ON of the subscriber, seconds.
-        lifetime: of a message, seconds.
+        lifetime: the lifetime of a message, seconds.
         arrival_rate: lambda, messages a second.
         capacity: K of each stage; None for no limit.
-        serves_expired: as in `Path`.
+        serves_expired: whether expired messages are served, as in `Path`.
     """
 
     is_reliable: bool
@@ -64,13 +64,13 @@ class Cell(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """What limits messages in figure 11.
+    """A limit of messages in figure 11.
 
     Attributes:
-        label: in tables.
+        label: the label in tables.
         lifetime: seconds.
         capacity: K of each stage; None for no limit.
-        serves_expired: as in `Path`.
+        serves_expired: whether expired messages are served, as in `Path`.
     """
 
     label: str
@@ -93,7 +93,7 @@ LIMITS: Final = (
     Limit("lifetime 10 s, expired are served", 10.0, None, True),
     Limit("lifetime 30 s, expired are served", 30.0, None, True),
 )
-"""Of figure 11. The last two are the other reading of expiry."""
+"""The limits of figure 11. The last two are the other reading of expiry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def cells() -> Iterator[Cell]:
 
 
 N_STEPS: Final = math.ceil(len(set(cells())) / len(PUBLISHER_ON)) + 1
-"""That `run` tells of."""
+"""How many times `run` tells of a step."""
 
 
 def run(effort: Effort, tell: Callable[[str], None]) -> Results:

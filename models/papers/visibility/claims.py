@@ -1,4 +1,4 @@
-"""What paper 004 says of figures 11 to 15, beside what was simulated."""
+"""The numbers and statements of paper 004 on figures 11 to 15, beside the simulation's."""
 
 from __future__ import annotations
 
@@ -48,16 +48,17 @@ THOUSANDTHS: Final = (
     " 99 s of waiting; its clock counts milliseconds, so it is read as thousandths"
 )
 FLOOR: Final = 0.05
-"""Waiting messages that two sources may differ by where 10 % are less: with many threads, a
+"""Two sources may differ by this many waiting messages where 10 % are less: with many threads, a
 hundredth of a message waits."""
 FLAT_RATIO: Final = 0.15
-"""Most of the fall from 4 to 10 threads that may be left at 7 for the rest to be flat."""
+"""Waiting counts as flat behind 7 threads if at most this share of its fall from 4 to 10 threads is
+left there."""
 LINEAR_RATIO: Final = 1.15
-"""Most delivery time over two service times for it to be linear."""
+"""Delivery time counts as linear up to this ratio to two service times."""
 LITTLE_WAITING: Final = 0.5
-"""Messages, for the service time to have almost no effect on them."""
+"""The service time counts as without effect up to this many waiting messages."""
 SHARP_RATIO: Final = 3.0
-"""Least waiting 40 ms behind a turning point, over that at the point, for a sharp rise."""
+"""A rise counts as sharp if waiting grows by this factor within 40 ms of service time."""
 PLATEAU: Final = 0.47
 
 

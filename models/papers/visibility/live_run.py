@@ -1,4 +1,4 @@
-"""Paper 004's queue as a real run: the queue's gateway, threads that send and receive, the model.
+"""Live runs of paper 004's queue: threads that send and receive over HTTP, beside the model.
 
 Threads of a sender put messages into a queue over HTTP, and threads of a receiver take them one at
 a time, work on them, and settle those whose delivery succeeds. All rates are the paper's, a quarter
@@ -39,7 +39,7 @@ from penstock.netem.runs.broker_process import RunningBroker, queue_command, res
 from penstock.plugins.queue.client import OutgoingMessage, QueueClient
 
 SPEED: Final = 0.25
-"""Rates over the paper's."""
+"""The rates of a run over the paper's."""
 _RATES: Final = {"arrival_rate": 30.0 * SPEED, "sender_rate": 10.0 * SPEED}
 SETTINGS: Final = {
     "out of order, failures known at once": Setting(
@@ -55,24 +55,24 @@ SETTINGS: Final = {
         "settled", 7, 7, 0.88, 4.0 * SPEED, 10.0 * SPEED, 10.0 * SPEED
     ),
 }
-"""By name in tables."""
+"""The settings that are run, by their names in tables."""
 WAIT_SECONDS: Final = 1.0
-"""For which a receive is held."""
+"""How long the gateway holds a receive."""
 END_SECONDS: Final = 120.0
-"""After the last creation, in which everything is to be delivered."""
+"""How long a run waits, after the last creation, for all deliveries."""
 SWITCH_SECONDS: Final = 0.0005
-"""After which a thread of this process lets another one go on."""
+"""The time after which a thread of this process lets another one run."""
 START_SECONDS: Final = 0.5
-"""From the start of the threads to the beginning."""
+"""The time from the start of the threads to the beginning of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is run.
+    """The extent of a run.
 
     Attributes:
-        queues: that run at a time, of each setting.
-        seconds: in which messages are created.
+        queues: the queues of each setting, which run at a time.
+        seconds: the time in which messages are created, seconds.
     """
 
     queues: int = 6
@@ -80,14 +80,14 @@ class Effort:
 
 
 class Figures(NamedTuple):
-    """What was found of one queue.
+    """The results of one queue.
 
     Attributes:
-        messages: that were created.
-        delivery_seconds: from creation to delivery, of all messages together.
-        waited_seconds: that they waited, in senders and queue, together.
+        messages: the messages that were created.
+        delivery_seconds: the time from creation to delivery, of all messages together.
+        waited_seconds: the time that all messages together waited, in senders and queue.
         duplicates: deliveries of a message that had been delivered.
-        deliveries: that were begun.
+        deliveries: the deliveries that were begun.
     """
 
     messages: int
@@ -211,13 +211,13 @@ class QueueRun:
     """One queue, its senders and its receivers.
 
     Attributes:
-        name: of the queue.
+        name: the name of the queue.
         setting: what is run.
         draws: what chance has decided.
         late: seconds after its time at which each thing was done.
         stored: numbers of messages in the order in which they were stored, where that is one.
         received: number of each message that was received, when it was asked for, and when it came.
-        failures: of its threads.
+        failures: the failures of its threads.
         is_done: set when all messages are delivered and settled, or a thread has failed.
     """
 

@@ -1,4 +1,4 @@
-"""Figures 11 to 15 of paper 004 from our results."""
+"""Plots of figures 11 to 15 of paper 004."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from penstock.models.papers.visibility.sweep import (
 )
 
 Point = Callable[[Order, int, float], Setting]
-"""Returns a point of a figure by order, threads and q."""
+"""A function that returns a point of a figure by order, threads and q."""
 
 
 def draw(results: Results, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Paper 004's runs: figures 11 to 15, with their intervals over independent replications."""
+"""The runs of paper 004's figures 11 to 15."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from penstock.netem.figures.figure_file import Table
 
 THREADS: Final = (4, 5, 6, 7, 8, 9, 10)
 RELIABILITIES: Final = (0.99, 0.88)
-"""q."""
+"""The values of q, the share of deliveries that succeed."""
 FIXED_THREADS: Final = 6
-"""Of the other stage in figure 12."""
+"""The number of threads of the other stage in figure 12."""
 SOME_THREADS: Final = (5, 7)
-"""n1 = n2 of figures 14 and 15 that the text names."""
+"""The values of n1 = n2 in figures 14 and 15 that the text names."""
 SERVICE_TIMES: Final = (0.02, 0.04, 0.06, 0.08, 0.1, 0.12, 0.14, 0.16, 0.18, 0.2)
-"""Seconds, of figure 14; there lambda is 30 and q is 0.99."""
+"""The service times of figure 14, seconds; there lambda is 30 and q is 0.99."""
 ARRIVAL_RATES: Final = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0)
 """Lambda of figure 15; there q is 0.88."""
 TIMEOUTS: Final = (None, 0.2, 0.5, 1.0, 5.0)
 """Visibility timeouts, seconds; the paper gives none."""
 IN_ORDER: Final[Order] = "arrived"
 ORDERS: Final[Mapping[Order, str]] = {"any": "out of order", IN_ORDER: "in order"}
-"""Those that are compared, and what the paper calls them."""
+"""The orders that are compared, and what the paper calls them."""
 
 UNSTABLE: Final = "overflows"
 
@@ -105,7 +105,7 @@ def settings() -> Iterator[Setting]:
 
 _POINTS_A_STEP: Final = 10
 N_STEPS: Final = math.ceil(len(set(settings())) / _POINTS_A_STEP) + len(RELIABILITIES)
-"""That `run` tells of."""
+"""How many times `run` tells of a step."""
 
 
 def run(effort: Effort, tell: Callable[[str], None]) -> Results:

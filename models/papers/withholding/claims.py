@@ -30,16 +30,17 @@ from penstock.netem.figures.estimates import (
 )
 
 FIGURE_8_PROBE_PERIOD = 1
-"""Seconds."""
+"""T_Q of figure 8, seconds."""
 
 REPORTED_GAIN = 3.5
-"""Seconds that historic saves over the baseline in the paper."""
+"""How many seconds historic saves over the baseline in the paper."""
 
 GAIN_TOLERANCE = 1.0
-"""Seconds by which a mean over other traces may differ from it, as the paper shows one run."""
+"""By how many seconds a mean over other traces may differ from the paper's, which is of one run."""
 
 FLAT_SECONDS = 0.5
-"""Least movement of historic over threshold_l that would show in the paper's figure 8."""
+"""The least movement of historic over threshold_l that would show in the paper's figure 8,
+seconds."""
 
 FIGURE_8 = "fig. 8"
 FIGURE_9 = "fig. 9"
@@ -49,14 +50,14 @@ WORDS: Final = {
     Standing.MISSED: "does not hold",
     Standing.NOT_SHOWN: "not shown",
 }
-"""How a claim is said to stand."""
+"""The words of a verdict by how the claim stands."""
 
 
 class Verdict(NamedTuple):
     """A claim and whether it holds.
 
     Attributes:
-        claim: as a sentence.
+        claim: the claim as a sentence.
         standing: met where the results support it.
         found: the results.
         short: the claim as text beside a plot.

@@ -1,4 +1,4 @@
-"""Kinds of bad links, for the simulation of `links`: those of `penstock netem run links`.
+"""Kinds of bad links for the simulation of links: those of `penstock netem run links`.
 
 A link of a kind is good and bad in turn, for exponentially distributed times, unless its kind says
 otherwise. What it is while it is bad is drawn by seed, so that no constant of a policy can be
@@ -29,8 +29,8 @@ class Kind(NamedTuple):
     Attributes:
         changes: makes the changes of a link, from chance, its length in seconds and the congestion
             control.
-        traffic: of each subscriber.
-        n_subscribers: that share a link.
+        traffic: the traffic of each subscriber.
+        n_subscribers: the number of subscribers that share a link.
         by_congestion_control: whether that makes a difference in this approximation.
     """
 

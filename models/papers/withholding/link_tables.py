@@ -1,4 +1,4 @@
-"""Policies on the links of `kinds`, and what each constant of `adaptive` does there."""
+"""Tables of the policies on kinds of bad links, and of what each constant of `adaptive` does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BASELINE: Final = "none"
 ORACLE: Final = "oracle"
 
 LEAST_GAIN: Final = 0.2
-"""Of the oracle over `none`, from which on a share of it is told: a share of less is noise."""
+"""The least gain of the oracle over `none` of which a share is told; a share of less is noise."""
 
 
 def _gate(config: WithholdingConfig, _: Bottleneck) -> DeliveryGate:
@@ -55,15 +55,15 @@ GATES: Final[Mapping[str, MakeGate]] = {
     "historic": policy_gate("historic"),
     "adaptive": policy_gate("adaptive"),
 }
-"""What decides, by name."""
+"""The gates that decide, by name."""
 
 
 class Cell(NamedTuple):
     """A kind of link, seen from a broker.
 
     Attributes:
-        kind: of `KINDS`.
-        congestion_control: of the connection.
+        kind: the name of the kind in `KINDS`.
+        congestion_control: the congestion control of the connection.
         is_relayed: whether a load balancer is between the broker and the link.
     """
 
@@ -90,9 +90,9 @@ class Varied(NamedTuple):
     """A constant and what it is set to.
 
     Attributes:
-        module: by whose name it is used.
-        name: of the constant.
-        values: in place of its own.
+        module: the module by whose name the constant is used.
+        name: the name of the constant.
+        values: the values in place of the constant's own.
     """
 
     module: ModuleType
@@ -108,7 +108,8 @@ CONSTANTS: Final = (
     Varied(passage, "RECENT_SECONDS", (5.0, 20.0)),
     Varied(thresholds, "MARGIN_SECONDS", (0.025, 0.1)),
 )
-"""Those of the rule. Its two options, `exposure` and `max_withhold`, are varied as well."""
+"""The constants of the rule that are varied. Its options `exposure` and `max_withhold` are varied
+as well."""
 
 OPTIONS: Final[Mapping[str, tuple[float, float]]] = {
     "exposure": (1.0, 4.0),
@@ -122,7 +123,7 @@ class Effort:
 
     Attributes:
         links: independent units of each cell.
-        seconds: of each.
+        seconds: the length of each link's run.
     """
 
     links: int
@@ -263,7 +264,7 @@ def sensitivity_tables(effort: Effort, tell: Callable[[str], None]) -> dict[str,
 
 
 _LIKE_DIRECT: Final = ("loss", "far", "outages", "bursts", "idle")
-"""Kinds on which a relay changes little for `adaptive`."""
+"""The kinds on which a relay changes little for `adaptive`."""
 
 
 @contextmanager

@@ -19,10 +19,10 @@ from penstock.plugins.withholding.adaptive import DEFAULT_EXPOSURE
 from penstock.plugins.withholding.config import DEFAULT_MAX_WITHHOLD
 
 LOOK_SECONDS: Final = 0.05
-"""Between two looks at the link."""
+"""The time between two looks at the link."""
 
 SEEN_RTT_RATIO: Final = 2.0
-"""RTT over the good one from which on a client's broker sees that the path is bad."""
+"""From this ratio to the good RTT on, a broker sees that the path to a client is bad."""
 
 SEEN_LOSS: Final = 0.05
 
@@ -62,7 +62,7 @@ class OracleGate(DeliveryGate):
 
 
 class LateGate(OracleGate):
-    """The same, where the beginning of a bad time shows only as it does to a broker."""
+    """The oracle, but it learns that a bad time has begun only as a broker could."""
 
     def __init__(self, bottleneck: Bottleneck) -> None:
         super().__init__(bottleneck)

@@ -1,4 +1,4 @@
-"""Figures 8 and 9 of paper 002 from our results, and the behaviour of each policy on one trace."""
+"""Plots of figures 8 and 9 of paper 002, and of what each policy does on one trace."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from penstock.models.papers.withholding.sweep import (
 from penstock.netem.figures.estimates import Standing
 
 SHOWN_SECONDS: Final = 300
-"""Length of the trace's end that is shown; the policies run on all of it."""
+"""The length of the trace's end that is shown; the policies run on all of it."""
 
 FIGURE_INCHES: Final = (16, 9)
-"""Size of a slide."""
+"""The width and height of the picture: those of a slide."""
 
 LOOKS: Final = {
     BASELINE: ("gray", 1.8),
@@ -45,32 +45,32 @@ LOOKS: Final = {
     "historic": ("tab:purple", 1.8),
     CLAIRVOYANT: ("black", 1.8),
 }
-"""Label to color and width of its line."""
+"""The color and the width of each policy's line, by label."""
 
 COLUMNS: Final = {
     FIGURE_8: "The paper on figure 8",
     FIGURE_9: "The paper on figure 9",
 }
-"""Subjects of claims to the heading above them, from the left."""
+"""The heading above the claims about each figure, from the left."""
 
 MARKS: Final = {
     Standing.MET: ("\u2713", "tab:green"),
     Standing.MISSED: ("\u2717", "tab:red"),
     Standing.NOT_SHOWN: ("?", "tab:gray"),
 }
-"""Standing of a claim to its mark and the color of that."""
+"""The mark of a verdict and its color, by how the claim stands."""
 
 CLAIM_CHARACTERS: Final = 60
-"""Of a line below the plots."""
+"""The length of a line of text below the plots."""
 
 LINE_HEIGHT: Final = 0.053
-"""Of the height of what is below the plots."""
+"""The height of a line of text, as a share of the part below the plots."""
 
 INDENT: Final = 0.05
-"""Of the width of a column, of claims behind their marks."""
+"""The distance of a claim from its mark, as a share of the column's width."""
 
 SHOWN: Final = (BASELINE, "conservative", "probabilistic", "historic")
-"""Panels from the top; the clairvoyant one comes last."""
+"""The policies that have a panel, from the top; the clairvoyant one comes last."""
 
 
 def draw_trace(trace: Sequence[float], setting: Setting, file: Path) -> None:

@@ -30,22 +30,22 @@ from penstock.plugins.withholding.config import DEFAULT_PROFILE
 from penstock.plugins.withholding.profile import LatencyProfile
 
 QUERY_BYTES: Final = min(DEFAULT_PROFILE)
-"""Payload of the query whose RTT a trace has; what is longer is a large message (threshold_s)."""
+"""The payload of the query whose RTT a trace has; longer messages are large (threshold_s)."""
 LEAST_SECONDS: Final = 2
-"""Of a trace, below which nothing can be learned from it."""
+"""A trace shorter than this shows nothing, and is left out."""
 BASELINE: Final = "none"
-"""Of the brokers of a run, the one whose latencies are taken where it took part."""
+"""The broker of a run whose latencies are taken, if it took part."""
 
 _PROFILE: Final = LatencyProfile(DEFAULT_PROFILE)
 
 
 class Trace(NamedTuple):
-    """What one client's path was like.
+    """The path of one client over time.
 
     Attributes:
-        name: of the client.
-        rtts: of the query in each second, seconds.
-        arrivals: of its large messages; None: none was recorded.
+        name: the name of the client.
+        rtts: the RTT of the query in each second, seconds.
+        arrivals: the arrivals of its large messages; None: none was recorded.
     """
 
     name: str
@@ -156,11 +156,11 @@ def _is_run(folder: Path) -> bool:
 
 def _of_run(folder: Path) -> list[Trace]:
     from penstock.netem.errors import NetemError  # noqa: PLC0415 - pyarrow
-    from penstock.netem.figures import records, tables  # noqa: PLC0415
+    from penstock.netem.figures import table_files, table_rows  # noqa: PLC0415
 
     try:
-        messages = tables.read_table(folder, records.MessageRow)
-        deliveries = tables.read_table(folder, records.DeliveryRow)
+        messages = table_files.read_table(folder, table_rows.MessageRow)
+        deliveries = table_files.read_table(folder, table_rows.DeliveryRow)
     except NetemError as error:
         raise ValueError(str(error)) from error
     names = {each.broker for each in messages}

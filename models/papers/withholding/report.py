@@ -1,4 +1,4 @@
-"""Results as tables of text, and as Markdown."""
+"""The tables of paper 002's sweep."""
 
 from __future__ import annotations
 

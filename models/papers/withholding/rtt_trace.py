@@ -18,14 +18,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 MAX_SECONDS = 1_000_000
-"""Longest trace from a file, so that a wrong time does not fill the memory."""
+"""The longest trace that a file may have, so that a wrong time does not fill the memory."""
 
 
 class Arrival(NamedTuple):
     """A large message of a recording.
 
     Attributes:
-        second: of the trace in which it comes.
+        second: the second of the trace in which it comes.
         size_scale: its latency over that of the query.
     """
 
@@ -44,7 +44,7 @@ class TraceParameters:
 
     Attributes:
         calm_rtt: least and largest RTT without congestion, seconds.
-        burst_probability: that a burst begins in a calm second.
+        burst_probability: the probability that a burst begins in a calm second.
         burst_seconds: least and largest length of a burst.
         burst_rate: the inverse of the mean RTT that a burst adds, 1/s.
     """

@@ -47,7 +47,7 @@ class Setting:
 
 
 class Prober:
-    """What is known from the queries so far.
+    """The knowledge from the queries so far.
 
     Attributes:
         overdue: age of the oldest unanswered query, seconds, if that is more than threshold_l;

@@ -1,4 +1,4 @@
-"""All policies on the same traces, over threshold_l and T_Q (paper 002, figures 8 and 9)."""
+"""The runs of paper 002's figures 8 and 9: all policies on the same traces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.plugins.withholding.policies import make_policy
 from penstock.plugins.withholding.policy import Policy
 
 WRONG_CONGESTION_RATE = 1 / 60
-"""The paper's bad case: λ as if congestion lasted 60 s on average."""
+"""The wrong λ of the paper's bad case, as if congestion lasted 60 s on average."""
 
 BASELINE = "none"
 CLAIRVOYANT = "clairvoyant"
@@ -45,11 +45,12 @@ POLICIES: Final[dict[str, Policy]] = {
     ),
     "historic": make_policy("historic", max_withhold=DEFAULT_MAX_WITHHOLD, congestion_rate=1.0),
 }
-"""Label to the policy, with the paper's parameters where it has any. `adaptive` is not among them:
-it decides by acknowledgements of large messages, which the paper's simulation does not have."""
+"""The policies by label, with the paper's parameters where it has any. `adaptive` is not among
+them: it decides by acknowledgements of large messages, which the paper's simulation does not
+have."""
 
 GIVEN_THRESHOLD_L: Final = ("conservative", "probabilistic", WRONG_RATE, "historic")
-"""Policies that are run for every threshold_l; the baseline needs none."""
+"""The policies that are run for every threshold_l; the baseline needs none."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Sweep:
         thresholds: threshold_l, seconds.
         probe_periods: T_Q, whole seconds.
         answers: when a query's RTT is known, to all policies, as in `Setting`.
-        arrivals: of each trace's large messages; None, or None for one of them: as in paper 002.
+        arrivals: the arrivals of each trace's large messages; None, or None for one of them, for
+            those of paper 002.
     """
 
     traces: Sequence[Sequence[float]]

@@ -90,7 +90,7 @@ class Peer:
         return sizes is None or is_large == (sizes == "large")
 
 
-class Ways(RuleBasedStateMachine):
+class ProfilePlan(RuleBasedStateMachine):
     """Publishes to subscriptions of all kinds, and counts who gets what."""
 
     extensions: dict[str, Any] = {}  # noqa: RUF012 (of the machine's kind)
@@ -374,13 +374,13 @@ class Ways(RuleBasedStateMachine):
         return got
 
 
-class OneByOne(Ways):
+class OneByOne(ProfilePlan):
     """A broker that takes packet after packet."""
 
     takes_runs = False
 
 
-class Asked(Ways):
+class Asked(ProfilePlan):
     """A broker whose access control is asked about each message."""
 
     @property
@@ -389,7 +389,7 @@ class Asked(Ways):
         return {"access": Access()}
 
 
-TestWays = Ways.TestCase
+TestWays = ProfilePlan.TestCase
 TestOneByOne = OneByOne.TestCase
 TestAsked = Asked.TestCase
 SETTINGS = settings(max_examples=examples(60), stateful_step_count=20, deadline=None)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 import pytest
 
 from penstock.models.kernels.closed_forms import UnstableError
 from penstock.models.planner import load
-from penstock.models.planner.costs import Costs
+from penstock.models.planner.costs import SOURCE, Costs
 from penstock.models.planner.fleet import LinkClass
 from penstock.models.planner.load import (
     Stage,
@@ -136,3 +137,18 @@ def test_a_busy_connection_has_no_slow_start() -> None:
     assert idle_ratio(0.0, link) == 1.0
     assert idle_ratio(1.0, link) == pytest.approx(math.exp(-0.3))
     assert idle_ratio(100.0, link) < 1e-12
+
+
+def test_each_cost_says_where_it_is_from() -> None:
+    """A number without a source is one that nobody can check."""
+    assert [each.name for each in fields(Costs)] == list(SOURCE)
+    assert all(SOURCE.values())
+
+
+def test_a_faster_machine_takes_less_time_and_the_same_memory() -> None:
+    """The speed is over that of the machine on which costs were measured."""
+    costs = Costs()
+    faster = costs.faster(2.0)
+    assert faster.deliver == costs.deliver / 2
+    assert faster.alone == costs.alone / 2
+    assert faster.connection_bytes == costs.connection_bytes

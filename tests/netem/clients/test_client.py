@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 from penstock.netem.clients.connection import PORT
-from penstock.netem.clients.publisher import Published, read_published_file
+from penstock.netem.clients.publisher import Published, read_published, read_published_file
 from penstock.netem.clients.roster import Roster, publisher_files, subscriber_files
 from penstock.netem.clients.subscriber import read_delivered_file
 from penstock.netem.errors import RunError
@@ -145,24 +145,6 @@ def test_small_messages_go_on_after_the_traffic_and_are_not_counted(
     assert len(read_published_file(publisher_files(tmp_path, 0)[0])) == 8
 
 
-def test_who_reads_late_gets_everything_then(host: Host, tmp_path: Path) -> None:
-    """Its connection stalls: nothing is delivered before."""
-    plan = scenario(
-        traffic={"large": Stream("pictures/1", 500_000, 0.1)},
-        publishers={"sensor": Publisher("cloud", ["large"])},
-        subscribers={"late": Subscriber("cloud", ["#"], reads_from_seconds=1.5)},
-        duration_seconds=1.0,
-    )
-    _, crew = crew_of(plan, host, tmp_path)
-    wait_for(crew, "ready", {"sensor", "late"})
-    begin_at = time.monotonic()
-    crew.begin(begin_at)
-    wait_for(crew, "complete", {"late"})
-    delivered = read_delivered_file(subscriber_files(tmp_path, 0)[0])
-    assert len(delivered) == 10
-    assert delivered[0].at > begin_at + 1.5
-
-
 def test_a_client_that_dies_is_named_with_the_end_of_its_log(host: Host, tmp_path: Path) -> None:
     """Each is a process of its own; here one is killed."""
     _, crew = crew_of(scenario(), host, tmp_path)
@@ -231,3 +213,37 @@ def test_soundings_try_the_way_before_the_beginning(host: Host, tmp_path: Path) 
     assert sorted((each.stream, each.number) for each in delivered) == [
         *((0, 0), (0, 1), (1, 0), (1, 1))
     ]
+
+
+def test_messages_are_joined_with_their_acknowledgements() -> None:
+    """Packet ids tell which is whose, on each stream's connection for itself."""
+    lines = ["p 0 0 1 10.0", "p 1 0 1 10.5", "a 1 1 10.75", "a 0 1 11.0", "p 0 1 2 12.0"]
+    assert read_published(lines) == [
+        Published(0, 0, 10.0, 11.0),
+        Published(1, 0, 10.5, 10.75),
+        Published(0, 1, 12.0, None),
+    ]
+
+
+def test_an_acknowledgement_may_be_written_before_its_message() -> None:
+    """The connection's thread may be faster than the one that publishes."""
+    assert read_published(["a 0 7 10.5", "p 0 0 7 10.0"]) == [Published(0, 0, 10.0, 10.5)]
+
+
+def test_a_packet_id_is_used_again() -> None:
+    """Each acknowledgement belongs to one message."""
+    lines = ["p 0 0 7 1.0", "a 0 7 2.0", "p 0 1 7 3.0", "a 0 7 4.0", "p 0 2 7 5.0"]
+    assert [each.acknowledged_at for each in read_published(lines)] == [2.0, 4.0, None]
+
+
+def test_nobody_acknowledges_at_qos_0() -> None:
+    """Without a packet id there is no acknowledgement."""
+    assert read_published(["p 0 0 0 1.0", "p 0 1 0 2.0"]) == [
+        Published(0, 0, 1.0, None),
+        Published(0, 1, 2.0, None),
+    ]
+
+
+def test_a_publisher_that_has_not_begun_has_published_nothing(tmp_path: Path) -> None:
+    """There is no file then."""
+    assert read_published_file(tmp_path / "none") == []

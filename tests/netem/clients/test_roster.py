@@ -7,7 +7,6 @@ import pytest
 
 from penstock.netem.clients.client_plan import CrewPlan, LanePlan, read_crews, write_crews
 from penstock.netem.clients.roster import WITNESS, Roster, focus_of
-from penstock.netem.runs.bulk_flows import BulkFlow
 from penstock.netem.runs.impairments import Impairment, TracePlan
 from penstock.netem.runs.scenario import (
     Broker,
@@ -128,15 +127,8 @@ def test_random_times_are_the_same_for_all_brokers_and_others_for_each_seed() ->
     assert times[0] == times[1] != times[2]
 
 
-def test_who_reads_late_is_not_ended_for_its_silence(tmp_path: Path) -> None:
-    """Its Keep Alive is longer than it stalls: a broker ends one at one and a half of it."""
-    late = Subscriber("edge", ["#"], reads_from_seconds=90.0)
-    roster = Roster(scenario(subscribers={"late": late}), "penstock", 1)
-    assert roster.crews(address, tmp_path)["edge"].subscribers[0].keep_alive_seconds == 180
-
-
 def test_focus_is_on_those_behind_an_impaired_link() -> None:
-    """Or one with a bulk flow; unless the scenario names others. Without any, on all."""
+    """Unless the scenario names others; without any such link, it is on all."""
     topology = Topology(
         {name: HostPlan() for name in ("cloud", "hub", "near", "far")},
         [
@@ -153,11 +145,6 @@ def test_focus_is_on_those_behind_an_impaired_link() -> None:
         "far",
         "near",
     }
-    flows = {"backup": BulkFlow(("near", "cloud"))}
-    competing = scenario(
-        topology=topology, subscribers=subscribers, impairments=[], bulk_flows=flows
-    )
-    assert focus_of(competing) == {"near"}
     named = scenario(
         topology=topology, subscribers=subscribers, measurements=Measurements(focus=["near"])
     )

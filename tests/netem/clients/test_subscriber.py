@@ -15,7 +15,7 @@ from penstock.netem.clients.subscriber import Delivered, Progress, read_delivere
 def plan(awaited: list[Awaited]) -> SubscriberPlan:
     """Return a subscriber that awaits something."""
     return SubscriberPlan(
-        "sub", "127.0.0.1", 1883, "5", [LanePlan("sub", ["#"])], 1, 60, None, {}, awaited, "", ""
+        "sub", "127.0.0.1", 1883, "5", [LanePlan("sub", ["#"])], 1, 60, {}, awaited, "", ""
     )
 
 

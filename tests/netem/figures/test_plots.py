@@ -1,21 +1,45 @@
-"""Plots: there where data is, and what is shown is on them."""
-
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from matplotlib import colors, image
 
-from penstock.netem.figures.canvas import IMPAIRED_COLOUR, Plot
-from penstock.netem.figures.colours import FOCUS_COLOUR, OVER_COLOUR
-from penstock.netem.figures.measures import Measures
+from penstock.netem.figures.canvas import (
+    IMPAIRED_COLOUR,
+    Canvas,
+    Plot,
+    begin,
+    compare,
+    show_seconds,
+    spread,
+)
+from penstock.netem.figures.colours import (
+    FOCUS_COLOUR,
+    OVER_COLOUR,
+    find_focus,
+    find_over,
+    paint,
+)
+from penstock.netem.figures.measures import Measures, show_bytes
 from penstock.netem.figures.plots import draw, draw_distributions, draw_latencies, draw_memory
-from penstock.netem.figures.records import Tables
-from penstock.netem.runs.scenario import HostPlan, LinkPlan, Subscriber, Topology
-from tests.helpers.netem_runs import INFO, SCENARIO, message, whole_run
+from penstock.netem.figures.size_plots import correlate, draw_memory_by_latency, draw_sizes
+from penstock.netem.figures.table_rows import MemoryRow, Tables
+from penstock.netem.runs.run_file import RunInfo
+from penstock.netem.runs.scenario import (
+    Broker,
+    HostPlan,
+    LinkPlan,
+    Stream,
+    Subscriber,
+    Target,
+    Topology,
+)
+from tests.helpers.netem_runs import INFO, SCENARIO, delivery, expected, message, whole_run
 
 
 def count(path: Path, colour: str) -> int:
@@ -163,3 +187,167 @@ def test_without_data_there_is_no_plot(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     only_memory = Measures(SCENARIO, dataclasses.replace(Tables(), memory=whole_run().memory))
     assert draw_memory(INFO, only_memory, tmp_path) is not None
+
+
+def test_labels_do_not_touch_and_keep_their_order() -> None:
+    """The lower ones stay where they belong, what is above them is pushed up."""
+    assert spread([5.0, 1.0, 1.5], 1.0, 0.0) == [5.0, 1.0, 2.0]
+    assert spread([-3.0, -2.0], 1.0, 0.5) == [0.5, 1.5]
+    assert spread([], 1.0, 0.0) == []
+
+
+def test_sizes_and_times_are_short_words() -> None:
+    """As on axes and in keys."""
+    assert [show_bytes(size) for size in (100, 1000, 300_000, 1e6)] == [
+        "100 B",
+        "1 kB",
+        "300 kB",
+        "1 MB",
+    ]
+    assert [show_seconds(each) for each in (0.001, 0.1, 1, 10)] == [
+        "1 ms",
+        "100 ms",
+        "1 s",
+        "10 s",
+    ]
+    assert begin("small q1-1MB") == "Small q1-1MB"
+    assert begin("q1-1MB messages") == "q1-1MB messages"
+
+
+def test_a_title_names_the_figure_of_both() -> None:
+    """Whichever is better."""
+    measures = Measures(SCENARIO, whole_run())
+    assert compare(measures, "small max") == "200 ms with adaptive, 2.0 s with mosquitto"
+
+
+def test_a_long_title_takes_room_from_what_is_below(tmp_path: Path) -> None:
+    """Nothing is drawn over it, and the picture is a slide wide."""
+    short, long = (Canvas(INFO, "word " * count, "about") for count in (3, 30))
+    assert long.top < short.top
+    short.save(tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes()[16:20] == (1536).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize("commit", ["abc1234", None])
+def test_the_foot_says_where_it_is_from(commit: str | None) -> None:
+    """Command, length, seeds, date, commit where there is one, machine."""
+    canvas = Canvas(dataclasses.replace(INFO, commit=commit), "title", "about")
+    foot = canvas.figure.texts[-1].get_text()
+    assert foot.startswith("penstock netem run made-up, full length, seed 1")
+    assert ("commit abc1234" in foot) is (commit is not None)
+    assert "2026-01-02" in foot
+
+
+def test_the_focus_is_the_broker_of_the_first_target() -> None:
+    """Without targets it is Penstock; it is compared with mosquitto before others."""
+    brokers = {name: Broker("penstock") for name in ("none", "adaptive")}
+    brokers |= {"amqtt": Broker("amqtt"), "mosquitto": Broker("mosquitto")}
+    target = Target("lost", "adaptive", at_most=0)
+    scenario = dataclasses.replace(SCENARIO, brokers=brokers, targets=[target])
+    assert (find_focus(scenario), find_over(scenario)) == ("adaptive", "mosquitto")
+    assert find_focus(dataclasses.replace(scenario, targets=[])) == "none"
+    strangers = {name: brokers[name] for name in ("none", "adaptive", "amqtt")}
+    assert find_over(dataclasses.replace(scenario, brokers=strangers)) == "amqtt"
+    alone = dataclasses.replace(scenario, brokers={"adaptive": brokers["adaptive"]})
+    assert find_over(alone) is None
+    assert list(paint(alone)) == ["adaptive"]
+
+
+def test_brokers_have_colours_of_their_own() -> None:
+    """Blue for the focus, vermilion for what it is compared with, these two first."""
+    names = ("none", "mosquitto", "adaptive", "historic", "conservative", "probabilistic")
+    brokers = {n: Broker("mosquitto" if n == "mosquitto" else "penstock") for n in names}
+    colours = paint(dataclasses.replace(SCENARIO, brokers=brokers))
+    assert list(colours)[:3] == ["adaptive", "mosquitto", "none"]
+    assert set(colours) == set(names)
+    assert colours["adaptive"] == FOCUS_COLOUR
+    assert colours["mosquitto"] == OVER_COLOUR
+    assert len(set(colours.values())) == len(names)
+
+
+SIZES = {"100B": 100, "1KB": 1000, "100KB": 100_000, "1MB": 1_000_000}
+
+
+def many_sizes(*, is_lost: bool = False) -> tuple[RunInfo, Measures]:
+    """Return a run of four sizes at QoS 0 and 1: 100 ms each, 1 MB a second."""
+    traffic = {
+        f"q{qos}-{name}": Stream(f"q{qos}/{name}", size, 1.0, qos=qos)
+        for qos in (1, 0)
+        for name, size in SIZES.items()
+    }
+    scenario = dataclasses.replace(SCENARIO, traffic=traffic)
+    tables = Tables()
+    for broker in scenario.brokers:
+        for stream, plan in traffic.items():
+            tables.expected.append(expected(broker=broker, stream=stream, qos=plan.qos))
+            for number in range(5):
+                row = message(number, float(number), broker=broker)
+                tables.messages.append(
+                    row._replace(
+                        stream=stream,
+                        topic=plan.topic,
+                        payload_bytes=plan.payload_bytes,
+                        qos=plan.qos,
+                    )
+                )
+                latency = 1.0 if plan.payload_bytes == 1_000_000 else 0.1
+                if not (is_lost and plan.qos == 0):
+                    at = number + latency
+                    tables.deliveries.append(delivery(number, at, broker=broker, stream=stream))
+        tables.memory.extend(
+            MemoryRow(broker, 1, at, rss) for at, rss in ((-1.0, 10**7), (1.0, 3 * 10**7))
+        )
+    return dataclasses.replace(INFO, scenario=scenario), Measures(scenario, tables)
+
+
+def test_a_run_of_many_sizes_has_both_plots(tmp_path: Path) -> None:
+    """Titles name the largest size and the memory of both."""
+    info, measures = many_sizes()
+    sizes = draw_sizes(info, measures, tmp_path)
+    memory = draw_memory_by_latency(info, measures, tmp_path)
+    assert sizes is not None
+    assert memory is not None
+    assert sizes.title == "1 MB at QoS 0: p50 of 1.0 s with adaptive, 1.0 s with mosquitto"
+    assert memory.title == "Late messages and memory: 20.0 MB with adaptive, 20.0 MB with mosquitto"
+    for plot in (sizes, memory):
+        assert (tmp_path / plot.name).stat().st_size > 10_000
+
+
+def test_a_size_of_which_nothing_came_is_drawn_as_that(tmp_path: Path) -> None:
+    """It has no quantile, and the plot is there all the same."""
+    info, measures = many_sizes(is_lost=True)
+    sizes = draw_sizes(info, measures, tmp_path)
+    assert sizes is not None
+    assert sizes.title == "1 MB at QoS 0: p50 of ∞ with adaptive, ∞ with mosquitto"
+
+
+def test_memory_that_goes_with_latency_is_correlated() -> None:
+    """By ranks: any growth that is larger where latency is; the other way round it is -1."""
+    latencies = [0.5, 1.0, 4.0, 2.0, 8.0]
+    messages = [message(number, 20.0 * number, stream="large") for number in range(5)]
+    tables = Tables(
+        messages=messages,
+        deliveries=[
+            delivery(number, 20.0 * number + latency, stream="large")
+            for number, latency in enumerate(latencies)
+        ],
+        expected=[expected(stream="large")],
+        memory=[MemoryRow("adaptive", 1, -1.0, 0)],
+    )
+    for row, latency in zip(messages, latencies, strict=True):
+        for at in (row.due_s, row.due_s + 9):
+            tables.memory.append(MemoryRow("adaptive", 1, at, int(latency**3 * 1000)))
+    measures = Measures(SCENARIO, tables)
+    assert correlate(measures, "adaptive", 1, 1_000_000) == pytest.approx(1)
+    tables.memory[:] = [row._replace(rss_bytes=-row.rss_bytes) for row in tables.memory]
+    assert correlate(measures, "adaptive", 1, 1_000_000) == pytest.approx(-1)
+    tables.memory[:] = [row._replace(rss_bytes=7) for row in tables.memory]
+    assert math.isnan(correlate(measures, "adaptive", 1, 1_000_000))
+    assert math.isnan(correlate(measures, "adaptive", 1, 100))
+
+
+def test_two_sizes_are_too_few(tmp_path: Path) -> None:
+    """There is nothing to compare by size."""
+    measures = Measures(SCENARIO, Tables(expected=[expected(), expected(stream="large")]))
+    assert draw_sizes(INFO, measures, tmp_path) is None
+    assert draw_memory_by_latency(INFO, measures, tmp_path) is None

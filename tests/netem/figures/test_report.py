@@ -13,7 +13,7 @@ from penstock.netem.figures.figure_file import read_figure_file
 from penstock.netem.figures.measures import Measures
 from penstock.netem.figures.report import check_figures, read_tables, to_markdown, write_report
 from penstock.netem.figures.sections import sections
-from penstock.netem.figures.tables import Format
+from penstock.netem.figures.table_files import Format
 from penstock.netem.runs.scenario import Broker, Edges, Target
 from tests.helpers.kinds import MADE_UP, kind_run, kind_scenario
 from tests.helpers.netem_runs import INFO, SCENARIO, whole_run, with_scenario, write_run
@@ -51,8 +51,6 @@ def test_the_report_holds_what_was_found(tmp_path: Path, form: Format) -> None:
     assert rows_of(text, "Latency of `small` over mosquitto's") == {
         "adaptive": ["1.00", "0.10", "0.10", "0.14", "100.0 %", "1"]
     }
-    # 20 ms to the broker; 15 of 30 are not later than twice the median, 10 are.
-    assert "| small | adaptive | 20 ms | 80 ms | 33.3 % | 1 |" in text
     assert rows_of(text, "Promises")["adaptive"] == ["36", "0", "0", "0", "0", "0"]
     assert rows_of(text, "Memory") == {
         "adaptive": ["30.0 MB", "2.0 MB", "0.0 MB", "0.25", "1"],
@@ -104,7 +102,7 @@ def test_the_report_says_how_to_run_it_again(tmp_path: Path) -> None:
         "```sh\npenstock netem run made-up\n```",
         "- Broker `mosquitto`: mosquitto 2.0.11.",
         "commit abc1234, CPython 3.11.9, 2026-01-02T03:04:05+00:00",
-        "2 cores, some model, 8 GiB, Linux 6.1; links by the engine `tun`.",
+        "2 cores, some model, 8 GiB, Linux 6.1.",
         "- `sub` on edge subscribes to `#` at QoS 1.",
         "30 s of traffic, up to 10 s more to arrive; seeds 1.",
     ):

@@ -3,8 +3,8 @@ from __future__ import annotations
 import dataclasses
 
 from penstock.netem.figures.measures import Measures
-from penstock.netem.figures.records import BadPhaseRow, PacketsRow, RunRow, Tables
 from penstock.netem.figures.sections import Section, sections
+from penstock.netem.figures.table_rows import PacketsRow, RunRow, Tables
 from penstock.netem.runs.run_file import RunInfo
 from penstock.netem.runs.scenario import Broker, Edges, Subscriber, Target
 from tests.helpers.netem_runs import INFO, SCENARIO, whole_run, with_scenario
@@ -36,15 +36,6 @@ def test_other_subscribers_are_shown_apart() -> None:
         ["other", "small", "adaptive", "∞", "∞", "∞", "∞", "30", "29", "1"]
     ]
     assert "others latency" not in of_run(INFO, whole_run())
-
-
-def test_bad_phases_that_begin_half_sent_have_a_share() -> None:
-    """Three of four; a broker without bad phases has no row."""
-    tables = whole_run()
-    phase = BadPhaseRow("adaptive", 1, "sub", "router-edge", "router-edge", 10.0, 20.0, 1, 0, True)
-    tables.bad_phases.extend([phase] * 3 + [phase._replace(is_half_sent=False)])
-    section = of_run(INFO, tables)["bad phases"]
-    assert section.rows == [["adaptive", "4", "3", "75.0 %", "1"]]
 
 
 def test_what_links_carried_is_told_where_sites_have_brokers() -> None:

@@ -1,15 +1,11 @@
-"""Times of withholding against times of impairment, counted by hand."""
-
 from __future__ import annotations
-
-import dataclasses
 
 import pytest
 
 from penstock.netem.errors import NetemError
-from penstock.netem.figures.records import FlowRow, LinkRow, Tables, WithheldRow
+from penstock.netem.figures.intervals import intersection, total_seconds, union
+from penstock.netem.figures.table_rows import LinkRow, Tables, WithheldRow
 from penstock.netem.figures.withheld_times import Accuracy, find_impaired, judge_withholding
-from penstock.netem.runs.bulk_flows import BulkFlow
 from tests.helpers.netem_runs import SCENARIO, expected
 
 
@@ -30,23 +26,6 @@ def test_a_subscriber_is_impaired_with_any_link_of_its_way_and_while_it_does_not
         ]
     )
     assert find_impaired(SCENARIO, tables, "adaptive", 1, "sub") == [(10, 20)]
-    stalled = dataclasses.replace(SCENARIO.subscribers["sub"], reads_from_seconds=5.0)
-    scenario = dataclasses.replace(SCENARIO, subscribers={"sub": stalled})
-    assert find_impaired(scenario, tables, "adaptive", 1, "sub") == [(0, 5), (10, 20)]
-
-
-def test_a_bulk_flow_on_the_way_is_an_impairment() -> None:
-    """While it sends; not one on another way, nor one of another run."""
-    flows = {"backup": BulkFlow(("router", "edge")), "other": BulkFlow(("field", "cloud"))}
-    scenario = dataclasses.replace(SCENARIO, bulk_flows=flows)
-    tables = Tables(
-        flows=[
-            FlowRow("adaptive", 1, "backup", 3.0, 5.0, 7),
-            FlowRow("adaptive", 1, "other", 6.0, 7.0, 7),
-            FlowRow("adaptive", 2, "backup", 8.0, 9.0, 7),
-        ]
-    )
-    assert find_impaired(scenario, tables, "adaptive", 1, "sub") == [(3.0, 5.0)]
 
 
 def test_withholding_outside_of_impairments_and_five_seconds_after_is_found() -> None:
@@ -81,3 +60,21 @@ def test_a_subscriber_that_the_scenario_lacks_is_named() -> None:
     tables = Tables(expected=[expected()._replace(group="stranger")])
     with pytest.raises(NetemError, match="'stranger'; allowed: sub"):
         judge_withholding(SCENARIO, tables, "adaptive", 1)
+
+
+def test_times_that_touch_or_overlap_are_one() -> None:
+    """Order does not matter, and no time is not there."""
+    assert union([(5, 6), (1, 2), (2, 3), (1, 1.5), (8, 8)]) == [(1, 3), (5, 6)]
+    assert union([]) == []
+
+
+def test_times_at_once_are_those_in_both() -> None:
+    """One long time is cut by several short ones, and the other way round."""
+    assert intersection([(0, 10)], [(1, 2), (4, 12)]) == [(1, 2), (4, 10)]
+    assert intersection([(1, 2), (4, 12)], [(0, 10)]) == [(1, 2), (4, 10)]
+    assert intersection([(0, 1)], [(1, 2)]) == []
+
+
+def test_a_second_that_is_twice_there_counts_once() -> None:
+    """How long it was so, not how often it is said."""
+    assert total_seconds([(0, 2), (1, 3), (5, 5.5)]) == 3.5

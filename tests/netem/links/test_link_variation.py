@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
-from itertools import islice, pairwise, takewhile
+from itertools import islice, pairwise
+from math import inf
 
 import pytest
 
-from penstock.netem.links.link_variation import MAX_CAUSES, OnOff, Overlapping, Trace, add
-from penstock.netem.links.profiles import BAD, GOOD, OPEN, Bursts, Direction, Profile
+from penstock.netem.links.link_variation import OnOff, Trace
+from penstock.netem.links.profiles import BAD, GOOD, OPEN, Direction, Profile
+from penstock.netem.links.schedule import MAX_LOG, Schedule
 
 CALM = Profile("calm", Direction(0.02, 2e6), Direction(0.02, 2e6))
 RAIN = Profile("rain", Direction(0.02, 2e6), Direction(0.05, 2e6, jitter=0.01, loss=0.1))
@@ -79,70 +81,62 @@ def test_a_mean_that_cannot_be_is_refused(mean: float) -> None:
         OnOff(GOOD, BAD, 1.0, mean)
 
 
-def test_causes_that_overlap_keep_their_own_times_and_add_while_both_are_bad() -> None:
-    """At each moment the link has the profile of exactly the causes that are bad then."""
-    causes = (OnOff(CALM, RAIN, 3.0, 2.0, "1 a 0"), OnOff(CALM, CROWD, 4.0, 3.0, "1 a 1"))
-    steps = list(islice(Overlapping(causes).steps(), 500))
-    names = {"calm": set(), "rain": {0}, "crowd": {1}, "rain+crowd": {0, 1}}
-    assert steps[0] == (0.0, CALM)
-    assert {profile.name for _, profile in steps} == set(names)
-    for (begin, profile), (end, _) in pairwise(steps):
-        middle = (begin + end) / 2
-        bad = set()
-        for number, cause in enumerate(causes):
-            *_, (_, state) = takewhile(lambda step: step[0] <= middle, cause.steps())  # noqa: B023
-            bad |= {number} if state is cause.bad else set()
-        assert names[profile.name] == bad
+class Link:
+    """What a schedule changes."""
+
+    def __init__(self) -> None:
+        self.was: list[tuple[str, float]] = []
+
+    def become(self, profile: Profile, now: float) -> None:
+        """Note it."""
+        self.was.append((profile.name, now))
 
 
-def test_impairments_of_two_causes_add() -> None:
-    """Delays over the good one's, losses as chances of either, the least rate and queue."""
-    both = add(CALM, [RAIN, CROWD])
-    assert both.upstream == Direction(0.12, 5e5)
-    assert both.downstream.delay == pytest.approx(0.15)
-    assert both.downstream.loss == pytest.approx(1 - 0.9 * 0.8)
-    rest = (both.downstream.rate, both.downstream.jitter, both.downstream.queue_bytes)
-    assert rest == (5e5, 0.01, 30_000)
-    assert add(CALM, []) == CALM
-    assert add(CALM, [RAIN]) == RAIN
+@pytest.fixture
+def link() -> Link:
+    """A link that has not changed."""
+    return Link()
 
 
-def test_a_loss_of_the_good_link_counts_once() -> None:
-    """A link that always loses a tenth, and two causes that make it two and three tenths."""
-    good, one, other = (
-        Profile(str(loss), Direction(), Direction(loss=loss)) for loss in (0.1, 0.2, 0.3)
-    )
-    assert add(good, [one, other]).downstream.loss == pytest.approx(1 - 0.8 * 0.7 / 0.9)
-    dead = Profile("dead", Direction(), Direction(loss=1.0))
-    assert add(dead, [dead, dead]).downstream.loss == 1.0
+@pytest.fixture
+def schedule(link: Link) -> Schedule:
+    """Its schedule, from second 100."""
+    return Schedule(OPEN, link.become, 100.0)
 
 
-def test_bursts_of_one_cause_stay_bursts() -> None:
-    """Beside causes that lose nothing; two different losses have no sum."""
-    bursts = Bursts(0.01, 0.2)
-    bursty = Profile("bursty", Direction(), Direction(0.02, loss=bursts))
-    slow = Profile("slow", Direction(), Direction(0.3))
-    calm = Profile("calm", Direction(), Direction(0.02))
-    assert add(calm, [bursty, slow]).downstream == Direction(0.3, loss=bursts)
-    lossy = Profile("lossy", Direction(), Direction(0.02, loss=0.2))
-    with pytest.raises(ValueError, match=r"bursty\+lossy: loss: read bursts beside another loss"):
-        Overlapping((OnOff(calm, bursty, 1, 1), OnOff(calm, lossy, 1, 1)))
+def test_changes_come_at_their_times(link: Link, schedule: Schedule) -> None:
+    """Each `step` says when the next is wanted; after the last, never."""
+    schedule.follow(Trace((0.0, 2.0), (GOOD, BAD)).steps(), 100.0)
+    assert schedule.step(100.0) == 102.0
+    assert schedule.step(101.9) == 102.0
+    assert schedule.step(102.5) == inf
+    assert link.was == [("good", 100.0), ("bad", 102.5)]
+    assert schedule.log == [(100.0, "open"), (100.0, "good"), (102.5, "bad")]
 
 
-@pytest.mark.parametrize(
-    ("bad", "named"),
-    [
-        ([RAIN], "read 1; allowed: 2 to 6"),
-        ([RAIN] * (MAX_CAUSES + 1), "read 7; allowed: 2 to 6"),
-    ],
-)
-def test_too_few_and_too_many_causes_are_refused(bad: list[Profile], named: str) -> None:
-    """One cause is no overlap; the number of profiles doubles with each."""
-    with pytest.raises(ValueError, match=named):
-        Overlapping(tuple(OnOff(CALM, each, 1, 1) for each in bad))
+def test_of_changes_that_are_late_together_the_last_holds(link: Link, schedule: Schedule) -> None:
+    """All are in the log; a state without any time lets nothing pass."""
+    schedule.follow(Trace((0.0, 1.0, 2.0), (BAD, OPEN, GOOD)).steps(), 100.0)
+    assert schedule.step(105.0) == inf
+    assert link.was == [("good", 105.0)]
+    assert [name for _, name in schedule.log] == ["open", "bad", "open", "good"]
 
 
-def test_causes_with_different_good_profiles_are_refused() -> None:
-    """A link without any cause has one profile."""
-    with pytest.raises(ValueError, match="read the good profiles calm, good; allowed: the same"):
-        Overlapping((OnOff(CALM, RAIN, 1, 1), OnOff(GOOD, RAIN, 1, 1)))
+def test_a_switch_ends_the_plan_and_a_plan_the_one_before(link: Link, schedule: Schedule) -> None:
+    """Timers of the older plan are told by its number, and find nothing to do."""
+    schedule.follow(Trace((1.0,), (BAD,)).steps(), 100.0)
+    first = schedule.plan
+    schedule.follow(Trace((2.0,), (GOOD,)).steps(), 100.0)
+    assert schedule.plan != first
+    assert schedule.step(100.0) == 102.0
+    schedule.switch(BAD, 101.0)
+    assert schedule.step(103.0) == inf
+    assert link.was == [("bad", 101.0)]
+
+
+def test_the_log_is_bounded(schedule: Schedule) -> None:
+    """The oldest changes are forgotten."""
+    for number in range(MAX_LOG + 5):
+        schedule.switch(GOOD, 101.0 + number)
+    assert len(schedule.log) == MAX_LOG
+    assert schedule.log[0] == (106.0, "good")

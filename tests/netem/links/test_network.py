@@ -62,8 +62,8 @@ from penstock.netem.links import namespaces
 from penstock.netem.links.network import Network
 from penstock.netem.links.profiles import OPEN
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored
-namespaces.NAME_PREFIX = sys.argv[2]
-with Network(engine=sys.argv[1]) as network:
+namespaces.NAME_PREFIX = sys.argv[1]
+with Network() as network:
     cloud, edge = network.host("cloud"), network.host("edge")
     network.link(cloud, edge, OPEN)
     sleeping = cloud.popen(["sleep", "1000"])
@@ -75,27 +75,12 @@ with Network(engine=sys.argv[1]) as network:
 
 SLOW = Profile("slow", Direction(rate=1e6), Direction(rate=1e6))
 SLOWER = Profile("slower", Direction(rate=5e5), Direction(rate=5e5))
-"""What each engine can carry on each kernel."""
-
-
-@pytest.fixture(params=["tun", "tc"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """What makes links."""
-    name: str = request.param
-    return name
 
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    """A network without hosts, its links made by tun."""
+    """A network without hosts."""
     with Network(seed=1) as made:
-        yield made
-
-
-@pytest.fixture
-def either_network(engine: str) -> Iterator[Network]:
-    """A network without hosts, of each engine."""
-    with Network(seed=1, engine=engine) as made:
         yield made
 
 
@@ -159,9 +144,9 @@ def test_tcp_carries_bytes_unchanged_over_whatever_link(network: Network, profil
         assert downstream.overtaking > 0
 
 
-def test_tcp_goes_as_fast_as_the_link_of_either_engine(either_network: Network) -> None:
+def test_tcp_goes_as_fast_as_the_link(network: Network) -> None:
     """What is sent comes back whole, in packets of Ethernet's size, all of them counted."""
-    cloud, edge, link = joined(either_network, SLOW)
+    cloud, edge, link = joined(network, SLOW)
     start_echo(cloud)
     began_at = time.monotonic()
     assert edge.run(python(CLIENT, link.server_address, "300000")) == "same\n"
@@ -193,9 +178,8 @@ def test_each_direction_loses_its_own_share(network: Network) -> None:
     assert downstream.lost == 0
 
 
-def test_hosts_are_alone_but_for_their_links(either_network: Network) -> None:
+def test_hosts_are_alone_but_for_their_links(network: Network) -> None:
     """A host has loopback and its links, and no way anywhere else."""
-    network = either_network
     cloud, edge, link = joined(network, OPEN)
     network.host("far")
     second = network.link(cloud, network.host("near"), OPEN)
@@ -211,17 +195,16 @@ def echoes(host: Host, address: str) -> bool:
     return host.run(python(CLIENT, address, "20000")) == "same\n"
 
 
-def test_hosts_that_a_link_joins_reach_each_other(either_network: Network) -> None:
+def test_hosts_that_a_link_joins_reach_each_other(network: Network) -> None:
     """By the address of the host, without being asked to pass anything on."""
-    cloud, edge, _ = joined(either_network, OPEN)
-    assert either_network.address(edge, cloud) == cloud.address
+    cloud, edge, _ = joined(network, OPEN)
+    assert network.address(edge, cloud) == cloud.address
     start_echo(cloud)
     assert echoes(edge, cloud.address)
 
 
-def test_hosts_reach_each_other_over_hosts_in_between(either_network: Network) -> None:
+def test_hosts_reach_each_other_over_hosts_in_between(network: Network) -> None:
     """A connection over three links of different rates; each host is the same to all others."""
-    network = either_network
     names = ("sensors", "gateway", "relay", "cloud")
     sensors, gateway, relay, cloud = (network.host(name) for name in names)
     links = [
@@ -342,9 +325,9 @@ def test_a_link_may_have_a_congestion_control_of_its_own(network: Network) -> No
         network.link(near, far, OPEN, congestion_control="warp")
 
 
-def test_a_link_follows_a_plan_until_it_is_switched(either_network: Network) -> None:
+def test_a_link_follows_a_plan_until_it_is_switched(network: Network) -> None:
     """The log has each change with its name, in order; a switch ends the plan."""
-    _, _, link = joined(either_network, OPEN)
+    _, _, link = joined(network, OPEN)
     trace = Trace((0.0, 1.0, 2.0, 1e6), (SLOW, SLOWER, SLOW, OPEN))
     link.follow(trace, time.monotonic() - 3)
     assert [name for _, name in link.log()] == ["open", "slow", "slower", "slow"]
@@ -426,9 +409,7 @@ def test_a_command_that_fails_is_told(network: Network) -> None:
         network.host("cloud").run(["cat", "/none/such"])
 
 
-def test_nothing_is_left_when_the_context_ends(
-    engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_left_when_the_context_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes, devices and namespaces go, also after an exception."""
 
     class AbandonedError(Exception):
@@ -437,7 +418,7 @@ def test_nothing_is_left_when_the_context_ends(
     monkeypatch.setattr(network_module, "STOP_SECONDS", 0.2)
     with (  # noqa: PT012 - both are one
         pytest.raises(AbandonedError),
-        Network(engine=engine) as network,
+        Network() as network,
     ):
         cloud, _, _ = joined(network, OPEN)
         forwarder = network.forwarder_pid
@@ -451,11 +432,9 @@ def test_nothing_is_left_when_the_context_ends(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_when_the_program_is_killed(
-    engine: str, number: signal.Signals, own_names: str
-) -> None:
+def test_nothing_is_left_when_the_program_is_killed(number: signal.Signals, own_names: str) -> None:
     """The forwarder takes down what its program did not."""
-    command = python(OWNER, engine, own_names)
+    command = python(OWNER, own_names)
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         namespace, forwarder, sleeping = owner.stdout.readline().decode().split()
@@ -469,7 +448,7 @@ def test_nothing_is_left_when_the_program_is_killed(
 
 def test_nothing_is_left_when_the_terminal_is_closed(own_names: str) -> None:
     """All of its processes are told, the forwarder too; brokers take it as a wish to read again."""
-    command = python(OWNER, "tun", own_names)
+    command = python(OWNER, own_names)
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True
     ) as owner:
@@ -480,9 +459,9 @@ def test_nothing_is_left_when_the_terminal_is_closed(own_names: str) -> None:
     assert not (FOLDER / namespace).exists()
 
 
-def test_what_a_crash_has_left_is_removed_by_the_next_network(engine: str, own_names: str) -> None:
+def test_what_a_crash_has_left_is_removed_by_the_next_network(own_names: str) -> None:
     """Program and forwarder are killed at once: the next start removes their namespaces."""
-    command = python(OWNER, engine, own_names)
+    command = python(OWNER, own_names)
     with Network() as living:
         mine = living.host("mine")
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as owner:

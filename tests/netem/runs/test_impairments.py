@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 
 from penstock.netem.checked_yaml import MistakesError
-from penstock.netem.links.link_variation import OnOff, Overlapping, Trace
+from penstock.netem.links.link_variation import Trace
 from penstock.netem.links.profiles import BAD, GOOD, LOSSY, OPEN, Direction
 from penstock.netem.runs.impairments import (
     Impairment,
@@ -14,20 +14,23 @@ from penstock.netem.runs.impairments import (
     TracePlan,
     draw_profiles,
 )
-from penstock.netem.runs.ways import Ways
+from penstock.netem.runs.profile_plan import ProfilePlan
 
 WAYS = {
-    profile.name: Ways(profile.upstream, profile.downstream) for profile in (GOOD, BAD, OPEN, LOSSY)
+    profile.name: ProfilePlan(profile.upstream, profile.downstream)
+    for profile in (GOOD, BAD, OPEN, LOSSY)
 }
-DRAWN = Ways(downstream=Direction(0.02, 1e6, loss=0.1), drawn={"downstream.rate": (1e4, 1e6)})
+DRAWN = ProfilePlan(
+    downstream=Direction(0.02, 1e6, loss=0.1), drawn={"downstream.rate": (1e4, 1e6)}
+)
 SECONDS = 100.0
 PLAN = OnOffPlan("good", "bad", 17.5, 17.5)
 TRACE = TracePlan((0.0, 5.0), ("good", "bad"))
 
 
-def times(link: str, seed: int, *, common_times: bool = False) -> list[float]:
+def times(link: str, seed: int) -> list[float]:
     """Return when a link changes, seconds."""
-    impairment = Impairment(link, on_off=PLAN, common_times=common_times)
+    impairment = Impairment(link, on_off=PLAN)
     return [at for at, _ in islice(impairment.changes(WAYS, seed, SECONDS).steps(), 20)]
 
 
@@ -57,46 +60,24 @@ def test_bad_times_of_two_links_fall_together_as_chance_has_it() -> None:
     assert both == pytest.approx(0.25, abs=0.03)
 
 
-def test_links_with_common_times_are_bad_at_the_same_times() -> None:
-    """Those of the seed; another seed has others."""
-    assert times("a-b", 1, common_times=True) == times("a-c", 1, common_times=True)
-    assert times("a-b", 1, common_times=True) != times("a-b", 2, common_times=True)
-
-
-def test_overlapping_causes_of_one_link_are_independent() -> None:
-    """Even with the same means: each has its number in its seed."""
-    impairment = Impairment("a-b", overlapping=(PLAN, OnOffPlan("good", "lossy", 17.5, 17.5)))
-    changes = impairment.changes(WAYS, 1, SECONDS)
-    assert isinstance(changes, Overlapping)
-    first, second = changes.causes
-    assert isinstance(first, OnOff)
-    assert first.seed != second.seed
-    assert [each.name for each in changes.profiles] == ["good", "lossy", "bad", "bad+lossy"]
-
-
 @pytest.mark.parametrize(
     ("impairment", "line"),
     [
         (
             Impairment("a-b"),
-            "read none of on_off, overlapping, trace, redrawn; allowed: one of them",
+            "read none of on_off, trace, redrawn; allowed: one of them",
         ),
         (
             Impairment("a-b", on_off=PLAN, trace=TRACE),
-            "read on_off and trace of on_off, overlapping, trace, redrawn; allowed: one of them",
+            "read on_off and trace of on_off, trace, redrawn; allowed: one of them",
         ),
         (
-            Impairment("a-b", trace=TRACE, common_times=True),
-            "common_times: read with trace, which has fixed times; allowed: with ",
-        ),
-        (Impairment("a-b", overlapping=(PLAN,)), "overlapping: read 1; allowed: 2 to 6"),
-        (
-            Impairment("a-b", overlapping=(PLAN, OnOffPlan("good", "worse", 1, 1))),
-            "overlapping.1.bad: read 'worse'; allowed: good, bad, open, lossy, drawn",
+            Impairment("a-b", on_off=OnOffPlan("good", "worse", 1, 1)),
+            "on_off.bad: read 'worse'; allowed: good, bad, open, lossy, drawn",
         ),
         (
-            Impairment("a-b", overlapping=(PLAN, OnOffPlan("good", "bad", 0, 1))),
-            "overlapping.1.mean_good_seconds: read 0; allowed: from 0.001",
+            Impairment("a-b", on_off=OnOffPlan("good", "bad", 0, 1)),
+            "on_off.mean_good_seconds: read 0; allowed: from 0.001",
         ),
         (
             Impairment("a-b", redrawn=RedrawnPlan("bad", 3.0)),

@@ -3,31 +3,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.netem.clients.roster import Roster
-from penstock.netem.figures.records import (
-    BadPhaseRow,
+from penstock.netem.figures.table_rows import (
     DeliveryRow,
-    FlowRow,
     LinkRow,
     MessageRow,
     PacketsRow,
-    Tables,
     WithheldRow,
 )
 from penstock.netem.links.channel import Counts
 from penstock.netem.links.device_drops import DeviceDrops
-from penstock.netem.runs.bulk_flows import BulkFlow
 from penstock.netem.runs.result_rows import (
-    bad_phase_rows,
     delivery_rows,
-    flow_rows,
     link_rows,
-    looks_since,
     message_rows,
     packets_rows,
     withheld_rows,
 )
 from penstock.netem.runs.scenario import Broker, Edges, Subscriber
-from penstock.netem.runs.withheld_watch import Look
 from tests.helpers.experiments import scenario, site_scenario
 
 BEGIN_AT = 1_000.0
@@ -94,87 +86,6 @@ def test_a_link_has_a_row_for_each_time_with_one_profile() -> None:
         LinkRow("penstock", 3, "cloud-edge", profile, profile == "bad", begin, end)
         for profile, begin, end in (("good", -10.0, 2.0), ("bad", 2.0, 5.0), ("good", 5.0, 9.0))
     ]
-
-
-def bad_phases(spans: list[tuple[float, float]], looks: list[Look] | None = None) -> BadPhaseRow:
-    """Return the phase of 2 to 5 s, which has two profiles, by the spans of large messages."""
-    roster = Roster(scenario(), "penstock", 3)
-    head = ("penstock", 3)
-    tables = Tables(
-        messages=[
-            MessageRow(*head, "sensor", "large", "t", n, 300_000, 1, at, at, None, at)
-            for n, (at, _) in enumerate(spans)
-        ]
-        + [MessageRow(*head, "sensor", "small", "t", 0, 100, 1, 1.9, 1.9, None, 1.9)],
-        deliveries=[
-            DeliveryRow(*head, "dashboard", "sensor", "large", n, 1, False, done)
-            for n, (_, done) in enumerate(spans)
-            if done
-        ]
-        + [DeliveryRow(*head, "dashboard", "sensor", "small", 0, 1, False, 4.0)],
-        expected=roster.expected(),
-        links=[
-            LinkRow(*head, "cloud-edge", profile, profile != "good", begin, end)
-            for profile, begin, end in (
-                ("good", -10.0, 2.0),
-                ("bad", 2.0, 3.0),
-                ("worse", 3.0, 5.0),
-                ("good", 5.0, 9.0),
-            )
-        ],
-    )
-    (row,) = bad_phase_rows(roster, tables, looks or [])
-    return row
-
-
-def test_a_bad_phase_that_begins_with_a_large_message_half_sent_is_told() -> None:
-    """The broker had it before, and its last bytes left the link later."""
-    head = ("penstock", 3, "dashboard", "cloud-edge", "cloud-edge", 2.0, 5.0)
-    assert bad_phases([(1.9, 4.0), (3.0, 6.0)]) == BadPhaseRow(*head, 1, 0, True)
-    assert bad_phases([(1.0, 1.5), (2.1, 4.0)]) == BadPhaseRow(*head, 0, 0, False)
-    # The last bytes were under way when the link became bad: its delay is 10 ms.
-    assert not bad_phases([(1.9, 2.005)]).is_half_sent
-    # Of a message that never came, nobody knows better.
-    assert bad_phases([(1.9, 0.0)]).is_half_sent
-
-
-def test_a_large_message_that_was_withheld_is_not_half_sent() -> None:
-    """By the newest look before; what is unfinished beyond that was on its way."""
-    looks = [
-        Look("dashboard", 1.8, 1.6, 1, 1),
-        Look("other", 1.9, 1.7, 7, 7),
-        Look("dashboard", 2.2, 1.8, 0, 1),
-    ]
-    row = bad_phases([(1.5, 4.0)], looks)
-    assert (row.unfinished_large, row.withheld, row.is_half_sent) == (1, 1, False)
-    assert bad_phases([(1.4, 4.0), (1.5, 4.0)], looks).is_half_sent
-
-
-def test_a_bulk_flow_on_the_way_is_a_bad_phase_of_its_own(tmp_path: Path) -> None:
-    """By its name; a large message that has not come through before is half sent."""
-    plan = scenario(impairments=[], bulk_flows={"backup": BulkFlow(("cloud", "edge"))})
-    roster = Roster(plan, "penstock", 3)
-    file = tmp_path / "flow"
-    file.write_text("1002.0 1005.0 777\n")
-    flows = flow_rows(roster, "backup", file, BEGIN_AT)
-    assert flows == [FlowRow("penstock", 3, "backup", 2.0, 5.0, 777)]
-    head = ("penstock", 3)
-    tables = Tables(
-        messages=[MessageRow(*head, "sensor", "large", "t", 0, 300_000, 1, 1.9, 1.9, None, None)],
-        deliveries=[DeliveryRow(*head, "dashboard", "sensor", "large", 0, 1, False, 2.5)],
-        expected=roster.expected(),
-        flows=flows,
-    )
-    assert bad_phase_rows(roster, tables, []) == [
-        BadPhaseRow(*head, "dashboard", "cloud-edge", "backup", 2.0, 5.0, 1, 0, True)
-    ]
-
-
-def test_looks_count_from_the_beginning(tmp_path: Path) -> None:
-    """As all times of results."""
-    file = tmp_path / "withheld"
-    file.write_text("dashboard 1002.0 1001.5 2 2\n")
-    assert looks_since(file, BEGIN_AT) == [Look("dashboard", 2.0, 1.5, 2, 2)]
 
 
 def test_packets_that_no_profile_drops_are_those_of_the_harness() -> None:

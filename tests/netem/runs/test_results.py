@@ -9,8 +9,8 @@ from typing import NoReturn
 import pytest
 
 from penstock.netem.errors import NetemError, RunError
-from penstock.netem.figures.records import Tables, WithheldRow
-from penstock.netem.figures.tables import NAMES, Format, read_table
+from penstock.netem.figures.table_files import NAMES, Format, read_table
+from penstock.netem.figures.table_rows import Tables, WithheldRow
 from penstock.netem.runs.results import join_infos, make_folder, write_result
 from penstock.netem.runs.run_file import RunInfo, read_run_info
 from tests.helpers.experiments import scenario

@@ -14,12 +14,11 @@ import typer
 
 from penstock.netem.__main__ import main
 from penstock.netem.errors import NetemError
-from penstock.netem.links.engines import Engine
 from penstock.netem.runs import run_command
 from penstock.netem.runs.impairments import Impairment, OnOffPlan
+from penstock.netem.runs.profile_plan import ProfilePlan
 from penstock.netem.runs.run_command import choose, command_line, ended_by_signals
 from penstock.netem.runs.scenario import Broker, Publisher, Subscriber, Target
-from penstock.netem.runs.ways import Ways
 from tests.helpers.experiments import scenario
 from tests.helpers.kinds import kind_scenario
 from tests.helpers.networks import NEEDS_ROOT
@@ -91,7 +90,7 @@ def test_seeds_with_which_a_link_is_never_bad_are_refused() -> None:
     """Beside one with which it is bad, such a seed is allowed: links differ by chance."""
     in_turn = OnOffPlan("good", "bad", mean_good_seconds=3, mean_bad_seconds=1)
     link = Impairment("cloud-edge", on_off=in_turn)
-    profiles = dict.fromkeys(("good", "bad"), Ways())
+    profiles = dict.fromkeys(("good", "bad"), ProfilePlan())
     plan = replace(WITH_TARGETS, impairments=[link], profiles=profiles, duration_seconds=3.0)
 
     def is_bad_in_time(seed: int) -> bool:
@@ -192,8 +191,8 @@ def test_what_cannot_be_leaves_no_folder(
 
 def test_the_command_that_makes_it_again_says_what_was_chosen() -> None:
     """Quoted as a shell wants it."""
-    assert command_line("a b.yaml", short=True, brokers="x,y", seeds="1,2", engine=Engine.TUN) == (
-        "penstock netem run 'a b.yaml' --short --brokers x,y --seeds 1,2 --engine tun"
+    assert command_line("a b.yaml", short=True, brokers="x,y", seeds="1,2") == (
+        "penstock netem run 'a b.yaml' --short --brokers x,y --seeds 1,2"
     )
     plain = command_line("field-run", short=False, brokers=None, seeds=None)
     assert plain == "penstock netem run field-run"

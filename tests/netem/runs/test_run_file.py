@@ -1,5 +1,3 @@
-"""The file beside the tables: what is written can be read, and mistakes are named."""
-
 from __future__ import annotations
 
 import json
@@ -9,7 +7,10 @@ import pytest
 
 from penstock.netem.errors import NetemError
 from penstock.netem.links.profiles import Bursts, Direction
+from penstock.netem.runs import provenance
 from penstock.netem.runs.impairments import Impairment, OnOffPlan, TracePlan
+from penstock.netem.runs.profile_plan import ProfilePlan
+from penstock.netem.runs.provenance import commit, machine, python
 from penstock.netem.runs.run_file import ProcessorShare, RunInfo, read_run_info, write_run_info
 from penstock.netem.runs.scenario import (
     Broker,
@@ -22,7 +23,6 @@ from penstock.netem.runs.scenario import (
     Target,
     Topology,
 )
-from penstock.netem.runs.ways import Ways
 
 SCENARIO = Scenario(
     name="two-sizes",
@@ -39,7 +39,7 @@ SCENARIO = Scenario(
     traffic={"small": Stream("s/{n}", 100, 0.5, arrivals="poisson")},
     publishers={"pub": Publisher("cloud", ["small"], brokers=["adaptive"])},
     subscribers={"sub": Subscriber("edge", ["#"], user_properties={"threshold_l": "0.1"})},
-    profiles={"good": Ways(downstream=Direction(0.02, 1e6, loss=Bursts(0.01, 0.2)))},
+    profiles={"good": ProfilePlan(downstream=Direction(0.02, 1e6, loss=Bursts(0.01, 0.2)))},
     impairments=[
         Impairment("cloud-edge", on_off=OnOffPlan("good", "good", 1.0, 2.5)),
         Impairment("cloud-edge", trace=TracePlan((0.0, 1.5), ("good", "good"), 3.0)),
@@ -94,3 +94,14 @@ def test_each_mistake_in_a_file_is_named_with_its_place(tmp_path: Path) -> None:
     path.write_text("no JSON")
     with pytest.raises(NetemError, match=r"run\.json: Expecting value"):
         read_run_info(tmp_path)
+
+
+def test_the_machine_and_the_commit_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installed package is no checkout, even within somebody else's."""
+    assert "cores" in machine()
+    assert "3." in python()
+    assert commit()
+    monkeypatch.setattr(provenance, "FOLDER", tmp_path)
+    assert commit() is None

@@ -4,18 +4,21 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from penstock.netem.display import Display
 from penstock.netem.errors import NetemError, RunError
 from penstock.netem.links.namespaces import FOLDER, own_prefix, start_time_of
-from penstock.netem.runs import broker_topology, runner
-from penstock.netem.runs.bulk_flows import BulkFlow
+from penstock.netem.progress_display import Display
+from penstock.netem.runs import broker_topology, processes, runner
+from penstock.netem.runs.processes import Families, IdleClass
 from penstock.netem.runs.runner import (
     KINDS_APART_SECONDS,
     apart_seconds,
@@ -147,40 +150,22 @@ def test_clients_that_are_not_ready_in_time_are_named(monkeypatch: pytest.Monkey
     ids=["broker", "forwarder"],
 )
 def test_what_dies_in_the_middle_is_named(
-    victim: Callable[[broker_topology.Site], int], words: str, monkeypatch: pytest.MonkeyPatch
+    victim: Callable[[broker_topology.BrokerTopology], int],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A broker, or what carries the links: all are looked at all the time."""
-    begin = broker_topology.Site.begin
+    begin = broker_topology.BrokerTopology.begin
 
-    def kill_and_begin(one: broker_topology.Site, begin_at: float) -> None:
+    def kill_and_begin(one: broker_topology.BrokerTopology, begin_at: float) -> None:
         begin(one, begin_at)
         os.kill(victim(one), signal.SIGKILL)
 
-    monkeypatch.setattr(broker_topology.Site, "begin", kill_and_begin)
+    monkeypatch.setattr(broker_topology.BrokerTopology, "begin", kill_and_begin)
     with pytest.raises(RunError, match=words):
         run_scenario(
             scenario(brokers={"mosquitto": Broker("mosquitto")}, calm_seconds=0.5), DISPLAY
         )
-    assert our_namespaces() == []
-
-
-@NEEDS_ROOT
-def test_a_bulk_flow_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it, the rest of the run would be another experiment."""
-    begin = broker_topology.Site.begin
-
-    def kill_and_begin(one: broker_topology.Site, begin_at: float) -> None:
-        begin(one, begin_at)
-        one._flows["backup"][0].kill()
-
-    monkeypatch.setattr(broker_topology.Site, "begin", kill_and_begin)
-    plan = scenario(
-        brokers={"mosquitto": Broker("mosquitto")},
-        bulk_flows={"backup": BulkFlow(("cloud", "edge"))},
-        calm_seconds=0.5,
-    )
-    with pytest.raises(RunError, match="bulk flow backup of mosquitto has ended with status -9"):
-        run_scenario(plan, DISPLAY)
     assert our_namespaces() == []
 
 
@@ -202,3 +187,92 @@ def test_the_folder_goes_when_nobody_writes_into_it_any_more(
         run_scenario(missing, DISPLAY)
     assert running
     assert not any(running)
+
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+child.wait()
+"""
+
+CHILD = """
+import sys, time
+end = time.process_time() + 0.2
+while time.process_time() < end:
+    pass
+memory = b"x" * 50_000_000
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def parent() -> Iterator[int]:
+    """Process id of a program that has started one with 50 MB."""
+    with subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        yield process.pid
+        with suppress(ProcessLookupError):
+            os.kill(child, 9)
+
+
+def test_what_a_process_has_started_counts_with_it(parent: int) -> None:
+    """A broker may be a script that starts one."""
+    families = Families({"broker": [parent], "me": [os.getpid()]})
+    assert families.rss_bytes("broker") > 50_000_000
+    assert families.processor_seconds("broker") >= 0.2
+
+
+def test_a_process_that_has_ended_takes_nothing_and_its_time_is_kept(
+    parent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processor time is what was seen of it."""
+    monkeypatch.setattr(processes, "FAMILY_SECONDS", 0.0)
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        families = Families({"broker": [parent, process.pid]})
+        before = families.processor_seconds("broker")
+        process.kill()
+    assert families.rss_bytes("broker") > 50_000_000
+    assert families.processor_seconds("broker") >= before
+
+
+@pytest.mark.skipif(os.sched_getscheduler(0) == os.SCHED_IDLE, reason="nothing is below this class")
+def test_the_idle_class_is_told_from_others(parent: int) -> None:
+    """A program counts from when it is of that class, and when it has ended."""
+    idle_class = IdleClass()
+    before = idle_class.processor_seconds()
+    child = psutil.Process(parent).children()[0]
+    os.sched_setscheduler(child.pid, os.SCHED_IDLE, os.sched_param(0))
+    assert idle_class.processor_seconds() >= before + 0.2
+    child.kill()
+    psutil.Process(parent).wait()
+    assert idle_class.processor_seconds() >= before + 0.2
+
+
+def test_a_thread_waits_while_another_process_has_its_processor() -> None:
+    """Two that are always ready on one processor, each in a process: each waits for the other."""
+    spin = (
+        "import os, threading\n"
+        "def spin():\n"
+        "    while True: pass\n"
+        f"os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})\n"
+        "thread = threading.Thread(target=spin)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+    )
+    with ExitStack() as held:
+        spinning = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
+        for process in spinning:
+            held.enter_context(process)
+            held.callback(process.kill)
+        families = Families({"both": [process.pid for process in spinning]})
+        pids = {process.pid for process in spinning}
+        while True:
+            waits = families.waits("both")
+            assert waits.keys() >= pids
+            threads = [seconds for thread, seconds in waits.items() if thread not in pids]
+            if len(threads) == len(pids) and min(threads) >= 0.1:
+                break

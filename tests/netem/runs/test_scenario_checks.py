@@ -268,11 +268,6 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     ),
     (
         "filters: [a/#]",
-        "filters: [a/#], reads_from_seconds: -1",
-        ["subscribers.sub.reads_from_seconds: read -1.0; allowed: from 0"],
-    ),
-    (
-        "filters: [a/#]",
         "filters: [a/#], user_properties: {a: b}",
         ["subscribers.sub.user_properties: no key of protocol 3.1.1; allowed: beside protocol 5"],
     ),
@@ -346,17 +341,9 @@ CHANGES: list[tuple[str, str, list[str]]] = [
         ["impairments.0.on_off: read no bad phase in 60 s; allowed: means with which that happens"],
     ),
     (
-        "trace: {at_seconds: [0, 5], profiles: [good, bad]}",
-        (
-            "overlapping: [{good: good, bad: bad, mean_good_seconds: 1.0e+9, mean_bad_seconds: 1},"
-            " {good: good, bad: bad, mean_good_seconds: 2.0e+9, mean_bad_seconds: 1}]"
-        ),
-        ["impairments.0.overlapping: read no bad phase in 60 s; allowed: means with which"],
-    ),
-    (
         ", trace: {at_seconds: [0, 5], profiles: [good, bad]}",
         "",
-        ["impairments.0: read none of on_off, overlapping, trace, redrawn; allowed: one of them"],
+        ["impairments.0: read none of on_off, trace, redrawn; allowed: one of them"],
     ),
     (
         "{sub: {host: edge",
@@ -367,34 +354,6 @@ CHANGES: list[tuple[str, str, list[str]]] = [
         "[{link: cloud-edge",
         "[{link: cloud-edge, trace: {at_seconds: [0], profiles: [bad]}}, {link: cloud-edge",
         ["impairments.1.link: read 'cloud-edge'; allowed: each link once"],
-    ),
-    # Bulk flows.
-    (
-        "duration_seconds: 60",
-        "duration_seconds: 60\nbulk_flows: {backup: {between: [cloud, sky], mean_on_seconds: 1}}",
-        [
-            "bulk_flows.backup.between.1: read 'sky'; allowed: cloud, edge",
-            "bulk_flows.backup: read one of mean_on_seconds and mean_off_seconds; allowed: both",
-        ],
-    ),
-    (
-        "duration_seconds: 60",
-        (
-            "duration_seconds: 60\nbulk_flows: "
-            "{b: {between: [edge, edge], mean_on_seconds: 0, mean_off_seconds: 1}}"
-        ),
-        [
-            "bulk_flows.b.between: read ['edge', 'edge']; allowed: two hosts with a link between",
-            "bulk_flows.b.mean_on_seconds: read 0.0; allowed: from 0.001",
-        ],
-    ),
-    (
-        "duration_seconds: 60",
-        (
-            "duration_seconds: 60\nbulk_flows: {b: {between: [cloud, edge], mean_on_seconds: 1,"
-            " mean_off_seconds: 1.0e+9}}"
-        ),
-        ["bulk_flows.b: read no time in 60 s in which it sends; allowed: means with which that"],
     ),
     # The rest.
     (

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from penstock.netem.errors import NetemError
-from penstock.netem.runs.bulk_flows import BulkFlow
 from penstock.netem.runs.impairments import Impairment, OnOffPlan, TracePlan
 from penstock.netem.runs.scenario import (
     COMMON_FIGURES,
@@ -88,7 +87,7 @@ def test_the_documentation_names_every_key_and_figure() -> None:
         TracePlan,
         Stream,
     )
-    kinds += (BulkFlow, Publisher, Subscriber, Broker, Measurements, Target)
+    kinds += (Publisher, Subscriber, Broker, Measurements, Target)
     keys = {key.name for kind in kinds for key in dataclasses.fields(kind)} - {"name"}
     for word in (*keys, *COMMON_FIGURES, "inherits"):
         assert f"`{word}`" in text, word

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.netem.runs.bulk_flows import BulkFlow
-from penstock.netem.runs.impairments import Impairment, OnOffPlan
+from penstock.netem.runs.impairments import OnOffPlan
 from penstock.netem.runs.scenario import (
     HostPlan,
     LinkPlan,
@@ -58,22 +57,6 @@ def test_subscribers_whose_ways_share_a_link_are_one_unit() -> None:
         "d": "cloud-d",
         "cloud": "cloud",
     }
-
-
-def test_links_with_common_times_are_one_unit() -> None:
-    """Their bad times are one draw of chance."""
-    links = ("cloud-c", "cloud-d")
-    for is_common in (True, False):
-        impairments = [Impairment(name, on_off=PLAN, common_times=is_common) for name in links]
-        plan = plan_with(impairments=impairments)
-        assert (units(plan)["c"] == units(plan)["d"]) is is_common
-
-
-def test_links_that_a_bulk_flow_joins_are_one_unit() -> None:
-    """It fills the queues of both at the same times."""
-    flows = {"backup": BulkFlow(("c", "d"))}
-    plan = plan_with(bulk_flows=flows)
-    assert units(plan)["c"] == units(plan)["d"] == "cloud-c"
 
 
 def test_links_that_share_a_publishers_stream_are_one_unit() -> None:

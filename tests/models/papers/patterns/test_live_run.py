@@ -24,7 +24,7 @@ from penstock.models.papers.patterns.live_run import (
     run,
     run_cells,
 )
-from penstock.netem.clients.peer_plan import PeerRecords
+from penstock.netem.clients.on_off_plan import OnOffRecords
 
 QUEUED = 5
 LEDGER = "$SYS/broker/penstock/ledger/"
@@ -46,7 +46,7 @@ class Ran(NamedTuple):
     """
 
     units: list[PathUnit]
-    records: PeerRecords
+    records: OnOffRecords
     ledger: dict[str, int]
 
 
@@ -156,13 +156,13 @@ def test_a_limit_has_a_broker_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
     """Every kind of path has its rows, those with a limit one more."""
     capacities: list[set[int | None]] = []
 
-    def make(cells: list[Cell], effort: Effort, seed: int) -> tuple[list[PathUnit], PeerRecords]:
+    def make(cells: list[Cell], effort: Effort, seed: int) -> tuple[list[PathUnit], OnOffRecords]:
         capacities.append({each.capacity for each in cells})
         units = [
             live_run._make(cell, effort.seconds, live_run.np.random.default_rng([seed, number]))  # type: ignore[attr-defined]
             for cell, number in itertools.product(cells, range(effort.paths))
         ]
-        return units, PeerRecords()
+        return units, OnOffRecords()
 
     monkeypatch.setattr(live_run, "run_cells", make)
     rows: list[Compared] = run(Effort(6, 10.0), 0, lambda _: None)

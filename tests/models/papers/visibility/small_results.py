@@ -39,4 +39,4 @@ def _outcomes(setting: Setting, extra: float) -> list[Outcome]:
             delivery=figures.delivery + extra,
             waiting=figures.waiting + extra * setting.arrival_rate,
         )
-    return [Outcome(figures, 100, 110, 3, 420)] * 2
+    return [Outcome(figures, 100, 110, 3)] * 2

@@ -1,7 +1,24 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.models.papers.withholding.claims import WORDS, verdicts
+from penstock.models.papers.withholding.plot import (
+    COLUMNS,
+    FIGURE_INCHES,
+    MARKS,
+    congested_times,
+    draw,
+    draw_figures,
+    draw_trace,
+)
 from penstock.models.papers.withholding.report import describe, sweep_tables
-from penstock.models.papers.withholding.sweep import POLICIES
+from penstock.models.papers.withholding.simulation import Setting
+from penstock.models.papers.withholding.sweep import POLICIES, Results
+from penstock.netem.figures.estimates import Standing
 from tests.models.papers.withholding.small_sweep import small_results
 
 
@@ -23,3 +40,68 @@ def test_report_has_every_policy_and_every_claim() -> None:
     assert "Clairvoyant is the lowest on each trace (fig. 8)" in {
         row[0] for row in tables["claims"].rows
     }
+
+
+def texts_of(results: Results) -> list[Any]:
+    """Return the texts of the figures that are not empty, each with its place in pixels."""
+    figure = pytest.importorskip("matplotlib.figure").Figure(figsize=FIGURE_INCHES)
+    draw_figures(results, figure)
+    figure.canvas.draw()
+    return [
+        (text.get_text(), text.get_window_extent())
+        for axes in figure.axes[2:]
+        for text in axes.texts
+    ]
+
+
+def test_each_claim_stands_below_the_plots_with_what_was_found() -> None:
+    """The picture alone says what the paper claims, and whether it holds."""
+    results = small_results()
+    shown = [" ".join(text.replace("\u2212", "-").split()) for text, _ in texts_of(results)]
+    judged = verdicts(results)
+    for verdict in judged:
+        assert verdict.short in shown
+        assert f"{WORDS[verdict.standing]}: {verdict.brief}" in shown
+    for standing, (mark, _) in MARKS.items():
+        assert shown.count(mark) == sum(verdict.standing == standing for verdict in judged)
+
+
+def test_no_claim_covers_another_or_leaves_the_picture() -> None:
+    """With every claim there is, those of all targets of adaptive included."""
+    texts = texts_of(small_results(probe_periods=(1, 2, 3, 5, 10)))
+    width, height = (100 * inches for inches in FIGURE_INCHES)
+    check = MARKS[Standing.MET][0]
+    for i, (text, place) in enumerate(texts):
+        assert 0 <= place.x0 <= place.x1 <= width, text
+        assert 0 <= place.y0 <= place.y1 <= height, text
+        for other, elsewhere in texts[:i]:
+            assert check in (text, other) or not place.overlaps(elsewhere), (text, other)
+
+
+def test_claims_of_a_t_q_that_was_not_run_leave_room() -> None:
+    """The headings stay; nothing is said of what was not simulated."""
+    shown = [text for text, _ in texts_of(small_results(probe_periods=(2,)))]
+    assert set(COLUMNS.values()) <= set(shown)
+    assert not any("Historic" in text for text in shown)
+
+
+def test_unknown_format_is_named(tmp_path: Path) -> None:
+    """Nothing is written where the suffix says nothing."""
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ValueError, match="pgn"):
+        draw(small_results(), tmp_path / "figures.pgn")
+
+
+def test_what_each_policy_did_is_written(tmp_path: Path) -> None:
+    """A panel for each policy and the clairvoyant one, with its mean over what is shown."""
+    pytest.importorskip("matplotlib")
+    trace = [0.2] * 100 + [4.0] * 20 + [0.2] * 300
+    draw_trace(trace, Setting(), tmp_path / "trace.svg")
+    assert (tmp_path / "trace.svg").read_text().startswith("<?xml")
+    with pytest.raises(ValueError, match="pgn"):
+        draw_trace(trace, Setting(), tmp_path / "trace.pgn")
+
+
+def test_congestion_is_the_seconds_above_the_threshold() -> None:
+    """From its first second to the one after its last, the trace's end included."""
+    assert list(congested_times([0.2, 1.0, 2.0, 0.5, 0.2, 3.0], 0.5)) == [(1, 3), (5, 6)]
