@@ -13,7 +13,7 @@ are exact. Where a seed has no data, the figure is not a number, and meets nothi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache, cached_property, partial
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -95,31 +95,22 @@ class Figure(NamedTuple):
         return bootstrap(self.n_units, self.statistic)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The verdict on a target.
 
     Attributes:
-        target: what was to come out.
-        value: the figure of its broker.
-        over_value: the figure of the broker that it is divided by; None where there is none.
-        held: what is held against the bound: the ratio of both, or the figure itself.
-        standing: how that stands to the bound; missed where data is missing, not shown where two
-            figures have no ratio.
+        figure: what it is about.
+        found: what came out, in words, with its interval.
+        bounds: what was to come out, in words.
+        standing: how the first stands to the second.
         is_judged: whether it counts: a timing does not in a short run.
     """
 
-    target: Target
-    value: float
-    over_value: float | None
-    held: Estimate
+    figure: str
+    found: str
+    bounds: str
     standing: Standing
     is_judged: bool
-
-    @property
-    def figure(self) -> str:
-        """Name of the figure."""
-        return self.target.figure
 
     @property
     def word(self) -> str:
@@ -132,37 +123,9 @@ class Verdict:
         return self.is_judged and self.standing is Standing.MISSED
 
     @property
-    def found(self) -> str:
-        """Return what came out, with its interval and the number of independent units."""
-        target, held = self.target, self.held
-        text = target.broker
-        if self.over_value is None:
-            text += f" {show_estimate(target.figure, held)}"
-            if target.over is not None:
-                text += f" against {target.over}"
-        else:
-            text += f" {show(target.figure, self.value)}"
-            text += f", {target.over} {show(target.figure, self.over_value)}"
-            text += ", no ratio" if math.isnan(held.value) else f": {show_ratio(held)} of it"
-        if math.isnan(held.value) or _is_exact(target.figure):
-            return text
-        return f"{text}, {count_units(held.n_units)}"
-
-    @property
-    def bounds(self) -> str:
-        """Return what was to come out."""
-        target = self.target
-        words = []
-        for word, bound in (("at most", target.at_most), ("at least", target.at_least)):
-            if bound is not None:
-                is_ratio = self.over_value is not None
-                words.append(f"{word} {f'{bound:g}' if is_ratio else show(target.figure, bound)}")
-        return ", ".join(words)
-
-    @property
     def line(self) -> str:
         """Return all of that in a line."""
-        return f"{self.word}: {self.target.figure}: {self.found} ({self.bounds})"
+        return f"{self.word}: {self.figure}: {self.found} ({self.bounds})"
 
 
 def quantile(latencies: Seconds, share: float) -> float:
@@ -477,23 +440,35 @@ class Measures:
         Raises:
             NetemError: as `estimate` says.
         """
-        held = self.estimate(target.figure, target.broker, over=target.over)
-        value, over_value = held.value, None
-        if target.over is not None and not target.figure.endswith(f" {SHARE_AS_FAST}"):
-            over_value = self.figure(target.figure, target.over)
-            held = self.ratio(target.figure, target.broker, target.over)
-        standings = []
-        if target.at_most is not None:
-            standings.append(at_most(held, target.at_most))
-        if target.at_least is not None:
-            standings.append(at_least(held, target.at_least))
-        standing = all_of(standings)
-        if math.isnan(held.value):
-            # Two known figures without a ratio, such as two infinite ones, show nothing.
-            is_known = over_value is not None and not math.isnan(value + abs(over_value))
-            standing = Standing.NOT_SHOWN if is_known else Standing.MISSED
+        figure, broker, over = target.figure, target.broker, target.over
+        held = self.estimate(figure, broker, over=over)
+        found = f"{broker} {show_estimate(figure, held)}"
+        put: Callable[[float], str] = partial(show, figure)
+        # Two known figures without a ratio, such as two infinite ones, show nothing.
+        without_value = Standing.MISSED
+        if over is not None and figure.endswith(f" {SHARE_AS_FAST}"):
+            found += f" against {over}"
+        elif over is not None:
+            value, over_value = held.value, self.figure(figure, over)
+            held = self.ratio(figure, broker, over)
+            found = f"{broker} {put(value)}, {over} {put(over_value)}"
+            found += ", no ratio" if math.isnan(held.value) else f": {show_ratio(held)} of it"
+            put = "{:g}".format
+            if not math.isnan(value + abs(over_value)):
+                without_value = Standing.NOT_SHOWN
+        if not math.isnan(held.value) and not _is_exact(figure):
+            found += f", {count_units(held.n_units)}"
+        bounds, standings = [], []
+        for word, stand, bound in (
+            ("at most", at_most, target.at_most),
+            ("at least", at_least, target.at_least),
+        ):
+            if bound is not None:
+                bounds.append(f"{word} {put(bound)}")
+                standings.append(stand(held, bound))
+        standing = without_value if math.isnan(held.value) else all_of(standings)
         is_judged = not (target.is_timing and length == "short")
-        return Verdict(target, value, over_value, held, standing, is_judged)
+        return Verdict(figure, found, ", ".join(bounds), standing, is_judged)
 
 
 def latency_statistic(samples: list[list[float]], kind: str) -> Statistic:

@@ -12,7 +12,7 @@ from penstock.netem.errors import NetemError, RunError
 from penstock.netem.figures.colours import paint
 from penstock.netem.figures.estimates import LEAST_UNITS, Standing
 from penstock.netem.figures.figure_file import Origin, Table, check_writable, write_figure_file
-from penstock.netem.figures.kind_figures import KindVerdict, kind_verdicts
+from penstock.netem.figures.kind_figures import kind_verdicts
 from penstock.netem.figures.kind_sections import kind_sections
 from penstock.netem.figures.measures import TOLERANCE_SECONDS, Measures, Verdict
 from penstock.netem.figures.sections import Section, sections
@@ -98,7 +98,7 @@ def join_runs(folders: Sequence[Path], out: Path) -> None:
 
 def write_report(
     folder: Path, figures: Path | None = None, *, with_plots: bool = True
-) -> list[Verdict | KindVerdict]:
+) -> list[Verdict]:
     """Write ``report.md`` and its plots into the folder of a run; earlier ones are replaced.
 
     Args:
@@ -115,7 +115,7 @@ def write_report(
     """
     info = read_run_info(folder)
     measures = Measures(info.scenario, read_tables(folder))
-    verdicts: list[Verdict | KindVerdict] = [
+    verdicts = [
         *(measures.judge(target, info.length) for target in info.scenario.targets),
         *kind_verdicts(measures, info.length),
     ]
@@ -157,9 +157,7 @@ def _origin(info: RunInfo) -> Origin:
     return Origin(info.command, info.commit, info.machine, info.python, date, info.remarks)
 
 
-def figure_tables(
-    verdicts: Sequence[Verdict | KindVerdict], tables: Sequence[Section]
-) -> Mapping[str, Table]:
+def figure_tables(verdicts: Sequence[Verdict], tables: Sequence[Section]) -> Mapping[str, Table]:
     """Return what a file of figures holds: verdicts first, if there are any."""
     found: dict[str, Table] = {}
     if verdicts:
@@ -170,7 +168,7 @@ def figure_tables(
 
 def to_markdown(
     info: RunInfo,
-    verdicts: Sequence[Verdict | KindVerdict],
+    verdicts: Sequence[Verdict],
     plots: Sequence[Plot],
     tables: Sequence[Section],
 ) -> str:
@@ -201,7 +199,7 @@ def _doubts(info: RunInfo) -> str:
     return "\n".join(f"**Doubtful:** {remark}.\n" for remark in info.remarks)
 
 
-def _verdicts(info: RunInfo, verdicts: Sequence[Verdict | KindVerdict]) -> str:
+def _verdicts(info: RunInfo, verdicts: Sequence[Verdict]) -> str:
     if not verdicts:
         return ""
     judged = [each.standing for each in verdicts if each.is_judged]

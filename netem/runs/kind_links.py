@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import Final
 
 from penstock.netem.checked_yaml import Mistake, Place
 from penstock.netem.runs.impairments import Impairment
@@ -17,8 +16,6 @@ from penstock.netem.runs.scenario import (
     Subscriber,
     Topology,
 )
-
-MOST_RECEIVERS: Final = 100
 
 
 def find_kind_mistakes(scenario: Scenario) -> Iterator[Mistake]:
@@ -42,16 +39,11 @@ def find_kind_mistakes(scenario: Scenario) -> Iterator[Mistake]:
     for key in ("streams", "congestion_controls", "ways"):
         if not getattr(each, key):
             yield Mistake((*place, key), "read none; allowed: at least one")
-    if each.links_at_once is not None and each.links_at_once < 1:
-        yield Mistake((*place, "links_at_once"), f"read {each.links_at_once}; allowed: from 1")
     yield from _check_known((*place, "few"), each.few, scenario.brokers)
     yield from _check_known((*place, "profile"), [each.profile], scenario.profiles)
     yield from _check_streams(scenario, (*place, "streams"), each.streams)
     for name, kind in scenario.kinds.items():
         place = ("kinds", name)
-        if not 1 <= kind.receivers <= MOST_RECEIVERS:
-            words = f"read {kind.receivers}; allowed: 1 to {MOST_RECEIVERS}"
-            yield Mistake((*place, "receivers"), words)
         if kind.streams is not None:
             if not kind.streams:
                 yield Mistake((*place, "streams"), "read none; allowed: at least one")

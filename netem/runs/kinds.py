@@ -10,11 +10,11 @@ seed is an independent unit. All have names of one pattern, ``KIND-CONGESTION_CO
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Annotated, ClassVar, Literal, NamedTuple, TypeAlias
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
-from penstock.broker.config.key_types import STRICT
+from penstock.broker.config.key_types import STRICT, Positive
 from penstock.netem.runs.impairments import OnOffPlan, RedrawnPlan, TracePlan
 
 Way: TypeAlias = Literal["direct", "haproxy"]
@@ -38,7 +38,7 @@ class Kind:
     on_off: OnOffPlan | None = None
     trace: TracePlan | None = None
     redrawn: RedrawnPlan | None = None
-    receivers: int = 1
+    receivers: Annotated[int, Field(ge=1, le=100)] = 1
     streams: list[str] | None = None
 
 
@@ -63,7 +63,7 @@ class EachKind:
     streams: list[str]
     congestion_controls: list[str] = field(default_factory=lambda: ["cubic"])
     ways: list[Way] = field(default_factory=lambda: ["direct"])
-    links_at_once: int | None = None
+    links_at_once: Positive | None = None
     few: list[str] = field(default_factory=list)
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from penstock.broker.config.checked_yaml import NOT_IN_FILE
-from penstock.broker.config.key_types import STRICT, Size
+from penstock.broker.config.key_types import STRICT, Positive, Seconds, Size
 from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.profiles import Profile
 from penstock.netem.runs.impairments import Impairment, draw_profiles
@@ -28,9 +28,20 @@ UPLINK: Final = "cloud"
 LEAST_PAYLOAD_BYTES: Final = 24
 """The least payload, which holds the head that tells messages apart."""
 
+MAX_PAYLOAD_BYTES: Final = 268_000_000
+"""The largest payload that fits into a packet, of which the protocol allows 268,435,455 bytes after
+its first ones."""
+
+MAX_CLIENTS: Final = 10_000
+"""The most clients of one name, each of which is a process or a share of one."""
+
 MAX_SEED: Final = (1 << 53) - 1
 """The greatest whole number that JSON, in which the seed is written down, holds exactly
 everywhere."""
+
+FromZero = Annotated[float, Field(ge=0)]
+Qos = Annotated[int, Field(ge=0, le=2)]
+NumberOfClients = Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
 
 STREAM_FIGURES: Final = ("p50", "p90", "p99", "mean", "max", "share_as_fast")
 """The figures of a stream's latencies at the subscribers in focus, such as ``small p90``."""
@@ -144,10 +155,10 @@ class Stream:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     topic: str
-    payload_bytes: Size
-    period_seconds: float
-    qos: int = 1
-    first_seconds: float | Literal["random"] = 0.0
+    payload_bytes: Annotated[Size, Field(ge=LEAST_PAYLOAD_BYTES, le=MAX_PAYLOAD_BYTES)]
+    period_seconds: Seconds
+    qos: Qos = 1
+    first_seconds: FromZero | Literal["random"] = 0.0
     arrivals: Literal["periodic", "poisson"] = "periodic"
 
 
@@ -168,7 +179,7 @@ class Publisher:
 
     host: str
     streams: list[str]
-    count: int = 1
+    count: NumberOfClients = 1
     protocol: Literal["3.1.1", "5"] = "3.1.1"
     brokers: list[str] | None = None
     to: str = ""
@@ -206,10 +217,10 @@ class Subscriber:
 
     host: str
     filters: list[str]
-    qos: int = 1
-    count: int = 1
+    qos: Qos = 1
+    count: NumberOfClients = 1
     protocol: Literal["3.1.1", "5"] = "3.1.1"
-    keep_alive_seconds: int = 60
+    keep_alive_seconds: Annotated[int, Field(ge=1, le=65_535)] = 60
     user_properties: dict[str, str] = field(default_factory=dict)
     brokers: list[str] | None = None
     through: Literal["haproxy"] | None = None
@@ -311,8 +322,8 @@ class Measurements:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     arrivals: bool = True
-    memory_period_seconds: float = 0.5
-    withheld_period_seconds: float = 0.2
+    memory_period_seconds: Seconds = 0.5
+    withheld_period_seconds: Seconds = 0.2
     focus: list[str] | None = None
     unit: Literal["link", "seed"] = "link"
 
@@ -382,7 +393,7 @@ class Scenario:
     broker_host: str
     brokers: dict[str, Broker]
     traffic: dict[str, Stream]
-    duration_seconds: float
+    duration_seconds: Seconds
     publishers: dict[str, Publisher] = field(default_factory=dict)
     subscribers: dict[str, Subscriber] = field(default_factory=dict)
     profiles: dict[str, ProfilePlan] = field(default_factory=dict)
@@ -391,11 +402,11 @@ class Scenario:
     each_kind: EachKind | None = None
     measurements: Measurements = field(default_factory=Measurements)
     targets: list[Target] = field(default_factory=list)
-    drain_seconds: float = 120.0
-    seeds: list[int] = field(default_factory=lambda: [1])
-    side_by_side: int | None = None
+    drain_seconds: FromZero = 120.0
+    seeds: list[Annotated[int, Field(ge=0, le=MAX_SEED)]] = field(default_factory=lambda: [1])
+    side_by_side: Positive | None = None
     congestion_control: str | None = None
-    calm_seconds: float = 5.0
+    calm_seconds: FromZero = 5.0
 
     def profiles_of(self, link: str, seed: int) -> dict[str, Profile]:
         """Return a link's states in the run with a seed, by name: the same for each broker."""

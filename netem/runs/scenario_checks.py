@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -14,8 +13,6 @@ from penstock.broker.mqtt.topics import matches, validate_topic, validate_topic_
 from penstock.netem.checked_yaml import Mistake, MistakesError, Place
 from penstock.netem.links.link_variation import Changes
 from penstock.netem.runs.scenario import (
-    LEAST_PAYLOAD_BYTES,
-    MAX_SEED,
     Broker,
     Edges,
     Publisher,
@@ -24,14 +21,6 @@ from penstock.netem.runs.scenario import (
     Subscriber,
     client_ids,
 )
-
-MAX_PAYLOAD_BYTES: Final = 268_000_000
-"""The largest payload that fits into a packet, of which the protocol allows 268,435,455 bytes after
-its first ones."""
-
-MAX_KEEP_ALIVE: Final = 65_535
-MAX_CLIENTS: Final = 10_000
-"""The most clients of one name, each of which is a process or a share of one."""
 
 MAX_MESSAGES: Final = 1_000_000
 """The most messages of one stream of a publisher, each of which is a row of a table."""
@@ -64,7 +53,7 @@ def find_mistakes(scenario: Scenario) -> Iterator[Mistake]:
     yield from _check_measurements(scenario)
     yield from _check_targets(scenario)
     yield from check_rounds(scenario)
-    yield from _check_times(scenario)
+    yield from _check_several(("seeds",), scenario.seeds)
 
 
 def check_rounds(scenario: Scenario) -> Iterator[Mistake]:
@@ -72,7 +61,7 @@ def check_rounds(scenario: Scenario) -> Iterator[Mistake]:
 
     Another round meets the same links at another time, when the machine may be busier.
     """
-    if scenario.side_by_side is None or scenario.side_by_side < 1:
+    if scenario.side_by_side is None:
         return
     groups = scenario.groups()
     for number, target in enumerate(scenario.targets):
@@ -92,7 +81,7 @@ def check_chance(scenario: Scenario) -> Iterator[Mistake]:
     What is wrong in itself, such as a mean of 0, is left to other checks.
     """
     seconds, seeds = scenario.duration_seconds, scenario.seeds
-    if seconds <= 0 or not seeds:
+    if not seeds:
         return
     allowed = f"means with which that happens, or other seeds than {', '.join(map(str, seeds))}"
     of_kinds = {f"{scenario.broker_host}-{cell.name}": cell.kind for cell in scenario.cells()}
@@ -139,21 +128,6 @@ def _check_client(place: Place, name: str) -> Iterator[Mistake]:
         yield _wrong(
             place, name, f"a name without {OWN_CLIENTS}, which the runner's own clients have"
         )
-
-
-def _check_above(place: Place, value: float, least: float = 0) -> Iterator[Mistake]:
-    if not least < value < math.inf:
-        yield _wrong(place, value, f"above {least}")
-
-
-def _check_from(place: Place, value: float, most: float = math.inf) -> Iterator[Mistake]:
-    if not 0 <= value <= most or math.isinf(value):
-        yield _wrong(place, value, "from 0" if math.isinf(most) else f"0 to {most}")
-
-
-def _check_range(place: Place, value: int, least: int, most: int) -> Iterator[Mistake]:
-    if not least <= value <= most:
-        yield _wrong(place, value, f"{least} to {most}")
 
 
 def _check_text(place: Place, text: str, validate: Callable[[str], None]) -> Iterator[Mistake]:
@@ -271,34 +245,25 @@ def _check_traffic(scenario: Scenario) -> Iterator[Mistake]:
     for name, stream in scenario.traffic.items():
         place: Place = ("traffic", name)
         yield from _check_name(place, name)
-        yield from _check_stream(place, stream)
+        yield from _check_text((*place, "topic"), stream.topic, validate_topic)
         yield from _check_first(place, stream, scenario.duration_seconds)
         least = scenario.duration_seconds / MAX_MESSAGES
-        if 0 < stream.period_seconds < least < math.inf:
+        if stream.period_seconds < least:
             allowed = f"at least {least:g}, which makes {MAX_MESSAGES} messages"
             yield _wrong((*place, "period_seconds"), stream.period_seconds, allowed)
         if name not in published:
             yield Mistake(place, "read no publisher of it; allowed: at least one")
 
 
-def _check_stream(place: Place, stream: Stream) -> Iterator[Mistake]:
-    yield from _check_text((*place, "topic"), stream.topic, validate_topic)
-    size = stream.payload_bytes
-    yield from _check_range((*place, "payload_bytes"), size, LEAST_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES)
-    yield from _check_above((*place, "period_seconds"), stream.period_seconds)
-    yield from _check_range((*place, "qos"), stream.qos, 0, 2)
-
-
 def _check_first(place: Place, stream: Stream, duration_seconds: float) -> Iterator[Mistake]:
     """Check that a stream has a first message."""
     allowed = f"below duration_seconds, {duration_seconds:g}"
     if stream.first_seconds == "random":
-        if stream.period_seconds > duration_seconds > 0:
+        if stream.period_seconds > duration_seconds:
             allowed = f"at most duration_seconds, {duration_seconds:g}, beside a random phase"
             yield _wrong((*place, "period_seconds"), stream.period_seconds, allowed)
         return
-    yield from _check_from((*place, "first_seconds"), stream.first_seconds)
-    if stream.first_seconds >= duration_seconds > 0:
+    if stream.first_seconds >= duration_seconds:
         yield _wrong((*place, "first_seconds"), stream.first_seconds, allowed)
 
 
@@ -310,7 +275,6 @@ def _check_publishers(scenario: Scenario) -> Iterator[Mistake]:
         yield from _check_several((*place, "streams"), publisher.streams)
         for number, stream in enumerate(publisher.streams):
             yield from _check_known((*place, "streams", number), stream, scenario.traffic)
-        yield from _check_range((*place, "count"), publisher.count, 1, MAX_CLIENTS)
         yield from _check_its_brokers(scenario, place, publisher.brokers)
 
 
@@ -330,7 +294,7 @@ def _topics(scenario: Scenario) -> set[str]:
         for publisher in scenario.publishers.values()
         for stream in (scenario.traffic.get(each) for each in publisher.streams)
         if stream is not None and stream.topic
-        for number in range(1, min(publisher.count, MAX_CLIENTS) + 1)
+        for number in range(1, publisher.count + 1)
     }
 
 
@@ -347,10 +311,6 @@ def _check_subscribers(scenario: Scenario) -> Iterator[Mistake]:
             yield from faults
             if not faults and not any(matches(topic_filter, topic) for topic in topics):
                 yield _wrong(at, topic_filter, "a filter that a published topic matches")
-        yield from _check_range((*place, "qos"), subscriber.qos, 0, 2)
-        yield from _check_range((*place, "count"), subscriber.count, 1, MAX_CLIENTS)
-        seconds = subscriber.keep_alive_seconds
-        yield from _check_range((*place, "keep_alive_seconds"), seconds, 1, MAX_KEEP_ALIVE)
         if subscriber.user_properties and subscriber.protocol != "5":
             words = f"no key of protocol {subscriber.protocol}; allowed: beside protocol 5"
             yield Mistake((*place, "user_properties"), words)
@@ -389,7 +349,7 @@ def _check_client_ids(scenario: Scenario) -> Iterator[Mistake]:
     counts = {("publishers", name): each.count for name, each in scenario.publishers.items()}
     counts |= {("subscribers", name): each.count for name, each in scenario.subscribers.items()}
     for (kind, name), count in counts.items():
-        for client_id in client_ids(name, min(count, MAX_CLIENTS)):
+        for client_id in client_ids(name, count):
             if client_id in taken:
                 other = f"{taken[client_id]} has {client_id!r}"
                 yield _wrong((kind, name), client_id, f"an id that no other client has; {other}")
@@ -417,7 +377,7 @@ def _check_impairments(scenario: Scenario) -> Iterator[Mistake]:
             yield from (Mistake((*place, *each.place), each.words) for each in error.mistakes)
             continue
         trace, seconds = impairment.trace, scenario.duration_seconds
-        if trace is not None and trace.at_seconds[-1] >= seconds > 0:
+        if trace is not None and trace.at_seconds[-1] >= seconds:
             allowed = f"seconds below duration_seconds, {seconds:g}"
             yield _wrong((*place, "trace", "at_seconds"), list(trace.at_seconds), allowed)
 
@@ -434,8 +394,6 @@ def _used_links(scenario: Scenario) -> set[str] | None:
 
 def _check_measurements(scenario: Scenario) -> Iterator[Mistake]:
     measurements = scenario.measurements
-    for key in ("memory_period_seconds", "withheld_period_seconds"):
-        yield from _check_above(("measurements", key), getattr(measurements, key))
     if measurements.focus is not None:
         place: Place = ("measurements", "focus")
         yield from _check_several(place, measurements.focus)
@@ -458,14 +416,3 @@ def _check_targets(scenario: Scenario) -> Iterator[Mistake]:
         if (target.at_most is None) == (target.at_least is None):
             which = "neither" if target.at_most is None else "both"
             yield Mistake(place, f"read {which} of at_most and at_least; allowed: one of them")
-
-
-def _check_times(scenario: Scenario) -> Iterator[Mistake]:
-    yield from _check_above(("duration_seconds",), scenario.duration_seconds)
-    yield from _check_from(("drain_seconds",), scenario.drain_seconds)
-    yield from _check_from(("calm_seconds",), scenario.calm_seconds)
-    yield from _check_several(("seeds",), scenario.seeds)
-    for number, seed in enumerate(scenario.seeds):
-        yield from _check_range(("seeds", number), seed, 0, MAX_SEED)
-    if scenario.side_by_side is not None and scenario.side_by_side < 1:
-        yield _wrong(("side_by_side",), scenario.side_by_side, "from 1")

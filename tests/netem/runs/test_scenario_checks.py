@@ -168,12 +168,12 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     (
         "payload_bytes: 100",
         "payload_bytes: 23",
-        ["traffic.small.payload_bytes: read 23; allowed: 24 to 268000000"],
+        ["traffic.small.payload_bytes: read 23; allowed: greater than or equal to 24"],
     ),
     (
         "period_seconds: 1}",
         "period_seconds: 0}",
-        ["traffic.small.period_seconds: read 0.0; allowed: above 0"],
+        ["traffic.small.period_seconds: read 0; allowed: greater than 0"],
     ),
     (
         "period_seconds: 1}",
@@ -183,7 +183,7 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     (
         "period_seconds: 1}",
         "period_seconds: 1, qos: 3}",
-        ["traffic.small.qos: read 3; allowed: 0 to 2"],
+        ["traffic.small.qos: read 3; allowed: less than or equal to 2"],
     ),
     (
         "period_seconds: 1}",
@@ -226,10 +226,7 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     (
         "streams: [small]",
         "streams: [small], count: 0",
-        [
-            "publishers.pub.count: read 0; allowed: 1 to 10000",
-            "subscribers.sub.filters.0: read 'a/#'; ",
-        ],
+        ["publishers.pub.count: read 0; allowed: greater than or equal to 1"],
     ),
     (
         "streams: [small]",
@@ -264,7 +261,7 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     (
         "filters: [a/#]",
         "filters: [a/#], keep_alive_seconds: 0",
-        ["subscribers.sub.keep_alive_seconds: read 0; allowed: 1 to 65535"],
+        ["subscribers.sub.keep_alive_seconds: read 0; allowed: greater than or equal to 1"],
     ),
     (
         "filters: [a/#]",
@@ -384,7 +381,7 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     (
         "duration_seconds: 60",
         "duration_seconds: 0",
-        ["duration_seconds: read 0.0; allowed: above 0"],
+        ["duration_seconds: read 0; allowed: greater than 0"],
     ),
     (
         "duration_seconds: 60",
@@ -405,24 +402,24 @@ CHANGES: list[tuple[str, str, list[str]]] = [
         "duration_seconds: 60",
         "duration_seconds: 60\nseeds: [-1, 9223372036854775808]",
         [
-            "seeds.0: read -1; allowed: 0 to 9007199254740991",
-            "seeds.1: read 9223372036854775808; allowed: 0 to 9007199254740991",
+            "seeds.0: read -1; allowed: greater than or equal to 0",
+            "seeds.1: read 9223372036854775808; allowed: less than or equal to 9007199254740991",
         ],
     ),
     (
         "duration_seconds: 60",
         "duration_seconds: 60\ndrain_seconds: -1",
-        ["drain_seconds: read -1.0; allowed: from 0"],
+        ["drain_seconds: read -1; allowed: greater than or equal to 0"],
     ),
     (
         "duration_seconds: 60",
         "duration_seconds: 60\ncalm_seconds: -1",
-        ["calm_seconds: read -1.0; allowed: from 0"],
+        ["calm_seconds: read -1; allowed: greater than or equal to 0"],
     ),
     (
         "duration_seconds: 60",
         "duration_seconds: 60\nside_by_side: 0",
-        ["side_by_side: read 0; allowed: from 1"],
+        ["side_by_side: read 0; allowed: greater than or equal to 1"],
     ),
     (
         "small p50, broker: ours, over: other, at_most: 0.5}]",
@@ -436,11 +433,13 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     ),
     (
         "duration_seconds: 60",
-        "duration_seconds: 60\nmeasurements: {focus: [pub], memory_period_seconds: 0}",
-        [
-            "measurements.memory_period_seconds: read 0.0; allowed: above 0",
-            "measurements.focus.0: read 'pub'; allowed: sub",
-        ],
+        "duration_seconds: 60\nmeasurements: {memory_period_seconds: 0}",
+        ["measurements.memory_period_seconds: read 0; allowed: greater than 0"],
+    ),
+    (
+        "duration_seconds: 60",
+        "duration_seconds: 60\nmeasurements: {focus: [pub]}",
+        ["measurements.focus.0: read 'pub'; allowed: sub"],
     ),
 ]
 """What stands in `SMALL_FILE`, what in its place, and the lines told, or how they begin."""
