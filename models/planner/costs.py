@@ -101,4 +101,5 @@ SOURCE: Final[Mapping[str, str]] = {
     "subscription_bytes": "on a small machine: memory",
     "queued_bytes": "a 1 KB message that waits: 1.35 KB",
 }
-"""The source of each cost: a row of docs/evidence/performance.md or paper-000-dequeue.md, or a run."""
+"""The source of each cost: a row of docs/evidence/performance.md or paper-000-dequeue.md, or a
+run."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.netem.figures.table_files import read_table
 from penstock.netem.figures.table_rows import (
-    BadPhaseRow,
     DeliveryRow,
     ExpectedRow,
     LinkRow,
@@ -21,7 +21,6 @@ from penstock.netem.figures.table_rows import (
     RunRow,
     WithheldRow,
 )
-from penstock.netem.figures.table_files import read_table
 from penstock.netem.links.namespaces import FOLDER
 from penstock.netem.runs.run_file import read_run_info
 from tests.helpers import forks
@@ -180,15 +179,6 @@ def test_the_load_of_the_machine_is_told_for_the_traffic(folder: Path) -> None:
     assert all(one.end_s == other.begin_s for one, other in pairwise(rows))
     assert rows[-1].end_s >= 3
     assert all(row.busy_share > 0 for row in rows)
-
-
-def test_each_bad_phase_says_whether_a_large_message_was_half_sent(folder: Path) -> None:
-    """One phase for each broker; units are named as the link."""
-    rows = read_table(folder, BadPhaseRow)
-    assert [(row.broker, row.subscriber, row.unit) for row in rows] == [
-        (broker, "dashboard", "cloud-edge") for broker in ("penstock", "mosquitto")
-    ]
-    assert all(1 <= row.begin_s < 2 <= row.end_s for row in rows)
 
 
 def test_memory_is_known_from_before_the_beginning(folder: Path) -> None:

@@ -16,6 +16,7 @@ from penstock.netem.figures.measures import Measures
 from penstock.netem.figures.report import read_tables
 from penstock.netem.runs.run_command import choose
 from penstock.netem.runs.run_file import read_run_info
+from penstock.netem.runs.scenario import Target
 from penstock.netem.runs.scenario_file import names, read_scenario
 from tests.helpers.networks import NEEDS_ROOT
 from tests.helpers.process import Program
@@ -111,6 +112,14 @@ def test_the_short_length_of_a_cut_is_that_of_the_whole() -> None:
     assert cut == dataclasses.replace(whole, name=cut.name, title=cut.title)
 
 
+def _value(measures: Measures, target: Target) -> float:
+    """Return what is held against a target's bounds, without its interval."""
+    figure, broker, over = target.figure, target.broker, target.over
+    if over is None or figure.endswith(" share_as_fast"):
+        return measures.estimate(figure, broker, over=over).value
+    return measures.ratio(figure, broker, over).value
+
+
 @pytest.mark.timeout(MOST_SECONDS * len(NAMES) / AT_A_TIME)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_timing_comes_out_as_it_is_to(
@@ -127,7 +136,7 @@ def test_what_is_no_timing_comes_out_as_it_is_to(
     # A run of few links shows nothing of what depends on chance; here, its own figures are to hold.
     for target in scenario.targets:
         verdict = measures.judge(target, "short")
-        held = verdict.held.value
+        held = _value(measures, target)
         is_kept = (target.at_most is None or held <= target.at_most) and (
             target.at_least is None or held >= target.at_least
         )
@@ -138,14 +147,7 @@ def test_what_is_no_timing_comes_out_as_it_is_to(
     impaired = {(row.broker, row.link) for row in rows if row.is_impaired}
     links = {each.link for each in scenario.impairments}
     assert impaired == {(broker, link) for broker in scenario.brokers for link in links}
-    flows = measures.tables.flows
-    assert {(row.broker, row.flow) for row in flows} == {
-        (broker, flow) for broker in scenario.brokers for flow in scenario.bulk_flows
-    }
-    assert all(row.acknowledged_bytes > 0 for row in flows)
-    bad_from = min(
-        [row.begin_s for row in flows] + [row.begin_s for row in rows if row.is_impaired]
-    )
+    bad_from = min(row.begin_s for row in rows if row.is_impaired)
     for broker, plan in scenario.brokers.items():
         assert measures.figure("lost", broker) == 0, broker
         assert measures.figure("reordered", broker) == 0, broker
