@@ -50,13 +50,13 @@ from penstock.edge_proxy.parts.local_client import (
     PUBCOMP,
     PUBREC,
     PUBREL,
-    Courier,
     LocalClient,
     LostError,
+    PartPublisher,
 )
 from penstock.edge_proxy.parts.part_format import Part, PartError, read_part
-from penstock.edge_proxy.parts.partial_message import Assembly, key_of, place_of
-from penstock.edge_proxy.parts.parts_context import Surroundings
+from penstock.edge_proxy.parts.partial_message import PartialMessage, key_of, place_of
+from penstock.edge_proxy.parts.parts_context import PartsContext
 from penstock.edge_proxy.parts.splitter import MARKS, PART_ID
 from penstock.edge_proxy.parts.spool import Ended, Piece, Spooled, SpoolError, SpoolReadError
 
@@ -106,7 +106,7 @@ _CODES: Final = {
 """Reason of a drop to the reason code of its parts' PUBACKs, where it is no general one."""
 
 
-class Taken(NamedTuple):
+class OfferedPart(NamedTuple):
     """A message that was offered to the sink.
 
     Attributes:
@@ -127,15 +127,15 @@ class Assembler(MessageSink):
 
     name = "parts"
 
-    def __init__(self, of: Surroundings) -> None:
+    def __init__(self, of: PartsContext) -> None:
         self.topic_filters = [f"{of.config.prefix}/{name}" for name in of.config.assemble]
         self.counts = SinkCounts()
         self._config, self._clients, self._spool, self._in_thread, *_ = of
         self._done, self._logger, self._clock = of.counts, of.logger, of.clock
         self._time = of.spool.now
         self._attended = of.spool.attended
-        self._courier = Courier(of.clients, WHOLE_ID)
-        self._taken: deque[Taken] = deque()
+        self._publisher = PartPublisher(of.clients, WHOLE_ID)
+        self._taken: deque[OfferedPart] = deque()
         self._news = asyncio.Event()
         self._messages: dict[bytes, Spooled] = {}
         self._taken_bytes = 0
@@ -163,7 +163,7 @@ class Assembler(MessageSink):
             return
         self.counts.queued += 1
         self._taken_bytes += message.payload_bytes
-        self._taken.append(Taken(message, receipt))
+        self._taken.append(OfferedPart(message, receipt))
         self._news.set()
 
     def _settle(self, receipt: Receipt | None, code: int, reason: str = "") -> None:
@@ -190,15 +190,15 @@ class Assembler(MessageSink):
         for one in await self._in_thread(self._spool.ended):
             self._ended[one.message_id] = one
         for spooled in await self._in_thread(self._spool.messages):
-            assembly = spooled.assembly
-            self._messages[assembly.message_id] = spooled
+            partial = spooled.partial
+            self._messages[partial.message_id] = spooled
             self._held_bytes += _held_bytes(spooled)
             self._last_number = spooled.number
-            if assembly.is_whole:
-                self._whole[assembly.message_id] = None
+            if partial.is_whole:
+                self._whole[partial.message_id] = None
             else:
-                place = place_of(assembly.message_id)
-                self._waiting.setdefault(place.of, {})[assembly.message_id] = None
+                place = place_of(partial.message_id)
+                self._waiting.setdefault(place.of, {})[partial.message_id] = None
         if self._messages:
             self._logger.info(
                 "%d messages are in the spool, of which %d are whole",
@@ -254,7 +254,7 @@ class Assembler(MessageSink):
         full: dict[str, None] = {}
         for message_id in list(self._whole):
             spooled = self._messages[message_id]
-            topic = spooled.assembly.topic
+            topic = spooled.partial.topic
             answer = _Answer(self, self._whole[message_id])
             self._whole[message_id] = None
             try:
@@ -280,7 +280,7 @@ class Assembler(MessageSink):
                     message_id not in self._whole
                     and now - one.last_at > self._config.max_age_seconds
                 ):
-                    await self._drop(message_id, one.assembly.topic, "too_old")
+                    await self._drop(message_id, one.partial.topic, "too_old")
             oldest = now - self._config.remember_seconds
             n_too_many = len(self._ended) - REMEMBERED
             for n, (message_id, ended) in enumerate(list(self._ended.items())):
@@ -293,11 +293,11 @@ class Assembler(MessageSink):
 
     def close(self) -> None:
         """End the connection; the session stays."""
-        self._courier.close()
+        self._publisher.close()
 
     # -- parts -----------------------------------------------------------------------------------
 
-    async def _store(self, batch: Sequence[Taken]) -> None:
+    async def _store(self, batch: Sequence[OfferedPart]) -> None:
         """Take parts, write what is new of them, and answer them."""
         writes = _Writes({}, [], [])
         for taken in batch:
@@ -322,7 +322,7 @@ class Assembler(MessageSink):
             spooled = self._messages.get(message_id)
             if message_id in self._ended:
                 self._answer(receipt, self._ended[message_id].reason)
-            elif spooled is None or not spooled.assembly.is_whole or message_id in self._whole:
+            elif spooled is None or not spooled.partial.is_whole or message_id in self._whole:
                 self._answer(receipt)
             else:
                 if receipt is None:  # at QoS 0, nothing waits for the answer
@@ -330,7 +330,7 @@ class Assembler(MessageSink):
                 self._whole[message_id] = receipt
                 self._is_whole.set()
 
-    async def _take(self, part: Part, taken: Taken, writes: _Writes) -> None:
+    async def _take(self, part: Part, taken: OfferedPart, writes: _Writes) -> None:
         """Add a part to its message, and to what is to be written."""
         topic = taken.message.topic[len(self._config.prefix) + 1 :]
         message_id = key_of(part, topic)
@@ -345,7 +345,7 @@ class Assembler(MessageSink):
             return
         known = self._messages.get(message_id)
         if known is not None:
-            told = known.assembly.mismatch(part, topic)
+            told = known.partial.mismatch(part, topic)
             if told:
                 self._tell_drop("mismatch", topic, f": {told}")
                 self._answer(taken.receipt, "mismatch")
@@ -358,7 +358,7 @@ class Assembler(MessageSink):
                 return
             self._tell_overtaken(message_id)
             self._last_number += 1
-            known = Spooled(self._last_number, Assembly(part, topic), b"\0", None, 0.0, None)
+            known = Spooled(self._last_number, PartialMessage(part, topic), b"\0", None, 0.0, None)
             self._held_bytes += _held_bytes(known)
         await self._add(part, taken, known, writes)
 
@@ -374,12 +374,12 @@ class Assembler(MessageSink):
             return part.offset == 0
         return not self._clients.retained(topic, WHOLE_ID)
 
-    async def _add(self, part: Part, taken: Taken, known: Spooled, writes: _Writes) -> None:
+    async def _add(self, part: Part, taken: OfferedPart, known: Spooled, writes: _Writes) -> None:
         """Add a part that fits to its message."""
-        assembly = known.assembly
-        is_new = assembly.trailer is None and part.trailer is not None
+        partial = known.partial
+        is_new = partial.trailer is None and part.trailer is not None
         held_bytes = _held_bytes(known)
-        gaps = assembly.add(part)
+        gaps = partial.add(part)
         if not gaps and not is_new:  # the first one may not be on the disk yet
             self._done.repeated_parts += 1
             writes.answers.append((part.message_id, taken.receipt))
@@ -396,7 +396,7 @@ class Assembler(MessageSink):
             await self._drop_overtaken(part.message_id, writes)
         if self._held_bytes > self._config.spool_bytes:
             told = f"; allowed: {self._config.spool_bytes} bytes in all"
-            await self._drop(part.message_id, assembly.topic, "spool_full", told)
+            await self._drop(part.message_id, partial.topic, "spool_full", told)
             writes.forget(part.message_id)
             self._answer(taken.receipt, "spool_full")
             return
@@ -414,20 +414,20 @@ class Assembler(MessageSink):
         for earlier in [one for one in waiting if place_of(one).number < place.number]:
             del waiting[earlier]
             spooled = self._messages.get(earlier)
-            if spooled is None or spooled.assembly.is_whole:
+            if spooled is None or spooled.partial.is_whole:
                 continue
             self._overtaken[earlier] = None
             self._done.overtaken_messages += 1
             if is_logged(n_overtaken := self._done.overtaken_messages):
-                assembly = spooled.assembly
+                partial = spooled.partial
                 self._logger.warning(
                     "%d messages in parts are not whole, and a later one of the same sender and "
                     "topic has come: parts of them were lost, most often by a queue that was full "
                     "on the way; the last of topic %r, %d of %d bytes",
                     n_overtaken,
-                    assembly.topic,
-                    assembly.received_bytes,
-                    assembly.total_bytes,
+                    partial.topic,
+                    partial.received_bytes,
+                    partial.total_bytes,
                 )
         waiting[message_id] = None
 
@@ -437,8 +437,8 @@ class Assembler(MessageSink):
             if self._held_bytes <= self._config.spool_bytes:
                 break
             spooled = self._messages.get(other)
-            if spooled is not None and other != message_id and not spooled.assembly.is_whole:
-                await self._drop(other, spooled.assembly.topic, "incomplete")
+            if spooled is not None and other != message_id and not spooled.partial.is_whole:
+                await self._drop(other, spooled.partial.topic, "incomplete")
                 writes.forget(other)
 
     def _forget_place(self, message_id: bytes) -> None:
@@ -466,7 +466,7 @@ class Assembler(MessageSink):
     async def _not_stored(self, writes: _Writes, error: SpoolError) -> None:
         """Drop the messages of parts that could not be written; refuse the parts."""
         for message_id, one in writes.messages.items():
-            await self._drop(message_id, one.assembly.topic, "disk", f": {error}")
+            await self._drop(message_id, one.partial.topic, "disk", f": {error}")
         for _, receipt in writes.answers:
             self._answer(receipt, "disk")
 
@@ -511,9 +511,9 @@ class Assembler(MessageSink):
             LostError: the connection to the broker has ended.
             SpoolError: the spool cannot be read or written.
         """
-        assembly = spooled.assembly
-        message_id, topic = assembly.message_id, assembly.topic
-        trailer = assembly.trailer
+        partial = spooled.partial
+        message_id, topic = partial.message_id, partial.topic
+        trailer = partial.trailer
         assert trailer is not None  # noqa: S101 (it is whole)
         is_checked = spooled.packet_id is not None
         is_repeat = is_checked and message_id not in self._not_taken
@@ -532,13 +532,13 @@ class Assembler(MessageSink):
         if packet_id is None:
             packet_id = self._new_packet_id()
             self._messages[message_id] = spooled._replace(packet_id=packet_id)
-            if assembly.qos != 1:  # which may be published twice
+            if partial.qos != 1:  # which may be published twice
                 await self._in_thread(self._spool.publishing, spooled.number, packet_id)
-        elif not assembly.qos:  # it may have been published
+        elif not partial.qos:  # it may have been published
             await self._end(spooled, None)
             return True
         properties = _of_whole(trailer.properties, spooled.marks, seconds)
-        n_bytes = len(properties) + len(topic.encode()) + assembly.total_bytes + _HEADER_BYTES
+        n_bytes = len(properties) + len(topic.encode()) + partial.total_bytes + _HEADER_BYTES
         if n_bytes > self._clients.maximum_packet_size:
             answer.reason = "too_large"
             await self._drop(message_id, topic, "too_large", f", of {n_bytes} bytes in one packet")
@@ -552,8 +552,8 @@ class Assembler(MessageSink):
             answer.reason = "refused"
             await self._drop(message_id, topic, "refused", f": {describe_reason_code(code)}")
             return True
-        await self._end(spooled, packet_id if assembly.qos == 2 else None)
-        if assembly.qos == 2:
+        await self._end(spooled, packet_id if partial.qos == 2 else None)
+        if partial.qos == 2:
             await self._release(client, message_id, packet_id)
         return True
 
@@ -561,13 +561,13 @@ class Assembler(MessageSink):
         """Return a packet identifier that no message has which may be sent again or released."""
         taken = {one.packet_id for one in self._messages.values()}
         taken |= {one.packet_id for one in self._ended.values()}
-        while (packet_id := self._courier.next_packet_id()) in taken:
+        while (packet_id := self._publisher.next_packet_id()) in taken:
             pass
         return packet_id
 
     async def _client(self) -> LocalClient:
         """Return a connection, on which what was delivered is released."""
-        client, is_new = await self._courier.client()
+        client, is_new = await self._publisher.client()
         if is_new:
             for ended in list(self._ended.values()):
                 if ended.packet_id is not None:
@@ -584,21 +584,21 @@ class Assembler(MessageSink):
         is_repeat: bool,
     ) -> int:
         """Send the PUBLISH of a whole message and return the reason code of its answer."""
-        assembly = spooled.assembly
+        partial = spooled.partial
         rows = await self._in_thread(self._spool.pieces, spooled.number)
         header = publish_header(
-            assembly.topic.encode(),
-            assembly.total_bytes,
-            assembly.qos,
-            assembly.retain,
+            partial.topic.encode(),
+            partial.total_bytes,
+            partial.qos,
+            partial.retain,
             is_repeat,
             packet_id,
             properties,
             MQTT_5,
         )
         answer = None
-        if assembly.qos:
-            answer = client.expect(PUBACK if assembly.qos == 1 else PUBREC, packet_id)
+        if partial.qos:
+            answer = client.expect(PUBACK if partial.qos == 1 else PUBREC, packet_id)
         client.transport.write(header)
         some: list[int] = []
         n_bytes = 0
@@ -621,7 +621,7 @@ class Assembler(MessageSink):
 
     async def _end(self, spooled: Spooled, packet_id: int | None) -> None:
         """Note that a message was delivered."""
-        message_id = spooled.assembly.message_id
+        message_id = spooled.partial.message_id
         ended = Ended(message_id, "", self._attended(), packet_id)
         await self._in_thread(self._spool.end, spooled.number, ended)
         self._ended[message_id] = ended
@@ -629,14 +629,14 @@ class Assembler(MessageSink):
         self._forget_place(message_id)
         self._held_bytes -= _held_bytes(spooled)
         self._done.assembled_messages += 1
-        if spooled.assembly.retain:
-            await self._drop_replaced(message_id, spooled.assembly.topic)
+        if spooled.partial.retain:
+            await self._drop_replaced(message_id, spooled.partial.topic)
 
     async def _drop_replaced(self, message_id: bytes, topic: str) -> None:
         """Drop what the sender of a message had retained before, of which it sends no more."""
         for earlier in list(self._waiting.get(place_of(message_id).of_kept, ())):
             known = self._messages.get(earlier)
-            if earlier != message_id and known is not None and not known.assembly.is_whole:
+            if earlier != message_id and known is not None and not known.partial.is_whole:
                 await self._drop(earlier, topic, "replaced")
 
     async def _release(self, client: LocalClient, message_id: bytes, packet_id: int) -> None:
@@ -695,10 +695,10 @@ def _code_of(reason: str) -> int:
 
 def _held_bytes(spooled: Spooled) -> int:
     """Return what a message takes of `spool_bytes`."""
-    assembly = spooled.assembly
-    n_bytes = MESSAGE_BYTES + assembly.received_bytes + PIECE_BYTES * assembly.n_pieces
-    if assembly.trailer is not None:
-        n_bytes += len(assembly.trailer.properties)
+    partial = spooled.partial
+    n_bytes = MESSAGE_BYTES + partial.received_bytes + PIECE_BYTES * partial.n_pieces
+    if partial.trailer is not None:
+        n_bytes += len(partial.trailer.properties)
     return n_bytes + len(spooled.marks)
 
 

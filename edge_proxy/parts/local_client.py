@@ -133,7 +133,7 @@ class LocalClient(LocalProtocol):
         """Take a piece of the payload."""
 
 
-class Courier:
+class PartPublisher:
     """A client that publishes, on one connection after another.
 
     Args:

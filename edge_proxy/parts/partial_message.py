@@ -15,7 +15,7 @@ from penstock.edge_proxy.parts.part_format import (
 )
 
 
-class Place(NamedTuple):
+class StreamPlace(NamedTuple):
     """Messages of one topic and stream, and the place of one among them.
 
     Attributes:
@@ -38,11 +38,11 @@ def key_of(part: Part, topic: str) -> bytes:
     return part.message_id + of_topic + bytes((part.is_kept,))
 
 
-def place_of(key: bytes) -> Place:
+def place_of(key: bytes) -> StreamPlace:
     """Return the place of a message, by what `key_of` has returned."""
     number_end = STREAM_BYTES + NUMBER_BYTES
     number = int.from_bytes(key[STREAM_BYTES:number_end])
-    return Place(key[:STREAM_BYTES] + key[ID_BYTES:], number)
+    return StreamPlace(key[:STREAM_BYTES] + key[ID_BYTES:], number)
 
 
 class Span(NamedTuple):
@@ -57,7 +57,7 @@ class Span(NamedTuple):
     end: int
 
 
-class Assembly:
+class PartialMessage:
     """The parts of one message that have come, in any order and any number of times.
 
     Invariants, tested by `check_invariants`: spans are in their order, not empty, and neither touch

@@ -12,7 +12,7 @@ from penstock.edge_proxy.parts.counts import PartsCounts
 from penstock.edge_proxy.parts.spool import Spool
 
 
-class Surroundings(NamedTuple):
+class PartsContext(NamedTuple):
     """What the end that cuts and the end that puts together have in common.
 
     Attributes:

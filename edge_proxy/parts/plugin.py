@@ -14,8 +14,8 @@ from penstock.broker.extensions import Plugin, PluginContext
 from penstock.edge_proxy.parts.assembler import Assembler
 from penstock.edge_proxy.parts.config import PartsConfig
 from penstock.edge_proxy.parts.counts import PartsCounts
-from penstock.edge_proxy.parts.parts_context import Surroundings
-from penstock.edge_proxy.parts.retained_parts import KeptMessages
+from penstock.edge_proxy.parts.parts_context import PartsContext
+from penstock.edge_proxy.parts.retained_parts import RetainedParts
 from penstock.edge_proxy.parts.splitter import Splitter, end_session
 from penstock.edge_proxy.parts.spool import Spool
 
@@ -48,11 +48,11 @@ class PartsPlugin(Plugin):
         self._tasks: list[asyncio.Task[None]] = []
         self._assembler: Assembler | None = None
         self._splitter: Splitter | None = None
-        self._kept: KeptMessages | None = None
+        self._kept: RetainedParts | None = None
         clients = context.local_clients
         if clients is None:  # nothing runs where a file is only checked
             return
-        of = Surroundings(
+        of = PartsContext(
             config,
             clients,
             self._spool,
@@ -66,7 +66,7 @@ class PartsPlugin(Plugin):
             self.sinks = (self._assembler,)
         if config.split:
             self._splitter = Splitter(of)
-            self._kept = KeptMessages(config, self.counts, context.logger)
+            self._kept = RetainedParts(config, self.counts, context.logger)
 
     def also_asked(self, topic: str) -> str | None:
         """Return the topic of the message that a part belongs to; None for what is no part."""

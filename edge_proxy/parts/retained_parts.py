@@ -23,7 +23,7 @@ from penstock.edge_proxy.parts.part_format import ID_BYTES, NUMBER_BYTES, STREAM
 from penstock.edge_proxy.parts.splitter import PART_ID, divided
 
 
-class KeptMessages:
+class RetainedParts:
     """The retained messages of the topics that are split.
 
     Args:

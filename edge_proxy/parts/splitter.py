@@ -35,12 +35,12 @@ from penstock.edge_proxy.parts.local_client import (
     PUBACK,
     PUBCOMP,
     PUBREC,
-    Courier,
     LocalClient,
     LostError,
+    PartPublisher,
 )
 from penstock.edge_proxy.parts.part_format import ID_BYTES, NUMBER_BYTES, Part, write_part
-from penstock.edge_proxy.parts.parts_context import Surroundings
+from penstock.edge_proxy.parts.parts_context import PartsContext
 from penstock.edge_proxy.parts.spool import NUMBERS, SpoolError
 from penstock.edge_proxy.uplink.one_shot_clients import prepare_session
 from penstock.edge_proxy.uplink.packet_stream import Buffer
@@ -75,7 +75,7 @@ _OF_EACH_PART: Final = frozenset({"message_expiry_interval", "subscription_ident
 """Properties that stay with the PUBLISH of each part, or belong to one subscription."""
 
 
-class Incoming:
+class IncomingMessage:
     """A message that comes, piece by piece.
 
     Attributes:
@@ -132,21 +132,20 @@ class Incoming:
         return self.pieces.popleft()
 
 
-class Intake(LocalClient):
+class SplitSubscriber(LocalClient):
     """The client that subscribes to the messages that are cut.
 
     Attributes:
-        messages: that came and were not taken: each an `Incoming`, or the packet identifier of a
-            PUBREL.
-        news: set when there are some.
+        messages: what has come and was not taken: messages, and the packet identifiers of PUBRELs.
+        news: an event that is set when `messages` has got something.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(SPLIT_ID, WAITING_MESSAGES)
-        self.messages: deque[Incoming | int] = deque()
+        self.messages: deque[IncomingMessage | int] = deque()
         self.news = asyncio.Event()
         self._clock = clock
-        self._last: Incoming | None = None
+        self._last: IncomingMessage | None = None
         self._waiting_bytes = 0
         self._is_paused = False
 
@@ -154,7 +153,7 @@ class Intake(LocalClient):
         self, first_byte: int, topic: bytes, packet_id: int, properties: bytes, payload_bytes: int
     ) -> None:
         """Begin a message."""
-        self._last = Incoming(
+        self._last = IncomingMessage(
             first_byte, topic, packet_id, properties, payload_bytes, self._clock()
         )
         self.messages.append(self._last)
@@ -204,12 +203,12 @@ class Splitter:
         stream: of the messages that are cut, once the spool is open.
     """
 
-    def __init__(self, of: Surroundings) -> None:
+    def __init__(self, of: PartsContext) -> None:
         self._config, self._clients, self._spool, self._in_thread, *_ = of
         self._counts, self._logger, self._clock = of.counts, of.logger, of.clock
         self._prefix = f"{of.config.prefix}/".encode()
-        self._courier = Courier(of.clients, PART_ID, is_patient=True)
-        self._intake: Intake | None = None
+        self._publisher = PartPublisher(of.clients, PART_ID, is_patient=True)
+        self._subscriber: SplitSubscriber | None = None
         self._cutting: dict[int, tuple[bytes, int]] = {}
         self.stream = b""
         self._number = 0
@@ -229,17 +228,17 @@ class Splitter:
         new = [name for name in filters if name not in (known or ())]
         await prepare_session(self._clients, SPLIT_ID, filters, known or (), with_retained=new)
 
-    async def _connect(self) -> Intake:
-        intake = Intake(self._clock)
-        await intake.connect(self._clients, tells_publisher=True)
-        self._intake = intake
-        return intake
+    async def _connect(self) -> SplitSubscriber:
+        subscriber = SplitSubscriber(self._clock)
+        await subscriber.connect(self._clients, tells_publisher=True)
+        self._subscriber = subscriber
+        return subscriber
 
     async def run(self) -> None:
         """Cut one message after another until cancelled."""
         while True:
             try:
-                await self._serve(self._intake or await self._connect())
+                await self._serve(self._subscriber or await self._connect())
             except (LostError, SpoolError) as error:
                 self._n_faults += 1
                 if is_logged(self._n_faults):
@@ -248,32 +247,32 @@ class Splitter:
                         self._n_faults,
                         error,
                     )
-            if self._intake is not None:
-                self._intake.disconnect()
-            self._intake = None
+            if self._subscriber is not None:
+                self._subscriber.disconnect()
+            self._subscriber = None
             await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _serve(self, intake: Intake) -> None:
-        while not intake.is_lost:
-            while intake.messages:
-                message = intake.messages.popleft()
+    async def _serve(self, subscriber: SplitSubscriber) -> None:
+        while not subscriber.is_lost:
+            while subscriber.messages:
+                message = subscriber.messages.popleft()
                 if isinstance(message, int):
                     await self._forget(message)
-                    intake.acknowledge(PUBCOMP, message)
+                    subscriber.acknowledge(PUBCOMP, message)
                 else:
-                    await self._take(intake, message)
-            intake.news.clear()
-            await intake.news.wait()
+                    await self._take(subscriber, message)
+            subscriber.news.clear()
+            await subscriber.news.wait()
         raise LostError("the connection has ended")
 
     async def _forget(self, packet_id: int) -> None:
         if self._cutting.pop(packet_id, None) is not None:
             await self._in_thread(self._spool.end_cutting, packet_id)
 
-    async def _take(self, intake: Intake, message: Incoming) -> None:
-        reason, code = await self._cut(intake, message)
+    async def _take(self, subscriber: SplitSubscriber, message: IncomingMessage) -> None:
+        reason, code = await self._cut(subscriber, message)
         while piece := await message.take():  # of a message that was not cut, or not to its end
-            intake.taken(len(piece))
+            subscriber.taken(len(piece))
         if reason:
             count(self._counts.split_dropped, reason)
             if is_logged(n_dropped := self._counts.split_dropped[reason]):
@@ -287,13 +286,13 @@ class Splitter:
                 )
         if message.qos == 1:
             await self._forget(message.packet_id)
-            intake.acknowledge(PUBACK, message.packet_id, code)
+            subscriber.acknowledge(PUBACK, message.packet_id, code)
         elif message.qos:
             if code:  # there is no PUBREL
                 await self._forget(message.packet_id)
-            intake.acknowledge(PUBREC, message.packet_id, code)
+            subscriber.acknowledge(PUBREC, message.packet_id, code)
 
-    async def _cut(self, intake: Intake, message: Incoming) -> tuple[str, int]:
+    async def _cut(self, subscriber: SplitSubscriber, message: IncomingMessage) -> tuple[str, int]:
         """Publish the parts of a message.
 
         Returns:
@@ -321,7 +320,7 @@ class Splitter:
         topic = self._prefix + message.topic
         n_parts = 0
         while not cutter.is_done:
-            parts = await self._next(intake, message, cutter)
+            parts = await self._next(subscriber, message, cutter)
             if expiry is not None:
                 seconds = expiry - int(self._clock() - message.arrived_at)
                 if seconds <= 0:
@@ -348,7 +347,9 @@ class Splitter:
         self._number += 1
         return self.stream + number + secrets.token_bytes(ID_BYTES - len(self.stream + number))
 
-    async def _next(self, intake: Intake, message: Incoming, cutter: Cutter) -> list[Part]:
+    async def _next(
+        self, subscriber: SplitSubscriber, message: IncomingMessage, cutter: Cutter
+    ) -> list[Part]:
         """Return the next parts of a message, one at least."""
         parts: list[Part] = []
         while len(parts) < AT_ONCE:
@@ -360,10 +361,10 @@ class Splitter:
             else:
                 piece = await message.take()
                 cutter.feed(piece)
-                intake.taken(len(piece))
+                subscriber.taken(len(piece))
         return parts
 
-    async def _note(self, message: Incoming, message_id: bytes, sent_bytes: int) -> None:
+    async def _note(self, message: IncomingMessage, message_id: bytes, sent_bytes: int) -> None:
         self._cutting[message.packet_id] = message_id, sent_bytes
         await self._in_thread(self._spool.cut, message.packet_id, message_id, sent_bytes)
 
@@ -376,7 +377,7 @@ class Splitter:
         payloads = [write_part(part) for part in parts]
         while payloads:
             try:
-                codes = await self._courier.publish_all(topic, payloads, properties)
+                codes = await self._publisher.publish_all(topic, payloads, properties)
             except LostError:
                 codes = [int(ReasonCode.QUOTA_EXCEEDED)] * len(payloads)
             left = []
@@ -392,9 +393,9 @@ class Splitter:
 
     def close(self) -> None:
         """End the connections; the sessions stay."""
-        if self._intake is not None:
-            self._intake.disconnect()
-        self._courier.close()
+        if self._subscriber is not None:
+            self._subscriber.disconnect()
+        self._publisher.close()
 
 
 def take_publisher(properties: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ from penstock.broker.durable.disk_reserve import DiskReserve
 from penstock.broker.durable.plugin_database import PluginDatabase
 from penstock.broker.errors import PenstockError
 from penstock.edge_proxy.parts.part_format import STREAM_BYTES, Part, Trailer
-from penstock.edge_proxy.parts.partial_message import Assembly, Span
+from penstock.edge_proxy.parts.partial_message import PartialMessage, Span
 
 FORMAT: Final = Format(
     application_id=0x50617274,
@@ -76,7 +76,7 @@ class Spooled(NamedTuple):
 
     Attributes:
         number: by which the spool knows it; they grow.
-        assembly: what has come of it.
+        partial: what has come of it.
         marks: properties of its parts that belong to the whole, in the form of MQTT 5.
         expires_at: seconds of `now`; None where it does not expire.
         last_at: seconds of `attended` at which its last part came.
@@ -84,7 +84,7 @@ class Spooled(NamedTuple):
     """
 
     number: int
-    assembly: Assembly
+    partial: PartialMessage
     marks: bytes
     expires_at: float | None
     last_at: float
@@ -186,13 +186,13 @@ class Spool(PluginDatabase):
                 number, message_id, topic, total_bytes, qos, retain, digest, properties, *rest = row
                 trailer = None if digest is None else Trailer(digest, properties)
                 first = Part(message_id, 0, total_bytes, qos, bool(retain), None, b"")
-                assembly = Assembly(first, topic)
-                assembly.trailer = trailer
+                partial = PartialMessage(first, topic)
+                partial.trailer = trailer
                 for start, n_bytes in connection.execute(
                     "SELECT start, n_bytes FROM piece WHERE message = ? ORDER BY start", (number,)
                 ):
-                    assembly.add_span(Span(start, start + n_bytes))
-                found.append(Spooled(number, assembly, *rest))
+                    partial.add_span(Span(start, start + n_bytes))
+                found.append(Spooled(number, partial, *rest))
         return found
 
     def ended(self) -> list[Ended]:

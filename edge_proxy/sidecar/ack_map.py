@@ -1,4 +1,4 @@
-"""The packet ids of one pair: the acknowledgements that the client still owes the broker.
+"""The packet ids of one proxied client: the acknowledgements that the client still owes the broker.
 
 Packet ids pass through the proxy unchanged, because each client has a connection of its own to the
 broker. The map records where a message is: it *waits* in the outbox, or it was *sent* and the

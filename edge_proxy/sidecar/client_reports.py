@@ -11,7 +11,7 @@ from penstock.broker.reports.client_reports import Subject, report, subject_of_l
 
 if TYPE_CHECKING:
     from penstock.broker.link import Link
-    from penstock.edge_proxy.sidecar.proxied_client import Pair
+    from penstock.edge_proxy.sidecar.proxied_client import ProxiedClient
     from penstock.edge_proxy.sidecar.shared import Shared
     from penstock.edge_proxy.upstream import Upstreams
 
@@ -36,16 +36,16 @@ class ProxyReports:
 
     def client_ids(self) -> list[str]:
         """Return the Client Identifier of every connected client."""
-        return [] if self._shared is None else list(self._shared.pairs)
+        return [] if self._shared is None else list(self._shared.by_client_id)
 
     def report(self, client_id: str) -> ClientReport | None:
         """Return a client's report, also of one that has gone; None where it is not known."""
         shared = self._shared
         if shared is None:
             return None
-        pair = shared.pairs.get(client_id)
-        if pair is not None:
-            return report(_subject_of(pair, shared.threshold_l), self._clock())
+        proxied = shared.by_client_id.get(client_id)
+        if proxied is not None:
+            return report(_subject_of(proxied, shared.threshold_l), self._clock())
         last = shared.last_clients.get(client_id)
         if last is None:
             return None
@@ -82,7 +82,7 @@ class ProxyReports:
                 for one in upstreams.each
             ],
             "clients": {
-                "connected": sum(pair.is_accepted for pair in shared.running),
+                "connected": sum(proxied.is_accepted for proxied in shared.running),
                 "gone": shared.n_ended,
                 "refused": dict(sorted(shared.counters.connections_refused.items())),
             },
@@ -97,7 +97,7 @@ class ProxyReports:
 def _messages(shared: Shared) -> dict[str, Any]:
     """Return where the messages of all clients are."""
     ledger = shared.ledger()
-    clients = [pair.client for pair in shared.running]
+    clients = [proxied.client for proxied in shared.running]
     inflight = sum(client.acks.n_inflight for client in clients)
     withheld = sum(client.outbox.n_withheld for client in clients)
     return {
@@ -112,8 +112,8 @@ def _messages(shared: Shared) -> dict[str, Any]:
     }
 
 
-def _subject_of(pair: Pair, threshold_l: Callable[[Link], float | None]) -> Subject:
-    client, link = pair.client, pair.link
+def _subject_of(proxied: ProxiedClient, threshold_l: Callable[[Link], float | None]) -> Subject:
+    client, link = proxied.client, proxied.link
     return Subject(
         link.client_id,
         is_connected=True,

@@ -64,7 +64,7 @@ from penstock.edge_proxy.sidecar.direction import Direction, check_first_byte
 from penstock.edge_proxy.sidecar.link_samplers import LinkSamplers
 from penstock.edge_proxy.sidecar.pings import Pings
 from penstock.edge_proxy.sidecar.publish_properties import PublishProperties
-from penstock.edge_proxy.sidecar.qos0_backlog import WaitingRuns
+from penstock.edge_proxy.sidecar.qos0_backlog import Qos0Backlog
 from penstock.edge_proxy.sidecar.shared import Shared
 
 MAX_URGENT_BYTES: Final = 64 * 1024
@@ -152,7 +152,7 @@ class ClientSide:
         self._n_expired = 0  # of those that were acknowledged to the broker
         self.ledger = Ledger()
         self.outbox = make_outbox(link, self.ledger, shared.outbox_rules)
-        self.runs = WaitingRuns()
+        self.runs = Qos0Backlog()
         self.acks = AckMap()
         self.samplers = LinkSamplers(shared.samplers, link, shared.guard)
         self.receive_maximum: int = connect.properties.get("receive_maximum", MAX_PACKET_IDS)

@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 _ANY_SIZE: Final = 2**32
 
 
-class Pair:
+class ProxiedClient:
     """One client and its connection to the broker.
 
     Attributes:
         client: the way to the client; only once `wants_broker`.
         link: to the client.
         version: protocol version of the CONNECT; before it, 3.1.1.
-        fileno: file descriptor of the client's socket, or -1; set by `PairTransport`.
+        fileno: file descriptor of the client's socket, or -1; set by `ClientTransport`.
         wants_broker: CONNECT has come: a connection to the broker is needed.
         is_closing: both connections are to be closed after everything to be sent was written.
         is_unanswered: it is closing because the broker has not answered the CONNECT.
@@ -114,7 +114,7 @@ class Pair:
         self.has_given_up = False
         self.has_left = False
 
-    # -- what `PairTransport` calls ------------------------------------------------------------
+    # -- what `ClientTransport` calls ------------------------------------------------------------
 
     def receive_data(self, direction: Direction, chunk: bytes, now: float) -> None:
         """Take bytes in a direction; a peer's fault never raises here."""
@@ -155,7 +155,7 @@ class Pair:
         """The connection whose bytes have a direction has ended.
 
         A client may send all of its packets and leave at once. Over TLS and WebSocket, its end is
-        then known while the connection to the broker is still being established. The pair ends
+        then known while the connection to the broker is still being established. The proxied ends
         after what has come was passed on.
 
         Args:
@@ -412,20 +412,20 @@ class Pair:
         self.link.client_id = given or self.link.client_id or self._peer
         self._stream.allow(connack.properties.get("maximum_packet_size", MAX_PACKET_SIZE))
         self._is_accepted = True
-        self._shared.pairs[self.link.client_id] = self
+        self._shared.by_client_id[self.link.client_id] = self
         self._connack_due = None
         self.client.wants_pump = True
         self.client.samplers.connected(now)
 
     def _no_connack(self) -> None:
-        """End the pair: the broker has neither answered the CONNECT nor closed the connection."""
+        """End: the broker has neither answered the CONNECT nor closed the connection."""
         self.is_unanswered = True
         self._end(f"closed: no CONNACK in {self._connack_timeout_seconds:g} s")
 
     # -- the end --------------------------------------------------------------------------------
 
     def _peer_failed(self, direction: Direction, error: PeerError) -> None:
-        """End the pair for the fault of one side."""
+        """End both connections for the fault of one side."""
         self._note_cut_off(direction)
         if direction is Direction.DOWNSTREAM:
             if not self.is_cut_off:  # else as where there is no broker
@@ -437,7 +437,7 @@ class Pair:
         self._end(f"the {direction.sender} sent: {error}", logging.WARNING)
 
     def _payload_lost(self) -> None:
-        """End the pair: what the client was to get, or is just getting, cannot be read back."""
+        """End: what the client was to get, or is just getting, cannot be read back."""
         self._end("a payload cannot be read back", logging.WARNING)
 
     def _disconnect(self, reason_code: ReasonCode, server_reference: str | None = None) -> None:
@@ -485,9 +485,9 @@ class Pair:
     def _leave(self) -> None:
         """Let reports tell of the client as one that has gone, without what waited for it."""
         shared, client, link = self._shared, self.client, self.link
-        if shared.pairs.get(link.client_id) is not self:
+        if shared.by_client_id.get(link.client_id) is not self:
             return  # a newer connection of the same client
-        del shared.pairs[link.client_id]
+        del shared.by_client_id[link.client_id]
         outbox = Outbox(link, client.ledger, shared.outbox_rules)
         outbox.last_decision = client.outbox.last_decision
         outbox.recent = client.outbox.recent

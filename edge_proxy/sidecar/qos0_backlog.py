@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 
-class WaitingRuns:
+class Qos0Backlog:
     """Whole packets, oldest first.
 
     Attributes:

@@ -20,7 +20,7 @@ from penstock.edge_proxy.sidecar.topic_cache import TopicCache
 
 if TYPE_CHECKING:
     from penstock.edge_proxy.sidecar.config import ProxyLimits
-    from penstock.edge_proxy.sidecar.proxied_client import Pair
+    from penstock.edge_proxy.sidecar.proxied_client import ProxiedClient
 
 _Read = TypeVar("_Read")
 
@@ -63,8 +63,8 @@ class Shared:
         counters: of connections that were refused.
         ended: the sum of the ledgers of clients that have left. What they had not acknowledged has
             `moved`: the broker sends it again to a session that persists.
-        running: pairs that have sent a CONNECT to the broker, until they end.
-        pairs: Client Identifier to its pair, of clients that the broker has accepted.
+        running: clients that have sent a CONNECT to the broker, until they end.
+        by_client_id: the clients that the broker has accepted, by Client Identifier.
         last_clients: those that have left last.
         n_ended: how many have left; clients that the broker refused are not counted.
         extension_errors: exceptions raised by plugins, by the name of the plugin.
@@ -105,8 +105,8 @@ class Shared:
         )
         self.payloads = ContentIndex(payload_store)
         self.ended = Ledger()
-        self.running: set[Pair] = set()
-        self.pairs: dict[str, Pair] = {}
+        self.running: set[ProxiedClient] = set()
+        self.by_client_id: dict[str, ProxiedClient] = {}
         self.last_clients = LastClients()
         self.n_ended = 0
         self.user_properties_ignored = 0
@@ -115,8 +115,8 @@ class Shared:
         """Return the sum of the ledgers of all clients, past and present."""
         total = Ledger()
         total.add(self.ended)
-        for pair in self.running:
-            total.add(pair.client.ledger)
+        for proxied in self.running:
+            total.add(proxied.client.ledger)
         return total
 
     def threshold_l(self, link: Link) -> float | None:

@@ -20,7 +20,7 @@ from penstock.edge_proxy.sidecar.client_reports import ProxyReports
 from penstock.edge_proxy.sidecar.config import ProxyConfig
 from penstock.edge_proxy.sidecar.default_store import choose_store
 from penstock.edge_proxy.sidecar.shared import Shared, describe, describe_large
-from penstock.edge_proxy.sidecar.transport import Pairs
+from penstock.edge_proxy.sidecar.transport import ProxiedClients
 from penstock.edge_proxy.upstream import Upstreams
 
 FILES_OF_A_CLIENT: Final = 2
@@ -52,7 +52,7 @@ class Sidecar:
         self._plugins = LoadedPlugins()
         self._listening: list[Listening] = []
         self._reception: Reception
-        self._pairs: Pairs
+        self._clients: ProxiedClients
         self._hurried = asyncio.Event()
         self.addresses: dict[str, tuple[str, int]] = {}
         self.shared: Shared
@@ -100,7 +100,7 @@ class Sidecar:
             clock=time.monotonic,
             timeout=config.limits.connect_timeout_seconds,
         )
-        self._pairs = Pairs(
+        self._clients = ProxiedClients(
             self.shared,
             self._reception,
             self.upstreams,
@@ -115,7 +115,7 @@ class Sidecar:
             listening = Listening(
                 listener,
                 self._reception,
-                self._pairs.accept,
+                self._clients.accept,
                 maximum_packet_size=config.limits.maximum_packet_size,
             )
             self._listening.append(listening)
@@ -157,11 +157,11 @@ class Sidecar:
         listening = {one.listener.name: one for one in self._listening}
         for one in self._listening:
             one.abort_handshakes()
-        for pair_transport in list(self._pairs.running):
-            arrival = pair_transport.arrival
+        for client_transport in list(self._clients.running):
+            arrival = client_transport.arrival
             if listening[arrival.listener].has_revoked(arrival.ssl_object):
                 self._logger.info("%s: its certificate is revoked", arrival.peer())
-                pair_transport.close(ReasonCode.NOT_AUTHORIZED)
+                client_transport.close(ReasonCode.NOT_AUTHORIZED)
 
     async def stop(self) -> None:
         """Stop listening, let withheld messages leave, disconnect the clients and free everything.
@@ -173,12 +173,12 @@ class Sidecar:
             listening.close()
         self._reception.close()
         seconds = self._config.drain_seconds
-        if seconds and (n_left := self._pairs.drain()):
+        if seconds and (n_left := self._clients.drain()):
             self._logger.info(
                 "waiting %g s at most for the messages of %d clients", seconds, n_left
             )
             await self._wait_for_the_end(seconds)
-        self._pairs.disconnect_all()
+        self._clients.disconnect_all()
         await self._wait_for_the_end(CLOSE_SECONDS)
         await self._close()
         self._logger.info("served %d clients: %s", self.shared.n_ended, describe(self.shared.ended))
@@ -203,7 +203,8 @@ class Sidecar:
     async def _wait_for_the_end(self, seconds: float) -> None:
         """Wait until no client is connected, for some seconds at most."""
         waits = [
-            asyncio.ensure_future(wait) for wait in (self._pairs.all_ended(), self._hurried.wait())
+            asyncio.ensure_future(wait)
+            for wait in (self._clients.all_ended(), self._hurried.wait())
         ]
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -214,8 +215,8 @@ class Sidecar:
             listening.close()
         if hasattr(self, "_reception"):
             self._reception.close()
-        if hasattr(self, "_pairs"):
-            await self._pairs.close()
+        if hasattr(self, "_clients"):
+            await self._clients.close()
         if hasattr(self, "upstreams"):
             await self.upstreams.close()
         plugins, self._plugins = self._plugins, LoadedPlugins()

@@ -11,9 +11,9 @@ from penstock.broker.errors import PeerError
 from penstock.broker.network.lane_pacer import LanePacer
 from penstock.broker.network.tcp_info import TcpInfo, read_tcp_info
 from penstock.edge_proxy.uplink.connecting import UplinkRefusedError
-from penstock.edge_proxy.uplink.packet_relay import Joint
+from penstock.edge_proxy.uplink.packet_relay import PacketRelay
 from penstock.edge_proxy.uplink.packet_stream import Buffer
-from penstock.edge_proxy.uplink.suspects import PROMPT_SECONDS, Thing
+from penstock.edge_proxy.uplink.suspects import PROMPT_SECONDS, SentItem
 from penstock.edge_proxy.upstream import Upstream
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ def _tcp_info(transport: asyncio.Transport) -> TcpInfo | None:
     return None if sock is None else read_tcp_info(sock.fileno())
 
 
-class Proof:
+class ArrivalProof:
     """Whether the cloud's machine has got all of what is suspect, as far as TCP can tell.
 
     Attributes:
         thing: that is suspect.
     """
 
-    def __init__(self, thing: Thing, transport: asyncio.Transport) -> None:
+    def __init__(self, thing: SentItem, transport: asyncio.Transport) -> None:
         """Begin, before the first byte of it is written."""
         self.thing = thing
         self._transport = transport
@@ -90,7 +90,7 @@ class Proof:
         return now - at <= PROMPT_SECONDS
 
 
-class Side(asyncio.Protocol):
+class ConnectionEnd(asyncio.Protocol):
     """One of the three connections of a link.
 
     Attributes:
@@ -99,8 +99,8 @@ class Side(asyncio.Protocol):
         received_at: monotonic seconds of the last bytes.
     """
 
-    def __init__(self, link: Link, name: str) -> None:
-        self._link = link
+    def __init__(self, link: CloudConnection, name: str) -> None:
+        self._connection = link
         self.name = name
         self.transport: asyncio.Transport | None = None
         self.received_at = 0.0
@@ -109,36 +109,36 @@ class Side(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
         self.transport = cast("asyncio.Transport", transport)
-        self.received_at = self._link.uplink.clock()
+        self.received_at = self._connection.uplink.clock()
         if self._paused_by:
             self.transport.pause_reading()
 
     def data_received(self, data: Buffer) -> None:
-        """Pass bytes through the joint."""
-        self.received_at = self._link.uplink.clock()
-        self._link.receive(self, data)
+        """Pass bytes through the relay."""
+        self.received_at = self._connection.uplink.clock()
+        self._connection.receive(self, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the whole link."""
         if self.name == "cloud":
-            self._link.look_at_end()
+            self._connection.look_at_end()
         self.transport = None
         told = "" if exc is None else f": {exc}"
         if self.name == "cloud":
-            self._link.closed.set()
-            self._link.end("closed", f"the connection was closed{told}")
+            self._connection.closed.set()
+            self._connection.end("closed", f"the connection was closed{told}")
         else:
-            self._link.end(
+            self._connection.end(
                 "local", f"the site's own broker has closed the client {self.name}{told}"
             )
 
     def pause_writing(self) -> None:
         """Have nothing read that would be written here."""
-        self._link.pause(self)
+        self._connection.pause(self)
 
     def resume_writing(self) -> None:
         """Have it read again."""
-        self._link.resume(self)
+        self._connection.resume(self)
 
     @property
     def is_reading(self) -> bool:
@@ -156,19 +156,19 @@ class Side(asyncio.Protocol):
         (self._paused_by.discard if wants else self._paused_by.add)(unless)
         if self.transport is None or was_paused == bool(self._paused_by):
             return
-        self.received_at = self._link.uplink.clock()  # silence was ours
+        self.received_at = self._connection.uplink.clock()  # silence was ours
         if self._paused_by:
             self.transport.pause_reading()
         else:
             self.transport.resume_reading()
 
 
-class Link:
+class CloudConnection:
     """One connection to the cloud, and the two local ones with it.
 
     Attributes:
         ended: set to (reason, what to log) at the end.
-        joint: between the three, once the connection to the cloud is established.
+        relay: between the three, once the connection to the cloud is established.
         upstream: the address that it goes to.
         closed: set when the connection to the cloud has ended.
         is_prompt: it has ended right after TCP had acknowledged all that was sent.
@@ -177,13 +177,13 @@ class Link:
 
     def __init__(self, uplink: Uplink, loop: asyncio.AbstractEventLoop) -> None:
         self.uplink = uplink
-        self.joint: Joint
+        self.relay: PacketRelay
         self.upstream: Upstream
         self.ended: asyncio.Future[tuple[str, str]] = loop.create_future()
         self.closed = asyncio.Event()
-        self.cloud = Side(self, "cloud")
-        self._up = Side(self, "up")
-        self._down = Side(self, "down")
+        self.cloud = ConnectionEnd(self, "cloud")
+        self._up = ConnectionEnd(self, "up")
+        self._down = ConnectionEnd(self, "down")
         self._loop = loop
         self._is_local = False
         self._is_safe = False
@@ -196,7 +196,7 @@ class Link:
         self._written_bytes = self._arrived_before = self._bytes_before = 0
         self._ping_end: float = 0
         self._pinged_at: float | None = None
-        self._proof: Proof | None = None
+        self._proof: ArrivalProof | None = None
         self.is_prompt = False
 
     @property
@@ -204,9 +204,9 @@ class Link:
         """Whether the cloud's broker has accepted the connection."""
         return self._is_local
 
-    def begin(self, joint: Joint) -> None:
+    def begin(self, relay: PacketRelay) -> None:
         """Begin to speak MQTT on the connection to the cloud."""
-        self.joint = joint
+        self.relay = relay
         if self.cloud.transport is not None:
             self.cloud.transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
             info = _tcp_info(self.cloud.transport)
@@ -217,18 +217,18 @@ class Link:
         )
         self._flush()
 
-    def receive(self, side: Side, data: Buffer) -> None:
-        """Hand bytes to the joint and write what comes of them."""
+    def receive(self, side: ConnectionEnd, data: Buffer) -> None:
+        """Hand bytes to the relay and write what comes of them."""
         if self.ended.done():
             return
-        joint = self.joint
+        relay = self.relay
         try:
             if side is self.cloud:
-                joint.receive_cloud(data)
+                relay.receive_cloud(data)
             elif side is self._up:
-                joint.receive_up(data)
+                relay.receive_up(data)
             else:
-                joint.receive_down(data)
+                relay.receive_down(data)
         except UplinkRefusedError as error:
             self.end(error.reason, str(error))
             return
@@ -239,16 +239,16 @@ class Link:
             self.uplink.logger.exception("uplink %s: a fault of the uplink", self.uplink.name)
             self.end("fault", "ended after a fault of the uplink")
             return
-        if joint.is_accepted and not self._is_local:
+        if relay.is_accepted and not self._is_local:
             self._connect_locally()
         partnership = self.uplink.partnership
-        if joint.not_taken:
-            partnership.not_taken(joint)
+        if relay.not_taken:
+            partnership.not_taken(relay)
         elif side is self.cloud and partnership.is_refused:
             partnership.leave_soon()
-        is_safe_now = joint.is_safe and not self._is_safe
-        self._is_safe = joint.is_safe
-        if is_safe_now or joint.answers or joint.markers or joint.retained:
+        is_safe_now = relay.is_safe and not self._is_safe
+        self._is_safe = relay.is_safe
+        if is_safe_now or relay.answers or relay.markers or relay.retained:
             self._ask()
         self._flush()
 
@@ -263,7 +263,7 @@ class Link:
         # session would end after a kill, and take what it knows of that message with it.
         clients.connect(self._down, is_patient=True)
         clients.connect(self._up, tells_publisher=True, extra=extra)
-        self.uplink.accepted(self.joint, self.upstream)
+        self.uplink.accepted(self.relay, self.upstream)
         self._watch()
         self._look_at_conditions()
         self._loop.call_soon(self._repeat_retained)
@@ -272,7 +272,7 @@ class Link:
         """Let retained messages go up that the cloud lacks, a few at a time."""
         if self.ended.done():
             return
-        seconds = self.uplink.repeat_retained(self.joint)
+        seconds = self.uplink.repeat_retained(self.relay)
         self._flush()
         if seconds is not None:
             self._loop.call_later(seconds, self._repeat_retained)
@@ -307,46 +307,46 @@ class Link:
             self._flush()
 
     def _ask(self) -> None:
-        wait = self.uplink.ask(self.joint)
+        wait = self.uplink.ask(self.relay)
         if self._asking is not None:
             self._asking.cancel()
         self._asking = None if wait is None else self._loop.call_later(wait, self._ask_now)
 
     def _flush(self) -> None:
-        joint = self.joint
+        relay = self.relay
         transport = self.cloud.transport
-        is_new = self._proof is None or self._proof.thing is not joint.busy
-        if joint.busy is not None and transport is not None and is_new:
-            self._proof = Proof(joint.busy, transport)
+        is_new = self._proof is None or self._proof.thing is not relay.busy
+        if relay.busy is not None and transport is not None and is_new:
+            self._proof = ArrivalProof(relay.busy, transport)
             self._loop.call_soon(self._look_at_proof, self._proof)
-        self._up.read(unless=_CARE, wants=joint.busy is None or joint.cloud.is_in_payload)
-        if joint.cloud.out:
+        self._up.read(unless=_CARE, wants=relay.busy is None or relay.cloud.is_in_payload)
+        if relay.cloud.out:
             if self.uplink.budget.bytes_per_second is not None:
-                self._pay(sum(map(len, joint.cloud.out)))
+                self._pay(sum(map(len, relay.cloud.out)))
             if self._pacer is not None:
                 self._pacer.sent()
-            self._written_bytes += sum(map(len, joint.cloud.out))
-            if self._ping_end == math.inf and not joint.cloud.is_in_payload:
+            self._written_bytes += sum(map(len, relay.cloud.out))
+            if self._ping_end == math.inf and not relay.cloud.is_in_payload:
                 self._ping_end = self._written_bytes
-        for side, outlet in (
-            (self.cloud, joint.cloud),
-            (self._up, joint.up),
-            (self._down, joint.down),
+        for side, writer in (
+            (self.cloud, relay.cloud),
+            (self._up, relay.up),
+            (self._down, relay.down),
         ):
-            if outlet.out and side.transport is not None:
-                side.transport.writelines(outlet.take())
+            if writer.out and side.transport is not None:
+                side.transport.writelines(writer.take())
 
-    def _look_at_proof(self, proof: Proof) -> None:
+    def _look_at_proof(self, proof: ArrivalProof) -> None:
         """See whether TCP has acknowledged what all else waits for."""
         if proof is not self._proof or self.ended.done():
             return
-        if self.joint.cloud.is_in_payload or proof.look(self.uplink.clock()):
+        if self.relay.cloud.is_in_payload or proof.look(self.uplink.clock()):
             self._loop.call_later(PROOF_SECONDS, self._look_at_proof, proof)
 
     def look_at_end(self) -> None:
         """Note whether the connection to the cloud has ended right after what was sent."""
-        proof, joint = self._proof, self.joint
-        if proof is not None and joint.busy is proof.thing and not joint.cloud.is_in_payload:
+        proof, relay = self._proof, self.relay
+        if proof is not None and relay.busy is proof.thing and not relay.cloud.is_in_payload:
             self.is_prompt = proof.is_prompt(self.uplink.clock())
 
     # -- conditions ----------------------------------------------------------------------------
@@ -381,17 +381,17 @@ class Link:
 
     # -- flow control --------------------------------------------------------------------------
 
-    def pause(self, side: Side) -> None:
+    def pause(self, side: ConnectionEnd) -> None:
         """One connection takes no more: read nothing that goes there."""
         for other in self._sources(side):
             other.read(unless=side.name, wants=False)
 
-    def resume(self, side: Side) -> None:
+    def resume(self, side: ConnectionEnd) -> None:
         """It takes more."""
         for other in self._sources(side):
             other.read(unless=side.name, wants=True)
 
-    def _sources(self, side: Side) -> tuple[Side, ...]:
+    def _sources(self, side: ConnectionEnd) -> tuple[ConnectionEnd, ...]:
         return (self._up, self._down) if side is self.cloud else (self.cloud,)
 
     # -- keep alive ----------------------------------------------------------------------------
@@ -400,7 +400,7 @@ class Link:
         """Look after the connection once in a quarter of the Keep Alive."""
         if self._timer is not None:
             self._timer.cancel()
-        keep_alive = self.joint.keep_alive
+        keep_alive = self.relay.keep_alive
         if keep_alive:
             self._timer = self._loop.call_later(keep_alive / 4, self._look)
         else:
@@ -418,7 +418,7 @@ class Link:
         if transport is None:
             return
         now = self.uplink.clock()
-        keep_alive = self.joint.keep_alive
+        keep_alive = self.relay.keep_alive
         arrived_bytes = self._arrived_bytes(transport)
         is_arriving = arrived_bytes > self._arrived_before
         self._arrived_before = arrived_bytes
@@ -430,7 +430,7 @@ class Link:
             return
         if self._pinged_at is None or now - self._pinged_at >= keep_alive / 2:
             self._pinged_at = now
-            self.joint.ping()
+            self.relay.ping()
             self._ping_end = math.inf
             self._flush()
         self._watch()
@@ -461,7 +461,7 @@ class Link:
             why: for the log.
             for_good: the lane does not connect again.
         """
-        is_told = self.joint.disconnect(for_good=for_good)
+        is_told = self.relay.disconnect(for_good=for_good)
         self._flush()
         transport = self.cloud.transport
         if is_told and transport is not None:

@@ -1,7 +1,7 @@
 """What one uplink asks of the cloud: subscriptions, retained messages, and their markers.
 
 It joins `penstock.edge_proxy.uplink.subscriptions` and
-`penstock.edge_proxy.uplink.retained_cache`. The joint tells it what the cloud says, and asks it
+`penstock.edge_proxy.uplink.retained_cache`. The relay tells it what the cloud says, and asks it
 by `take` what to say to the cloud and to the site's broker.
 """
 
@@ -20,7 +20,7 @@ MARKER_SECONDS: Final = 120.0
 forbids its topic may drop it without a word."""
 
 
-class Asks(NamedTuple):
+class CloudRequests(NamedTuple):
     """What is to be sent now, in this order.
 
     Attributes:
@@ -43,7 +43,7 @@ class Asks(NamedTuple):
     ends_marker: bool
 
 
-class Asking:
+class CloudSubscriptions:
     """What is asked of the cloud, over all connections of one uplink.
 
     Attributes:
@@ -154,7 +154,7 @@ class Asking:
             deadlines.append(self._came_at + MARKER_SECONDS)
         return min((at for at in deadlines if at is not None), default=None)
 
-    def take(self, now: float) -> Asks:
+    def take(self, now: float) -> CloudRequests:
         """Return what is to be said now; it counts as said."""
         if self._has_come or not self._cache.is_waiting or self._came_at is None:
             self._came_at = now
@@ -175,7 +175,7 @@ class Asking:
         self._ends_marker = False
         clear, self._clear = self._clear, []
         added, removed = self.subscriptions.record_changes()
-        return Asks(
+        return CloudRequests(
             None if marker is None else marker.payload,
             changes.subscribe,
             changes.unsubscribe,

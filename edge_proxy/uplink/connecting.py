@@ -62,7 +62,7 @@ class UplinkRefusedError(PenstockError):
 
 
 @dataclass(frozen=True, slots=True)
-class JointSettings:
+class RelaySettings:
     """What the three connections say of themselves.
 
     Attributes:
@@ -136,7 +136,7 @@ def read_password(name: str, keys: UplinkKeys) -> bytes | None:
     return lines[0]
 
 
-def connect_cloud(settings: JointSettings, *, forgets: bool = False) -> bytes:
+def connect_cloud(settings: RelaySettings, *, forgets: bool = False) -> bytes:
     """Return the CONNECT to the cloud's broker.
 
     Args:
@@ -169,7 +169,7 @@ def connect_cloud(settings: JointSettings, *, forgets: bool = False) -> bytes:
     return write_packet(connect, settings.version)
 
 
-def check_accepted(packet: ConnAck, settings: JointSettings) -> None:
+def check_accepted(packet: ConnAck, settings: RelaySettings) -> None:
     """Check that the cloud's broker accepts the connection.
 
     Raises:
@@ -201,26 +201,26 @@ def refusal_in_words(code: int) -> str:
     )
 
 
-def will_of(settings: JointSettings) -> Will | None:
+def will_of(settings: RelaySettings) -> Will | None:
     """Return the will that tells of the end of a connection; None for none."""
     topic = settings.state_topic
     return None if topic is None else Will(topic, b"0", 1, retain=True)
 
 
-def has_retained_will(settings: JointSettings) -> bool:
+def has_retained_will(settings: RelaySettings) -> bool:
     """Say whether the CONNECT to the cloud's broker has a will that is retained."""
     will = cloud_will(settings)
     return will is not None and will.retain
 
 
-def cloud_will(settings: JointSettings) -> Will | None:
+def cloud_will(settings: RelaySettings) -> Will | None:
     """Return the will for the cloud's broker; None where the site alone is told."""
     will = will_of(settings) if settings.tells_cloud_state else None
     return None if will is None else replace(will, retain=settings.retains_cloud_state)
 
 
 def state_of(
-    settings: JointSettings, payload: bytes, version: int, *, retain: bool = True
+    settings: RelaySettings, payload: bytes, version: int, *, retain: bool = True
 ) -> bytes:
     """Return the PUBLISH that tells of a connection; b"" where nothing is to be told.
 
@@ -244,7 +244,7 @@ def recorded_states(filters: Iterable[str]) -> list[str]:
     return [one.removeprefix(_STATE_RECORD) for one in filters if one.startswith(_STATE_RECORD)]
 
 
-def cloud_state(settings: JointSettings, payload: bytes) -> bytes:
+def cloud_state(settings: RelaySettings, payload: bytes) -> bytes:
     """Return the same for the cloud's broker; b"" where the site alone is told."""
     if not settings.tells_cloud_state:
         return b""

@@ -18,7 +18,7 @@ from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
 from penstock.broker.mqtt.packets import Disconnect, PingReq, Publish, Unsubscribe
 from penstock.broker.mqtt.writer import write_packet
 from penstock.edge_proxy.uplink.connecting import (
-    JointSettings,
+    RelaySettings,
     UplinkRefusedError,
     check_accepted,
     cloud_state,
@@ -149,7 +149,7 @@ class Preparing(asyncio.Protocol):
             self.answered.set_exception(ConnectionError("it closes the connection"))
 
 
-class Forgetting(asyncio.Protocol):
+class SessionEraser(asyncio.Protocol):
     """A connection to the cloud that ends the session there, and does no more.
 
     Args:
@@ -163,7 +163,7 @@ class Forgetting(asyncio.Protocol):
 
     def __init__(
         self,
-        settings: JointSettings,
+        settings: RelaySettings,
         loop: asyncio.AbstractEventLoop,
         *,
         clears_state: bool = False,
@@ -221,7 +221,7 @@ class Forgetting(asyncio.Protocol):
 
 
 async def forget_session(
-    settings: JointSettings,
+    settings: RelaySettings,
     transport: asyncio.Transport,
     keys: UpstreamKeys,
     *,
@@ -238,7 +238,7 @@ async def forget_session(
     Raises:
         UplinkRefusedError: it cannot be ended.
     """
-    client = Forgetting(settings, asyncio.get_running_loop(), clears_state=clears_state)
+    client = SessionEraser(settings, asyncio.get_running_loop(), clears_state=clears_state)
     if transport.is_closing():
         raise UplinkRefusedError("closed", "the connection was closed")
     transport.set_protocol(client)

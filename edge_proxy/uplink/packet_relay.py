@@ -1,14 +1,14 @@
-"""The joint of an uplink: two clients back to back, without the network.
+"""The relay of an uplink: two clients back to back, without the network.
 
 Theory of operation. An uplink has three connections. One leads to the cloud's broker. Two are
 clients of the site's own broker, in its process: *up* subscribes to what goes up, *down* publishes
-what comes down. PUBLISH, PUBACK, PUBREC, PUBREL and PUBCOMP pass the joint with unchanged packet
+what comes down. PUBLISH, PUBACK, PUBREC, PUBREL and PUBCOMP pass the relay with unchanged packet
 identifiers:
 
     site's broker  -- up -->  PUBLISH 7  -->  cloud       cloud  -->  PUBLISH 3  -- down -->  broker
     site's broker  <-- up --  PUBACK 7   <--  cloud       cloud  <--  PUBACK 3   <-- down --  broker
 
-So the joint keeps no state of messages. What waits for the cloud waits in the session of *up*,
+So the relay keeps no state of messages. What waits for the cloud waits in the session of *up*,
 with its limits, priorities, expiry and persistence. When either end is killed, the sessions on both
 sides send again by [MQTT-4.4.0-1] with the same identifiers, and the receiver knows a repeat at
 QoS 2.
@@ -21,8 +21,8 @@ none, the sessions of this site are not those that the cloud knows, and the clou
 client that has connected with Clean Start.
 
 What cannot pass is answered here, as the other side would have done, and counted by its reason. A
-message that repeats one which the cloud may have is released there first (`Up.freeing`): the cloud
-would take the next message with that identifier for it.
+message that repeats one which the cloud may have is released there first
+(`UpReceiver.freeing`): the cloud would take the next message with that identifier for it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.plugin_guard import is_logged
 from penstock.edge_proxy.uplink.connecting import (
     SESSION_NEVER_EXPIRES,
-    JointSettings,
+    RelaySettings,
     check_accepted,
     cloud_state,
     connect_cloud,
@@ -68,18 +68,18 @@ from penstock.edge_proxy.uplink.connecting import (
 )
 from penstock.edge_proxy.uplink.counts import UplinkCounts
 from penstock.edge_proxy.uplink.packet_stream import Buffer, PacketStream
-from penstock.edge_proxy.uplink.packet_writer import Outlet
-from penstock.edge_proxy.uplink.receivers import Cloud, Down, Up
+from penstock.edge_proxy.uplink.packet_writer import PacketWriter
+from penstock.edge_proxy.uplink.receivers import CloudReceiver, DownReceiver, UpReceiver
 from penstock.edge_proxy.uplink.remapping import Loops, Remapping
 from penstock.edge_proxy.uplink.subscriptions import Request
-from penstock.edge_proxy.uplink.suspects import Suspects, Thing
+from penstock.edge_proxy.uplink.suspects import SentItem, Suspects
 
 MOST_INFLIGHT: Final = 32_000
 """QoS 1 and 2 messages on their way up. The packet identifiers of SUBSCRIBE are taken as far from
 theirs as possible, and these are less than half of all."""
 
 
-class Joint:
+class PacketRelay:
     """One connection to the cloud, and the two local ones that come and go with it.
 
     Attributes:
@@ -115,7 +115,7 @@ class Joint:
 
     def __init__(
         self,
-        settings: JointSettings,
+        settings: RelaySettings,
         remapping: Remapping,
         loops: Loops,
         counts: UplinkCounts,
@@ -140,7 +140,7 @@ class Joint:
         self.loops = loops.leads_to("")
         self.counts = counts
         self.logger = logger
-        self.cloud, self.up, self.down = Outlet(), Outlet(), Outlet()
+        self.cloud, self.up, self.down = PacketWriter(), PacketWriter(), PacketWriter()
         self.is_accepted = False
         self.keep_alive = settings.keep_alive
         self.session_present = False
@@ -154,7 +154,7 @@ class Joint:
         self.retained: list[str] = []
         self.watches_retained = False
         self.suspects = suspects
-        self.busy: Thing | None = None
+        self.busy: SentItem | None = None
         self.has_answered = self.has_passed = False
         self.disconnect_code = 0
         self.version = settings.version
@@ -164,12 +164,12 @@ class Joint:
         self._old_filters = frozenset(old_filters)
         self._asked: dict[int, tuple[str, ...]] = {}
         self.marker_ids: set[int] = set()
-        self._own: dict[str, Thing] = {}
+        self._own: dict[str, SentItem] = {}
         self._queue: deque[Callable[[], None]] = deque()
         self.n_pings = self.n_pongs = self._fence = 0
-        self.upward, self.downward = Up(self), Down(self)
+        self.upward, self.downward = UpReceiver(self), DownReceiver(self)
         most = settings.maximum_packet_size
-        self._from_cloud = PacketStream(Cloud(self), self.version, most)
+        self._from_cloud = PacketStream(CloudReceiver(self), self.version, most)
         self._from_up = PacketStream(self.upward, MQTT_5, MAX_REMAINING_LENGTH + 5)
         self._from_down = PacketStream(self.downward, self.version, MAX_REMAINING_LENGTH + 5)
         self.cloud.send(connect_cloud(settings))
@@ -224,7 +224,7 @@ class Joint:
         """
         topic = self.settings.marker_topic
         if marker is not None and topic is not None:
-            if self.suspects.is_aside(Thing("own", topic)):
+            if self.suspects.is_aside(SentItem("own", topic)):
                 self.markers.append(None)
                 marker = None
             else:
@@ -241,7 +241,7 @@ class Joint:
 
     def _is_aside(self, topic_filter: str) -> bool:
         """Say whether the cloud's broker has ended connections at a filter: it is refused then."""
-        if self.suspects.is_idle or not self.suspects.is_aside(Thing("filter", topic_filter)):
+        if self.suspects.is_idle or not self.suspects.is_aside(SentItem("filter", topic_filter)):
             return False
         self.answers.append((topic_filter, ReasonCode.UNSPECIFIED_ERROR))
         return True
@@ -251,7 +251,7 @@ class Joint:
         self._asked[packet_id] = (topic,)
         own = SubscriptionRequest(topic, min(1, self.maximum_qos), False, False, 0)
         data = write_packet(Subscribe(packet_id, (own,)), self.version)
-        self.careful_with(Thing("own", topic, n_bytes=len(data)))
+        self.careful_with(SentItem("own", topic, n_bytes=len(data)))
         self.cloud.send(data)
 
     def _subscribe(self, requests: Sequence[Request], sizes: SizeClass | None) -> None:
@@ -268,7 +268,7 @@ class Joint:
         )
         of_size = {"user_property": [(SIZE_PROPERTY, sizes)]} if sizes else {}
         data = write_packet(Subscribe(packet_id, asked, of_size), self.version)
-        self.careful_with(Thing("filter", requests[0].topic_filter, n_bytes=len(data)))
+        self.careful_with(SentItem("filter", requests[0].topic_filter, n_bytes=len(data)))
         self.cloud.send(data)
 
     def _publish_marker(self, topic: str, payload: bytes) -> None:
@@ -278,7 +278,7 @@ class Joint:
             self.marker_ids.add(packet_id)
         marker = Publish(topic, payload, qos=qos, retain=True, packet_id=packet_id)
         data = write_packet(marker, self.version)
-        self._own[topic] = Thing("own", topic, n_bytes=len(data))
+        self._own[topic] = SentItem("own", topic, n_bytes=len(data))
         self.careful_with(self._own[topic], is_answered=bool(qos))
         self.cloud.send(data)
 
@@ -344,13 +344,13 @@ class Joint:
 
     # -- one thing at a time ---------------------------------------------------------------------
 
-    def under_way(self) -> list[Thing]:
+    def under_way(self) -> list[SentItem]:
         """Return what was sent and is not answered."""
         if self.suspects.is_careful:
             return [] if self.busy is None else [self.busy]
         up = self.upward
         messages = [one for packet_id, one in up.sent.items() if packet_id not in up.received]
-        filters = [Thing("filter", name) for names in self._asked.values() for name in names]
+        filters = [SentItem("filter", name) for names in self._asked.values() for name in names]
         releases = up.released.values()
         return [*messages, *releases, *up.sent_qos0.values(), *filters, *self._own.values()]
 
@@ -364,7 +364,7 @@ class Joint:
         self._queue.append(send)
         self._go_on()
 
-    def careful_with(self, thing: Thing, *, is_answered: bool = True) -> None:
+    def careful_with(self, thing: SentItem, *, is_answered: bool = True) -> None:
         """Send nothing more until a thing that is being sent is answered, where care is needed.
 
         Args:
@@ -376,26 +376,26 @@ class Joint:
             self._from_up.is_paused = True
             self._fence = 0 if is_answered else self.n_pings + 1
 
-    def answered_thing(self, thing: Thing) -> None:
+    def answered_item(self, thing: SentItem) -> None:
         """Note that the cloud's broker has answered something that was sent."""
         self.suspects.answered(thing)
         if self.busy is not None and self.busy.key == thing.key:
             self.busy = None
             self._go_on()
 
-    def message_answered(self, thing: Thing, code: int) -> None:
+    def message_answered(self, thing: SentItem, code: int) -> None:
         """Take the cloud's answer to a message, which may have been doubted."""
         suspects = self.suspects
         if thing.is_retained and code < 0x80 and suspects.is_doubted(thing):
             suspects.flag_was_refused()
             self.change("retain_cleared")
-        self.answered_thing(thing)
+        self.answered_item(thing)
 
     def own_answered(self, topic: str) -> None:
         """Take the cloud's answer to a message of the uplink's own."""
         thing = self._own.pop(topic, None)
         if thing is not None:
-            self.answered_thing(thing)
+            self.answered_item(thing)
 
     def _go_on(self) -> None:
         """Send what has waited for its turn."""
@@ -465,7 +465,7 @@ class Joint:
     def _tell_state(self) -> None:
         """Tell the cloud that the uplink stands."""
         data, topic = cloud_state(self.settings, b"1"), self.settings.state_topic or ""
-        thing = Thing("own", topic, n_bytes=len(data))
+        thing = SentItem("own", topic, n_bytes=len(data))
 
         def send() -> None:
             self._own[topic] = thing
@@ -487,7 +487,7 @@ class Joint:
         """Let the client that publishes connect, in the version of the cloud's connection.
 
         Then an acknowledgement of one side is one of the other, and what cannot be said to a
-        broker of MQTT 3.1.1 is not said to the joint either.
+        broker of MQTT 3.1.1 is not said to the relay either.
         """
         is_5 = self.version == MQTT_5
         connect = Connect(
@@ -511,8 +511,8 @@ class Joint:
             return
         if not self.suspects.is_idle:
             for name in filters:
-                self.answered_thing(
-                    Thing("own" if name == self.settings.marker_topic else "filter", name)
+                self.answered_item(
+                    SentItem("own" if name == self.settings.marker_topic else "filter", name)
                 )
         for name, code in zip(filters, packet.reason_codes, strict=False):
             self.answers.append((name, code))

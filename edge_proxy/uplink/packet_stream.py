@@ -20,7 +20,7 @@ _PUBLISH: Final = 3
 Buffer = bytes | bytearray | memoryview
 
 
-class Receiver(Protocol):
+class PacketReceiver(Protocol):
     """Takes what a stream is cut into."""
 
     def packet(self, first_byte: int, frame: bytes, body_at: int) -> None:
@@ -45,7 +45,7 @@ class PacketStream:
         is_paused: no packet is taken. What was received waits for `go_on`.
     """
 
-    def __init__(self, receiver: Receiver, version: int, maximum_packet_size: int) -> None:
+    def __init__(self, receiver: PacketReceiver, version: int, maximum_packet_size: int) -> None:
         self.version = version
         self.maximum_packet_size = maximum_packet_size
         self._receiver = receiver

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.edge_proxy.uplink.packet_stream import Buffer
 
 
-class Outlet:
+class PacketWriter:
     """What is to be written on one connection; no packet comes between the pieces of another.
 
     Attributes:

@@ -22,8 +22,8 @@ from penstock.edge_proxy.uplink.subscriptions import NOTHING, Classes, join_lane
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.edge_proxy.uplink.packet_relay import Joint
-    from penstock.edge_proxy.uplink.suspects import Thing
+    from penstock.edge_proxy.uplink.packet_relay import PacketRelay
+    from penstock.edge_proxy.uplink.suspects import SentItem
     from penstock.edge_proxy.uplink.uplink import Uplink
 
 MUTUAL_SECONDS: Final = 10.0
@@ -87,7 +87,7 @@ class Partnership:
 
     # -- connections -----------------------------------------------------------------------------
 
-    def accepted(self, joint: Joint) -> None:
+    def accepted(self, relay: PacketRelay) -> None:
         """Note that the cloud's broker has accepted this lane."""
         self.accepted_at = self._uplink.clock()
         if self.second is not None:
@@ -102,7 +102,7 @@ class Partnership:
                 theirs.second.give_up(ECHO, self.accepted_at)
                 theirs.do_without()
         other.retry_now()
-        if joint.lanes_are_kept and not joint.has_other_lane and not other.counts.connected:
+        if relay.lanes_are_kept and not relay.has_other_lane and not other.counts.connected:
             other.subscriptions.cloud_has_lost()
         seconds = self._ended_at - theirs.accepted_at
         is_mutual = bool(other.counts.connected) and -JITTER_SECONDS < seconds < MUTUAL_SECONDS
@@ -146,19 +146,19 @@ class Partnership:
         if (other.has_new_session or second.is_other) and not uplink.counts.connected:
             self._hand_over_all()  # no broker has any of it in a session of this lane
 
-    def not_taken(self, joint: Joint) -> None:
+    def not_taken(self, relay: PacketRelay) -> None:
         """Let the other lane have messages that the cloud's broker does not take on this one."""
         uplink, second = self._uplink, self.second
         assert second is not None  # noqa: S101 (else there are none)
-        for packet_id, topic in joint.not_taken:
+        for packet_id, topic in relay.not_taken:
             if not second.refused:  # several may be on their way: the first one is told
                 second.give_up(f"it may not publish to {topic!r}, says the broker", uplink.clock())
             uplink.local_clients.hand_over(uplink.up_id, packet_id)
-        joint.not_taken.clear()
+        relay.not_taken.clear()
         self.do_without()
         self.leave_soon()
 
-    def hand_over(self, refused: Thing) -> bool:
+    def hand_over(self, refused: SentItem) -> bool:
         """Let the other lane have a message at which the cloud's broker ends this connection.
 
         Returns:
@@ -256,7 +256,7 @@ class Partnership:
 
     # -- what comes down -------------------------------------------------------------------------
 
-    def classes_down(self, joint: Joint) -> Classes:
+    def classes_down(self, relay: PacketRelay) -> Classes:
         """Return what is to come down on this lane while both stand.
 
         Where the cloud's broker keeps no order across lanes, or they are connected to two brokers,
@@ -267,9 +267,11 @@ class Partnership:
         if sizes is None or other is None:
             return None
         of_one_lane: Classes = NOTHING if uplink.lane.name else None
-        if joint.lanes_are_kept:
+        if relay.lanes_are_kept:
             self._is_told_of_down = False
-            is_elsewhere = other.counts.connected and other.link_address != uplink.link_address
+            is_elsewhere = (
+                other.counts.connected and other.connected_address != uplink.connected_address
+            )
             return of_one_lane if is_elsewhere else sizes
         if not self._is_told_of_down:
             self._is_told_of_down = True

@@ -1,4 +1,4 @@
-"""What comes on each of the three connections of a joint, and what is done with it."""
+"""What comes on each of the three connections of a relay, and what is done with it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from penstock.edge_proxy.uplink.connecting import (
     refusal_in_words,
 )
 from penstock.edge_proxy.uplink.packet_stream import Buffer
-from penstock.edge_proxy.uplink.suspects import Thing
+from penstock.edge_proxy.uplink.suspects import SentItem
 
 if TYPE_CHECKING:
-    from penstock.edge_proxy.uplink.packet_relay import Joint
+    from penstock.edge_proxy.uplink.packet_relay import PacketRelay
 
 KNOWN_TOPICS: Final = 10_000
 """Topics whose names on the other side are kept."""
@@ -65,8 +65,8 @@ def acknowledged(frame: bytes, body_at: int) -> tuple[int, int]:
 class Local:
     """A local client: its connection to the site's broker."""
 
-    def __init__(self, joint: Joint) -> None:
-        self.joint = joint
+    def __init__(self, relay: PacketRelay) -> None:
+        self.relay = relay
 
     def other_packet(self, first_byte: int, frame: bytes, body_at: int, version: int) -> Packet:
         """Take and return a packet that is no acknowledgement.
@@ -83,7 +83,7 @@ class Local:
         return packet
 
 
-class Up(Local):
+class UpReceiver(Local):
     """What the site's broker sends to the client that subscribes.
 
     Attributes:
@@ -98,12 +98,12 @@ class Up(Local):
         lowered: packet identifiers of messages of QoS 2 that went up at QoS 1.
     """
 
-    def __init__(self, joint: Joint) -> None:
-        super().__init__(joint)
-        self.sent: dict[int, Thing] = {}
+    def __init__(self, relay: PacketRelay) -> None:
+        super().__init__(relay)
+        self.sent: dict[int, SentItem] = {}
         self.received: set[int] = set()
-        self.released: dict[int, Thing] = {}
-        self.sent_qos0: dict[str, Thing] = {}
+        self.released: dict[int, SentItem] = {}
+        self.sent_qos0: dict[str, SentItem] = {}
         self.last_packet_id = 0
         self.freeing: dict[int, tuple[str, str, str]] = {}
         self.lowered: set[int] = set()
@@ -113,35 +113,35 @@ class Up(Local):
 
     def packet(self, first_byte: int, frame: bytes, body_at: int) -> None:
         """Take a packet other than PUBLISH."""
-        joint = self.joint
+        relay = self.relay
         if first_byte != _PUBREL:
             packet = self.other_packet(first_byte, frame, body_at, MQTT_5)
             if isinstance(packet, SubAck):
                 self._subscribed(packet.reason_codes)
             return
         packet_id, _ = acknowledged(frame, body_at)
-        if joint.maximum_qos < 2:
+        if relay.maximum_qos < 2:
             self.lowered.discard(packet_id)
-            joint.up.send(short(_PUBCOMP, packet_id))
+            relay.up.send(short(_PUBCOMP, packet_id))
             return
         sent = self.sent.get(packet_id)
-        release = Thing("release", "" if sent is None else sent.name, packet_id, _RELEASE_BYTES)
-        if not joint.suspects.is_idle and joint.suspects.is_aside(release):
-            joint.drop("up", "refused", joint.suspects.name_of(release), _HANGS_UP)
-            joint.suspects.answered(release)
-            joint.up.send(short(_PUBCOMP, packet_id))
+        release = SentItem("release", "" if sent is None else sent.name, packet_id, _RELEASE_BYTES)
+        if not relay.suspects.is_idle and relay.suspects.is_aside(release):
+            relay.drop("up", "refused", relay.suspects.name_of(release), _HANGS_UP)
+            relay.suspects.answered(release)
+            relay.up.send(short(_PUBCOMP, packet_id))
             return
-        self._release(release, frame if joint.version == MQTT_5 else short(_PUBREL, packet_id))
+        self._release(release, frame if relay.version == MQTT_5 else short(_PUBREL, packet_id))
 
-    def _release(self, release: Thing, frame: bytes) -> None:
+    def _release(self, release: SentItem, frame: bytes) -> None:
         self.released[release.packet_id] = release
-        self.joint.cloud.send(frame)
-        self.joint.careful_with(release)
+        self.relay.cloud.send(frame)
+        self.relay.careful_with(release)
 
     def _subscribed(self, codes: Sequence[int]) -> None:
-        for name, code in zip(self.joint.remapping.up_filters(), codes, strict=False):
+        for name, code in zip(self.relay.remapping.up_filters(), codes, strict=False):
             if code >= 0x80:
-                self.joint.logger.error(
+                self.relay.logger.error(
                     "the site's own broker refuses the subscription to %r: %s",
                     name,
                     describe_reason_code(code),
@@ -151,7 +151,7 @@ class Up(Local):
         self, first_byte: int, topic: bytes, packet_id: int, properties: bytes, payload_bytes: int
     ) -> None:
         """Send a message up under its name there, or answer it here."""
-        joint = self.joint
+        relay = self.relay
         name, remote = self._renamed(topic)
         reason = told = ""
         changed: bytes | None = _NO_PROPERTIES
@@ -163,19 +163,19 @@ class Up(Local):
             self._drop(first_byte, packet_id, name, reason, told)
             return
         qos = first_byte >> 1 & 3
-        sent_qos = min(qos, joint.maximum_qos)
-        is_retained = bool(first_byte & 1) and joint.retain_available
-        thing = Thing(
+        sent_qos = min(qos, relay.maximum_qos)
+        is_retained = bool(first_byte & 1) and relay.retain_available
+        thing = SentItem(
             "message" if sent_qos else "qos0", name, packet_id, payload_bytes, is_retained
         )
-        if not joint.suspects.is_idle:
-            if joint.suspects.is_aside(thing):
+        if not relay.suspects.is_idle:
+            if relay.suspects.is_aside(thing):
                 self._drop(first_byte, packet_id, name, "refused", _HANGS_UP)
                 if packet_id not in self.freeing:
-                    joint.suspects.answered(thing)
+                    relay.suspects.answered(thing)
                 return
-            is_retained = is_retained and not joint.suspects.is_doubted(thing)
-        has_flag = is_retained and not joint.suspects.retains_nothing
+            is_retained = is_retained and not relay.suspects.is_doubted(thing)
+        has_flag = is_retained and not relay.suspects.retains_nothing
         header = publish_header(
             remote,
             payload_bytes,
@@ -184,19 +184,19 @@ class Up(Local):
             bool(first_byte & 8) and sent_qos > 0,
             packet_id,
             changed,
-            joint.version,
+            relay.version,
         )
         n_bytes = len(header) + payload_bytes
-        if n_bytes > joint.maximum_packet_size:
-            told = f", of {n_bytes} bytes; allowed: at most {joint.maximum_packet_size}"
+        if n_bytes > relay.maximum_packet_size:
+            told = f", of {n_bytes} bytes; allowed: at most {relay.maximum_packet_size}"
             self._drop(first_byte, packet_id, name, "too_large", told)
             return
         self._is_dropping = False
         self._answer = b""
         if is_retained and not has_flag:
-            joint.change("retain_cleared")
-        if first_byte & 1 and not joint.retain_available and joint.settings.outgoing_retain:
-            joint.change("retain_cleared")
+            relay.change("retain_cleared")
+        if first_byte & 1 and not relay.retain_available and relay.settings.outgoing_retain:
+            relay.change("retain_cleared")
         if sent_qos < qos:
             self._lower(qos, sent_qos, packet_id)
         if sent_qos:
@@ -204,10 +204,10 @@ class Up(Local):
             self.last_packet_id = packet_id
         elif name in self.sent_qos0 or len(self.sent_qos0) < KNOWN_TOPICS:
             self.sent_qos0[name] = thing
-        joint.counts.up_messages += 1
-        joint.counts.up_bytes += n_bytes
-        joint.cloud.begin(header, payload_bytes)
-        joint.careful_with(thing, is_answered=bool(sent_qos))
+        relay.counts.up_messages += 1
+        relay.counts.up_bytes += n_bytes
+        relay.cloud.begin(header, payload_bytes)
+        relay.careful_with(thing, is_answered=bool(sent_qos))
 
     def _renamed(self, topic: bytes) -> tuple[str, bytes | None]:
         known = self._names.get(topic)
@@ -215,7 +215,7 @@ class Up(Local):
             if len(self._names) >= KNOWN_TOPICS:
                 self._names.clear()
             name = topic.decode()
-            remote = self.joint.remapping.up(name)
+            remote = self.relay.remapping.up(name)
             known = self._names[topic] = (name, None if remote is None else remote.encode())
         return known
 
@@ -226,7 +226,7 @@ class Up(Local):
             (why it does not pass, as one word, or ""; the same in words; the encoded properties, or
             None for a message of the cloud's own, which ends here without being counted).
         """
-        joint = self.joint
+        relay = self.relay
         try:
             properties, _ = read_publish_properties(encoded, 0)
         except PeerError as error:
@@ -234,23 +234,23 @@ class Up(Local):
         pairs: list[tuple[str, str]] = list(properties.pop("user_property", ()))
         if pairs and pairs[-1][0] == PUBLISHER_PROPERTY:  # what the site's own broker says
             _, publisher = pairs.pop()
-            if publisher.startswith(joint.settings.own_prefix):
+            if publisher.startswith(relay.settings.own_prefix):
                 return "", "", None
             is_from_site = any(name == SITE_PROPERTY for name, _ in pairs)
             if not is_from_site:  # of another site's message, who published it there stays
                 pairs = [pair for pair in pairs if pair[0] != PUBLISHER_PROPERTY]
-                if joint.settings.tells_publisher:
+                if relay.settings.tells_publisher:
                     pairs.append((PUBLISHER_PROPERTY, publisher))
-        if why := joint.loops.why_not_up(pairs):
+        if why := relay.loops.why_not_up(pairs):
             return "hops", f": {why}", None
-        if joint.version != MQTT_5:
+        if relay.version != MQTT_5:
             return "", "", _NO_PROPERTIES
         properties.pop("subscription_identifier", None)
-        properties["user_property"] = joint.loops.up(pairs)
+        properties["user_property"] = relay.loops.up(pairs)
         return "", "", write_properties(properties, PacketType.PUBLISH)
 
     def _lower(self, qos: int, sent_qos: int, packet_id: int) -> None:
-        self.joint.change("qos_lowered")
+        self.relay.change("qos_lowered")
         if sent_qos:
             self.lowered.add(packet_id)
         else:
@@ -260,20 +260,20 @@ class Up(Local):
         self, first_byte: int, packet_id: int, topic: str, reason: str, told: str = ""
     ) -> None:
         """Answer a message that does not pass, once its payload has come."""
-        joint = self.joint
+        relay = self.relay
         self._is_dropping = True
         self._answer = b""
         qos = first_byte >> 1 & 3
         if qos == 2:
-            release = Thing("release", topic, packet_id, _RELEASE_BYTES)
-            if joint.suspects.is_aside(release):
-                joint.suspects.answered(release)
-            elif first_byte & 8 and joint.maximum_qos == 2:
+            release = SentItem("release", topic, packet_id, _RELEASE_BYTES)
+            if relay.suspects.is_aside(release):
+                relay.suspects.answered(release)
+            elif first_byte & 8 and relay.maximum_qos == 2:
                 self.freeing[packet_id] = reason, topic, told
                 self._release(release, short(_PUBREL, packet_id))
                 return
         if reason:
-            joint.drop("up", reason, topic, told)
+            relay.drop("up", reason, topic, told)
         code = bytes((ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR if reason else 0,))
         if qos:
             answer = _PUBACK if qos == 1 else _PUBREC
@@ -283,47 +283,47 @@ class Up(Local):
         """Answer a message that does not pass, and that the cloud has released."""
         reason, topic, told = self.freeing.pop(packet_id)
         if reason:
-            self.joint.drop("up", reason, topic, told)
-        self.joint.suspects.answered(Thing("message", topic, packet_id))
+            self.relay.drop("up", reason, topic, told)
+        self.relay.suspects.answered(SentItem("message", topic, packet_id))
         refused = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
-        self.joint.up.send(bytes((_PUBREC, 3)) + packet_id.to_bytes(2) + bytes((refused,)))
+        self.relay.up.send(bytes((_PUBREC, 3)) + packet_id.to_bytes(2) + bytes((refused,)))
 
     def payload(self, piece: Buffer, bytes_left: int) -> None:
         """Pass a piece of a payload on, or skip it."""
-        joint = self.joint
+        relay = self.relay
         if not self._is_dropping:
-            joint.cloud.piece(piece, bytes_left)
+            relay.cloud.piece(piece, bytes_left)
             if not bytes_left:
-                joint.ping_behind()
+                relay.ping_behind()
         if not bytes_left and self._answer:
-            joint.up.send(self._answer)
+            relay.up.send(self._answer)
             self._answer = b""
 
 
-class Down(Local):
+class DownReceiver(Local):
     """What the site's broker sends to the client that publishes: acknowledgements.
 
     Attributes:
         topics: packet identifier of a message that is not acknowledged to its topic at the site.
     """
 
-    def __init__(self, joint: Joint) -> None:
-        super().__init__(joint)
+    def __init__(self, relay: PacketRelay) -> None:
+        super().__init__(relay)
         self.topics: dict[int, str] = {}
 
     def packet(self, first_byte: int, frame: bytes, body_at: int) -> None:
         """Take a packet."""
         if first_byte in (_PUBACK, _PUBREC, _PUBCOMP):
-            self.joint.cloud.send(frame)
+            self.relay.cloud.send(frame)
             packet_id, code = acknowledged(frame, body_at)
-            self.joint.has_passed = True
+            self.relay.has_passed = True
             topic = self.topics.pop(packet_id, "")
-            if self.joint.version == MQTT_5 and first_byte != _PUBCOMP and code >= 0x80:
-                self.joint.drop("down", "refused", topic, f": {describe_reason_code(code)}")
+            if self.relay.version == MQTT_5 and first_byte != _PUBCOMP and code >= 0x80:
+                self.relay.drop("down", "refused", topic, f": {describe_reason_code(code)}")
         else:
-            packet = self.other_packet(first_byte, frame, body_at, self.joint.version)
+            packet = self.other_packet(first_byte, frame, body_at, self.relay.version)
             if isinstance(packet, ConnAck):
-                self.joint.is_safe = True
+                self.relay.is_safe = True
 
     def publish(
         self, first_byte: int, topic: bytes, packet_id: int, properties: bytes, payload_bytes: int
@@ -334,15 +334,15 @@ class Down(Local):
         """Skip it."""
 
 
-class Cloud:
+class CloudReceiver:
     """What the cloud's broker sends."""
 
-    def __init__(self, joint: Joint) -> None:
-        self.joint = joint
+    def __init__(self, relay: PacketRelay) -> None:
+        self.relay = relay
         self._answer = b""
         self._is_dropping = False
         self._marker: bytearray | None = None
-        self._marker_topic = (joint.settings.marker_topic or "").encode()
+        self._marker_topic = (relay.settings.marker_topic or "").encode()
         self._names: dict[bytes, tuple[str, bytes | None]] = {}
 
     def packet(self, first_byte: int, frame: bytes, body_at: int) -> None:
@@ -352,58 +352,58 @@ class Cloud:
             ProtocolError: it may not come now.
             UplinkRefusedError: the cloud's broker ends the connection.
         """
-        joint = self.joint
-        if not joint.is_accepted:
-            joint.accepted(read_connack(first_byte, frame, body_at, joint.version))
+        relay = self.relay
+        if not relay.is_accepted:
+            relay.accepted(read_connack(first_byte, frame, body_at, relay.version))
         elif first_byte in (_PUBACK, _PUBREC, _PUBCOMP):
             self._acknowledgement(first_byte, frame, body_at)
         elif first_byte == _PUBREL:
-            joint.down.send(frame)
+            relay.down.send(frame)
         else:
-            self._other(read_frame(first_byte, frame, body_at, joint.version))
+            self._other(read_frame(first_byte, frame, body_at, relay.version))
 
     def _acknowledgement(self, first_byte: int, frame: bytes, body_at: int) -> None:
-        joint = self.joint
-        up = joint.upward
+        relay = self.relay
+        up = relay.upward
         packet_id, code = acknowledged(frame, body_at)
-        if packet_id in joint.marker_ids:
-            joint.marker_ids.discard(packet_id)
-            joint.own_answered(joint.settings.marker_topic or "")
+        if packet_id in relay.marker_ids:
+            relay.marker_ids.discard(packet_id)
+            relay.own_answered(relay.settings.marker_topic or "")
             if code >= 0x80:
-                joint.markers.append(None)
+                relay.markers.append(None)
             return
         thing = up.sent.get(packet_id)
         topic = "" if thing is None else thing.name
-        joint.has_answered = joint.has_passed = True
+        relay.has_answered = relay.has_passed = True
         if first_byte == _PUBREC and code < 0x80:
             up.received.add(packet_id)
         else:
             up.sent.pop(packet_id, None)
             up.received.discard(packet_id)
-        if thing is not None and first_byte != _PUBCOMP and not joint.suspects.is_idle:
-            joint.message_answered(thing, code)
+        if thing is not None and first_byte != _PUBCOMP and not relay.suspects.is_idle:
+            relay.message_answered(thing, code)
         release = up.released.pop(packet_id, None) if first_byte == _PUBCOMP else None
-        if release is not None and not joint.suspects.is_idle:
-            joint.answered_thing(release)
-        if code == ReasonCode.NOT_AUTHORIZED and joint.settings.is_optional:
+        if release is not None and not relay.suspects.is_idle:
+            relay.answered_item(release)
+        if code == ReasonCode.NOT_AUTHORIZED and relay.settings.is_optional:
             up.lowered.discard(packet_id)
-            joint.not_taken.append((packet_id, topic))
+            relay.not_taken.append((packet_id, topic))
             return
         if code >= 0x80 and first_byte != _PUBCOMP:
-            joint.drop("up", "refused", topic, f": {refusal_in_words(code)}")
+            relay.drop("up", "refused", topic, f": {refusal_in_words(code)}")
         if first_byte == _PUBCOMP and packet_id in up.freeing:
             up.freed(packet_id)
         elif first_byte == _PUBACK and packet_id in up.lowered:
-            joint.up.send(bytes((_PUBREC, 3)) + packet_id.to_bytes(2) + bytes((code,)))
+            relay.up.send(bytes((_PUBREC, 3)) + packet_id.to_bytes(2) + bytes((code,)))
         else:
-            joint.up.send(frame)
+            relay.up.send(frame)
 
     def _other(self, packet: Packet) -> None:
         if isinstance(packet, SubAck | UnsubAck):
-            self.joint.answered(packet)
+            self.relay.answered(packet)
         elif isinstance(packet, Disconnect):
             told = describe_reason_code(packet.reason_code)
-            self.joint.disconnect_code = packet.reason_code or ReasonCode.SESSION_TAKEN_OVER
+            self.relay.disconnect_code = packet.reason_code or ReasonCode.SESSION_TAKEN_OVER
             reason = packet.properties.get("reason_string")
             is_taken = packet.reason_code == ReasonCode.SESSION_TAKEN_OVER
             raise UplinkRefusedError(
@@ -411,7 +411,7 @@ class Cloud:
                 f"disconnected: {told}" + (f" ({reason})" if reason else ""),
             )
         elif packet.packet_type == PacketType.PINGRESP:
-            self.joint.pong()
+            self.relay.pong()
         else:
             raise ProtocolError(f"{packet.packet_type.name} from a server")
 
@@ -423,8 +423,8 @@ class Cloud:
         Raises:
             ProtocolError: there was no CONNACK yet, or it has a Topic Alias.
         """
-        joint = self.joint
-        if not joint.is_accepted:
+        relay = self.relay
+        if not relay.is_accepted:
             raise ProtocolError("PUBLISH before CONNACK")
         if not topic:
             raise ProtocolError("PUBLISH without a topic; allowed: no Topic Alias")
@@ -436,13 +436,13 @@ class Cloud:
         name, local = self._renamed(topic)
         reason = "" if local is not None else "not_mapped"
         told = ""
-        if not reason and joint.version == MQTT_5:
+        if not reason and relay.version == MQTT_5:
             reason, told, properties = self._marked(properties)
         qos = first_byte >> 1 & 3
         self._answer = b""
         self._is_dropping = bool(reason)
         if reason or local is None:
-            joint.drop("down", reason, name, told)
+            relay.drop("down", reason, name, told)
             if qos:  # a PUBREL for it passes: the site's broker answers that it knows none
                 self._answer = short(_PUBACK if qos == 1 else _PUBREC, packet_id)
             return
@@ -454,22 +454,22 @@ class Cloud:
             bool(first_byte & 8),
             packet_id,
             properties,
-            joint.version,
+            relay.version,
         )
         n_bytes = len(header) + payload_bytes
-        if n_bytes > joint.settings.maximum_packet_size:
+        if n_bytes > relay.settings.maximum_packet_size:
             self._is_dropping = True
-            told = f", of {n_bytes} bytes; allowed: at most {joint.settings.maximum_packet_size}"
-            joint.drop("down", "too_large", name, told)
+            told = f", of {n_bytes} bytes; allowed: at most {relay.settings.maximum_packet_size}"
+            relay.drop("down", "too_large", name, told)
             self._answer = short(_PUBACK if qos == 1 else _PUBREC, packet_id) if qos else b""
             return
-        if joint.watches_retained and first_byte & 1:
-            joint.retained.append(local.decode())
+        if relay.watches_retained and first_byte & 1:
+            relay.retained.append(local.decode())
         if qos:
-            joint.downward.topics[packet_id] = local.decode()
-        joint.counts.down_messages += 1
-        joint.counts.down_bytes += n_bytes
-        joint.down.begin(header, payload_bytes)
+            relay.downward.topics[packet_id] = local.decode()
+        relay.counts.down_messages += 1
+        relay.counts.down_bytes += n_bytes
+        relay.down.begin(header, payload_bytes)
 
     def _renamed(self, topic: bytes) -> tuple[str, bytes | None]:
         known = self._names.get(topic)
@@ -477,7 +477,7 @@ class Cloud:
             if len(self._names) >= KNOWN_TOPICS:
                 self._names.clear()
             name = topic.decode(errors="replace")
-            local = self.joint.remapping.down(name)
+            local = self.relay.remapping.down(name)
             known = self._names[topic] = (name, None if local is None else local.encode())
         return known
 
@@ -490,10 +490,10 @@ class Cloud:
             (why it does not come down, as one word, or ""; the same in words; the encoded
             properties).
         """
-        joint = self.joint
+        relay = self.relay
         if _OWN_MARK not in encoded:
             n_bytes, body_at = read_variable_byte_integer(encoded, 0)
-            marks = joint.marks_down
+            marks = relay.marks_down
             length = write_variable_byte_integer(n_bytes + len(marks))
             return "", "", b"".join((length, encoded[body_at:], marks))
         try:
@@ -501,21 +501,21 @@ class Cloud:
         except PeerError as error:
             return "properties", f": {error}", encoded
         pairs = properties.get("user_property", ())
-        if why := joint.loops.why_not_down(pairs):
+        if why := relay.loops.why_not_down(pairs):
             return "hops", f": {why}", encoded
-        properties["user_property"] = joint.loops.down(pairs)
+        properties["user_property"] = relay.loops.down(pairs)
         return "", "", write_properties(properties, PacketType.PUBLISH)
 
     def payload(self, piece: Buffer, bytes_left: int) -> None:
         """Pass a piece of a payload on, or skip it."""
-        joint = self.joint
+        relay = self.relay
         if self._marker is not None:
             self._marker += piece
             if not bytes_left:
-                joint.markers.append(bytes(self._marker))
+                relay.markers.append(bytes(self._marker))
                 self._marker = None
         elif not self._is_dropping:
-            joint.down.piece(piece, bytes_left)
+            relay.down.piece(piece, bytes_left)
         if not bytes_left and self._answer:
-            joint.cloud.send(self._answer)
+            relay.cloud.send(self._answer)
             self._answer = b""

@@ -24,7 +24,7 @@ from penstock.edge_proxy.uplink.config import UplinkKeys
 from penstock.edge_proxy.uplink.lanes import Lane
 
 if TYPE_CHECKING:
-    from penstock.edge_proxy.uplink.packet_relay import Joint
+    from penstock.edge_proxy.uplink.packet_relay import PacketRelay
 
 MOST_TOPICS: Final = 100_000
 """Cleared topics that are kept in mind. Each takes some 250 bytes."""
@@ -92,11 +92,11 @@ class RetainedUp:
             self._due |= clients.lacking_retained(lanes, filters, after=after, except_of=own)
         self._due |= clients.cleared_retained(filters, after=after, except_of=own)
 
-    def step(self, joint: Joint) -> float | None:
+    def step(self, relay: PacketRelay) -> float | None:
         """Let some go up, as far as there is room, and see what the cloud has surely had.
 
         Args:
-            joint: of the connection.
+            relay: of the connection.
 
         Returns:
             Seconds until it is to be called again; None for never.
@@ -110,14 +110,14 @@ class RetainedUp:
                 return STEP_SECONDS
             del self._due[topic]
             self.n_repeated += is_sent
-        if self._noted is not None and joint.n_pongs >= self._noted[0]:
+        if self._noted is not None and relay.n_pongs >= self._noted[0]:
             self._after = self._noted[1]
             self._noted = None
-        if self._noted is None or joint.n_pings < self._noted[0]:
+        if self._noted is None or relay.n_pings < self._noted[0]:
             number = self._clients.retained_number(self._client_id)
-            if number is not None and joint.busy is None:
-                self._noted = joint.n_pings + 1, number
+            if number is not None and relay.busy is None:
+                self._noted = relay.n_pings + 1, number
                 if not self._has_asked:  # the next one comes with the Keep Alive
                     self._has_asked = True
-                    joint.ping()
+                    relay.ping()
         return LOOK_SECONDS

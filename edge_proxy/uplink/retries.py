@@ -11,7 +11,7 @@ from penstock.edge_proxy.uplink.config import ReconnectKeys
 from penstock.edge_proxy.uplink.connecting import (
     NO_BRIDGES,
     NO_RETAIN,
-    JointSettings,
+    RelaySettings,
     has_retained_will,
 )
 from penstock.edge_proxy.upstream import Upstream
@@ -115,7 +115,7 @@ class Concessions:
         n_refused = self._n_refused.get(upstream, 0)
         return upstream not in self._retains_nothing and n_refused < REFUSED_WILLS
 
-    def refused(self, upstream: Upstream, reason: str, settings: JointSettings | None) -> bool:
+    def refused(self, upstream: Upstream, reason: str, settings: RelaySettings | None) -> bool:
         """Note that a connection has ended before it was accepted.
 
         Args:
@@ -150,7 +150,7 @@ class Concessions:
         self._n_refused[upstream] = n_refused
         return n_refused >= REFUSED_WILLS
 
-    def accepted(self, upstream: Upstream, settings: JointSettings) -> None:
+    def accepted(self, upstream: Upstream, settings: RelaySettings) -> None:
         """Note that a connection was accepted, and tell once that its will is not retained."""
         if settings.retains_cloud_state:
             self._n_refused[upstream] = 0

@@ -74,7 +74,7 @@ _OF_ONE_MESSAGE: Final = ("message", "release")
 """Kinds whose key has a packet identifier, which is another message's later."""
 
 
-class Thing(NamedTuple):
+class SentItem(NamedTuple):
     """Something that was sent and that the cloud's broker may refuse.
 
     Attributes:
@@ -125,7 +125,7 @@ class End(NamedTuple):
 
     is_closed: bool
     code: int
-    under_way: Sequence[Thing]
+    under_way: Sequence[SentItem]
     has_answered: bool
     is_prompt: bool
     is_short: bool
@@ -159,11 +159,11 @@ class Suspects:
         self._other_ends: deque[float] = deque()
         self._names: dict[Key, str] = {}
 
-    def name_of(self, thing: Thing) -> str:
+    def name_of(self, thing: SentItem) -> str:
         """Return the topic of a thing, also if the site's broker has not sent it again."""
         return thing.name or self._names.get(thing.key, "")
 
-    def is_aside(self, thing: Thing) -> bool:
+    def is_aside(self, thing: SentItem) -> bool:
         """Say whether a thing is not to be sent."""
         until = self._aside.get(thing.key)
         if until is not None and self._clock() >= until:
@@ -171,7 +171,7 @@ class Suspects:
             return False
         return until is not None
 
-    def is_doubted(self, thing: Thing) -> bool:
+    def is_doubted(self, thing: SentItem) -> bool:
         """Say whether a retained message is to be tried without its flag."""
         return thing.key in self._doubted
 
@@ -184,7 +184,7 @@ class Suspects:
         """Note that the broker has taken a message that is doubted without its flag."""
         self._retains_nothing_until = self._clock() + ASIDE_SECONDS
 
-    def answered(self, thing: Thing) -> None:
+    def answered(self, thing: SentItem) -> None:
         """Note that the broker has taken a thing, or that it need not be sent any more."""
         if self.is_idle:
             return
@@ -215,7 +215,7 @@ class Suspects:
             self._other_ends.popleft()
         return len(self._other_ends)
 
-    def ended(self, end: End) -> Thing | None:
+    def ended(self, end: End) -> SentItem | None:
         """Take note of the end of a connection that the broker had accepted.
 
         Args:
@@ -240,7 +240,7 @@ class Suspects:
             self._watch(end.under_way)
         return None
 
-    def _refused(self, thing: Thing, most: int, code: int = 0) -> Thing:
+    def _refused(self, thing: SentItem, most: int, code: int = 0) -> SentItem:
         n_refusals = self._n_refusals[thing.key] = self._n_refusals.get(thing.key, 0) + 1
         self._watch([thing])
         is_enough = n_refusals >= most
@@ -255,7 +255,7 @@ class Suspects:
             self._aside[thing.key] = self._clock() + ASIDE_SECONDS
         return thing._replace(name=self.name_of(thing))
 
-    def _watch(self, things: Sequence[Thing]) -> None:
+    def _watch(self, things: Sequence[SentItem]) -> None:
         """Let the next connection be careful until these things are answered."""
         self._watched.update(thing.key for thing in things)
         self.is_careful = True

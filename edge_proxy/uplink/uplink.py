@@ -1,8 +1,8 @@
 """One uplink, or one lane of it: connects, keeps the connection alive, and connects again.
 
-Theory of operation. `Uplink` runs one `Link` after another. A link is a connection to the cloud's
-broker with the two local clients that come and go with it, and a
-`penstock.edge_proxy.uplink.packet_relay.Joint` between them. When any of the three ends, all do.
+Theory of operation. `Uplink` runs one `CloudConnection` after another. Each is a connection to the
+cloud's broker with two local clients that come and go with it, and a `PacketRelay` between the
+three. When any of them ends, all do.
 
 Flow control goes through: while the cloud's connection has too many unsent bytes, nothing is read
 from the local clients, so that messages wait in the session of the site's broker, which decides in
@@ -29,13 +29,13 @@ from penstock.edge_proxy.uplink.cloud_connection import (
     NOTHING_LEFT,
     WISHED,
     WRITE_LOW_BYTES,
-    Link,
+    CloudConnection,
 )
-from penstock.edge_proxy.uplink.cloud_subscriptions import Asking
+from penstock.edge_proxy.uplink.cloud_subscriptions import CloudSubscriptions
 from penstock.edge_proxy.uplink.config import MARKER_TOPIC, STATE_TOPIC, UplinkKeys
 from penstock.edge_proxy.uplink.connecting import (
     NO_BRIDGES,
-    JointSettings,
+    RelaySettings,
     UplinkRefusedError,
     read_password,
 )
@@ -43,7 +43,7 @@ from penstock.edge_proxy.uplink.counts import UplinkCounts
 from penstock.edge_proxy.uplink.filters import intersection
 from penstock.edge_proxy.uplink.lanes import Lane
 from penstock.edge_proxy.uplink.one_shot_clients import forget_session, prepare_session
-from penstock.edge_proxy.uplink.packet_relay import Joint
+from penstock.edge_proxy.uplink.packet_relay import PacketRelay
 from penstock.edge_proxy.uplink.partnership import Partnership
 from penstock.edge_proxy.uplink.remapping import Loops, Remapping, in_parts, of_parts
 from penstock.edge_proxy.uplink.retained_up import RetainedUp
@@ -148,7 +148,7 @@ class Uplink:
         )
         self._has_parts_down = any(rule.parts for rule in lane.down)
         self.loops = Loops(site, keys.max_hops)
-        self.asking = Asking(
+        self.asking = CloudSubscriptions(
             self.remapping,
             linger_seconds=keys.linger_seconds,
             marker_topic=self._marker_topic,
@@ -168,7 +168,7 @@ class Uplink:
         self._wall = wall
         self._is_due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._link: Link | None = None
+        self._connection: CloudConnection | None = None
         self._suspects = Suspects(clock, has_codes=keys.version == "5")
         self._old_filters: Sequence[str] = ()
         self._retries = Retries(keys.reconnect, rng)
@@ -285,66 +285,66 @@ class Uplink:
 
     def want_subscriptions(self) -> None:
         """Ask the cloud for what has changed, soon, if there is a connection."""
-        if self._link is not None:
-            self._link.want_subscriptions()
+        if self._connection is not None:
+            self._connection.want_subscriptions()
 
-    def ask(self, joint: Joint) -> float | None:
+    def ask(self, relay: PacketRelay) -> float | None:
         """Ask the cloud for what has changed, and take what it has answered.
 
         Returns:
             Seconds until it is to be called again; None for no such time.
         """
         asking = self.asking
-        for name, code in joint.answers:
+        for name, code in relay.answers:
             if code is None:
                 asking.unsubscribed(name)
             else:
                 asking.subscribed(name, code)
-        for topic in joint.retained:
+        for topic in relay.retained:
             asking.retained_came(topic)
-        for marker in joint.markers:
+        for marker in relay.markers:
             if marker is None:
                 asking.marker_refused()
             else:
                 asking.marker_came(marker)
-        joint.answers.clear()
-        joint.retained.clear()
-        joint.markers.clear()
-        self.subscriptions.take(self.partnership.classes_down(joint))
+        relay.answers.clear()
+        relay.retained.clear()
+        relay.markers.clear()
+        self.subscriptions.take(self.partnership.classes_down(relay))
         asks = asking.take(self.clock())
-        joint.subscribe(asks.subscribe, asks.marker)
-        if joint.answers or joint.markers:  # of what the cloud's broker is not asked again
+        relay.subscribe(asks.subscribe, asks.marker)
+        if relay.answers or relay.markers:  # of what the cloud's broker is not asked again
             self.want_subscriptions()
         if asks.ends_marker:
-            joint.end_marker()
-        joint.unsubscribe(asks.unsubscribe)
+            relay.end_marker()
+        relay.unsubscribe(asks.unsubscribe)
         # What a client of the site has retained meanwhile stays.
         retained = self.local_clients.retained
-        joint.clear([topic for topic in asks.clear if retained(topic, self.down_id)])
+        relay.clear([topic for topic in asks.clear if retained(topic, self.down_id)])
         prefix = self._record_prefix
-        joint.record(
+        relay.record(
             [prefix + name for name in asks.add_records],
             [prefix + name for name in asks.remove_records],
         )
-        joint.watches_retained = asking.is_waiting
+        relay.watches_retained = asking.is_waiting
         at = asking.next_deadline()
         return None if at is None else max(0.0, at - self.clock())
 
-    def repeat_retained(self, joint: Joint) -> float | None:
+    def repeat_retained(self, relay: PacketRelay) -> float | None:
         """Let retained messages go up that the cloud lacks.
 
         Returns:
             Seconds until it is to be called again; None for never.
         """
-        has_flag = joint.retain_available and not self._suspects.retains_nothing
-        seconds = self._retained_up.step(joint) if has_flag else None
+        has_flag = relay.retain_available and not self._suspects.retains_nothing
+        seconds = self._retained_up.step(relay) if has_flag else None
         self.counts.retained_repeated = self._retained_up.n_repeated
         return seconds
 
     @property
-    def link_address(self) -> str:
+    def connected_address(self) -> str:
         """Address of the cloud's broker to which this lane is connected; "" for none."""
-        return str(self._link.upstream) if self.counts.connected and self._link else ""
+        return str(self._connection.upstream) if self.counts.connected and self._connection else ""
 
     def start(self) -> None:
         """Connect, and connect again whenever the connection has ended."""
@@ -365,8 +365,8 @@ class Uplink:
         if self._sweeping is not None:
             self._sweeping.cancel()
         self.partnership.stop()
-        if self._link is not None:
-            await self._link.say_goodbye()
+        if self._connection is not None:
+            await self._connection.say_goodbye()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -386,7 +386,7 @@ class Uplink:
             self._connected_is(0)
             if reason in CONCEDED:
                 continue
-            was_accepted = self._link is not None and self._link.is_accepted
+            was_accepted = self._connection is not None and self._connection.is_accepted
             self.partnership.ended(reason, told, was_accepted=was_accepted)
             if reason == WISHED:
                 self.logger.info("uplink %s: disconnected: %s", self.name, told)
@@ -408,14 +408,14 @@ class Uplink:
 
     def _look_for_refusal(self, reason: str, *, was_accepted: bool) -> None:
         """See whether the cloud's broker has ended the connection at something that was sent."""
-        suspects, link = self._suspects, self._link
+        suspects, link = self._suspects, self._connection
         if link is None or not was_accepted:
             return
-        joint = link.joint
+        relay = link.relay
         is_closed = reason in ("closed", "disconnected", "taken_over")
-        code, under_way = joint.disconnect_code, joint.under_way()
+        code, under_way = relay.disconnect_code, relay.under_way()
         is_short = self._retries.n_short >= SHORT_IN_A_ROW
-        end = End(is_closed, code, under_way, joint.has_answered, link.is_prompt, is_short)
+        end = End(is_closed, code, under_way, relay.has_answered, link.is_prompt, is_short)
         refused = suspects.ended(end)
         if refused is None:
             return
@@ -434,8 +434,8 @@ class Uplink:
     @property
     def has_new_session(self) -> bool:
         """Whether the cloud's broker had no session of this lane when it accepted it last."""
-        link = self._link
-        return link is not None and link.is_accepted and not link.joint.session_present
+        link = self._connection
+        return link is not None and link.is_accepted and not link.relay.session_present
 
     @property
     def has_echo(self) -> bool:
@@ -443,16 +443,16 @@ class Uplink:
 
         No Local holds for one client. Penstock knows that both lanes are one.
         """
-        link = self._link
-        if link is None or not link.is_accepted or link.joint.lanes_are_kept:
+        link = self._connection
+        if link is None or not link.is_accepted or link.relay.lanes_are_kept:
             return False
         rules = itertools.product(self.keys.up, self.keys.down)
         return any(intersection(up.remote_filter, down.remote_filter) for up, down in rules)
 
     def leave(self, why: str) -> None:
         """Disconnect, if there is a connection; the uplink goes on without this lane."""
-        if self._link is not None and not self._link.ended.done():
-            self._link.leave(why, for_good=True)
+        if self._connection is not None and not self._connection.ended.done():
+            self._connection.leave(why, for_good=True)
 
     def _is_quiet(self, now: float) -> bool:
         """Say whether all that was left in the sessions of a lane has passed."""
@@ -466,7 +466,7 @@ class Uplink:
     async def _end_sessions(self) -> None:
         """End the sessions of a lane that leaves, on both sides."""
         while True:
-            link = Link(self, asyncio.get_running_loop())
+            link = CloudConnection(self, asyncio.get_running_loop())
             try:
                 dialled = await self.upstreams.dial(lambda: link.cloud)  # noqa: B023 (at once)
                 settings = self._settings(dialled.upstream)
@@ -538,10 +538,10 @@ class Uplink:
     @property
     def is_receiving(self) -> bool:
         """Whether a message of the cloud is under way: on a slow link, for minutes."""
-        link = self._link
+        link = self._connection
         if link is None or link.ended.done():
             return False
-        return link.is_accepted and link.joint.is_receiving
+        return link.is_accepted and link.relay.is_receiving
 
     def look(self) -> tuple[str, float]:
         """Look at the conditions under which the uplink stands.
@@ -573,8 +573,8 @@ class Uplink:
             reason: why the last connection has ended.
             seconds: for which it stood, or was tried.
         """
-        link, retries = self._link, self._retries
-        joint = link.joint if link is not None and link.is_accepted else None
+        link, retries = self._connection, self._retries
+        relay = link.relay if link is not None and link.is_accepted else None
         is_suspicious = not self._suspects.is_idle
         is_strange = retries.n_short == SHORT_IN_A_ROW and not is_suspicious
         if reason == "taken_over" or is_strange:
@@ -590,8 +590,8 @@ class Uplink:
             )
         # On a link that is cut again and again, each connection gets on by some messages. A broker
         # that disconnects is not cut off: another client may have the client id.
-        is_cut_off = joint is not None and joint.has_passed and not joint.disconnect_code
-        if is_cut_off or retries.is_stable(seconds, was_accepted=joint is not None):
+        is_cut_off = relay is not None and relay.has_passed and not relay.disconnect_code
+        if is_cut_off or retries.is_stable(seconds, was_accepted=relay is not None):
             retries.succeeded()
         return retries.wait_seconds(is_suspicious=is_suspicious)
 
@@ -601,14 +601,14 @@ class Uplink:
         Returns:
             (the reason as one word, what to log: it names the address).
         """
-        link = self._link = Link(self, asyncio.get_running_loop())
+        link = self._connection = CloudConnection(self, asyncio.get_running_loop())
         self.subscriptions.comes(is_so=True)
         self._quiet_since = self.clock()
-        settings: JointSettings | None = None
+        settings: RelaySettings | None = None
         try:
-            joint = await self._dial(link)
-            settings = joint.settings
-            link.begin(joint)
+            relay = await self._dial(link)
+            settings = relay.settings
+            link.begin(relay)
         except UpstreamError as error:
             self.subscriptions.comes(is_so=False)
             self._suspects.failed()
@@ -640,7 +640,7 @@ class Uplink:
             self.asking.lost()
             self.subscriptions.comes(is_so=False)
 
-    async def _dial(self, link: Link) -> Joint:
+    async def _dial(self, link: CloudConnection) -> PacketRelay:
         """Establish the network connection to the cloud's broker.
 
         Where the sessions of this site are new to a broker, its own is ended first.
@@ -656,16 +656,16 @@ class Uplink:
             settings = self._settings(upstream)
             is_known = self.local_clients.subscriptions(settings.down_id) is not None
             if is_known or self.keys.adopts_session or upstream in self._without_session:
-                return self._new_joint(settings)
+                return self._new_relay(settings)
             await forget_session(settings, dialled.transport, self.keys.upstream)
             self._without_session.add(upstream)
 
-    def _settings(self, upstream: Upstream) -> JointSettings:
+    def _settings(self, upstream: Upstream) -> RelaySettings:
         keys = self.keys
         local = self.local_clients
         is_5 = keys.version == "5"
         other = self.partnership.other
-        return JointSettings(
+        return RelaySettings(
             up_id=self.up_id,
             down_id=self.down_id_of(upstream),
             own_prefix=self._own_prefix,
@@ -702,8 +702,8 @@ class Uplink:
         topic = self.keys.notification_topic
         return self.lane.of(topic, "/") if topic else STATE_TOPIC.format(client_id=self.client_id)
 
-    def _new_joint(self, settings: JointSettings) -> Joint:
-        return Joint(
+    def _new_relay(self, settings: RelaySettings) -> PacketRelay:
+        return PacketRelay(
             settings,
             self.remapping,
             self.loops,
@@ -737,8 +737,8 @@ class Uplink:
 
     def see_to_pace(self) -> None:
         """Have the link, if there is one, see whether it is to be paced."""
-        if self._link is not None:
-            self._link.see_to_pace()
+        if self._connection is not None:
+            self._connection.see_to_pace()
 
     @property
     def _refreshes(self) -> bool:
@@ -748,25 +748,25 @@ class Uplink:
             return False
         return self._lost_at is None or self.clock() - self._lost_at >= seconds
 
-    def accepted(self, joint: Joint, upstream: Upstream) -> None:
+    def accepted(self, relay: PacketRelay, upstream: Upstream) -> None:
         """Note that the cloud's broker has accepted a connection.
 
         What brokers at other addresses know of packet identifiers is not true from now on.
         """
         self.upstreams.succeeded(upstream)
         self._without_session.clear()
-        self._concessions.accepted(upstream, joint.settings)
-        down_id = joint.settings.down_id
+        self._concessions.accepted(upstream, relay.settings)
+        down_id = relay.settings.down_id
         others = [client_id for client_id in self.local_ids[1:] if client_id != down_id]
         if others:
             self.local_clients.end_sessions(lambda client_id: client_id in others)
         self._retained_up.connected(
-            sends_all=not (joint.session_present and self._old_filters),
+            sends_all=not (relay.session_present and self._old_filters),
             lanes=[lane.up_id for lane in self.lanes],
         )
         self._old_filters = tuple(self.remapping.up_filters())
-        self.asking.accepted(session_present=joint.session_present, refreshes=self._refreshes)
-        self.partnership.accepted(joint)
+        self.asking.accepted(session_present=relay.session_present, refreshes=self._refreshes)
+        self.partnership.accepted(relay)
         self._suspects.accepted()
         self._connected_is(1)
         self.counts.connections += 1
@@ -775,5 +775,5 @@ class Uplink:
             self.name,
             upstream,
             self.client_id,
-            ", which has its session" if joint.session_present else "",
+            ", which has its session" if relay.session_present else "",
         )

@@ -50,7 +50,7 @@ def lanes_of(edge: Server) -> list[Uplink]:
 def cut_all(lanes: Sequence[Uplink]) -> None:
     """End the connections of lanes, as a network would."""
     for lane in lanes:
-        link = lane._link
+        link = lane._connection
         if link is not None and link.cloud.transport is not None:
             link.cloud.transport.abort()
 

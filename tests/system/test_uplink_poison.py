@@ -210,9 +210,9 @@ async def test_a_cloud_that_retains_nothing_is_told_the_state_without_the_flag(
         async with running_edge(port, version=version, notification_topic="state") as edge:
             uplink = lanes_of(edge)[0]
             assert (await far.take(Publish)).payload == b"1"
-            assert uplink._link is not None
-            assert uplink._link.cloud.transport is not None
-            uplink._link.cloud.transport.abort()
+            assert uplink._connection is not None
+            assert uplink._connection.cloud.transport is not None
+            uplink._connection.cloud.transport.abort()
             assert [(await far.take(Publish)).payload for _ in range(2)] == [b"0", b"1"]  # the will
             near = await connected(edge.addresses["default"][1], "near")
             await deliver(near, Publish("up/a", b"x", 1, packet_id=1))

@@ -121,8 +121,8 @@ async def test_a_cloud_that_is_replaced_between_two_connections_loses_nothing(
                 await until(lambda: small.counts.connected)
                 await until(lambda: large.counts.connected or large.counts.taken_over)
                 for lane in (small, large):  # what goes up now is not acknowledged
-                    if lane._link is not None and lane.counts.connected:
-                        lane._link.cloud.read(unless="test", wants=False)
+                    if lane._connection is not None and lane.counts.connected:
+                        lane._connection.cloud.read(unless="test", wants=False)
                 await publish_all(near, topics)
                 await until(lambda: small.counts.up_messages)
                 await until(lambda: large.counts.up_messages or large.counts.taken_over)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.edge_proxy.parts.part_format import Part, Trailer
-from penstock.edge_proxy.parts.partial_message import Assembly, Span
+from penstock.edge_proxy.parts.partial_message import PartialMessage, Span
 
 DIGEST = bytes(32)
 
@@ -25,33 +25,33 @@ def test_each_byte_is_new_once(spans: list[list[int]], rng: random.Random) -> No
     """In any order, any number of times, and however parts overlap."""
     spans = [span for span in spans if span[0] < span[1]] * 2
     rng.shuffle(spans)
-    assembly = Assembly(part(0, 1), "a")
+    partial = PartialMessage(part(0, 1), "a")
     received: set[int] = set()
     for start, end in spans:
-        gaps = assembly.add(part(start, end))
-        assembly.check_invariants()
+        gaps = partial.add(part(start, end))
+        partial.check_invariants()
         new = [place for gap in gaps for place in range(*gap)]
         assert len(new) == len(set(new))
         assert set(new) == set(range(start, end)) - received
         received.update(new)
-        assert assembly.received_bytes == len(received)
-        assert assembly.is_whole == (len(received) == 20)
+        assert partial.received_bytes == len(received)
+        assert partial.is_whole == (len(received) == 20)
 
 
 def test_an_empty_message_is_whole_with_its_last_part() -> None:
     """It has no byte, but a hash and properties."""
     only = Part(bytes(16), 0, 0, 1, retain=False, trailer=Trailer(DIGEST, b"\0"), data=b"")
-    assembly = Assembly(only, "a")
-    assert not assembly.is_whole
-    assert not assembly.add(only)
-    assert assembly.is_whole
+    partial = PartialMessage(only, "a")
+    assert not partial.is_whole
+    assert not partial.add(only)
+    assert partial.is_whole
 
 
 def test_all_bytes_without_the_last_part_are_not_whole() -> None:
     """As spans are restored from the disk before the trailer is known."""
-    assembly = Assembly(part(0, 1), "a")
-    assembly.add_span(Span(0, 20))
-    assert not assembly.is_whole
+    partial = PartialMessage(part(0, 1), "a")
+    partial.add_span(Span(0, 20))
+    assert not partial.is_whole
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_a_part_that_contradicts_the_others_is_named(
     changes: dict[str, object], topic: str, told: str
 ) -> None:
     """By what differs."""
-    assembly = Assembly(part(0, 1), "a")
-    assembly.add(part(19, 20))
-    mismatch = assembly.mismatch(part(1, 2)._replace(**changes), topic)  # type: ignore[arg-type]
+    partial = PartialMessage(part(0, 1), "a")
+    partial.add(part(19, 20))
+    mismatch = partial.mismatch(part(1, 2)._replace(**changes), topic)  # type: ignore[arg-type]
     assert told in mismatch
     assert bool(told) == bool(mismatch)

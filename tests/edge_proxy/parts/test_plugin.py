@@ -179,8 +179,8 @@ async def test_parts_pass_lanes_that_are_cut_in_their_middle(tmp_path: Path, by:
                 await sender.send(Publish("firmware/x", payload, qos=2, packet_id=number))
             await _until_more(each[1], counter, n_bytes + 30_000)
             for lane in each:
-                assert lane._link is not None
-                lane._link.end("closed", "as the test has it")
+                assert lane._connection is not None
+                lane._connection.end("closed", "as the test has it")
             for payload in (large, b"small", large[:-1]):
                 assert (await take_message(taker)).payload == payload
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.broker.mqtt.packets import Publish
-from penstock.edge_proxy.parts.partial_message import Assembly
+from penstock.edge_proxy.parts.partial_message import PartialMessage
 from tests.broker.serving import port_of, serving, until
 from tests.edge_proxy.parts.test_plugin import (
     FIRMWARE,
@@ -45,10 +45,10 @@ async def test_a_later_subscription_gets_the_parts_of_what_is_retained(tmp_path:
         assert 0 < message.properties["message_expiry_interval"] <= 100
         assert part.trailer is not None
         assert part.trailer.properties == b"\x04\x03\x00\x01t"
-        assembly = Assembly(part, "a")
+        partial = PartialMessage(part, "a")
         for _, each in found:
-            assembly.add(each)
-        assert assembly.is_whole
+            partial.add(each)
+        assert partial.is_whole
         assert b"".join(part.data for _, part in found) == PAYLOAD
         await deliver(far, Publish("a", b"x", **RETAINED))
         for client in (near, other):  # and nothing else before it

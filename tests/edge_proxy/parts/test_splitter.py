@@ -10,7 +10,7 @@ import pytest
 from penstock.broker.mqtt.packets import PubAck, Publish
 from penstock.edge_proxy.parts import splitter
 from penstock.edge_proxy.parts.part_format import Part, read_part
-from penstock.edge_proxy.parts.partial_message import Assembly
+from penstock.edge_proxy.parts.partial_message import PartialMessage
 from tests.broker.serving import port_of, serving, until
 from tests.edge_proxy.parts.test_plugin import PART_BYTES, PAYLOAD, parts, plugin_of
 from tests.edge_proxy.uplink.test_uplink import deliver, take_message
@@ -43,12 +43,12 @@ async def test_a_message_is_published_in_parts_once(tmp_path: Path) -> None:
             await deliver(far, Publish("a", PAYLOAD, qos=1 + n, packet_id=7))
             found = await take_parts(near)
             assert {message.topic for message, _ in found} == {"penstock-parts/a"}
-            assembly = Assembly(found[0][1], "a")
+            partial = PartialMessage(found[0][1], "a")
             for _, part in found:
-                assert not assembly.mismatch(part, "a")
-                assembly.add(part)
-            assert assembly.is_whole
-            assert assembly.qos == 1 + n
+                assert not partial.mismatch(part, "a")
+                partial.add(part)
+            assert partial.is_whole
+            assert partial.qos == 1 + n
             assert b"".join(part.data for _, part in found) == PAYLOAD
         counts = plugin_of(server).counts
         await until(lambda: counts.split_messages == 2)

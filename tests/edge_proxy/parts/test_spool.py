@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.edge_proxy.parts.part_format import STREAM_BYTES, Part, Trailer
-from penstock.edge_proxy.parts.partial_message import Assembly, Span
+from penstock.edge_proxy.parts.partial_message import PartialMessage, Span
 from penstock.edge_proxy.parts.spool import (
     NUMBERS,
     RESERVE_BYTES,
@@ -32,33 +32,33 @@ def opened(path: Path) -> Spool:
     return spool
 
 
-def spooled(assembly: Assembly, number: int = 1) -> Spooled:
+def spooled(partial: PartialMessage, number: int = 1) -> Spooled:
     """Return a row."""
-    return Spooled(number, assembly, b"\0", 5.0, 7.0, None)
+    return Spooled(number, partial, b"\0", 5.0, 7.0, None)
 
 
-def assembly_of(message_id: bytes = ID) -> Assembly:
+def assembly_of(message_id: bytes = ID) -> PartialMessage:
     """Return a message of which nothing has come."""
-    return Assembly(Part(message_id, 0, 6, 2, retain=True, trailer=None, data=b""), "a/b")
+    return PartialMessage(Part(message_id, 0, 6, 2, retain=True, trailer=None, data=b""), "a/b")
 
 
 def test_what_is_stored_is_there_after_a_restart(tmp_path: Path) -> None:
     """Places, flags, trailer and times; the payload in its order, whatever that of its parts."""
     spool = opened(tmp_path)
-    assembly = assembly_of()
-    assembly.add_span(Span(4, 6))
-    spool.store([spooled(assembly)], [Piece(1, 4, b"ef")])
-    assembly.trailer = TRAILER
-    assembly.add_span(Span(0, 3))
-    spool.store([spooled(assembly)], [Piece(1, 0, memoryview(b"abc"))])
+    partial = assembly_of()
+    partial.add_span(Span(4, 6))
+    spool.store([spooled(partial)], [Piece(1, 4, b"ef")])
+    partial.trailer = TRAILER
+    partial.add_span(Span(0, 3))
+    spool.store([spooled(partial)], [Piece(1, 0, memoryview(b"abc"))])
     spool.close()
     spool = opened(tmp_path)
     (found,) = spool.messages()
-    assert found._replace(assembly=assembly) == spooled(assembly)
-    assert found.assembly.spans == [Span(0, 3), Span(4, 6)]
-    assert (found.assembly.topic, found.assembly.qos, found.assembly.retain) == ("a/b", 2, True)
-    assert found.assembly.trailer == TRAILER
-    assert not found.assembly.is_whole
+    assert found._replace(partial=partial) == spooled(partial)
+    assert found.partial.spans == [Span(0, 3), Span(4, 6)]
+    assert (found.partial.topic, found.partial.qos, found.partial.retain) == ("a/b", 2, True)
+    assert found.partial.trailer == TRAILER
+    assert not found.partial.is_whole
     spool.store([], [Piece(1, 3, b"d")])
     assert spool.digest(1) == TRAILER.digest
     assert spool.read([row for row, _ in spool.pieces(1)]) == b"abcdef"

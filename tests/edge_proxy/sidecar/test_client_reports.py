@@ -13,24 +13,24 @@ from penstock.plugins.probing import puback
 from penstock.plugins.probing.config import ProbingConfig
 from penstock.plugins.probing.sampler import RttSampler
 from tests.helpers.gates import SwitchGate
-from tests.helpers.pairs import DOWN, LARGE_BYTES, UP, VirtualPair, publish, withholding
+from tests.helpers.proxied_clients import DOWN, LARGE_BYTES, UP, VirtualClient, publish, withholding
 
 LARGE = b"x" * (LARGE_BYTES + 1)
 
 
-def reports_of(pair: VirtualPair) -> ProxyReports:
+def reports_of(proxied: VirtualClient) -> ProxyReports:
     """Return what the console can ask."""
-    reports = ProxyReports(lambda: pair.now)
-    reports.attach(pair.shared)
+    reports = ProxyReports(lambda: proxied.now)
+    reports.attach(proxied.shared)
     return reports
 
 
 def test_a_client_is_told_while_it_is_there_and_after_it_has_gone() -> None:
     """Why its picture was held, in a proxy as in a broker; payloads are not kept for it."""
     gate = SwitchGate(LARGE_BYTES)
-    pair = VirtualPair.connected(gate=gate)
-    reports = reports_of(pair)
-    pair.broker_sends(Publish("cam", LARGE, qos=1, packet_id=1))
+    proxied = VirtualClient.connected(gate=gate)
+    reports = reports_of(proxied)
+    proxied.broker_sends(Publish("cam", LARGE, qos=1, packet_id=1))
     assert reports.client_ids() == ["c"]
     found = reports.report("c")
     assert found is not None
@@ -38,8 +38,8 @@ def test_a_client_is_told_while_it_is_there_and_after_it_has_gone() -> None:
     assert found.withholding.last_decision is not None
     assert found.withholding.last_decision.outcome == "held"
     assert (found.ledger.matched, found.ledger.withheld) == (1, 1)
-    pair.pair.connection_lost(UP, pair.now)
-    pair.now += 12
+    proxied.proxied.connection_lost(UP, proxied.now)
+    proxied.now += 12
     assert reports.client_ids() == []
     gone = reports.report("c")
     assert gone is not None
@@ -51,14 +51,14 @@ def test_a_client_is_told_while_it_is_there_and_after_it_has_gone() -> None:
 
 def test_a_newer_connection_of_a_client_is_the_one_that_is_told() -> None:
     """The broker ends the older one, which has nothing to say about the newer."""
-    old = VirtualPair.connected()
-    new = VirtualPair.connected(shared=old.shared)
+    old = VirtualClient.connected()
+    new = VirtualClient.connected(shared=old.shared)
     reports = reports_of(new)
-    old.pair.connection_lost(UP, old.now)
+    old.proxied.connection_lost(UP, old.now)
     found = reports.report("c")
     assert found is not None
     assert found.is_connected
-    new.pair.connection_lost(UP, new.now)
+    new.proxied.connection_lost(UP, new.now)
     found = reports.report("c")
     assert found is not None
     assert not found.is_connected
@@ -66,12 +66,12 @@ def test_a_newer_connection_of_a_client_is_the_one_that_is_told() -> None:
 
 def test_the_account_of_a_slow_client_balances() -> None:
     """Small messages of QoS 0 wait as bytes, apart from the outbox, and are told as queued."""
-    pair = VirtualPair.connected()
-    reports = reports_of(pair)
-    pair.broker_sends(publish("small"))
-    pair.pair.pause_sending(DOWN)
-    pair.broker_sends(publish("small", 3), publish("small", 4))
-    assert pair.pair.client.runs.n_messages == 2
+    proxied = VirtualClient.connected()
+    reports = reports_of(proxied)
+    proxied.broker_sends(publish("small"))
+    proxied.proxied.pause_sending(DOWN)
+    proxied.broker_sends(publish("small", 3), publish("small", 4))
+    assert proxied.proxied.client.runs.n_messages == 2
     found = reports.report("c")
     assert found is not None
     ledger = found.ledger
@@ -81,16 +81,16 @@ def test_the_account_of_a_slow_client_balances() -> None:
 
 def test_clients_without_an_identifier_are_known_by_their_addresses() -> None:
     """MQTT 3.1.1 does not tell which one the broker has given; each of them counts."""
-    first = VirtualPair(4, peer="test:1")
-    others = [VirtualPair(4, shared=first.shared, peer=f"test:{port}") for port in (2, 3)]
+    first = VirtualClient(4, peer="test:1")
+    others = [VirtualClient(4, shared=first.shared, peer=f"test:{port}") for port in (2, 3)]
     reports = reports_of(first)
-    for pair in (first, *others):
-        pair.client_sends(Connect(protocol_version=4))
-        pair.pair.broker_connected()
-        pair.broker_sends(ConnAck())
+    for proxied in (first, *others):
+        proxied.client_sends(Connect(protocol_version=4))
+        proxied.proxied.broker_connected()
+        proxied.broker_sends(ConnAck())
     assert reports.client_ids() == ["test:1", "test:2", "test:3"]
-    assert str(first.pair) == "client at test:1"
-    others[0].pair.connection_lost(UP, first.now)
+    assert str(first.proxied) == "client at test:1"
+    others[0].proxied.connection_lost(UP, first.now)
     gone = reports.report("test:2")
     assert gone is not None
     assert not gone.is_connected
@@ -99,9 +99,9 @@ def test_clients_without_an_identifier_are_known_by_their_addresses() -> None:
 def test_the_state_of_the_proxy_says_where_all_messages_are() -> None:
     """What is there and what has gone together; what a client has not acknowledged has moved."""
     first, _ = withholding()
-    second = VirtualPair(shared=first.shared, peer="test:2")
+    second = VirtualClient(shared=first.shared, peer="test:2")
     second.client_sends(Connect(client_id="d"))
-    second.pair.broker_connected()
+    second.proxied.broker_connected()
     second.broker_sends(ConnAck(), publish("small", packet_id=1), publish("small", packet_id=2))
     second.client_sends(PubAck(1))
     upstreams = Upstreams(UpstreamKeys(address="broker.example"), logging.getLogger("test"))
@@ -112,8 +112,8 @@ def test_the_state_of_the_proxy_says_where_all_messages_are() -> None:
     assert state is not None
     assert state["messages"] == {**there, "moved": 0, "dropped": {}}
     assert state["clients"] == {"connected": 2, "gone": 0, "refused": {}}
-    for pair in (first, second):
-        pair.pair.connection_lost(UP, first.now)
+    for proxied in (first, second):
+        proxied.proxied.connection_lost(UP, first.now)
     state = reports.proxy()
     assert state is not None
     gone = {**there, "inflight": 0, "withheld": 0, "moved": 2, "dropped": {}}
@@ -126,19 +126,19 @@ def test_large_messages_are_counted_and_timed(monkeypatch: pytest.MonkeyPatch) -
     gate = SwitchGate(LARGE_BYTES)
     monkeypatch.setattr(puback, "SPACING_SECONDS", 0.0)
     sampler = RttSampler(ProbingConfig(sources=("puback",)), logging.getLogger("test"))
-    pair = VirtualPair.connected(gate=gate, samplers=(sampler,))
-    reports = reports_of(pair)
+    proxied = VirtualClient.connected(gate=gate, samplers=(sampler,))
+    reports = reports_of(proxied)
     assert describe_large(reports.withholding()) == ""
-    pair.broker_sends(Publish("cam", LARGE, qos=1, packet_id=1))
-    pair.now += 2
+    proxied.broker_sends(Publish("cam", LARGE, qos=1, packet_id=1))
+    proxied.now += 2
     gate.is_open = True
-    pair.pair.handle_timeout(pair.now)
-    pair.settle()
-    pair.now += 1
-    pair.client_sends(PubAck(1))
-    pair.broker_sends(Publish("alarm", b"x", qos=1, packet_id=2))
-    pair.now += 0.2
-    pair.client_sends(PubAck(2))
+    proxied.proxied.handle_timeout(proxied.now)
+    proxied.settle()
+    proxied.now += 1
+    proxied.client_sends(PubAck(1))
+    proxied.broker_sends(Publish("alarm", b"x", qos=1, packet_id=2))
+    proxied.now += 0.2
+    proxied.client_sends(PubAck(2))
     assert describe_large(reports.withholding()).split("; ") == [
         "decisions_total SwitchGate held other: 1",
         "decisions_total SwitchGate released other: 1",

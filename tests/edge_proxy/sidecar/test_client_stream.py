@@ -23,7 +23,7 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from penstock.edge_proxy.sidecar.client_stream import ClientStream
-from tests.helpers.pairs import packets_in
+from tests.helpers.proxied_clients import packets_in
 
 MAX_BYTES = 268_435_460
 HELD = 99

@@ -14,7 +14,7 @@ from penstock.plugins.memory.copies import CopyStore
 from penstock.plugins.memory.spill import SpillStore
 from penstock.plugins.memory.spill_file import SpillFile
 from tests.helpers.gates import SwitchGate
-from tests.helpers.pairs import VirtualPair, publish
+from tests.helpers.proxied_clients import VirtualClient, publish
 
 MIB = 1024 * 1024
 N_BYTES = STORED_ABOVE_BYTES + 1
@@ -104,21 +104,21 @@ def test_a_payload_in_memory_is_read_in_pieces() -> None:
 def test_a_message_withheld_for_many_clients_takes_the_memory_of_one() -> None:
     """Forty clients wait for the same MiB: memory grows by hardly more than one MiB."""
     gate = SwitchGate()
-    first = VirtualPair.connected(gate=gate)
-    pairs = [first, *(VirtualPair.connected(shared=first.shared) for _ in range(39))]
+    first = VirtualClient.connected(gate=gate)
+    clients = [first, *(VirtualClient.connected(shared=first.shared) for _ in range(39))]
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        for number, pair in enumerate(pairs):
-            pair.broker_sends(publish("t", MIB, packet_id=1 + number))
+        for number, proxied in enumerate(clients):
+            proxied.broker_sends(publish("t", MIB, packet_id=1 + number))
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert all(pair.pair.client.outbox.n_bytes == MIB for pair in pairs)
+    assert all(proxied.proxied.client.outbox.n_bytes == MIB for proxied in clients)
     assert len(first.shared.payloads) == 1
     assert MIB <= grown < 1.2 * MIB
     gate.is_open = True
-    for pair in pairs:
-        pair.advance(1.0)
-        assert len(pair.topics()) == 1
+    for proxied in clients:
+        proxied.advance(1.0)
+        assert len(proxied.topics()) == 1
     assert len(first.shared.payloads) == 0

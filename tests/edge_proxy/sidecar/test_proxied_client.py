@@ -28,7 +28,7 @@ from penstock.edge_proxy.sidecar.direction import Direction
 from penstock.plugins.withholding.config import WithholdingConfig
 from penstock.plugins.withholding.gate import WithholdingGate
 from tests.helpers.gates import SwitchGate
-from tests.helpers.pairs import CONNACK_SECONDS, DOWN, UP, VirtualPair, publish
+from tests.helpers.proxied_clients import CONNACK_SECONDS, DOWN, UP, VirtualClient, publish
 
 WHOLE_CONNECT = Connect(
     client_id="sensor",
@@ -48,22 +48,22 @@ def test_connect_and_what_follows_go_upstream_untouched(version: int, chunk_byte
     connect = dataclasses.replace(WHOLE_CONNECT, protocol_version=version)
     subscribe = Subscribe(1, (SubscriptionRequest("a/#", 1),))
     data = write_packet(connect, version) + write_packet(subscribe, version)
-    pair = VirtualPair(version)
+    proxied = VirtualClient(version)
     for begin in range(0, len(data), chunk_bytes):
-        pair.client_sends_bytes(data[begin : begin + chunk_bytes])
-    assert pair.broker_got == data.replace(b"\x21\x00\x0a", b"\x21\x27\x10")
-    assert (pair.broker_got == data) == (version == 4)
-    assert pair.pair.wants_broker
-    assert (pair.pair.link.client_id, pair.pair.link.username) == ("sensor", "u")
+        proxied.client_sends_bytes(data[begin : begin + chunk_bytes])
+    assert proxied.broker_got == data.replace(b"\x21\x00\x0a", b"\x21\x27\x10")
+    assert (proxied.broker_got == data) == (version == 4)
+    assert proxied.proxied.wants_broker
+    assert (proxied.proxied.link.client_id, proxied.proxied.link.username) == ("sensor", "u")
 
 
 def test_the_broker_is_told_that_no_topic_alias_is_understood() -> None:
     """[MQTT-3.1.2-27]: the one property that is left out of a CONNECT."""
     expected = {**WHOLE_CONNECT.properties, "receive_maximum": 10_000}
     properties = {**WHOLE_CONNECT.properties, "topic_alias_maximum": 10}
-    pair = VirtualPair()
-    pair.client_sends(dataclasses.replace(WHOLE_CONNECT, properties=properties))
-    assert pair.to_broker() == [dataclasses.replace(WHOLE_CONNECT, properties=expected)]
+    proxied = VirtualClient()
+    proxied.client_sends(dataclasses.replace(WHOLE_CONNECT, properties=properties))
+    assert proxied.to_broker() == [dataclasses.replace(WHOLE_CONNECT, properties=expected)]
 
 
 @pytest.mark.parametrize(("client", "proxy", "told"), [(None, 5000, 5000), (300, 5000, 300)])
@@ -71,25 +71,25 @@ def test_the_broker_and_the_client_are_told_the_proxys_maximum_packet_size(
     client: int | None, proxy: int, told: int
 ) -> None:
     """A larger packet would end the connection, and the next one, as the broker sends it again."""
-    pair = VirtualPair(maximum_packet_size=proxy)
-    pair.client_sends(Connect(properties={"maximum_packet_size": client} if client else {}))
-    (connect,) = pair.to_broker()
+    proxied = VirtualClient(maximum_packet_size=proxy)
+    proxied.client_sends(Connect(properties={"maximum_packet_size": client} if client else {}))
+    (connect,) = proxied.to_broker()
     assert isinstance(connect, Connect)
     assert connect.properties["maximum_packet_size"] == told
-    pair.pair.broker_connected()
-    pair.broker_sends(ConnAck(properties={"receive_maximum": 20}))
+    proxied.proxied.broker_connected()
+    proxied.broker_sends(ConnAck(properties={"receive_maximum": 20}))
     properties = {"receive_maximum": 20, "maximum_packet_size": proxy}
-    assert pair.to_client() == [ConnAck(properties=properties)]
+    assert proxied.to_client() == [ConnAck(properties=properties)]
 
 
 def test_a_publish_above_the_brokers_maximum_packet_size_is_named_to_its_client(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """[MQTT-3.2.2-15]: DISCONNECT 0x95, as from a broker, which here need not judge it."""
-    pair = VirtualPair.connected(connack={"maximum_packet_size": 100})
-    pair.client_sends(publish("fits", 50), publish("large", 200))
-    assert pair.to_broker() == [publish("fits", 50)]
-    assert pair.to_client() == [Disconnect(ReasonCode.PACKET_TOO_LARGE)]
+    proxied = VirtualClient.connected(connack={"maximum_packet_size": 100})
+    proxied.client_sends(publish("fits", 50), publish("large", 200))
+    assert proxied.to_broker() == [publish("fits", 50)]
+    assert proxied.to_client() == [Disconnect(ReasonCode.PACKET_TOO_LARGE)]
     assert "allowed: at most 100" in caplog.text
 
 
@@ -105,29 +105,29 @@ def test_what_a_broker_may_not_send_around_connack(
     packets: list[Any], text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """[MQTT-3.2.0-1], [MQTT-3.2.0-2]: the log names it, and both connections end."""
-    pair = VirtualPair()
-    pair.client_sends(Connect(client_id="c"))
-    pair.pair.broker_connected()
-    pair.broker_sends(*packets)
-    assert pair.pair.is_closing
+    proxied = VirtualClient()
+    proxied.client_sends(Connect(client_id="c"))
+    proxied.proxied.broker_connected()
+    proxied.broker_sends(*packets)
+    assert proxied.proxied.is_closing
     assert text in caplog.text
 
 
 def test_authentication_goes_on_before_connack() -> None:
     """AUTH of MQTT 5 comes first."""
-    pair = VirtualPair()
-    pair.client_sends(Connect(client_id="c", properties={"authentication_method": "x"}))
-    pair.pair.broker_connected()
+    proxied = VirtualClient()
+    proxied.client_sends(Connect(client_id="c", properties={"authentication_method": "x"}))
+    proxied.proxied.broker_connected()
     auth = Auth(0x18, {"authentication_method": "x"})
-    pair.broker_sends(auth, ConnAck())
-    assert pair.to_client() == [auth, ConnAck()]
+    proxied.broker_sends(auth, ConnAck())
+    assert proxied.to_client() == [auth, ConnAck()]
 
 
 def test_a_connection_to_the_broker_is_wanted_only_for_a_connect() -> None:
     """Who only opens a connection costs the broker nothing."""
-    pair = VirtualPair()
-    pair.client_sends_bytes(write_packet(WHOLE_CONNECT, 5)[:-1])
-    assert not pair.pair.wants_broker
+    proxied = VirtualClient()
+    proxied.client_sends_bytes(write_packet(WHOLE_CONNECT, 5)[:-1])
+    assert not proxied.proxied.wants_broker
 
 
 @pytest.mark.parametrize(("n_properties", "is_taken"), [(256, True), (257, False)])
@@ -135,77 +135,79 @@ def test_a_connect_of_too_many_properties_does_not_reach_the_broker(
     n_properties: int, *, is_taken: bool
 ) -> None:
     """It comes from a stranger, and all other clients wait while it is read."""
-    pair = VirtualPair()
-    pair.client_sends(Connect(properties={"user_property": [("", "")] * n_properties}))
-    assert pair.pair.wants_broker == is_taken
-    assert pair.pair.is_closing != is_taken
+    proxied = VirtualClient()
+    proxied.client_sends(Connect(properties={"user_property": [("", "")] * n_properties}))
+    assert proxied.proxied.wants_broker == is_taken
+    assert proxied.proxied.is_closing != is_taken
 
 
 def test_the_client_is_not_read_until_the_broker_is_connected() -> None:
     """What cannot be passed on stays with the client."""
-    pair = VirtualPair()
-    assert pair.pair.wants_reading(UP)
-    pair.client_sends(Connect())
-    assert not pair.pair.wants_reading(UP)
-    pair.pair.broker_connected()
-    assert pair.pair.wants_reading(UP)
+    proxied = VirtualClient()
+    assert proxied.proxied.wants_reading(UP)
+    proxied.client_sends(Connect())
+    assert not proxied.proxied.wants_reading(UP)
+    proxied.proxied.broker_connected()
+    assert proxied.proxied.wants_reading(UP)
 
 
 def test_a_client_that_has_left_before_the_broker_was_connected_is_still_heard() -> None:
-    """What came with its CONNECT is passed on, then the pair ends; without a broker at once."""
+    """What came with its CONNECT is passed on, then all ends; without a broker at once."""
     for is_reached in (True, False):
-        pair = VirtualPair(5)
-        pair.client_sends(Connect(client_id="c", protocol_version=5), publish("up"), Disconnect())
-        pair.pair.connection_lost(UP, pair.now)
-        assert not pair.pair.is_closing
-        assert pair.pair.next_deadline() == pair.now + CONNACK_SECONDS
+        proxied = VirtualClient(5)
+        proxied.client_sends(
+            Connect(client_id="c", protocol_version=5), publish("up"), Disconnect()
+        )
+        proxied.proxied.connection_lost(UP, proxied.now)
+        assert not proxied.proxied.is_closing
+        assert proxied.proxied.next_deadline() == proxied.now + CONNACK_SECONDS
         if is_reached:
-            pair.pair.broker_connected()
-            pair.settle()
-            assert pair.to_broker()[1:] == [publish("up"), Disconnect()]
+            proxied.proxied.broker_connected()
+            proxied.settle()
+            assert proxied.to_broker()[1:] == [publish("up"), Disconnect()]
         else:
-            pair.pair.broker_unreachable("no connection")
-        assert pair.pair.is_closing
-    pair = VirtualPair(5)
-    pair.client_sends(Connect(client_id="c", protocol_version=5))
-    pair.pair.connection_lost(UP, pair.now, "broke: reset")
-    assert pair.pair.is_closing
+            proxied.proxied.broker_unreachable("no connection")
+        assert proxied.proxied.is_closing
+    proxied = VirtualClient(5)
+    proxied.client_sends(Connect(client_id="c", protocol_version=5))
+    proxied.proxied.connection_lost(UP, proxied.now, "broke: reset")
+    assert proxied.proxied.is_closing
 
 
 def test_a_broker_that_does_not_keep_up_stops_the_client() -> None:
     """Backpressure goes upstream as TCP would pass it."""
-    pair = VirtualPair.connected()
-    pair.pair.pause_sending(UP)
-    assert not pair.pair.wants_reading(UP)
-    assert pair.pair.wants_reading(DOWN)
-    pair.pair.resume_sending(UP)
-    assert pair.pair.wants_reading(UP)
+    proxied = VirtualClient.connected()
+    proxied.proxied.pause_sending(UP)
+    assert not proxied.proxied.wants_reading(UP)
+    assert proxied.proxied.wants_reading(DOWN)
+    proxied.proxied.resume_sending(UP)
+    assert proxied.proxied.wants_reading(UP)
 
 
 def test_an_assigned_client_id_is_the_links() -> None:
     """Policies by client id see the one that the broker gave."""
-    pair = VirtualPair()
-    pair.client_sends(Connect())
-    pair.pair.broker_connected()
-    assert str(pair.pair) == "client at test:1"
-    pair.broker_sends(ConnAck(properties={"assigned_client_identifier": "auto-1"}))
-    assert pair.pair.link.client_id == "auto-1"
-    assert str(pair.pair) == "client auto-1 (test:1)"
+    proxied = VirtualClient()
+    proxied.client_sends(Connect())
+    proxied.proxied.broker_connected()
+    assert str(proxied.proxied) == "client at test:1"
+    proxied.broker_sends(ConnAck(properties={"assigned_client_identifier": "auto-1"}))
+    assert proxied.proxied.link.client_id == "auto-1"
+    assert str(proxied.proxied) == "client auto-1 (test:1)"
 
 
 def test_a_refusal_by_the_broker_passes(caplog: pytest.LogCaptureFixture) -> None:
     """The client sees the broker's answer, the log says what it was."""
-    pair = VirtualPair()
-    pair.client_sends(Connect(client_id="c"))
-    pair.pair.broker_connected()
+    proxied = VirtualClient()
+    proxied.client_sends(Connect(client_id="c"))
+    proxied.proxied.broker_connected()
     caplog.set_level("INFO")
-    pair.broker_sends(ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED))
-    assert pair.to_client() == [ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED)]
-    pair.pair.connection_lost(DOWN, pair.now)
+    proxied.broker_sends(ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED))
+    assert proxied.to_client() == [ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED)]
+    proxied.proxied.connection_lost(DOWN, proxied.now)
     assert caplog.messages == [
         "client c (test:1): ended: refused by the broker: not authorized (0x87)"
     ]
-    assert pair.shared.n_ended == 0
+    assert proxied.shared.n_ended == 0
 
 
 @pytest.mark.parametrize("reason", ["", "broke: reset"])
@@ -215,10 +217,10 @@ def test_a_stranger_that_leaves_without_a_connect_is_no_line(
 ) -> None:
     """A load balancer's health checks come all day."""
     caplog.set_level("DEBUG")
-    pair = VirtualPair()
+    proxied = VirtualClient()
     if data:
-        pair.pair.receive_data(UP, data, pair.now)
-    pair.pair.connection_lost(UP, pair.now, reason)
+        proxied.proxied.receive_data(UP, data, proxied.now)
+    proxied.proxied.connection_lost(UP, proxied.now, reason)
     (line,) = caplog.records
     assert line.levelname == "DEBUG"
     assert (
@@ -232,31 +234,31 @@ def test_without_a_broker_the_client_s_connection_is_closed(
 ) -> None:
     """Without a CONNACK, after which many clients would not try again."""
     caplog.set_level("INFO")
-    pair = VirtualPair(version)
-    pair.client_sends(Connect(client_id="c", protocol_version=version))
-    pair.broker_got = b""
-    pair.pair.broker_unreachable("no connection to somewhere")
-    pair.settle()
-    assert pair.to_client() == []
-    assert pair.pair.is_closing
+    proxied = VirtualClient(version)
+    proxied.client_sends(Connect(client_id="c", protocol_version=version))
+    proxied.broker_got = b""
+    proxied.proxied.broker_unreachable("no connection to somewhere")
+    proxied.settle()
+    assert proxied.to_client() == []
+    assert proxied.proxied.is_closing
     assert "ended: closed: no connection to somewhere" in caplog.text
 
 
 def test_an_unknown_protocol_is_answered_as_mqtt_3_1_1() -> None:
     """[MQTT-3.1.2-2] of 3.1.1: unacceptable protocol level, return code 1."""
-    pair = VirtualPair(4)
-    pair.client_sends_bytes(b"\x10\x0f\x00\x06MQIsdp\x04\x02\x00\x3c\x00\x01c")
-    assert pair.client_got == b"\x20\x02\x00\x01"
-    assert pair.pair.is_closing
-    assert not pair.pair.wants_broker
+    proxied = VirtualClient(4)
+    proxied.client_sends_bytes(b"\x10\x0f\x00\x06MQIsdp\x04\x02\x00\x3c\x00\x01c")
+    assert proxied.client_got == b"\x20\x02\x00\x01"
+    assert proxied.proxied.is_closing
+    assert not proxied.proxied.wants_broker
 
 
 def test_a_connect_of_mqtt_3_1_passes_with_flags_that_it_does_not_use() -> None:
     """As it came: the broker judges it."""
-    virtual = VirtualPair(3)
+    virtual = VirtualClient(3)
     connect = bytes.fromhex("1f0f 0006 4d5149736470 03 3b 0000 0001 61")
     virtual.client_sends_bytes(connect)
-    virtual.pair.broker_connected()
+    virtual.proxied.broker_connected()
     virtual.settle()
     assert virtual.broker_got == connect
 
@@ -275,12 +277,12 @@ def test_what_is_no_connect_is_refused(
     data: bytes, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log says what came; the broker never hears of it, the client gets no answer."""
-    pair = VirtualPair()
-    pair.client_sends_bytes(data)
-    assert pair.pair.is_closing
+    proxied = VirtualClient()
+    proxied.client_sends_bytes(data)
+    assert proxied.proxied.is_closing
     assert "client at test:1: ended: the client sent: " in caplog.text
     assert text in caplog.text
-    assert (pair.client_got, pair.broker_got) == (b"", b"")
+    assert (proxied.client_got, proxied.broker_got) == (b"", b"")
 
 
 @pytest.mark.parametrize(("version", "goodbye"), [(4, []), (5, [Disconnect(0x81)])])
@@ -288,64 +290,64 @@ def test_a_malformed_packet_of_the_client_ends_the_pair(
     version: int, goodbye: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """An MQTT 5 client is told why; the broker gets no DISCONNECT, so that a will is sent."""
-    pair = VirtualPair.connected(version)
-    pair.client_sends_bytes(write_packet(PingReq(), version) + b"\x36\x00")
-    assert pair.pair.is_closing
-    assert pair.to_client() == goodbye
-    assert pair.to_broker() == [PingReq()]
+    proxied = VirtualClient.connected(version)
+    proxied.client_sends_bytes(write_packet(PingReq(), version) + b"\x36\x00")
+    assert proxied.proxied.is_closing
+    assert proxied.to_client() == goodbye
+    assert proxied.to_broker() == [PingReq()]
     (line,) = caplog.messages
     assert line.startswith("client c (test:1): ended: the client sent: malformed packet (0x81)")
 
 
 def test_a_client_that_fails_before_its_connack_is_refused() -> None:
     """[MQTT-3.14.0-1]: no DISCONNECT before CONNACK; the reason goes into that."""
-    pair = VirtualPair()
-    pair.client_sends_bytes(write_packet(Connect(), 5) + b"\x36\x00")
-    assert pair.to_client() == [ConnAck(reason_code=ReasonCode.MALFORMED_PACKET)]
-    assert pair.pair.is_closing
+    proxied = VirtualClient()
+    proxied.client_sends_bytes(write_packet(Connect(), 5) + b"\x36\x00")
+    assert proxied.to_client() == [ConnAck(reason_code=ReasonCode.MALFORMED_PACKET)]
+    assert proxied.proxied.is_closing
 
 
 def test_nothing_is_taken_after_the_end() -> None:
     """What comes late from either side is left alone; the account is closed once."""
-    pair = VirtualPair.connected()
-    pair.pair.connection_lost(UP, pair.now)
-    pair.client_sends(publish("up"))
-    pair.broker_sends(publish("down"))
-    pair.pair.connection_lost(DOWN, pair.now)
-    pair.pair.close(ReasonCode.SERVER_SHUTTING_DOWN, pair.now)
-    pair.pair.broker_unreachable("late")
-    pair.pair.handle_timeout(2000.0)
-    pair.settle()
-    assert (pair.client_got, pair.broker_got) == (b"", b"")
-    assert (pair.shared.n_ended, pair.shared.ended.matched) == (1, 0)
-    assert pair.pair.next_deadline() is None
+    proxied = VirtualClient.connected()
+    proxied.proxied.connection_lost(UP, proxied.now)
+    proxied.client_sends(publish("up"))
+    proxied.broker_sends(publish("down"))
+    proxied.proxied.connection_lost(DOWN, proxied.now)
+    proxied.proxied.close(ReasonCode.SERVER_SHUTTING_DOWN, proxied.now)
+    proxied.proxied.broker_unreachable("late")
+    proxied.proxied.handle_timeout(2000.0)
+    proxied.settle()
+    assert (proxied.client_got, proxied.broker_got) == (b"", b"")
+    assert (proxied.shared.n_ended, proxied.shared.ended.matched) == (1, 0)
+    assert proxied.proxied.next_deadline() is None
 
 
 @pytest.mark.parametrize(("version", "goodbye"), [(4, []), (5, [Disconnect(0x8B)])])
 def test_a_stop_says_goodbye(version: int, goodbye: list[Any]) -> None:
     """An MQTT 5 client is told that the server is shutting down."""
-    pair = VirtualPair.connected(version)
-    pair.pair.close(ReasonCode.SERVER_SHUTTING_DOWN, pair.now)
-    pair.settle()
-    assert pair.to_client() == goodbye
-    assert pair.to_broker() == []
+    proxied = VirtualClient.connected(version)
+    proxied.proxied.close(ReasonCode.SERVER_SHUTTING_DOWN, proxied.now)
+    proxied.settle()
+    assert proxied.to_client() == goodbye
+    assert proxied.to_broker() == []
 
 
 def test_no_goodbye_before_the_broker_has_answered() -> None:
     """[MQTT-3.14.0-1]: DISCONNECT only after a CONNACK of success."""
-    pair = VirtualPair()
-    pair.client_sends(Connect())
-    pair.pair.close(ReasonCode.SERVER_SHUTTING_DOWN, pair.now)
-    pair.settle()
-    assert pair.to_client() == []
+    proxied = VirtualClient()
+    proxied.client_sends(Connect())
+    proxied.proxied.close(ReasonCode.SERVER_SHUTTING_DOWN, proxied.now)
+    proxied.settle()
+    assert proxied.to_client() == []
 
 
 def test_the_account_is_logged_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     """One line for each client: who, why and where its messages went."""
     caplog.set_level("INFO")
-    pair = VirtualPair.connected(gate=SwitchGate())
-    pair.broker_sends(publish("small"), publish("big", 200, packet_id=1))
-    pair.pair.connection_lost(DOWN, pair.now, "broke: reset")
+    proxied = VirtualClient.connected(gate=SwitchGate())
+    proxied.broker_sends(publish("small"), publish("big", 200, packet_id=1))
+    proxied.proxied.connection_lost(DOWN, proxied.now, "broke: reset")
     assert caplog.messages[-1] == (
         "client c (test:1): ended: the broker's connection broke: reset; messages matched 2, "
         "delivered 1, expired 0, dropped 0, left to the broker 1; withheld 1, released 0"
@@ -380,10 +382,10 @@ def test_the_log_says_how_a_client_has_ended(
 ) -> None:
     """Who has closed the connection, and what it said before."""
     caplog.set_level("INFO")
-    pair = VirtualPair.connected()
+    proxied = VirtualClient.connected()
     for direction, packet in sends:
-        (pair.client_sends if direction is UP else pair.broker_sends)(packet)
-    pair.pair.connection_lost(side, pair.now)
+        (proxied.client_sends if direction is UP else proxied.broker_sends)(packet)
+    proxied.proxied.connection_lost(side, proxied.now)
     (line,) = caplog.messages
     assert line.startswith(f"client c (test:1): ended: {how}; messages matched 0, ")
 
@@ -391,10 +393,10 @@ def test_the_log_says_how_a_client_has_ended(
 def test_the_log_says_that_a_broker_has_sent_no_connack(caplog: pytest.LogCaptureFixture) -> None:
     """As one does that demands a certificate, or knows no header of the PROXY protocol."""
     caplog.set_level("INFO")
-    pair = VirtualPair()
-    pair.client_sends(Connect(client_id="c"))
-    pair.pair.broker_connected()
-    pair.pair.connection_lost(DOWN, pair.now, "broke: reset")
+    proxied = VirtualClient()
+    proxied.client_sends(Connect(client_id="c"))
+    proxied.proxied.broker_connected()
+    proxied.proxied.connection_lost(DOWN, proxied.now, "broke: reset")
     assert caplog.messages == [
         "client c (test:1): ended: the broker has sent no CONNACK: its connection broke: reset"
     ]
@@ -402,31 +404,31 @@ def test_the_log_says_that_a_broker_has_sent_no_connack(caplog: pytest.LogCaptur
 
 def test_a_client_without_a_connect_is_sent_away_in_time() -> None:
     """A connection that stays silent does not stay for ever; one that spoke does."""
-    pair = VirtualPair(connect_timeout_seconds=10.0)
-    pair.client_sends_bytes(b"\x10")
-    pair.advance(9.9)
-    assert not pair.pair.is_closing
-    pair.advance(0.2)
-    assert pair.pair.is_closing
-    spoke = VirtualPair.connected(connect_timeout_seconds=10.0)
+    proxied = VirtualClient(connect_timeout_seconds=10.0)
+    proxied.client_sends_bytes(b"\x10")
+    proxied.advance(9.9)
+    assert not proxied.proxied.is_closing
+    proxied.advance(0.2)
+    assert proxied.proxied.is_closing
+    spoke = VirtualClient.connected(connect_timeout_seconds=10.0)
     spoke.advance(100.0)
-    assert not spoke.pair.is_closing
+    assert not spoke.proxied.is_closing
 
 
 def test_no_deadline_while_the_transport_is_full() -> None:
     """Nothing could leave: the gate is asked again when there is room."""
     gate = SwitchGate()
-    pair = VirtualPair.connected(gate=gate)
-    pair.broker_sends(publish("big", 200, packet_id=1))
-    assert pair.pair.next_deadline() == pair.now + 1.0
-    pair.pair.pause_sending(DOWN)
-    assert pair.pair.next_deadline() is None
+    proxied = VirtualClient.connected(gate=gate)
+    proxied.broker_sends(publish("big", 200, packet_id=1))
+    assert proxied.proxied.next_deadline() == proxied.now + 1.0
+    proxied.proxied.pause_sending(DOWN)
+    assert proxied.proxied.next_deadline() is None
     gate.is_open = True
-    pair.advance(2.0)
-    assert pair.topics() == []
-    pair.pair.resume_sending(DOWN)
-    pair.settle()
-    assert pair.topics() == ["big"]
+    proxied.advance(2.0)
+    assert proxied.topics() == []
+    proxied.proxied.resume_sending(DOWN)
+    proxied.settle()
+    assert proxied.topics() == ["big"]
 
 
 def test_a_gate_that_raises_delivers(caplog: pytest.LogCaptureFixture) -> None:
@@ -436,9 +438,9 @@ def test_a_gate_that_raises_delivers(caplog: pytest.LogCaptureFixture) -> None:
         def decide(self, *_: object) -> Any:
             raise RuntimeError("no verdict")
 
-    pair = VirtualPair.connected(gate=Broken())
-    pair.broker_sends(publish("big", 200, packet_id=1))
-    assert pair.topics() == ["big"]
+    proxied = VirtualClient.connected(gate=Broken())
+    proxied.broker_sends(publish("big", 200, packet_id=1))
+    assert proxied.topics() == ["big"]
     assert "extension Broken failed: RuntimeError('no verdict')" in caplog.text
 
 
@@ -447,27 +449,27 @@ def test_bytes_of_a_client_never_raise(
     chunks: list[bytes],
     is_connected: bool,  # noqa: FBT001 (drawn)
 ) -> None:
-    """Bytes without any order in them end the pair or pass."""
-    pair = VirtualPair.connected() if is_connected else VirtualPair()
+    """Bytes without any order in them end the proxied client or pass."""
+    proxied = VirtualClient.connected() if is_connected else VirtualClient()
     for chunk in chunks:
-        pair.client_sends_bytes(chunk)
+        proxied.client_sends_bytes(chunk)
 
 
 def test_acknowledgements_of_an_earlier_connection_pass() -> None:
     """The broker knows what it sent before the client came back."""
-    pair = VirtualPair.connected()
-    pair.client_sends(PubAck(400))
-    assert pair.to_broker() == [PubAck(400)]
+    proxied = VirtualClient.connected()
+    proxied.client_sends(PubAck(400))
+    assert proxied.to_broker() == [PubAck(400)]
 
 
 def test_a_connect_with_a_threshold_sets_it_and_goes_on_whole() -> None:
     """The gate here reads the user property, and so may the one of the broker behind."""
     gate = WithholdingGate(WithholdingConfig())
     connect = Connect("far", properties={"user_property": [("threshold_l", "0.75"), ("a", "b")]})
-    pair = VirtualPair(gate=gate)
-    pair.client_sends(connect)
-    assert pair.pair.link.asked_threshold_l == 0.75
-    (passed,) = pair.to_broker()
+    proxied = VirtualClient(gate=gate)
+    proxied.client_sends(connect)
+    assert proxied.proxied.link.asked_threshold_l == 0.75
+    (passed,) = proxied.to_broker()
     assert isinstance(passed, Connect)
     assert passed.properties["user_property"] == connect.properties["user_property"]
 
@@ -475,14 +477,14 @@ def test_a_connect_with_a_threshold_sets_it_and_goes_on_whole() -> None:
 @pytest.mark.parametrize("direction", [UP, DOWN])
 def test_pair_that_has_ended_is_freed_without_the_collector(direction: Direction) -> None:
     """Clients on bad networks come and go, each with all that was withheld from it."""
-    pair = VirtualPair.connected(gate=SwitchGate())
-    pair.broker_sends(publish("big", 5000, packet_id=1))
-    client = weakref.ref(pair.pair.client)
+    proxied = VirtualClient.connected(gate=SwitchGate())
+    proxied.broker_sends(publish("big", 5000, packet_id=1))
+    client = weakref.ref(proxied.proxied.client)
     gc.collect()
     gc.disable()
     try:
-        pair.pair.connection_lost(direction, pair.now)
-        del pair
+        proxied.proxied.connection_lost(direction, proxied.now)
+        del proxied
         assert client() is None
     finally:
         gc.enable()
@@ -494,44 +496,44 @@ def test_a_broker_that_does_not_answer_connect_in_time(
 ) -> None:
     """The client is refused and the log says why."""
     caplog.set_level("INFO")
-    pair = VirtualPair(version)
-    pair.client_sends(Connect(client_id="c", protocol_version=version))
-    pair.pair.broker_connected()
-    assert pair.pair.next_deadline() == pair.now + CONNACK_SECONDS
-    pair.now += CONNACK_SECONDS - 0.1
-    pair.pair.handle_timeout(pair.now)
-    assert not pair.pair.is_closing
-    pair.now += 0.1
-    pair.pair.handle_timeout(pair.now)
-    pair.settle()
-    assert pair.to_client() == []
-    assert pair.pair.is_closing
+    proxied = VirtualClient(version)
+    proxied.client_sends(Connect(client_id="c", protocol_version=version))
+    proxied.proxied.broker_connected()
+    assert proxied.proxied.next_deadline() == proxied.now + CONNACK_SECONDS
+    proxied.now += CONNACK_SECONDS - 0.1
+    proxied.proxied.handle_timeout(proxied.now)
+    assert not proxied.proxied.is_closing
+    proxied.now += 0.1
+    proxied.proxied.handle_timeout(proxied.now)
+    proxied.settle()
+    assert proxied.to_client() == []
+    assert proxied.proxied.is_closing
     assert "ended: closed: no CONNACK in 30 s" in caplog.text
 
 
 def test_an_answer_to_connect_ends_its_deadline() -> None:
     """A client that was accepted may be silent as long as its broker lets it."""
-    pair = VirtualPair.connected()
-    assert pair.pair.next_deadline() is None
-    pair.now += 2 * CONNACK_SECONDS
-    pair.pair.handle_timeout(pair.now)
-    assert not pair.pair.is_closing
+    proxied = VirtualClient.connected()
+    assert proxied.proxied.next_deadline() is None
+    proxied.now += 2 * CONNACK_SECONDS
+    proxied.proxied.handle_timeout(proxied.now)
+    assert not proxied.proxied.is_closing
 
 
 def test_a_broker_that_refuses_and_does_not_close_is_not_waited_for() -> None:
     """[MQTT-3.2.2-7] has it close; the client gets one CONNACK, and both connections end."""
-    pair = VirtualPair()
-    pair.client_sends(Connect(client_id="c"))
-    pair.pair.broker_connected()
-    pair.broker_sends(ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED))
-    assert pair.to_client() == [ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED)]
-    assert pair.pair.is_closing
+    proxied = VirtualClient()
+    proxied.client_sends(Connect(client_id="c"))
+    proxied.proxied.broker_connected()
+    proxied.broker_sends(ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED))
+    assert proxied.to_client() == [ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED)]
+    assert proxied.proxied.is_closing
 
 
 def test_a_client_for_which_there_is_no_place_costs_the_broker_nothing() -> None:
     """Its CONNECT is answered here."""
-    pair = VirtualPair(refusal=ReasonCode.SERVER_BUSY)
-    pair.client_sends(Connect(client_id="c"))
-    assert pair.to_client() == [ConnAck(reason_code=ReasonCode.SERVER_BUSY)]
-    assert pair.pair.is_closing
-    assert not pair.pair.wants_broker
+    proxied = VirtualClient(refusal=ReasonCode.SERVER_BUSY)
+    proxied.client_sends(Connect(client_id="c"))
+    assert proxied.to_client() == [ConnAck(reason_code=ReasonCode.SERVER_BUSY)]
+    assert proxied.proxied.is_closing
+    assert not proxied.proxied.wants_broker

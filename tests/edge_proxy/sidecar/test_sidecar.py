@@ -38,8 +38,8 @@ from tests.broker.serving import port_of, serving
 from tests.helpers.access import Access
 from tests.helpers.certificates import Authority, break_file
 from tests.helpers.gates import SwitchGate
-from tests.helpers.pairs import publish
 from tests.helpers.process import SECONDS
+from tests.helpers.proxied_clients import publish
 from tests.helpers.scripted import Peer, ScriptedBroker, open_client, until
 from tests.helpers.sources import ListSource
 from tests.helpers.streams import StreamClient, WebSocketClient
@@ -194,13 +194,13 @@ async def test_why_a_message_is_held_is_told_by_the_console(
             client = await open_client(proxy.addresses["default"], client_id="c")
             broker = await upstream.accepted()
             await client.receive()
-            await until(lambda: proxy.shared.pairs["c"].link.rtt_latest is not None)
+            await until(lambda: proxy.shared.by_client_id["c"].link.rtt_latest is not None)
             broker.send(publish("cam", 200, packet_id=1))
             await until(lambda: proxy.shared.ledger().withheld_total == 1)
             assert await asyncio.to_thread(why.main, ["c", "--url", url]) == 0
             assert await asyncio.to_thread(why.main, ["--url", url]) == 0
             await client.close()
-            await until(lambda: not proxy.shared.pairs)
+            await until(lambda: not proxy.shared.by_client_id)
             assert await asyncio.to_thread(why.main, ["c", "--url", url]) == 0
     here, gone = capsys.readouterr().out.split("c: gone for ")
     here, _, state = here.partition("upstream 127.0.0.1:")
@@ -619,7 +619,7 @@ async def test_a_stop_can_be_hurried() -> None:
         broker.send(publish("big", 200, packet_id=1))
         await until(lambda: proxy.shared.ledger().withheld_total == 1)
         stopping = asyncio.create_task(proxy.stop())
-        await until(lambda: proxy._pairs.is_draining)
+        await until(lambda: proxy._clients.is_draining)
         proxy.hurry()
         await stopping
         assert await broker.receive_end() == b""

@@ -29,15 +29,15 @@ from penstock.broker.network.new_connection import Reception
 from penstock.broker.quotas.admission import MAX_REFUSED, Admission
 from penstock.edge_proxy.sidecar import pings, transport
 from penstock.edge_proxy.sidecar.config import Identity, ProxyLimits
-from penstock.edge_proxy.sidecar.proxied_client import Pair
+from penstock.edge_proxy.sidecar.proxied_client import ProxiedClient
 from penstock.edge_proxy.sidecar.shared import Shared
-from penstock.edge_proxy.sidecar.transport import Pairs, PairTransport
+from penstock.edge_proxy.sidecar.transport import ClientTransport, ProxiedClients
 from penstock.edge_proxy.upstream import Upstreams
 from penstock.edge_proxy.upstream_config import UpstreamKeys
 from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.gates import SwitchGate
-from tests.helpers.pairs import DOWN, UP, publish
 from tests.helpers.process import SECONDS
+from tests.helpers.proxied_clients import DOWN, UP, publish
 from tests.helpers.scripted import Peer, ScriptedBroker, open_client, until
 
 MIB = 1024 * 1024
@@ -49,13 +49,15 @@ class Bench:
     """A proxy between a scripted broker and the test's clients.
 
     Attributes:
-        pairs: what is tested.
+        clients: what is tested.
         broker: behind it.
         address: where clients connect.
     """
 
-    def __init__(self, pairs: Pairs, broker: ScriptedBroker, address: tuple[str, int]) -> None:
-        self.pairs = pairs
+    def __init__(
+        self, clients: ProxiedClients, broker: ScriptedBroker, address: tuple[str, int]
+    ) -> None:
+        self.clients = clients
         self.broker = broker
         self.address = address
 
@@ -116,7 +118,7 @@ async def bench(
             clock=time.monotonic,
             timeout=shared.limits.connect_timeout_seconds,
         )
-        pairs = Pairs(
+        clients = ProxiedClients(
             shared,
             reception,
             upstreams,
@@ -126,13 +128,13 @@ async def bench(
         listening = Listening(
             listener,
             reception,
-            pairs.accept,
+            clients.accept,
             maximum_packet_size=shared.limits.maximum_packet_size,
         )
         await listening.open()
-        stack.push_async_callback(pairs.close)
+        stack.push_async_callback(clients.close)
         stack.callback(listening.close)
-        yield Bench(pairs, broker, listening.address)
+        yield Bench(clients, broker, listening.address)
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -183,23 +185,23 @@ async def test_a_broker_that_goes_takes_the_client_with_it(
         assert await client.receive() == publish("last", 10)
         assert await client.receive() == Disconnect(ReasonCode.SESSION_TAKEN_OVER)
         assert await client.receive_end() == b""
-        await proxy.pairs.all_ended()
-        assert not proxy.pairs.running
+        await proxy.clients.all_ended()
+        assert not proxy.clients.running
 
 
 async def test_a_broker_is_doubted_when_a_client_gives_up_waiting_for_its_connack() -> None:
     """Most clients wait less long than the proxy; one that was answered says nothing by leaving."""
     async with bench() as proxy:
-        [upstream] = proxy.pairs.upstreams.each
+        [upstream] = proxy.clients.upstreams.each
         client, _ = await proxy.joined()
         await client.close()
-        await proxy.pairs.all_ended()
+        await proxy.clients.all_ended()
         assert not upstream.is_doubted
         client = await open_client(proxy.address)
         broker = await proxy.broker.connected()
         assert isinstance(await broker.receive(), Connect)
         client.writer.transport.abort()
-        await proxy.pairs.all_ended()
+        await proxy.clients.all_ended()
         assert upstream.is_doubted
 
 
@@ -210,7 +212,7 @@ async def test_silent_connections_are_counted_until_they_are_heard_or_end(
     monkeypatch.setattr(pings, "MOST_PATIENCE_SECONDS", 0.01)
     caplog.set_level("WARNING", logger="test.proxy")
     async with bench() as proxy:
-        [upstream] = proxy.pairs.upstreams.each
+        [upstream] = proxy.clients.upstreams.each
         one, broker = await proxy.joined()
         other, _ = await proxy.joined()
         for client in (one, other):
@@ -241,8 +243,8 @@ async def test_a_client_that_goes_takes_the_connection_to_the_broker_with_it(
         assert await client.receive() == PingResp()
         client.writer.transport.abort()
         assert await broker.receive_end() == b""
-        await proxy.pairs.all_ended()
-        assert proxy.pairs.shared.ended.moved == 1
+        await proxy.clients.all_ended()
+        assert proxy.clients.shared.ended.moved == 1
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -263,27 +265,29 @@ async def test_a_client_that_goes_before_the_broker_is_reached(
 ) -> None:
     """A connection that comes too late is dropped."""
     async with bench() as proxy:
-        dial = Pairs._dial
+        dial = ProxiedClients._dial
         begun = asyncio.Event()
         unstoppable: list[asyncio.Future[None]] = []
 
-        async def late(pairs: Pairs, pair_transport: transport.PairTransport) -> None:
+        async def late(
+            clients: ProxiedClients, client_transport: transport.ClientTransport
+        ) -> None:
             # The cancellation comes when the connection can no longer be stopped.
             begun.set()
             try:
                 await asyncio.Event().wait()
             finally:
-                unstoppable.append(asyncio.ensure_future(dial(pairs, pair_transport)))
+                unstoppable.append(asyncio.ensure_future(dial(clients, client_transport)))
 
-        monkeypatch.setattr(Pairs, "_dial", late)
+        monkeypatch.setattr(ProxiedClients, "_dial", late)
         client = await open_client(proxy.address)
         await begun.wait()
-        (pair_transport,) = proxy.pairs.running
+        (client_transport,) = proxy.clients.running
         client.writer.transport.abort()
-        pair_transport.close(ReasonCode.SERVER_SHUTTING_DOWN)
+        client_transport.close(ReasonCode.SERVER_SHUTTING_DOWN)
         broker = await proxy.broker.connected()
         assert await broker.receive_end() == b""
-        await proxy.pairs.all_ended()
+        await proxy.clients.all_ended()
 
 
 async def test_a_withheld_message_leaves_when_its_time_has_come() -> None:
@@ -321,8 +325,8 @@ async def test_little_is_handed_over_before_the_client_has_room() -> None:
     """A small message has to wait for no more than the limits allow to be unsent."""
     async with bench(write_high_bytes=5000, write_low_bytes=1000) as proxy:
         await proxy.joined()
-        (pair_transport,) = proxy.pairs.running
-        assert _there(pair_transport._client).get_write_buffer_limits() == (1000, 5000)
+        (client_transport,) = proxy.clients.running
+        assert _there(client_transport._client).get_write_buffer_limits() == (1000, 5000)
 
 
 def _there(transport: asyncio.Transport | None) -> asyncio.Transport:
@@ -331,46 +335,46 @@ def _there(transport: asyncio.Transport | None) -> asyncio.Transport:
     return transport
 
 
-def pair_of(pair_transport: PairTransport) -> Pair:
-    """Return the pair of a client that has its place."""
-    assert pair_transport.pair is not None
-    return pair_transport.pair
+def pair_of(client_transport: ClientTransport) -> ProxiedClient:
+    """Return the proxied client of a client that has its place."""
+    assert client_transport.proxied is not None
+    return client_transport.proxied
 
 
 async def test_a_client_that_does_not_read_stops_the_broker() -> None:
     """Memory stays bounded by limits and buffers, and everything arrives in the end."""
     async with bench(queued_bytes=MIB) as proxy:
         client, broker = await proxy.joined()
-        (pair_transport,) = proxy.pairs.running
+        (client_transport,) = proxy.clients.running
         sent = 0
-        while pair_of(pair_transport).wants_reading(DOWN):
+        while pair_of(client_transport).wants_reading(DOWN):
             if broker.writer.transport.get_write_buffer_size() < MIB:
                 sent += 1
                 assert sent < 200, "the broker is never stopped"
                 broker.send(publish(f"t{sent}", MIB // 4))
             await asyncio.sleep(0)
-        assert not _there(pair_transport._broker).is_reading()
-        assert pair_of(pair_transport).client.outbox.n_bytes <= MIB + MIB // 4
+        assert not _there(client_transport._broker).is_reading()
+        assert pair_of(client_transport).client.outbox.n_bytes <= MIB + MIB // 4
         for number in range(1, sent + 1):
             packet = await client.receive()
             assert isinstance(packet, Publish)
             assert packet.topic == f"t{number}"
-        assert _there(pair_transport._broker).is_reading()
+        assert _there(client_transport._broker).is_reading()
 
 
 async def test_a_broker_that_does_not_read_stops_the_client() -> None:
     """The same upstream: a client's flood stays with the client, and arrives in the end."""
     async with bench() as proxy:
         client, broker = await proxy.joined()
-        (pair_transport,) = proxy.pairs.running
+        (client_transport,) = proxy.clients.running
         sent = 0
-        while pair_of(pair_transport).wants_reading(UP):
+        while pair_of(client_transport).wants_reading(UP):
             if client.writer.transport.get_write_buffer_size() < MIB:
                 sent += 1
                 assert sent < 200, "the client is never stopped"
                 client.send(Publish("t", b"x" * MIB))
             await asyncio.sleep(0)
-        assert not _there(pair_transport._client).is_reading()
+        assert not _there(client_transport._client).is_reading()
         for _ in range(sent):
             assert await broker.receive() == Publish("t", b"x" * MIB)
         client.send(PingReq())
@@ -389,7 +393,9 @@ async def test_a_fault_of_the_proxy_ends_one_pair(
             raise RuntimeError("our own")
 
         with monkeypatch.context() as patched:
-            patched.setattr("penstock.edge_proxy.sidecar.proxied_client.Pair.receive_data", fail)
+            patched.setattr(
+                "penstock.edge_proxy.sidecar.proxied_client.ProxiedClient.receive_data", fail
+            )
             client.send(PingReq())
             assert await client.receive() == Disconnect(ReasonCode.UNSPECIFIED_ERROR)
             assert await client.receive_end() == b""
@@ -406,18 +412,18 @@ async def test_a_client_that_takes_nothing_is_dropped_in_the_end(
     async with bench() as proxy:
         _client, broker = await proxy.joined()
         broker.send(publish("t", 30 * MIB))
-        (pair_transport,) = proxy.pairs.running
-        await until(lambda: pair_of(pair_transport).client.is_paused)
+        (client_transport,) = proxy.clients.running
+        await until(lambda: pair_of(client_transport).client.is_paused)
         await broker.close()
         async with asyncio.timeout(SECONDS):
-            await proxy.pairs.all_ended()
+            await proxy.clients.all_ended()
 
 
 async def stuck_client(proxy: Bench, broker: Peer) -> None:
     """Send a client, which reads nothing, more than its connection takes."""
     broker.send(publish("t", 30 * MIB))
-    (pair_transport,) = proxy.pairs.running
-    await until(lambda: pair_of(pair_transport).client.is_paused)
+    (client_transport,) = proxy.clients.running
+    await until(lambda: pair_of(client_transport).client.is_paused)
 
 
 async def test_a_client_that_sends_its_end_and_reads_nothing_is_dropped(
@@ -434,7 +440,7 @@ async def test_a_client_that_sends_its_end_and_reads_nothing_is_dropped(
         assert await broker.receive() == Publish("last", b"words")
         assert await broker.receive_end() == b""
         async with asyncio.timeout(SECONDS):
-            await proxy.pairs.all_ended()
+            await proxy.clients.all_ended()
         await client.close()
 
 
@@ -446,14 +452,14 @@ async def test_a_broker_that_sends_its_end_and_reads_nothing_is_dropped(
     async with bench() as proxy:
         client, broker = await proxy.joined()
         broker.reader._transport.pause_reading()  # type: ignore[attr-defined]
-        (pair_transport,) = proxy.pairs.running
+        (client_transport,) = proxy.clients.running
         client.send(Publish("t", b"x" * 30 * MIB))
-        await until(lambda: not pair_of(pair_transport).wants_reading(UP))
+        await until(lambda: not pair_of(client_transport).wants_reading(UP))
         broker.send(publish("last", 10))
         broker.writer.write_eof()
         assert await client.receive() == publish("last", 10)
         async with asyncio.timeout(SECONDS):
-            await proxy.pairs.all_ended()
+            await proxy.clients.all_ended()
         await broker.close()
 
 
@@ -464,13 +470,13 @@ async def test_a_broker_that_accepts_and_does_not_answer(version: int) -> None:
         client = await open_client(proxy.address, version, client_id="c")
         broker = await proxy.broker.connected()
         assert await broker.receive() is not None  # the CONNECT
-        (pair_transport,) = proxy.pairs.running
-        due = pair_transport._timer_at
-        proxy.pairs.clock = lambda: due
-        pair_transport._timer_due()
+        (client_transport,) = proxy.clients.running
+        due = client_transport._timer_at
+        proxy.clients.clock = lambda: due
+        client_transport._timer_due()
         assert await client.receive_end() == b""
         assert await broker.receive_end() == b""
-        await proxy.pairs.all_ended()
+        await proxy.clients.all_ended()
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -484,9 +490,9 @@ async def test_a_client_above_the_limit_of_connections_is_told(version: int) -> 
         assert await second.receive() == ConnAck(reason_code=expected)
         assert await second.receive_end() == b""
         await first.close()
-        await until(lambda: not proxy.pairs.running)
+        await until(lambda: not proxy.clients.running)
         await proxy.joined(version)
-        assert proxy.pairs.shared.counters.connections_refused == {"all": 1}
+        assert proxy.clients.shared.counters.connections_refused == {"all": 1}
 
 
 async def test_a_flood_above_the_limit_of_connections_is_cut_off(
@@ -496,13 +502,13 @@ async def test_a_flood_above_the_limit_of_connections_is_cut_off(
     async with bench(connections=1) as proxy:
         client, _ = await proxy.joined()
         flood = [await asyncio.open_connection(*proxy.address) for _ in range(MAX_REFUSED + 3)]
-        refused = proxy.pairs.shared.counters.connections_refused
+        refused = proxy.clients.shared.counters.connections_refused
         await until(lambda: refused.get("all") == len(flood))
         assert refused["cut_off"] == 3
         for _, writer in flood:
             writer.close()
-        await until(lambda: len(proxy.pairs.running) == 1)
-        assert proxy.pairs.reception.admission.n_connections == 1
+        await until(lambda: len(proxy.clients.running) == 1)
+        assert proxy.clients.reception.admission.n_connections == 1
         await client.close()
     assert "2 connections above the limits cut off so far" in caplog.text
     assert "3 connections" not in caplog.text
@@ -511,14 +517,16 @@ async def test_a_flood_above_the_limit_of_connections_is_cut_off(
 async def test_a_fault_at_a_deadline_ends_one_pair(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged with its client, and the pair does not stay without its timer."""
+    """It is logged with its client, and the proxied client does not stay without its timer."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("our own")
 
-    monkeypatch.setattr("penstock.edge_proxy.sidecar.proxied_client.Pair.handle_timeout", fail)
+    monkeypatch.setattr(
+        "penstock.edge_proxy.sidecar.proxied_client.ProxiedClient.handle_timeout", fail
+    )
     async with bench(connect_timeout_seconds=0.01) as proxy:
         _, writer = await asyncio.open_connection(*proxy.address)
         await until(lambda: "closed after a fault of the proxy" in caplog.text)
-        await until(lambda: not proxy.pairs.running)
+        await until(lambda: not proxy.clients.running)
         writer.close()

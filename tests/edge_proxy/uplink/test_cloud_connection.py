@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.edge_proxy.uplink.cloud_connection import Side
+from penstock.edge_proxy.uplink.cloud_connection import ConnectionEnd
 from penstock.edge_proxy.uplink.packet_stream import Buffer
 from tests.broker.serving import port_of, protocol_of, serving, until
 from tests.edge_proxy.uplink.test_uplink import held_back, site, stands, uplink_of
@@ -18,7 +18,7 @@ async def test_a_cloud_that_says_nothing_is_noticed_by_the_time_that_has_passed(
     async with serving() as cloud, site(port_of(cloud), keep_alive_seconds=40) as edge:
         await stands(edge)
         uplink = uplink_of(edge)
-        link = uplink._link
+        link = uplink._connection
         assert link is not None
         assert link.cloud.transport is not None
         link.cloud.transport.pause_reading()  # nothing that the cloud says arrives
@@ -50,17 +50,17 @@ async def test_a_message_that_takes_longer_than_the_keep_alive_is_no_silence(
         await far.subscribe("up/#", 0)
         await stands(edge)
         uplink = uplink_of(edge)
-        link = uplink._link
+        link = uplink._connection
         assert link is not None
         now = uplink.clock()
         monkeypatch.setattr(uplink, "clock", lambda: now)
         receive, n_pieces = link.receive, 0
 
-        def receive_slowly(side: Side, data: Buffer) -> None:
+        def receive_slowly(side: ConnectionEnd, data: Buffer) -> None:
             """Receive a piece of the message; a hundred of them take almost the longest silence."""
             nonlocal now, n_pieces
             receive(side, data)
-            if link.joint.cloud.is_in_payload and side.name == "up":
+            if link.relay.cloud.is_in_payload and side.name == "up":
                 n_pieces += 1
                 if n_pieces % 100 == 0:
                     now += 59.0
@@ -69,7 +69,7 @@ async def test_a_message_that_takes_longer_than_the_keep_alive_is_no_silence(
         monkeypatch.setattr(link, "receive", receive_slowly)
         await near.publish("up/a", b"x" * 30_000_000)
         await until(lambda: n_pieces > 300)
-        await until(lambda: link.joint.n_pongs == link.joint.n_pings)
+        await until(lambda: link.relay.n_pongs == link.relay.n_pings)
         assert not link.ended.done()
         protocol_of(cloud, "berlin-cloud").transport.pause_reading()
         for _ in range(2):

@@ -8,14 +8,14 @@ import logging
 import pytest
 
 from penstock.broker.mqtt.topics import matches
-from penstock.edge_proxy.uplink.cloud_subscriptions import MARKER_SECONDS, Asking
+from penstock.edge_proxy.uplink.cloud_subscriptions import MARKER_SECONDS, CloudSubscriptions
 from penstock.edge_proxy.uplink.remapping import DownRule, Remapping
 from penstock.edge_proxy.uplink.subscriptions import Request
 
 MARKER = "penstock/uplink/x"
 
 
-def make(retained: dict[str, int], *, marker_topic: str | None = MARKER) -> Asking:
+def make(retained: dict[str, int], *, marker_topic: str | None = MARKER) -> CloudSubscriptions:
     """Return what has a new connection to a cloud without its session.
 
     Args:
@@ -23,7 +23,7 @@ def make(retained: dict[str, int], *, marker_topic: str | None = MARKER) -> Aski
         marker_topic: of its markers.
     """
     numbers = itertools.count(1)
-    asking = Asking(
+    asking = CloudSubscriptions(
         Remapping([], [DownRule("down/#", remote_prefix="r/", when="always")]),
         linger_seconds=0.0,
         marker_topic=marker_topic,

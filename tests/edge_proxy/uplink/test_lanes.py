@@ -190,7 +190,7 @@ async def test_by_size_a_small_message_passes_a_large_one_of_another_topic_alone
         ):
             await far.subscribe("up/#", 1)
             n_before = [lane.counts.up_messages for lane in (small, large)]
-            link = large._link
+            link = large._connection
             assert link is not None
             link.cloud.read(unless="test", wants=False)  # acknowledgements do not come
             await near.send(
@@ -238,7 +238,7 @@ async def test_the_large_lane_yields_in_both_directions_while_both_stand(
         if yields:
             await until(lambda: large.counts.paced == 1)
             await until(lambda: _pace_up(large) == 50_000)
-        link = small._link
+        link = small._connection
         assert link is not None
         monkeypatch.setattr(Uplink, "_wait_seconds", lambda *_: 3600.0)
         link.end("closed", "as the test has it")
@@ -248,9 +248,9 @@ async def test_the_large_lane_yields_in_both_directions_while_both_stand(
 
 def _pace_up(lane: Uplink) -> int:
     """Return the kernel's pace of what goes up on a lane; -1 for full rate."""
-    assert lane._link is not None
-    assert lane._link.cloud.transport is not None
-    sock = lane._link.cloud.transport.get_extra_info("socket")
+    assert lane._connection is not None
+    assert lane._connection.cloud.transport is not None
+    sock = lane._connection.cloud.transport.get_extra_info("socket")
     return int(sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE))
 
 
@@ -331,7 +331,7 @@ async def test_a_lane_is_tried_again_when_the_other_one_has_connected(
     async with serving() as cloud, site(port_of(cloud), lanes={"by": "size"}) as edge:
         small, large = (uplink_of(edge, name) for name in ("cloud", "cloud/large"))
         await until(lambda: small.counts.connected and large.counts.connected)
-        links = (large._link, small._link)
+        links = (large._connection, small._connection)
         assert links[0] is not None
         links[0].end("closed", "as the test has it")
         await until(lambda: large.counts.failures)
@@ -410,8 +410,8 @@ async def test_by_size_all_comes_down_on_the_small_lane_while_the_large_one_cann
             await until(lambda: _sizes_asked(cloud) == ["small", "large"])
             is_reachable = False
             large = uplink_of(server, "cloud/large")
-            assert large._link is not None
-            large._link.end("closed", "as the test has it")
+            assert large._connection is not None
+            large._connection.end("closed", "as the test has it")
             async with (
                 await connected(port_of(cloud), "far") as far,
                 await connected(port_of(server), "near") as near,

@@ -1,4 +1,4 @@
-"""The joint of an uplink, by the bytes of its three connections."""
+"""The relay of an uplink, by the bytes of its three connections."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
 from penstock.edge_proxy.uplink.connecting import (
-    JointSettings,
+    RelaySettings,
     UplinkRefusedError,
     connect_cloud,
     recorded_states,
 )
 from penstock.edge_proxy.uplink.counts import UplinkCounts
-from penstock.edge_proxy.uplink.packet_relay import Joint
-from penstock.edge_proxy.uplink.packet_writer import Outlet
+from penstock.edge_proxy.uplink.packet_relay import PacketRelay
+from penstock.edge_proxy.uplink.packet_writer import PacketWriter
 from penstock.edge_proxy.uplink.remapping import DownRule, Loops, Remapping, Rule
 from penstock.edge_proxy.uplink.subscriptions import Request
-from penstock.edge_proxy.uplink.suspects import End, Suspects, Thing
+from penstock.edge_proxy.uplink.suspects import End, SentItem, Suspects
 from tests.helpers.frames import frames_of
 
 MARKER = "penstock/uplink/berlin-cloud"
@@ -70,10 +70,10 @@ SETTINGS: dict[str, Any] = {
 
 
 class Uplink:
-    """A joint between a test's packets.
+    """A relay between a test's packets.
 
     Attributes:
-        joint: itself.
+        relay: itself.
         counts: of it.
         suspects: the same.
     """
@@ -86,8 +86,8 @@ class Uplink:
         remapping = Remapping(
             [Rule("up/#", remote_prefix="berlin/")], [DownRule("down/#", remote_prefix="berlin/")]
         )
-        self.joint = Joint(
-            JointSettings(**keys),
+        self.relay = PacketRelay(
+            RelaySettings(**keys),
             remapping,
             Loops("berlin", 3),
             self.counts,
@@ -104,31 +104,31 @@ class Uplink:
     def from_cloud(self, *packets: Packet) -> None:
         """Take packets of the cloud's broker."""
         for packet in packets:
-            self.joint.receive_cloud(write_packet(packet, self.version))
+            self.relay.receive_cloud(write_packet(packet, self.version))
 
     def from_up(self, *packets: Packet) -> None:
         """Take packets of the site's broker for the client that subscribes."""
         for packet in packets:
-            self.joint.receive_up(write_packet(packet, 5))
+            self.relay.receive_up(write_packet(packet, 5))
 
     def from_down(self, *packets: Packet) -> None:
         """Take packets of the site's broker for the client that publishes."""
         for packet in packets:
-            self.joint.receive_down(write_packet(packet, self.version))
+            self.relay.receive_down(write_packet(packet, self.version))
 
     def written(self) -> tuple[list[Packet], list[Packet], list[Packet]]:
         """Return what was written since the last call: to the cloud, by *up* and by *down*."""
-        joint = self.joint
+        relay = self.relay
         return (
-            _packets(joint.cloud, self.version),
-            _packets(joint.up, 5),
-            _packets(joint.down, self.version),
+            _packets(relay.cloud, self.version),
+            _packets(relay.up, 5),
+            _packets(relay.down, self.version),
         )
 
 
-def _packets(outlet: Outlet, version: int) -> list[Packet]:
+def _packets(writer: PacketWriter, version: int) -> list[Packet]:
     buffer = ReceiveBuffer(10_000_000)
-    data = b"".join(outlet.take())
+    data = b"".join(writer.take())
     packets = [read_packet(first, body, version) for first, body in frames_of(buffer, data)]
     assert not buffer.pending_bytes
     return packets
@@ -170,9 +170,9 @@ def test_the_session_in_the_cloud_is_kept_and_may_be_ended() -> None:
         "user_property": [("penstock-waits", "yes")],
     }
     assert (up, down) == ([], [])
-    outlet = Outlet()
-    outlet.send(connect_cloud(JointSettings(**SETTINGS | {"state_topic": STATE}), forgets=True))
-    [connect] = _packets(outlet, 5)
+    writer = PacketWriter()
+    writer.send(connect_cloud(RelaySettings(**SETTINGS | {"state_topic": STATE}), forgets=True))
+    [connect] = _packets(writer, 5)
     assert isinstance(connect, Connect)
     assert (connect.clean_start, connect.properties, connect.will) == (True, {}, None)
 
@@ -219,7 +219,7 @@ def test_the_state_is_told_on_both_sides() -> None:
     assert cloud_state == local_state == Publish(STATE, b"1", retain=True)
     assert isinstance(record, Subscribe)
     assert recorded_states([record.subscriptions[0].topic_filter]) == [STATE]
-    assert uplink.joint.disconnect()
+    assert uplink.relay.disconnect()
     cloud, up, down = uplink.written()
     assert cloud == down == [Publish(STATE, b"0", retain=True), Disconnect()]
     assert up == [Disconnect()]
@@ -236,7 +236,7 @@ def test_the_state_may_be_told_at_the_site_alone() -> None:
     assert connect.will is None
     assert local.will is not None
     assert local_state == Publish(STATE, b"1", retain=True)
-    uplink.joint.disconnect()
+    uplink.relay.disconnect()
     cloud, _, down = uplink.written()
     assert cloud == [Disconnect()]
     assert down == [Publish(STATE, b"0", retain=True), Disconnect()]
@@ -315,13 +315,13 @@ def test_a_payload_passes_in_pieces_and_acknowledgements_wait_for_its_end() -> N
     """No packet comes between the pieces of another."""
     uplink = accepted()
     frame = write_packet(up_message(payload=b"p" * 100_000), 5)
-    uplink.joint.receive_up(frame[:-70_000])
+    uplink.relay.receive_up(frame[:-70_000])
     uplink.from_cloud(Publish("berlin/down/b", b"y", 1, packet_id=9))
     uplink.from_down(PubAck(9))
     piece = frame[-70_000:]
-    assert uplink.joint.cloud.is_in_payload
-    uplink.joint.receive_up(piece)
-    assert any(each is piece for each in uplink.joint.cloud.out)
+    assert uplink.relay.cloud.is_in_payload
+    uplink.relay.receive_up(piece)
+    assert any(each is piece for each in uplink.relay.cloud.out)
     [message, acknowledgement], _, _ = uplink.written()
     assert isinstance(message, Publish)
     assert message.payload == b"p" * 100_000
@@ -349,8 +349,8 @@ def test_a_subscription_has_a_packet_identifier_that_no_message_has() -> None:
     for packet_id in (1, 32_769, 2):
         uplink.from_up(up_message(qos=1, packet_id=packet_id))
     uplink.written()
-    uplink.joint.subscribe([Request("a", 1, wants_retained=True)])
-    uplink.joint.unsubscribe(["b"])
+    uplink.relay.subscribe([Request("a", 1, wants_retained=True)])
+    uplink.relay.unsubscribe(["b"])
     cloud, _, _ = uplink.written()
     assert [packet.packet_id for packet in cloud] == [32_770, 32_771]  # type: ignore[union-attr]
 
@@ -361,7 +361,7 @@ def test_the_cloud_is_asked_for_topics_and_its_answers_are_kept(
 ) -> None:
     """It sends what is retained where that is wanted, and never what this site has published."""
     uplink = accepted()
-    uplink.joint.subscribe([Request("a/#", 1, wants_retained), Request("b", 2, wants_retained)])
+    uplink.relay.subscribe([Request("a/#", 1, wants_retained), Request("b", 2, wants_retained)])
     [subscribe], _, _ = uplink.written()
     assert isinstance(subscribe, Subscribe)
     handling = 0 if wants_retained else 2
@@ -370,25 +370,25 @@ def test_the_cloud_is_asked_for_topics_and_its_answers_are_kept(
         ("b", 2, True, True, handling),
     )
     uplink.from_cloud(SubAck(subscribe.packet_id, (1, 0x87)))
-    uplink.joint.unsubscribe(["a/#"])
+    uplink.relay.unsubscribe(["a/#"])
     [unsubscribe], _, _ = uplink.written()
     assert isinstance(unsubscribe, Unsubscribe)
     uplink.from_cloud(UnsubAck(unsubscribe.packet_id, (0,)))
-    assert uplink.joint.answers == [("a/#", 1), ("b", 0x87), ("a/#", None)]
+    assert uplink.relay.answers == [("a/#", 1), ("b", 0x87), ("a/#", None)]
     assert uplink.counts.subscribe_refused == 1
 
 
 def test_mqtt_3_1_1_subscribes_without_options() -> None:
     """It has none; many filters go in several packets."""
     uplink = accepted(version=4)
-    uplink.joint.subscribe([Request(f"a/{n}", 1, wants_retained=False) for n in range(20)])
-    uplink.joint.unsubscribe([f"b/{n}" for n in range(9)])
+    uplink.relay.subscribe([Request(f"a/{n}", 1, wants_retained=False) for n in range(20)])
+    uplink.relay.unsubscribe([f"b/{n}" for n in range(9)])
     cloud, _, _ = uplink.written()
     asked = [len(packet.subscriptions) for packet in cloud if isinstance(packet, Subscribe)]
     given_up = [len(packet.topic_filters) for packet in cloud if isinstance(packet, Unsubscribe)]
     assert (asked, given_up) == ([8, 8, 4], [8, 1])
     uplink = accepted(version=4, filters_per_subscribe=20)
-    uplink.joint.subscribe([Request(f"a/{n}", 1, wants_retained=False) for n in range(20)])
+    uplink.relay.subscribe([Request(f"a/{n}", 1, wants_retained=False) for n in range(20)])
     cloud, _, _ = uplink.written()
     assert [len(one.subscriptions) for one in cloud if isinstance(one, Subscribe)] == [20]
 
@@ -396,7 +396,7 @@ def test_mqtt_3_1_1_subscribes_without_options() -> None:
 def test_records_are_kept_as_subscriptions_of_the_session_that_publishes() -> None:
     """They end with it."""
     uplink = accepted()
-    uplink.joint.record(["$uplink/cloud/1/a/#"], ["$uplink/cloud/2/b"])
+    uplink.relay.record(["$uplink/cloud/1/a/#"], ["$uplink/cloud/2/b"])
     _, _, [subscribe, unsubscribe] = uplink.written()
     assert isinstance(subscribe, Subscribe)
     assert [one.topic_filter for one in subscribe.subscriptions] == ["$uplink/cloud/1/a/#"]
@@ -409,7 +409,7 @@ def test_records_are_kept_as_subscriptions_of_the_session_that_publishes() -> No
 def test_a_marker_is_retained_before_and_subscribed_to_last() -> None:
     """So it comes after what is retained below the filters before it."""
     uplink = accepted()
-    uplink.joint.subscribe([Request("berlin/down/#", 2, True)], b"token")
+    uplink.relay.subscribe([Request("berlin/down/#", 2, True)], b"token")
     [unsubscribe, marker, subscribe, own], _, _ = uplink.written()
     assert isinstance(unsubscribe, Unsubscribe)
     assert unsubscribe.topic_filters == (MARKER,)
@@ -427,15 +427,15 @@ def test_a_marker_is_retained_before_and_subscribed_to_last() -> None:
 def test_a_marker_ends_at_the_uplink(qos: int) -> None:
     """Retained messages before it are told; a live message to its topic is none."""
     uplink = accepted()
-    joint = uplink.joint
+    relay = uplink.relay
     uplink.from_cloud(Publish("berlin/down/a", b"x", retain=True))
-    joint.watches_retained = True
+    relay.watches_retained = True
     uplink.from_cloud(
         Publish("berlin/down/b", b"x", retain=True),
         Publish("berlin/down/c", b"x"),
         Publish(MARKER, b"token", qos, retain=True, packet_id=3 if qos else 0),
     )
-    assert (joint.retained, joint.markers) == (["down/b"], [b"token"])
+    assert (relay.retained, relay.markers) == (["down/b"], [b"token"])
     cloud, up, down = uplink.written()
     assert (cloud, up) == ([PubAck(3)] if qos else [], [])
     assert [packet.topic for packet in down if isinstance(packet, Publish)] == [
@@ -444,24 +444,24 @@ def test_a_marker_ends_at_the_uplink(qos: int) -> None:
         "down/c",
     ]
     uplink.from_cloud(Publish(MARKER, b"token"))
-    assert joint.markers == [b"token"]
+    assert relay.markers == [b"token"]
 
 
 def test_a_refused_marker_is_told() -> None:
     """The cloud forbids its topic."""
     uplink = accepted()
-    uplink.joint.subscribe([], b"token")
+    uplink.relay.subscribe([], b"token")
     [_, marker, _], _, _ = uplink.written()
     assert isinstance(marker, Publish)
     uplink.from_cloud(PubAck(marker.packet_id, 0x87))
-    assert uplink.joint.markers == [None]
+    assert uplink.relay.markers == [None]
 
 
 def test_what_is_cleared_is_cleared_at_the_site_and_a_marker_in_the_cloud() -> None:
     """By empty retained messages."""
     uplink = accepted()
-    uplink.joint.clear(["down/a"])
-    uplink.joint.end_marker()
+    uplink.relay.clear(["down/a"])
+    uplink.relay.end_marker()
     [unsubscribe, marker], _, down = uplink.written()
     assert isinstance(unsubscribe, Unsubscribe)
     assert marker == Publish(MARKER, b"", retain=True)
@@ -499,7 +499,7 @@ def test_a_cloud_that_takes_less_than_it_says_gets_less(told: int | None) -> Non
     uplink = Uplink(cloud_packet_size=500)
     properties: dict[str, Any] = {} if told is None else {"maximum_packet_size": told}
     uplink.accept(**properties)
-    assert uplink.joint.maximum_packet_size == min(told or 500, 500)
+    assert uplink.relay.maximum_packet_size == min(told or 500, 500)
     uplink.from_up(up_message(payload=b"x" * 600), up_message(payload=b"x" * 100))
     assert uplink.counts.up_dropped == {"too_large": 1}
 
@@ -646,7 +646,7 @@ def test_a_refusal_of_the_sites_own_broker_is_named() -> None:
 def careful(**settings: Any) -> Uplink:
     """Return an uplink that was accepted after a connection that was ended at something."""
     uplink = Uplink(**settings)
-    uplink.suspects._watch([Thing("message", "up/other", 99)])
+    uplink.suspects._watch([SentItem("message", "up/other", 99)])
     uplink.suspects.accepted()
     uplink.accept()
     return uplink
@@ -658,13 +658,13 @@ def test_a_careful_connection_sends_a_message_when_the_last_one_is_answered() ->
     uplink.from_up(up_message(qos=1, packet_id=7), up_message(topic="up/b"), PubRel(5))
     uplink.from_up(up_message(qos=2, packet_id=8, topic="up/c"), up_message(topic="up/d"))
     assert [packet.topic for packet in sent(uplink)] == ["berlin/up/a"]
-    assert uplink.joint.under_way() == [Thing("message", "up/a", 7, 1)]
+    assert uplink.relay.under_way() == [SentItem("message", "up/a", 7, 1)]
     uplink.from_cloud(PubAck(7))
     cloud, up, _ = uplink.written()
     assert [type(packet) for packet in cloud] == [Publish, PingReq]
     assert up == [PubAck(7)]
-    assert uplink.joint.under_way() == [Thing("qos0", "up/b", 0, 1)]
-    uplink.joint.ping()
+    assert uplink.relay.under_way() == [SentItem("qos0", "up/b", 0, 1)]
+    uplink.relay.ping()
     uplink.from_cloud(PingResp())
     cloud, _, _ = uplink.written()
     assert cloud == [PingReq(), PubRel(5)]
@@ -683,8 +683,8 @@ def sent(uplink: Uplink) -> list[Publish]:
 def test_a_careful_connection_asks_for_one_filter_at_a_time() -> None:
     """Messages wait meanwhile; what the broker has ended connections at is refused."""
     uplink = careful()
-    uplink.suspects._aside[Thing("filter", "f/bad").key] = 1.0
-    uplink.joint.subscribe([Request(f"f/{name}", 1, True) for name in ("a", "bad", "b")])
+    uplink.suspects._aside[SentItem("filter", "f/bad").key] = 1.0
+    uplink.relay.subscribe([Request(f"f/{name}", 1, True) for name in ("a", "bad", "b")])
     uplink.from_up(up_message(qos=1, packet_id=7))
     asked = []
     for _ in range(2):
@@ -694,7 +694,7 @@ def test_a_careful_connection_asks_for_one_filter_at_a_time() -> None:
         uplink.from_cloud(SubAck(subscribe.packet_id, (1,)))
     assert asked == ["f/a", "f/b"]
     assert [packet.topic for packet in sent(uplink)] == ["berlin/up/a"]
-    assert uplink.joint.answers == [("f/bad", 0x80), ("f/a", 1), ("f/b", 1)]
+    assert uplink.relay.answers == [("f/bad", 0x80), ("f/a", 1), ("f/b", 1)]
 
 
 @pytest.mark.parametrize(("qos", "answer"), [(1, PubAck(7, 0x83)), (2, PubRec(7, 0x83))])
@@ -702,7 +702,7 @@ def test_what_is_set_aside_is_refused_to_the_site(qos: int, answer: Packet) -> N
     """And counted; then its packet identifier is that of another message."""
     uplink = accepted()
     for _ in range(2):
-        end = End(True, 0x81, [Thing("message", "up/a", 7)], True, False, False)
+        end = End(True, 0x81, [SentItem("message", "up/a", 7)], True, False, False)
         uplink.suspects.ended(end)
     uplink.from_up(up_message(qos=qos, packet_id=7, dup=True))
     cloud, up, _ = uplink.written()
@@ -719,7 +719,7 @@ def test_what_is_set_aside_is_refused_to_the_site(qos: int, answer: Packet) -> N
 def test_a_retained_message_that_was_refused_is_tried_without_its_flag() -> None:
     """Where that is taken, the others go without it as well."""
     uplink = accepted()
-    thing = Thing("message", "up/a", 7, is_retained=True)
+    thing = SentItem("message", "up/a", 7, is_retained=True)
     uplink.suspects.ended(End(True, 0x9A, [thing], True, False, False))
     assert not uplink.suspects.retains_nothing
     uplink.from_up(up_message(qos=1, packet_id=7, retain=True))

@@ -84,9 +84,9 @@ async def test_a_second_connection_that_is_refused_is_done_without(
             for client_id in ("$uplink/cloud/up", "$uplink/cloud/up-large"):
                 assert "one connection, not two: " in told_of(edge, client_id)
             for lane in (small, large):
-                assert lane._link is not None
-            assert small._link is not None
-            small._link.end("closed", "as the test has it")
+                assert lane._connection is not None
+            assert small._connection is not None
+            small._connection.end("closed", "as the test has it")
             await until(lambda: small.counts.connections == 2)
             await until(lambda: large.counts.failures["refused"] == 2)
             assert caplog.text.count("one connection to") == 1

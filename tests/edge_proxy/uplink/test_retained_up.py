@@ -7,7 +7,7 @@ import pytest
 from penstock.broker.mqtt.packets import Publish
 from penstock.broker.network.in_process import MemoryTransport
 from penstock.broker.server import Server
-from penstock.edge_proxy.uplink.packet_writer import Outlet
+from penstock.edge_proxy.uplink.packet_writer import PacketWriter
 from penstock.edge_proxy.uplink.uplink import Uplink
 from penstock.netem.runs.broker_process import reserved_port
 from tests.broker.serving import port_of, serving, until
@@ -22,19 +22,19 @@ def retained(topic: str, payload: bytes, qos: int) -> Publish:
 
 def cut(uplink: Uplink) -> None:
     """End the connection of an uplink."""
-    assert uplink._link is not None
-    uplink._link.end("closed", "cut by the test")
+    assert uplink._connection is not None
+    uplink._connection.end("closed", "cut by the test")
 
 
 async def all_has_come(edge: Server) -> None:
     """Wait until each lane is sure that the cloud has had all that is retained."""
     number = edge.core.retained.number
     for lane in uplink_of(edge).lanes:
-        link, up = lane._link, lane._retained_up
+        link, up = lane._connection, lane._retained_up
         assert link is not None
         # What it has noted before it is sure of first.
         await until(lambda up=up: max(up._after, (up._noted or (0, -1))[1]) >= number)  # type: ignore[misc]
-        link.joint.ping()
+        link.relay.ping()
         link._flush()
         await until(lambda up=up: up._after >= number)  # type: ignore[misc]
 
@@ -125,10 +125,10 @@ async def test_what_was_lost_before_the_loss_was_noticed_is_repeated(
             await near.send(retained(topic, b"1", 0))
         await until(lambda: {"up/changed", "up/cleared"} <= set(there))
         await all_has_come(edge)
-        link = uplink._link
+        link = uplink._connection
         assert link is not None
         if where == "on the way":
-            monkeypatch.setattr(Outlet, "take", lambda outlet: outlet.out.clear() or [])
+            monkeypatch.setattr(PacketWriter, "take", lambda writer: writer.out.clear() or [])
         else:
             link._up.read(unless="the test", wants=False)
         await near.send(retained("up/changed", b"2", 0))
@@ -155,7 +155,7 @@ async def test_what_is_pushed_out_of_the_backlog_during_an_outage_is_repeated() 
         uplink, there = uplink_of(edge), cloud.core.retained.by_topic
         session = edge.core.sessions.get("$uplink/cloud/up")
         assert session is not None
-        link = uplink._link
+        link = uplink._connection
         assert link is not None
         assert isinstance(link._up.transport, MemoryTransport)
         link._up.read(unless="the test", wants=False)

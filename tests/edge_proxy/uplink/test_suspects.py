@@ -11,12 +11,12 @@ from penstock.edge_proxy.uplink.suspects import (
     CAREFUL_SECONDS,
     RECENT_SECONDS,
     End,
+    SentItem,
     Suspects,
-    Thing,
 )
 
-ONE, OTHER = Thing("message", "a", 1), Thing("message", "b", 2)
-QOS_0 = Thing("qos0", "c")
+ONE, OTHER = SentItem("message", "a", 1), SentItem("message", "b", 2)
+QOS_0 = SentItem("qos0", "c")
 
 
 class Uplink:
@@ -33,19 +33,19 @@ class Uplink:
 
     def ends(
         self,
-        *under_way: Thing,
+        *under_way: SentItem,
         code: int = 0,
         is_closed: bool = True,
         has_answered: bool = False,
         is_prompt: bool = True,
         is_short: bool = False,
-    ) -> Thing | None:
+    ) -> SentItem | None:
         """Let a connection be accepted, and end."""
         self.suspects.accepted()
         end = End(is_closed, code, under_way, has_answered, is_prompt, is_short)
         return self.suspects.ended(end)
 
-    def aside(self, things: Sequence[Thing] = (ONE, OTHER, QOS_0)) -> list[Thing]:
+    def aside(self, things: Sequence[SentItem] = (ONE, OTHER, QOS_0)) -> list[SentItem]:
         """Return what is set aside."""
         return [thing for thing in things if self.suspects.is_aside(thing)]
 
@@ -148,7 +148,7 @@ def test_a_topic_of_qos_0_is_set_aside_for_a_while_and_a_message_until_it_is_ans
     assert uplink.suspects.is_idle
 
 
-RETAINED = Thing("message", "r", 3, is_retained=True)
+RETAINED = SentItem("message", "r", 3, is_retained=True)
 
 
 def test_a_retained_message_is_tried_without_its_flag_after_as_many_refusals_as_set_it_aside() -> (
@@ -194,10 +194,10 @@ def test_a_broker_retains_nothing_for_a_while() -> None:
 def test_things_are_named_for_the_log() -> None:
     """With what may have been the matter."""
     things = [
-        Thing("message", "a\tb", 1, 10, is_retained=True),
-        Thing("qos0", "a", n_bytes=1),
-        Thing("filter", "a/#"),
-        Thing("own", "state"),
+        SentItem("message", "a\tb", 1, 10, is_retained=True),
+        SentItem("qos0", "a", n_bytes=1),
+        SentItem("filter", "a/#"),
+        SentItem("own", "state"),
     ]
     assert list(map(str, things)) == [
         "the message of topic 'a\\tb' (10 bytes, QoS 1 or 2, retained)",

@@ -27,7 +27,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.server import Server
 from penstock.edge_proxy.uplink import uplink as uplink_module
 from penstock.edge_proxy.uplink.connecting import UplinkError, read_password
-from penstock.edge_proxy.uplink.packet_relay import Joint
+from penstock.edge_proxy.uplink.packet_relay import PacketRelay
 from penstock.edge_proxy.uplink.plugin import UplinkPlugin
 from penstock.edge_proxy.uplink.uplink import Uplink
 from penstock.netem.runs.broker_process import reserved_port
@@ -641,9 +641,9 @@ async def test_the_cloud_is_asked_when_the_session_that_publishes_is_safe(
 ) -> None:
     """A site that is killed before has its session in the cloud ended: nothing may wait there."""
     held: list[Callable[[], None]] = []
-    receive_down = Joint.receive_down
+    receive_down = PacketRelay.receive_down
     monkeypatch.setattr(
-        Joint, "receive_down", lambda *args: held.append(lambda: receive_down(*args))
+        PacketRelay, "receive_down", lambda *args: held.append(lambda: receive_down(*args))
     )
     async with serving() as cloud, site(port_of(cloud)) as edge:
         await until(lambda: held)  # the CONNACK of the site's broker
@@ -653,10 +653,10 @@ async def test_the_cloud_is_asked_when_the_session_that_publishes_is_safe(
             await deliver(near, Publish("up/a", b"x", qos=1, packet_id=1))
             await until(lambda: uplink.counts.up_messages)
         assert not asked(cloud)
-        monkeypatch.setattr(Joint, "receive_down", receive_down)
+        monkeypatch.setattr(PacketRelay, "receive_down", receive_down)
         held[0]()
-        assert uplink._link is not None
-        uplink._link.receive(uplink._link._down, b"")
+        assert uplink._connection is not None
+        uplink._connection.receive(uplink._connection._down, b"")
         await until(lambda: asked(cloud) == ["down/#"])
 
 

@@ -112,7 +112,7 @@ async def test_a_site_that_takes_nothing_is_no_silence_of_the_cloud() -> None:
     """What the cloud says is not read meanwhile; the kernel watches over the connection."""
     async with serving() as cloud, site(port_of(cloud), keep_alive_seconds=40) as edge:
         await stands(edge)
-        link = uplink_of(edge)._link
+        link = uplink_of(edge)._connection
         assert link is not None
         link._down.pause_writing()  # as the site's broker has it done
         link.cloud.received_at -= 100

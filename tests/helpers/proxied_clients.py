@@ -1,4 +1,4 @@
-"""A pair of the edge proxy on a virtual clock, between a client and a broker of the test's."""
+"""A proxied of the edge proxy on a virtual clock, between a client and a broker of the test's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
 from penstock.edge_proxy.sidecar.config import ProxyLimits
 from penstock.edge_proxy.sidecar.direction import Direction
-from penstock.edge_proxy.sidecar.proxied_client import Pair
+from penstock.edge_proxy.sidecar.proxied_client import ProxiedClient
 from penstock.edge_proxy.sidecar.shared import Shared
 from tests.helpers.frames import frames_of
 from tests.helpers.gates import SwitchGate
@@ -36,8 +36,8 @@ def packets_in(data: bytes, version: int) -> list[Packet]:
     return packets
 
 
-class VirtualPair:
-    """A pair, its driver and its clock, all in the test's hands.
+class VirtualClient:
+    """A proxied, its driver and its clock, all in the test's hands.
 
     Attributes:
         now: virtual monotonic seconds; move it by `advance`.
@@ -57,7 +57,7 @@ class VirtualPair:
         refusal: ReasonCode | None = None,
         **limits: Any,
     ) -> None:
-        """Make a pair without a CONNECT; `connected` makes one that is ready."""
+        """Make a proxied client without a CONNECT; `connected` makes one that is ready."""
         self.version = version
         self.now = 1000.0
         self.shared = shared or Shared(
@@ -67,7 +67,7 @@ class VirtualPair:
             samplers=samplers,
             payload_store=payload_store,
         )
-        self.pair = Pair(
+        self.proxied = ProxiedClient(
             self.shared,
             peer,
             self.now,
@@ -85,8 +85,8 @@ class VirtualPair:
         connect: dict[str, Any] | None = None,
         connack: dict[str, Any] | None = None,
         **options: Any,
-    ) -> VirtualPair:
-        """Return a pair whose client the broker has accepted.
+    ) -> VirtualClient:
+        """Return a proxied client whose client the broker has accepted.
 
         Args:
             version: protocol version.
@@ -99,7 +99,7 @@ class VirtualPair:
         virtual.client_sends(
             Connect(client_id="c", protocol_version=version, properties=properties)
         )
-        virtual.pair.broker_connected()
+        virtual.proxied.broker_connected()
         virtual.broker_sends(ConnAck(properties=connack or {}))
         virtual.to_client()
         virtual.to_broker()
@@ -108,14 +108,14 @@ class VirtualPair:
     def settle(self) -> None:
         """Pump and take all there is, as the driver does."""
         for _turn in range(1000):
-            self.pair.pump(0, self.now)
-            down = b"".join(self.pair.data_to_send(DOWN))
-            up = b"".join(self.pair.data_to_send(UP))
+            self.proxied.pump(0, self.now)
+            down = b"".join(self.proxied.data_to_send(DOWN))
+            up = b"".join(self.proxied.data_to_send(UP))
             self.client_got += down
             self.broker_got += up
             if not down and not up:
                 return
-        raise AssertionError("the pair does not come to rest")
+        raise AssertionError("the proxied client does not come to rest")
 
     def client_sends(self, *packets: Packet) -> None:
         """Let the client send packets in one chunk."""
@@ -123,7 +123,7 @@ class VirtualPair:
 
     def client_sends_bytes(self, data: bytes) -> None:
         """Let the client send bytes, whatever they are."""
-        self.pair.receive_data(UP, data, self.now)
+        self.proxied.receive_data(UP, data, self.now)
         self.settle()
 
     def broker_sends(self, *packets: Packet) -> None:
@@ -132,7 +132,7 @@ class VirtualPair:
 
     def broker_sends_bytes(self, data: bytes) -> None:
         """Let the broker send bytes, whatever they are."""
-        self.pair.receive_data(DOWN, data, self.now)
+        self.proxied.receive_data(DOWN, data, self.now)
         self.settle()
 
     def to_client(self) -> list[Packet]:
@@ -154,9 +154,9 @@ class VirtualPair:
     def advance(self, seconds: float) -> None:
         """Let time pass, stopping at each deadline on the way."""
         end = self.now + seconds
-        while (deadline := self.pair.next_deadline()) is not None and deadline <= end:
+        while (deadline := self.proxied.next_deadline()) is not None and deadline <= end:
             self.now = max(self.now, deadline)
-            self.pair.handle_timeout(self.now)
+            self.proxied.handle_timeout(self.now)
             self.settle()
         self.now = end
 
@@ -166,10 +166,10 @@ def publish(topic: str, size: int = 1, packet_id: int = 0, qos: int = 1, **optio
     return Publish(topic, b"x" * size, qos=qos if packet_id else 0, packet_id=packet_id, **options)
 
 
-def withholding(version: int = 5, **options: Any) -> tuple[VirtualPair, SwitchGate]:
-    """Return a pair whose gate is closed, with one large message of `big` withheld."""
+def withholding(version: int = 5, **options: Any) -> tuple[VirtualClient, SwitchGate]:
+    """Return a proxied client whose gate is closed, with one large message of `big` withheld."""
     gate = options.setdefault("gate", SwitchGate())
-    pair = VirtualPair.connected(version, **options)
-    pair.broker_sends(publish("big", 200, packet_id=1))
-    assert pair.topics() == []
-    return pair, gate
+    proxied = VirtualClient.connected(version, **options)
+    proxied.broker_sends(publish("big", 200, packet_id=1))
+    assert proxied.topics() == []
+    return proxied, gate
