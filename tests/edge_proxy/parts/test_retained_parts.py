@@ -106,8 +106,8 @@ async def test_a_site_gets_what_the_cloud_had_retained_before(tmp_path: Path) ->
         assert (await take_message(later)).retain
         assert in_cloud.kept_parts >= 5
         n_parts, n_connections = in_cloud.kept_parts, lane.counts.connections
-        assert lane._link is not None
-        lane._link.end("closed", "as the test has it")
+        assert lane._connection is not None
+        lane._connection.end("closed", "as the test has it")
         await until(lambda: lane.counts.connections > n_connections)
         await deliver(far, Publish("firmware/y", b"x", qos=1, packet_id=8))
         assert (await take_message(near)).payload == b"x"
