@@ -43,9 +43,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.mqtt.topics import validate_topic
 from penstock.broker.mqtt.writer import publish_header
 from penstock.broker.plugin_guard import is_logged
-from penstock.edge_proxy.parts.config import PARTS_CLIENTS
-from penstock.edge_proxy.parts.local_client import (
-    AGAIN_SECONDS,
+from penstock.edge_proxy.local_client import (
     PUBACK,
     PUBCOMP,
     PUBREC,
@@ -54,9 +52,10 @@ from penstock.edge_proxy.parts.local_client import (
     LostError,
     PartPublisher,
 )
+from penstock.edge_proxy.parts.config import PARTS_CLIENTS
 from penstock.edge_proxy.parts.part_format import Part, PartError, read_part
 from penstock.edge_proxy.parts.partial_message import PartialMessage, key_of, place_of
-from penstock.edge_proxy.parts.parts_context import PartsContext
+from penstock.edge_proxy.parts.parts_context import AGAIN_SECONDS, PartsContext
 from penstock.edge_proxy.parts.splitter import MARKS, PART_ID
 from penstock.edge_proxy.parts.spool import Ended, Piece, Spooled, SpoolError, SpoolReadError
 

@@ -13,8 +13,7 @@ from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.extensions import Plugin, PluginContext
 from penstock.edge_proxy.parts.assembler import Assembler
 from penstock.edge_proxy.parts.config import PartsConfig
-from penstock.edge_proxy.parts.counts import PartsCounts
-from penstock.edge_proxy.parts.parts_context import PartsContext
+from penstock.edge_proxy.parts.parts_context import PartsContext, PartsCounts
 from penstock.edge_proxy.parts.retained_parts import RetainedParts
 from penstock.edge_proxy.parts.splitter import Splitter, end_session
 from penstock.edge_proxy.parts.spool import Spool

@@ -17,9 +17,9 @@ from penstock.broker.message import Message
 from penstock.broker.mqtt.topics import matches
 from penstock.broker.plugin_guard import is_logged
 from penstock.edge_proxy.parts.config import PartsConfig
-from penstock.edge_proxy.parts.counts import PartsCounts
 from penstock.edge_proxy.parts.cutting import Cutter
 from penstock.edge_proxy.parts.part_format import ID_BYTES, NUMBER_BYTES, STREAM_BYTES, write_part
+from penstock.edge_proxy.parts.parts_context import PartsCounts
 from penstock.edge_proxy.parts.splitter import PART_ID, divided
 
 

@@ -28,10 +28,7 @@ from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.properties import read_publish_properties, write_properties
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.plugin_guard import is_logged
-from penstock.edge_proxy.parts.config import PARTS_CLIENTS
-from penstock.edge_proxy.parts.cutting import Cutter
-from penstock.edge_proxy.parts.local_client import (
-    AGAIN_SECONDS,
+from penstock.edge_proxy.local_client import (
     PUBACK,
     PUBCOMP,
     PUBREC,
@@ -39,8 +36,10 @@ from penstock.edge_proxy.parts.local_client import (
     LostError,
     PartPublisher,
 )
+from penstock.edge_proxy.parts.config import PARTS_CLIENTS
+from penstock.edge_proxy.parts.cutting import Cutter
 from penstock.edge_proxy.parts.part_format import ID_BYTES, NUMBER_BYTES, Part, write_part
-from penstock.edge_proxy.parts.parts_context import PartsContext
+from penstock.edge_proxy.parts.parts_context import AGAIN_SECONDS, PartsContext
 from penstock.edge_proxy.parts.spool import NUMBERS, SpoolError
 from penstock.edge_proxy.uplink.one_shot_clients import prepare_session
 from penstock.edge_proxy.uplink.packet_stream import Buffer

@@ -1,4 +1,4 @@
-"""One connection of an uplink to the cloud, and the two local ones with it, on the network."""
+"""The network side of an uplink: a connection to the cloud's broker, and two to the site's."""
 
 from __future__ import annotations
 
@@ -21,45 +21,44 @@ if TYPE_CHECKING:
 
 WRITE_HIGH_BYTES: Final = 65_536
 WRITE_LOW_BYTES: Final = 16_384
-"""Unsent bytes of the cloud's connection above which no more is taken from the site's broker, and
-below which it is again. A small message has to wait for what was taken before it."""
+"""Unsent bytes of the cloud's connection above which nothing is read from the site's broker, and
+below which reading resumes. A small message has to wait for what was read before it."""
 LEAST_LOOK_SECONDS: Final = 0.01
-"""Between two looks at the conditions: a rounding error must not cost a turn of the loop each."""
+"""Least time between two checks of the conditions, so that rounding errors cause no busy loop."""
 
 _BUDGET: Final = "budget"
 _CARE: Final = "care"
-"""Reasons for not reading from the site's broker."""
+"""Reasons for which reading from the site's broker pauses, beside those named after connections."""
 
 PROOF_SECONDS: Final = 0.05
-"""Between two looks at whether TCP has acknowledged what is suspect."""
-
+"""Seconds between two looks at whether TCP has acknowledged what is suspect."""
 
 WISHED: Final = "wished"
 """Reason of an end that is no failure."""
 
 NOTHING_LEFT: Final = "nothing is left in it"
-"""Why a lane disconnects that is configured no more."""
+"""Why a lane disconnects that is no longer configured."""
 
 GOODBYE_SECONDS: Final = 2.0
 """How long a stop waits for the cloud's connection to take what is written."""
 
 
 def _tcp_info(transport: asyncio.Transport) -> TcpInfo | None:
-    """Ask the kernel about a connection; None where it does not tell."""
+    """Return what the kernel knows of a connection, or None."""
     sock = transport.get_extra_info("socket")
     return None if sock is None else read_tcp_info(sock.fileno())
 
 
 class ArrivalProof:
-    """Whether the cloud's machine has got all of what is suspect, as far as TCP can tell.
+    """Finds out by TCP whether the cloud's machine has received all of a suspect item.
 
     Attributes:
-        thing: that is suspect.
+        item: the suspect item.
     """
 
-    def __init__(self, thing: SentItem, transport: asyncio.Transport) -> None:
-        """Begin, before the first byte of it is written."""
-        self.thing = thing
+    def __init__(self, item: SentItem, transport: asyncio.Transport) -> None:
+        """Begin before the first byte of the item is written."""
+        self.item = item
         self._transport = transport
         self._sent_at: float | None = None
         self._acknowledged_at: float | None = None
@@ -67,7 +66,7 @@ class ArrivalProof:
         self._bytes_before = 0 if info is None else info.bytes_acked
 
     def look(self, now: float) -> bool:
-        """Look at the connection; return whether to look again. All of it was written."""
+        """Look at the connection once all of the item was written; return whether to look again."""
         info = _tcp_info(self._transport)
         is_sent = not self._transport.get_write_buffer_size() and not (info and info.notsent_bytes)
         if is_sent and self._sent_at is None:
@@ -77,13 +76,13 @@ class ArrivalProof:
         return self._acknowledged_at is None
 
     def is_prompt(self, now: float) -> bool:
-        """Say whether the connection, which is lost, was closed right after all of it had come.
+        """Say whether the connection, which is lost, was closed right after the item had arrived.
 
-        A broker that closes without having read all resets the connection, and acknowledges nothing
-        then: what was sent whole counts.
+        A broker that closes before it has read everything resets the connection and acknowledges
+        nothing more. So the time at which everything was sent counts, too.
         """
         info = _tcp_info(self._transport)
-        if info and info.bytes_acked - self._bytes_before >= self.thing.n_bytes > 0:
+        if info and info.bytes_acked - self._bytes_before >= self.item.n_bytes > 0:
             at = self._acknowledged_at or now
         else:
             at = self._acknowledged_at or self._sent_at or -PROMPT_SECONDS
@@ -91,16 +90,16 @@ class ArrivalProof:
 
 
 class ConnectionEnd(asyncio.Protocol):
-    """One of the three connections of a link.
+    """The protocol of one of the three connections.
 
     Attributes:
         name: ``cloud``, ``up`` or ``down``.
-        transport: once connected, until it has ended.
-        received_at: monotonic seconds of the last bytes.
+        transport: its transport while it is connected, else None.
+        received_at: monotonic seconds at which the last bytes came.
     """
 
-    def __init__(self, link: CloudConnection, name: str) -> None:
-        self._connection = link
+    def __init__(self, connection: CloudConnection, name: str) -> None:
+        self._connection = connection
         self.name = name
         self.transport: asyncio.Transport | None = None
         self.received_at = 0.0
@@ -114,14 +113,14 @@ class ConnectionEnd(asyncio.Protocol):
             self.transport.pause_reading()
 
     def data_received(self, data: Buffer) -> None:
-        """Pass bytes through the relay."""
+        """Pass bytes to the relay."""
         self.received_at = self._connection.uplink.clock()
         self._connection.receive(self, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the whole link."""
+        """End all three connections."""
         if self.name == "cloud":
-            self._connection.look_at_end()
+            self._connection.note_end()
         self.transport = None
         told = "" if exc is None else f": {exc}"
         if self.name == "cloud":
@@ -133,30 +132,30 @@ class ConnectionEnd(asyncio.Protocol):
             )
 
     def pause_writing(self) -> None:
-        """Have nothing read that would be written here."""
+        """Stop reading what would be written here."""
         self._connection.pause(self)
 
     def resume_writing(self) -> None:
-        """Have it read again."""
+        """Read it again."""
         self._connection.resume(self)
 
     @property
     def is_reading(self) -> bool:
-        """Whether anything that comes is read."""
+        """Whether this connection is read from."""
         return not self._paused_by
 
     def read(self, *, unless: str, wants: bool) -> None:
-        """Read or not.
+        """Add or remove a reason for not reading.
 
         Args:
-            unless: name of what the reason for a pause is.
-            wants: False to pause for this reason, True to let it go.
+            unless: the reason.
+            wants: False adds it, True removes it.
         """
         was_paused = bool(self._paused_by)
         (self._paused_by.discard if wants else self._paused_by.add)(unless)
         if self.transport is None or was_paused == bool(self._paused_by):
             return
-        self.received_at = self._connection.uplink.clock()  # silence was ours
+        self.received_at = self._connection.uplink.clock()  # the silence before was our own
         if self._paused_by:
             self.transport.pause_reading()
         else:
@@ -164,15 +163,16 @@ class ConnectionEnd(asyncio.Protocol):
 
 
 class CloudConnection:
-    """One connection to the cloud, and the two local ones with it.
+    """One connection to the cloud, and the two local ones that come and go with it.
 
     Attributes:
-        ended: set to (reason, what to log) at the end.
-        relay: between the three, once the connection to the cloud is established.
+        uplink: the uplink or lane that it belongs to.
+        ended: a future that becomes (reason, text for the log) at the end.
+        relay: passes packets between the three, once the connection to the cloud is established.
         upstream: the address that it goes to.
-        closed: set when the connection to the cloud has ended.
+        closed: an event that is set when the connection to the cloud has ended.
         is_prompt: it has ended right after TCP had acknowledged all that was sent.
-        cloud: the connection to the cloud's broker.
+        cloud: the protocol of the connection to the cloud's broker.
     """
 
     def __init__(self, uplink: Uplink, loop: asyncio.AbstractEventLoop) -> None:
@@ -188,10 +188,10 @@ class CloudConnection:
         self._is_local = False
         self._is_safe = False
         self._timer: asyncio.TimerHandle | None = None
-        self._asking: asyncio.TimerHandle | None = None
+        self._ask_timer: asyncio.TimerHandle | None = None
         self._is_asking_soon = False
-        self._looking: asyncio.TimerHandle | None = None
-        self._paying: asyncio.TimerHandle | None = None
+        self._condition_timer: asyncio.TimerHandle | None = None
+        self._budget_timer: asyncio.TimerHandle | None = None
         self._pacer: LanePacer | None = None
         self._written_bytes = self._arrived_before = self._bytes_before = 0
         self._ping_end: float = 0
@@ -205,7 +205,7 @@ class CloudConnection:
         return self._is_local
 
     def begin(self, relay: PacketRelay) -> None:
-        """Begin to speak MQTT on the connection to the cloud."""
+        """Send CONNECT to the cloud's broker."""
         self.relay = relay
         if self.cloud.transport is not None:
             self.cloud.transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
@@ -218,17 +218,13 @@ class CloudConnection:
         self._flush()
 
     def receive(self, side: ConnectionEnd, data: Buffer) -> None:
-        """Hand bytes to the relay and write what comes of them."""
+        """Hand bytes to the relay and write what it wants to send."""
         if self.ended.done():
             return
         relay = self.relay
         try:
-            if side is self.cloud:
-                relay.receive_cloud(data)
-            elif side is self._up:
-                relay.receive_up(data)
-            else:
-                relay.receive_down(data)
+            streams = {"cloud": relay.from_cloud, "up": relay.from_up, "down": relay.from_down}
+            streams[side.name].receive_data(data)
         except UplinkRefusedError as error:
             self.end(error.reason, str(error))
             return
@@ -259,8 +255,8 @@ class CloudConnection:
         sock = None if transport is None else transport.get_extra_info("socket")
         extra = {} if sock is None else {"socket": sock}
         clients = self.uplink.local_clients
-        # First: its session must be safe before a message of QoS 2 leaves. Without it, the cloud's
-        # session would end after a kill, and take what it knows of that message with it.
+        # This one first: its session must be stored before a message of QoS 2 leaves. Without it,
+        # the cloud's session would be ended after a kill, with what it knows of that message.
         clients.connect(self._down, is_patient=True)
         clients.connect(self._up, tells_publisher=True, extra=extra)
         self.uplink.accepted(self.relay, self.upstream)
@@ -269,7 +265,7 @@ class CloudConnection:
         self._loop.call_soon(self._repeat_retained)
 
     def _repeat_retained(self) -> None:
-        """Let retained messages go up that the cloud lacks, a few at a time."""
+        """Let retained messages go up that the cloud lacks, and repeat that by a timer."""
         if self.ended.done():
             return
         seconds = self.uplink.repeat_retained(self.relay)
@@ -279,18 +275,18 @@ class CloudConnection:
 
     # -- lanes ---------------------------------------------------------------------------------
 
-    def see_to_pace(self) -> None:
-        """Let what goes up yield while both lanes stand; alone, this one has all messages."""
+    def check_pace(self) -> None:
+        """Pace what goes up while both lanes are connected; alone, this one has all messages."""
         uplink, transport = self.uplink, self.cloud.transport
-        stand = all(lane.counts.connected for lane in uplink.lanes)
-        if not (uplink.lane.yields and stand) or transport is None:
+        are_both = all(lane.counts.connected for lane in uplink.lanes)
+        if not (uplink.lane.yields and are_both) or transport is None:
             if self._pacer is not None:
                 self._pacer.stop()
             self._pacer = None
         elif self._pacer is None:
             counts = uplink.counts
             self._pacer = LanePacer(transport, self._loop, uplink.clock, counts.has_yielded)
-            self._pacer.sent()  # something may be under way
+            self._pacer.sent()  # messages may be under way already
 
     # -- subscriptions -------------------------------------------------------------------------
 
@@ -308,14 +304,14 @@ class CloudConnection:
 
     def _ask(self) -> None:
         wait = self.uplink.ask(self.relay)
-        if self._asking is not None:
-            self._asking.cancel()
-        self._asking = None if wait is None else self._loop.call_later(wait, self._ask_now)
+        if self._ask_timer is not None:
+            self._ask_timer.cancel()
+        self._ask_timer = None if wait is None else self._loop.call_later(wait, self._ask_now)
 
     def _flush(self) -> None:
         relay = self.relay
         transport = self.cloud.transport
-        is_new = self._proof is None or self._proof.thing is not relay.busy
+        is_new = self._proof is None or self._proof.item is not relay.busy
         if relay.busy is not None and transport is not None and is_new:
             self._proof = ArrivalProof(relay.busy, transport)
             self._loop.call_soon(self._look_at_proof, self._proof)
@@ -337,57 +333,57 @@ class CloudConnection:
                 side.transport.writelines(writer.take())
 
     def _look_at_proof(self, proof: ArrivalProof) -> None:
-        """See whether TCP has acknowledged what all else waits for."""
+        """Check whether TCP has acknowledged what everything else waits for."""
         if proof is not self._proof or self.ended.done():
             return
         if self.relay.cloud.is_in_payload or proof.look(self.uplink.clock()):
             self._loop.call_later(PROOF_SECONDS, self._look_at_proof, proof)
 
-    def look_at_end(self) -> None:
+    def note_end(self) -> None:
         """Note whether the connection to the cloud has ended right after what was sent."""
         proof, relay = self._proof, self.relay
-        if proof is not None and relay.busy is proof.thing and not relay.cloud.is_in_payload:
+        if proof is not None and relay.busy is proof.item and not relay.cloud.is_in_payload:
             self.is_prompt = proof.is_prompt(self.uplink.clock())
 
     # -- conditions ----------------------------------------------------------------------------
 
     def _look_at_conditions(self) -> None:
-        """Disconnect where the conditions do not hold any more, and look again later."""
+        """Disconnect where the conditions do not hold any more, else check again later."""
         why, seconds = self.uplink.look()
         if why:
             self.leave(why, for_good=why == NOTHING_LEFT)
         else:
-            self._looking = self._loop.call_later(
+            self._condition_timer = self._loop.call_later(
                 max(seconds, LEAST_LOOK_SECONDS), self._look_at_conditions
             )
 
     def _pay(self, n_bytes: int) -> None:
-        """Count bytes that go up, and take no more from the site's broker until they are paid."""
+        """Spend budget on bytes that go up; read nothing more while it is overdrawn."""
         budget = self.uplink.budget
         now = self.uplink.clock()
         budget.spend(n_bytes, now)
         wait = budget.wait_seconds(now)
-        if wait and self._paying is None:
+        if wait and self._budget_timer is None:
             self._up.read(unless=_BUDGET, wants=False)
-            self._paying = self._loop.call_later(wait, self._paid)
+            self._budget_timer = self._loop.call_later(wait, self._paid)
 
     def _paid(self) -> None:
-        self._paying = None
+        self._budget_timer = None
         wait = self.uplink.budget.wait_seconds(self.uplink.clock())
         if wait:
-            self._paying = self._loop.call_later(wait, self._paid)
+            self._budget_timer = self._loop.call_later(wait, self._paid)
         else:
             self._up.read(unless=_BUDGET, wants=True)
 
     # -- flow control --------------------------------------------------------------------------
 
     def pause(self, side: ConnectionEnd) -> None:
-        """One connection takes no more: read nothing that goes there."""
+        """Read nothing that would go to a connection which takes no more."""
         for other in self._sources(side):
             other.read(unless=side.name, wants=False)
 
     def resume(self, side: ConnectionEnd) -> None:
-        """It takes more."""
+        """Read again what goes to a connection which takes more."""
         for other in self._sources(side):
             other.read(unless=side.name, wants=True)
 
@@ -397,7 +393,7 @@ class CloudConnection:
     # -- keep alive ----------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Look after the connection once in a quarter of the Keep Alive."""
+        """Check the connection once in a quarter of the Keep Alive."""
         if self._timer is not None:
             self._timer.cancel()
         keep_alive = self.relay.keep_alive
@@ -407,12 +403,12 @@ class CloudConnection:
             self._timer = None
 
     def _look(self) -> None:
-        """Ask for a sign of life after half of the Keep Alive, and give up after 1.5 times it.
+        """Send PINGREQ after half of the Keep Alive, and give up after 1.5 times it.
 
         On a slow link, a large message alone may take longer than the Keep Alive. While a PINGREQ
-        is on its way behind it, bytes that TCP acknowledges are signs of life, and no later: the
-        kernel acknowledges for a broker that stands still, too. Nor is it silence where nothing is
-        read, as the site's broker has no room.
+        is on its way behind it, bytes that TCP acknowledges count as signs of life. Later they do
+        not, as the kernel also acknowledges for a broker that has stopped. Nor is it silence where
+        the uplink itself does not read, as the site's broker has no room.
         """
         transport = self.cloud.transport
         if transport is None:
@@ -436,7 +432,7 @@ class CloudConnection:
         self._watch()
 
     def _arrived_bytes(self, transport: asyncio.Transport) -> int:
-        """Return how many of the bytes that were written have come to the other end's kernel."""
+        """Return how many of the written bytes the other end's kernel has received."""
         info = _tcp_info(transport)
         if info is None:
             return self._written_bytes - transport.get_write_buffer_size()
@@ -445,7 +441,7 @@ class CloudConnection:
     # -- the end -------------------------------------------------------------------------------
 
     async def say_goodbye(self) -> None:
-        """Disconnect, and wait a little until that has left."""
+        """Disconnect, and wait until that was sent, for a short time."""
         if self.ended.done() or self.cloud.transport is None or not self.is_accepted:
             return
         self.leave("it stops")
@@ -455,10 +451,10 @@ class CloudConnection:
         self.close()
 
     def leave(self, why: str, *, for_good: bool = False) -> None:
-        """Disconnect, as is wished.
+        """Disconnect on purpose.
 
         Args:
-            why: for the log.
+            why: the reason, for the log.
             for_good: the lane does not connect again.
         """
         is_told = self.relay.disconnect(for_good=for_good)
@@ -472,17 +468,17 @@ class CloudConnection:
             self.ended.set_result((WISHED, why))
 
     def end(self, reason: str, told: str) -> None:
-        """End the link, once; all three connections end."""
+        """End all three connections; a second call does nothing."""
         if not self.ended.done():
             self.ended.set_result((reason, told))
             self.close()
 
     def close(self) -> None:
-        """Close what is open. What the local clients were given is still handled."""
-        for timer in (self._timer, self._asking, self._looking, self._paying):
+        """Close what is open. The site's broker still handles what the local clients have sent."""
+        for timer in (self._timer, self._ask_timer, self._condition_timer, self._budget_timer):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._asking = self._looking = self._paying = None
+        self._timer = self._ask_timer = self._condition_timer = self._budget_timer = None
         if self._pacer is not None:
             self._pacer.stop()
         for side in (self._up, self._down):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from penstock.broker.config.key_types import STRICT, Positive, PositiveSize, Seconds, Size
@@ -21,30 +21,31 @@ from penstock.edge_proxy.uplink.schedule_and_budget import StartKeys, TimesKeys
 from penstock.edge_proxy.upstream_config import UpstreamKeys
 
 MARKER_TOPIC: Final = "penstock/uplink/{client_id}"
-"""Where an uplink publishes its markers, in the cloud."""
+"""Topic in the cloud in which an uplink publishes its markers."""
 
 STATE_TOPIC: Final = "$SYS/broker/connection/{client_id}/state"
-"""Where bridges of mosquitto announce themselves."""
+"""Topic in which mosquitto's bridges announce their state."""
 
 _LONGEST_CLIENT_ID: Final = 65_000
-"""Its topics and the client id of its second connection are longer, and have 65,535 at most."""
+"""Bytes of the longest `client_id`. Topics and the second client id of the uplink are longer, and
+have 65,535 at most."""
 
 _NAME_ALLOWED: Final = "letters, digits, '-', '_' and '.'"
 
 
 @checked_dataclass(frozen=True, slots=True, config=STRICT)
 class ReconnectKeys:
-    """When an uplink connects again; the keys under `reconnect`.
+    """Waits before an uplink connects again; the keys under `reconnect`.
 
-    The wait doubles from attempt to attempt. Each is shortened by up to a half, at random, so that
-    many sites do not come back at the same moment.
+    The wait doubles from attempt to attempt. Each wait is shortened by up to a half, at random, so
+    that many sites do not come back at the same moment.
 
     Attributes:
         min_seconds: the first wait.
         max_seconds: the longest wait. A minute is short beside an outage that has lasted so long.
-        stable_seconds: a connection that has stood for so long, or on which a message has passed,
-            begins anew with the first wait. One that another client takes over again and again ends
-            earlier.
+        stable_seconds: after a connection of this length, or on which a message has passed, the
+            first wait applies again. A connection that another client takes over again and again
+            is shorter.
     """
 
     min_seconds: Seconds = 1.0
@@ -62,13 +63,13 @@ class BacklogKeys:
     """What may wait for the cloud; the keys under `backlog`.
 
     Attributes:
-        messages: that may wait; None: `limits.queued_messages` of the policy file.
-        bytes: payload bytes that may wait; None: `limits.queued_bytes`.
-        max_age_seconds: what has waited for longer is dropped; None: nothing is.
-        when_full: at a limit, what has waited longest is dropped, or what comes: publishers are
-            neither refused nor slowed down for it. Or what comes is refused to its publisher, with
-            MQTT 3.1.1 unacknowledged until there is room: nothing is lost, and publishers wait for
-            as long as the cloud is away.
+        messages: how many messages may wait; None for `limits.queued_messages` of the policy file.
+        bytes: how many payload bytes may wait; None for `limits.queued_bytes`.
+        max_age_seconds: messages that have waited for longer are dropped; None for no such limit.
+        when_full: what is dropped at a limit, the oldest message or the new one; publishers notice
+            nothing. Or ``refuse``: the publisher of a new message is refused, with MQTT 3.1.1 not
+            acknowledged until there is room. Then nothing is lost, and publishers wait for as long
+            as the cloud is away.
     """
 
     messages: Positive | None = None
@@ -82,55 +83,53 @@ class UplinkKeys:
     """One uplink; the keys under its name.
 
     Attributes:
-        upstream: the cloud's broker, as a sidecar's. With several addresses, packet identifiers are
-            those of one broker: the uplink has a session *down* for each.
-        client_id: Client Identifier there; None for ``SITE-NAME``. No other client may have it.
-        adopts_session: the session that the cloud's broker has for this Client Identifier is kept
-            although the sessions of this site are new, with what waits there: for the move from
-            another client, which must have had no message of QoS 2 on its way up. False: it is
-            ended first.
-        username: there, or None.
-        password: there, or None; better in a file.
+        upstream: the cloud's broker. Each of several addresses may be a broker with packet
+            identifiers of its own, so that the uplink has a session *down* for each.
+        client_id: Client Identifier in the cloud, of this client alone; None for ``SITE-NAME``.
+        adopts_session: the cloud's session of this Client Identifier is kept with what waits in it,
+            although the site's sessions are new: for the move from another client, which must have
+            had no message of QoS 2 on its way up. False ends it first.
+        username: user name in the cloud, or None.
+        password: password there, or None; it is better kept in a file.
         password_file: file whose first line is the password, or None.
         version: protocol version. 3.1.1 has no User Properties: neither publishers nor sites are
-            told, and loops are not recognised.
-        bridge_bit: with version 3.1.1, the uplink says that it is a bridge, which mosquitto and
-            Penstock understand: it is not sent its own messages, and retained ones as such. Where
-            a broker refuses that, by return code 1, the uplink connects without it.
-        keep_alive_seconds: the largest silence on the connection. A link that is lost without a
-            word is noticed after 1.5 times as long at most.
-        maximum_packet_size: bytes of the largest packet that the cloud's broker takes, where it
-            does not tell, as in MQTT 3.1.1. A larger message does not go up. None: what it tells.
-        reconnect: when it connects again.
+            named, and loops are not recognised.
+        bridge_bit: with 3.1.1, CONNECT says that the client is a bridge. mosquitto and Penstock
+            then do not send it its own messages, and keep the RETAIN flag. A broker that refuses
+            that by return code 1 gets a CONNECT without it.
+        keep_alive_seconds: Keep Alive. A link that is lost silently is noticed after 1.5 times as
+            long at most.
+        maximum_packet_size: bytes of the largest packet that the cloud's broker takes; a larger
+            message does not go up. None for what its CONNACK says, which MQTT 3.1.1 has not.
+        reconnect: waits between attempts.
         start: what makes it connect.
-        times: at which times of the day it may stand, and how fast it sends.
+        times: times of the day at which it may be connected, and how fast it sends.
         backlog: what may wait for the cloud.
-        up: topics that go up.
-        down: topics that come down.
-        lanes: two connections in place of one, or ``auto`` for the defaults; None: one.
+        up: rules of what goes up.
+        down: rules of what comes down.
+        lanes: two connections, or ``auto`` for the defaults; None for one connection.
         filters_per_subscribe: topic filters of one SUBSCRIBE or UNSUBSCRIBE. AWS IoT ends the
             connection at more than 8; other brokers take more.
-        linger_seconds: for which the cloud is still asked for what the last client of the site has
-            given up, under a rule with ``when: subscribed``.
-        outgoing_retain: what goes up retained is retained in the cloud. False: nothing is, for a
-            broker of MQTT 3.1.1 that refuses retained messages; one of 5 says that it does.
-        clear_retained: what the site retains and the cloud's broker retains no more is cleared when
-            retained messages are asked for again. It takes a topic of the uplink's own in the
+        linger_seconds: how long a subscription in the cloud is kept after the last client of the
+            site has unsubscribed, under a rule with ``when: subscribed``.
+        outgoing_retain: retained messages that go up are retained in the cloud. False is for a
+            broker of MQTT 3.1.1 that refuses them; one of MQTT 5 says so itself.
+        clear_retained: when retained messages are asked for again, those that the cloud's broker
+            has no more are cleared at the site. That takes a topic of the uplink's own in the
             cloud, and a broker that sends retained messages in the order of the filters.
         marker_topic: that topic; None for ``penstock/uplink/CLIENT_ID``.
-        refresh_retained_seconds: after an outage of so long, retained messages are asked for again
-            although the cloud's broker has the session: changes of QoS 0 are lost. None: never.
-        max_hops: most uplinks that a message may go up, one after another.
-        tells_publisher: a message that goes up has the Client Identifier of its publisher in the
+        refresh_retained_seconds: after an outage of this length, retained messages are asked for
+            again although the cloud has the session, as changes of QoS 0 are lost. None for never.
+        max_hops: how many uplinks a message may go up, one after another.
+        tells_publisher: a message that goes up names the Client Identifier of its publisher in the
             User Property ``penstock-publisher``.
-        notifications: the topic ``notification_topic`` is retained as 1 while the uplink stands and
-            0 while it does not, at the site and in the cloud.
-        notifications_local_only: at the site alone.
+        notifications: ``notification_topic`` is retained as 1 while the uplink is connected and as
+            0 while it is not, at the site and in the cloud.
+        notifications_local_only: the state is published at the site alone.
         notification_topic: None for mosquitto's, ``$SYS/broker/connection/CLIENT_ID/state``.
-        leaves: the uplink is to end: nothing new goes up or comes down. What is left in its
-            sessions passes, then they end and its state topic is cleared, on both sides.
-        parts_prefix: precedes the topics of what passes in parts; that of the plugin ``parts`` at
-            both ends.
+        leaves: the uplink is to end. Nothing new passes. What is left in its sessions passes, then
+            they end and the state topic is cleared, at the site and in the cloud.
+        parts_prefix: first level of the topics of parts, as in the plugin ``parts`` at both ends.
     """
 
     upstream: UpstreamKeys
@@ -183,26 +182,18 @@ class UplinkKeys:
             raise ValueError("auto, null for one connection, or a mapping with the keys of lanes")
         return {} if lanes == "auto" else lanes
 
-    @field_validator("notification_topic")
+    @field_validator("notification_topic", "marker_topic")
     @classmethod
-    def _check_topic(cls, topic: str | None) -> str | None:
-        if topic is not None:
-            try:
-                validate_topic(topic)
-            except MalformedPacketError as error:
-                raise ValueError(f"a topic name ({error.args[0]})") from error
-            if topic.startswith("$") and not topic.startswith("$SYS/broker/connection/"):
-                raise ValueError("a topic below $SYS/broker/connection/, or one not below $")
-        return topic
-
-    @field_validator("marker_topic")
-    @classmethod
-    def _check_marker_topic(cls, topic: str | None) -> str | None:
-        if topic is not None:
-            try:
-                validate_topic(topic)
-            except MalformedPacketError as error:
-                raise ValueError(f"a topic name ({error.args[0]})") from error
+    def _check_topic(cls, topic: str | None, info: ValidationInfo) -> str | None:
+        if topic is None:
+            return None
+        try:
+            validate_topic(topic)
+        except MalformedPacketError as error:
+            raise ValueError(f"a topic name ({error.args[0]})") from error
+        is_hidden = topic.startswith("$") and not topic.startswith("$SYS/broker/connection/")
+        if is_hidden and info.field_name == "notification_topic":
+            raise ValueError("a topic below $SYS/broker/connection/, or one not below $")
         return topic
 
     def __post_init__(self) -> None:
@@ -239,9 +230,9 @@ class UplinkConfig:
     """The keys under `plugins.uplink`.
 
     Attributes:
-        site: name of this site, which no other has: a message that comes back to the site where it
-            went up first is recognised by it.
-        uplinks: name of an uplink to its keys.
+        site: name of this site, which no other site has. Messages that come back are recognised by
+            it.
+        uplinks: keys of each uplink, by its name.
     """
 
     site: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]

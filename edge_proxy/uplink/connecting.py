@@ -1,9 +1,9 @@
-"""What the three connections of an uplink say first, and what they are told."""
+"""The first packets of the three connections of an uplink, and the answers to them."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,6 @@ from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
-    Packet,
     Publish,
     Subscribe,
     SubscriptionRequest,
@@ -32,17 +31,19 @@ from penstock.broker.mqtt.writer import write_packet
 from penstock.edge_proxy.uplink.config import UplinkKeys
 
 SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
+"""Session Expiry Interval of all sessions of an uplink (MQTT 5.0, 3.1.2.11.2)."""
 
 NO_BRIDGES: Final = "no_bridges"
-"""Reason of a refusal: the bridge bit makes an unknown protocol level of MQTT 3.1.1's. A CONNECT
-without it follows."""
+"""Reason of a refusal: the broker takes the bridge bit for an unknown protocol level. The uplink
+connects again without it."""
 
 NO_RETAIN: Final = "no_retain"
-"""Reason of a refusal: the will is retained, and MQTT 5's reason code says that the cloud's broker
-retains nothing. A CONNECT with a will without the flag follows."""
+"""Reason of a refusal: the will is retained, and the broker says by MQTT 5's reason code that it
+retains nothing. The uplink connects again with a will that is not retained."""
 
 _STATE_RECORD: Final = f"{LOCAL_CLIENT_PREFIX}$state/"
-"""Nothing is published below it, and no uplink has such a name."""
+"""Begins the topic filters by which a session remembers its state topic. Nothing is published below
+it, and no uplink has such a name."""
 
 
 class UplinkError(PenstockError):
@@ -53,7 +54,7 @@ class UplinkRefusedError(PenstockError):
     """The cloud's broker or the site's has refused the uplink, or has ended it.
 
     Attributes:
-        reason: one word to count it by.
+        reason: one word under which it is counted.
     """
 
     def __init__(self, reason: str, told: str) -> None:
@@ -63,44 +64,42 @@ class UplinkRefusedError(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
-    """What the three connections say of themselves.
+    """What the three connections of an uplink, or of one lane of it, say of themselves.
 
     Attributes:
-        up_id: Client Identifier at the site's broker of what subscribes.
-        down_id: the same of what publishes.
-        own_prefix: what the Client Identifiers begin with of all that publish what this uplink
+        up_id: Client Identifier at the site's broker of the client that subscribes.
+        down_id: Client Identifier there of the client that publishes.
+        own_prefix: beginning of the Client Identifiers of all clients that publish what this uplink
             brings down, by any address or lane.
-        sizes: size class of what goes up; None for both.
-        other_lane: Client Identifier of the other lane at the cloud's broker; "" for none.
         client_id: Client Identifier at the cloud's broker.
         version: protocol version towards the cloud, 4 or 5.
-        is_bridge: with MQTT 3.1.1: the bridge bit is set in CONNECT.
-        username: at the cloud's broker, or None.
-        password: the same.
-        keep_alive: seconds.
-        marker_topic: of its markers in the cloud; None for none.
-        state_topic: retained "1" or "0" on both sides; None for none.
-        tells_cloud_state: it is on both sides, not at the site alone.
-        retains_cloud_state: it is retained in the cloud, too.
-        outgoing_retain: what goes up may be retained there.
+        username: user name at the cloud's broker, or None.
+        password: password there, or None.
+        keep_alive: Keep Alive in seconds.
+        marker_topic: topic of the markers in the cloud; None for no markers.
+        state_topic: topic that is retained as "1" or "0" on both sides; None for no such topic.
+        tells_cloud_state: the state is published in the cloud, not at the site alone.
         tells_publisher: a message that goes up carries its publisher's Client Identifier.
-        receive_maximum: QoS 1 and 2 messages from the cloud that the site's broker takes at a time.
+        receive_maximum: QoS 1 and 2 messages that the site's broker takes from the cloud at a time.
         maximum_packet_size: bytes of the largest packet that the site's broker takes.
-        cloud_packet_size: the same of the cloud's broker, as configured; None for what it says.
+        cloud_packet_size: bytes of the largest packet that the cloud's broker takes; None for what
+            its CONNACK says.
+        is_bridge: the bridge bit is set in the CONNECT of MQTT 3.1.1.
+        sizes: size class of what goes up; None for both.
+        other_lane: Client Identifier of the other lane at the cloud's broker; "" for none.
         yields: what comes down yields to the other lane.
+        is_optional: the uplink can do without this lane. What the cloud's broker does not let it
+            publish goes to the other lane.
+        outgoing_retain: what goes up may be retained in the cloud.
+        retains_cloud_state: the state is retained there.
         filters_per_subscribe: topic filters of one SUBSCRIBE or UNSUBSCRIBE.
-        is_optional: it is a lane that the uplink may do without: what the cloud's broker does not
-            let its client publish, the other lane is to have.
     """
 
     up_id: str
     down_id: str
     own_prefix: str
-    sizes: SizeClass | None
-    other_lane: str
     client_id: str
     version: int
-    is_bridge: bool
     username: str | None
     password: bytes | None
     keep_alive: int
@@ -111,11 +110,27 @@ class RelaySettings:
     receive_maximum: int
     maximum_packet_size: int
     cloud_packet_size: int | None = None
+    is_bridge: bool = False
+    sizes: SizeClass | None = None
+    other_lane: str = ""
+    yields: bool = False
+    is_optional: bool = False
     outgoing_retain: bool = True
     retains_cloud_state: bool = True
-    yields: bool = False
     filters_per_subscribe: int = 8
-    is_optional: bool = False
+
+    def will(self, *, retain: bool = True) -> Will | None:
+        """Return the will that tells of the end of a connection, or None."""
+        return None if self.state_topic is None else Will(self.state_topic, b"0", 1, retain=retain)
+
+    def cloud_will(self) -> Will | None:
+        """Return the will for the cloud's broker; None where only the site is told."""
+        return self.will(retain=self.retains_cloud_state) if self.tells_cloud_state else None
+
+    @property
+    def has_retained_will(self) -> bool:
+        """Whether the CONNECT to the cloud's broker has a will that is retained."""
+        return self.retains_cloud_state and self.cloud_will() is not None
 
 
 def read_password(name: str, keys: UplinkKeys) -> bytes | None:
@@ -140,8 +155,8 @@ def connect_cloud(settings: RelaySettings, *, forgets: bool = False) -> bytes:
     """Return the CONNECT to the cloud's broker.
 
     Args:
-        settings: of the uplink.
-        forgets: the session there ends, and none begins.
+        settings: what the connection says of itself.
+        forgets: the session there ends, and no new one begins.
     """
     properties: dict[str, Any] = {}
     if settings.version == MQTT_5 and not forgets:
@@ -162,24 +177,35 @@ def connect_cloud(settings: RelaySettings, *, forgets: bool = False) -> bytes:
         keep_alive=settings.keep_alive,
         username=settings.username,
         password=settings.password,
-        will=None if forgets else cloud_will(settings),
+        will=None if forgets else settings.cloud_will(),
         properties=properties,
         is_bridge=settings.is_bridge,
     )
     return write_packet(connect, settings.version)
 
 
+def read_connack(first_byte: int, frame: bytes, body_at: int, version: int) -> ConnAck:
+    """Return the first packet of the cloud's broker.
+
+    Raises:
+        ProtocolError: it is not a CONNACK.
+    """
+    packet = read_packet(first_byte, frame[body_at:], version)
+    if not isinstance(packet, ConnAck):
+        raise ProtocolError(f"{packet.packet_type.name} before CONNACK")
+    return packet
+
+
 def check_accepted(packet: ConnAck, settings: RelaySettings) -> None:
     """Check that the cloud's broker accepts the connection.
 
     Raises:
-        UplinkRefusedError: it refuses; `NO_BRIDGES` is the reason where that is for the bridge bit,
-            `NO_RETAIN` where it is for the retained will.
+        UplinkRefusedError: it refuses. The reason is `NO_BRIDGES` or `NO_RETAIN` where a CONNECT
+            without the bridge bit or the retained will may be accepted.
     """
     if settings.is_bridge and packet.reason_code == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
         raise UplinkRefusedError(NO_BRIDGES, "refused: it knows no bridges")
-    is_for_retain = packet.reason_code == ReasonCode.RETAIN_NOT_SUPPORTED
-    if is_for_retain and has_retained_will(settings):
+    if packet.reason_code == ReasonCode.RETAIN_NOT_SUPPORTED and settings.has_retained_will:
         raise UplinkRefusedError(NO_RETAIN, "refused: it retains nothing")
     if packet.reason_code:
         told = describe_reason_code(packet.reason_code)
@@ -192,83 +218,63 @@ def check_accepted(packet: ConnAck, settings: RelaySettings) -> None:
 
 
 def refusal_in_words(code: int) -> str:
-    """Return what a reason code of the cloud's broker for one topic or filter says."""
+    """Return the meaning of a reason code by which the cloud refuses one topic or filter."""
     told = describe_reason_code(code)
-    return (
-        f"{told}: the broker's access control (ACL) denies it"
-        if code == ReasonCode.NOT_AUTHORIZED
-        else told
-    )
-
-
-def will_of(settings: RelaySettings) -> Will | None:
-    """Return the will that tells of the end of a connection; None for none."""
-    topic = settings.state_topic
-    return None if topic is None else Will(topic, b"0", 1, retain=True)
-
-
-def has_retained_will(settings: RelaySettings) -> bool:
-    """Say whether the CONNECT to the cloud's broker has a will that is retained."""
-    will = cloud_will(settings)
-    return will is not None and will.retain
-
-
-def cloud_will(settings: RelaySettings) -> Will | None:
-    """Return the will for the cloud's broker; None where the site alone is told."""
-    will = will_of(settings) if settings.tells_cloud_state else None
-    return None if will is None else replace(will, retain=settings.retains_cloud_state)
+    denied = f"{told}: the broker's access control (ACL) denies it"
+    return denied if code == ReasonCode.NOT_AUTHORIZED else told
 
 
 def state_of(
     settings: RelaySettings, payload: bytes, version: int, *, retain: bool = True
 ) -> bytes:
-    """Return the PUBLISH that tells of a connection; b"" where nothing is to be told.
+    """Return the PUBLISH that tells the state of a connection; b"" where there is no state topic.
 
     Args:
-        settings: of the uplink.
+        settings: of the connection.
         payload: ``1``, ``0``, or nothing for a client that does not come again.
-        version: of the connection that it goes to.
-        retain: the broker there retains it.
+        version: protocol version of the connection on which it is sent.
+        retain: the broker is to retain it.
     """
     topic = settings.state_topic
     return b"" if topic is None else write_packet(Publish(topic, payload, retain=retain), version)
 
 
-def record_of_state(topic: str) -> str:
-    """Return the subscription by which a session keeps in mind what its state topic is."""
-    return f"{_STATE_RECORD}{topic}"
-
-
-def recorded_states(filters: Iterable[str]) -> list[str]:
-    """Return the state topics that a session keeps in mind, by its subscriptions."""
-    return [one.removeprefix(_STATE_RECORD) for one in filters if one.startswith(_STATE_RECORD)]
-
-
 def cloud_state(settings: RelaySettings, payload: bytes) -> bytes:
-    """Return the same for the cloud's broker; b"" where the site alone is told."""
+    """Return the PUBLISH of the state for the cloud's broker; b"" where only the site is told."""
     if not settings.tells_cloud_state:
         return b""
     return state_of(settings, payload, settings.version, retain=settings.retains_cloud_state)
 
 
-def connect_up(up_id: str, receive_maximum: int) -> bytes:
-    """Return the CONNECT of the client that subscribes; MQTT 5, whatever the cloud speaks."""
+def record_of_state(topic: str) -> str:
+    """Return the topic filter by which a session remembers its state topic."""
+    return f"{_STATE_RECORD}{topic}"
+
+
+def recorded_states(filters: Iterable[str]) -> list[str]:
+    """Return the state topics that a session remembers by its subscriptions."""
+    return [one.removeprefix(_STATE_RECORD) for one in filters if one.startswith(_STATE_RECORD)]
+
+
+def connect_local(client_id: str, receive_maximum: int) -> bytes:
+    """Return the CONNECT of a local client that continues its session, in MQTT 5."""
     properties = {
         "session_expiry_interval": SESSION_NEVER_EXPIRES,
         "receive_maximum": receive_maximum,
     }
-    return write_packet(Connect(up_id, clean_start=False, keep_alive=0, properties=properties), 5)
+    connect = Connect(client_id, clean_start=False, keep_alive=0, properties=properties)
+    return write_packet(connect, MQTT_5)
 
 
 def subscribe_up(
     filters: Mapping[str, int], sizes: SizeClass | None, *, without_retained: Container[str]
 ) -> bytes:
-    """Return the SUBSCRIBE for what goes up; b"" for nothing.
+    """Return the SUBSCRIBE for what goes up; b"" where there are no filters.
 
     Args:
         filters: topic filter to QoS.
         sizes: size class of the messages; None for both.
-        without_retained: those of them whose retained messages are not sent.
+        without_retained: filters whose retained messages are not to be sent.
     """
     if not filters:
         return b""
@@ -278,20 +284,3 @@ def subscribe_up(
     )
     properties = {"user_property": [(SIZE_PROPERTY, sizes)]} if sizes else {}
     return write_packet(Subscribe(1, requests, properties), MQTT_5)
-
-
-def read_frame(first_byte: int, frame: bytes, body_at: int, version: int) -> Packet:
-    """Return a packet that is no PUBLISH, by all its bytes and where its body begins."""
-    return read_packet(first_byte, frame[body_at:], version)
-
-
-def read_connack(first_byte: int, frame: bytes, body_at: int, version: int) -> ConnAck:
-    """Return the first packet of the cloud's broker.
-
-    Raises:
-        ProtocolError: it is another than CONNACK.
-    """
-    packet = read_frame(first_byte, frame, body_at, version)
-    if not isinstance(packet, ConnAck):
-        raise ProtocolError(f"{packet.packet_type.name} before CONNACK")
-    return packet

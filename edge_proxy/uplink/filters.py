@@ -1,7 +1,7 @@
-"""Topic filters as sets of topics: what two have in common, and which one holds another.
+"""Topic filters as sets of topics: intersections, and which filter covers another.
 
-What two topic filters have in common is always one topic filter, or nothing. So a union of filters
-needs no topics: it is a set of filters of which none holds another. A filter that begins with a
+The intersection of two topic filters is always one topic filter, or empty. So a union of filters is
+a set of filters of which none covers another, and needs no topics. A filter that begins with a
 wildcard does not match topics that begin with ``$`` [MQTT-4.7.2-1], and ``a/#`` matches ``a``.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
 _Levels: TypeAlias = "dict[str | None, Any]"
-"""Level to the levels behind it; None to the filter that ends here."""
+"""A node of the tree: level to the node behind it, and None to the filter that ends here."""
 
 _WILDCARDS: Final = ("+", "#")
 
@@ -19,9 +19,9 @@ _CANONICAL: Final = {"+/#": "#", "/#": "/+/#"}
 
 
 def canonical(topic_filter: str) -> str:
-    """Return the form that all filters of the same topics have.
+    """Return the one form that stands for all filters of the same topics.
 
-    Only two pairs of filters match the same topics, as there is no topic without characters.
+    Only two pairs of filters match the same topics, as no topic is empty.
     """
     return _CANONICAL.get(topic_filter, topic_filter)
 
@@ -30,8 +30,8 @@ def intersection(one: str, other: str) -> str | None:
     """Return the filter of the topics that two filters match; None where there are none.
 
     Args:
-        one: valid, and without ``$share/NAME/``.
-        other: the same.
+        one: a valid filter without ``$share/NAME/``.
+        other: another one.
     """
     ones, others = one.split("/"), other.split("/")
     if (ones[0] in _WILDCARDS and others[0].startswith("$")) or (
@@ -57,7 +57,7 @@ def intersection(one: str, other: str) -> str | None:
     common += ones[n_common:] or others[n_common:]
     if has_rest and has_others_rest:
         common.append("#")
-    # "/#" and "+" have only the topic without characters in common, and there is none.
+    # "/#" and "+" would only have the empty topic in common, which does not exist.
     return canonical("/".join(common)) or None
 
 
@@ -67,9 +67,9 @@ def covers(wide: str, narrow: str) -> bool:
 
 
 class FilterTree:
-    """A set of topic filters, in which those that cover another one are found.
+    """A set of canonical topic filters with a search for those that cover another one.
 
-    The filters are canonical. Each search costs what it passes of the tree, not the whole set.
+    A search visits a part of the tree, not the whole set.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class FilterTree:
             del parent[level]
 
     def covering(self, topic_filter: str) -> Iterator[str]:
-        """Yield those that cover a filter, itself included where the set has it."""
+        """Yield the filters that cover a filter, including itself where the set has it."""
         levels = topic_filter.split("/")
         has_rest = levels[-1] == "#"
         if has_rest:
@@ -130,7 +130,7 @@ class FilterTree:
                 waiting.append((node["+"], depth + 1))
 
     def covered_by(self, topic_filter: str) -> Iterator[str]:
-        """Yield those that a filter covers, itself included where the set has it."""
+        """Yield the filters that a filter covers, including itself where the set has it."""
         levels = topic_filter.split("/")
         has_rest = levels[-1] == "#"
         if has_rest:

@@ -1,4 +1,4 @@
-"""Lanes of an uplink: which messages travel on which of its connections.
+"""Lanes of an uplink: which messages it sends and receives on which of its connections.
 
 Theory of operation. One connection delivers its bytes in order, so a picture on its way holds up
 every alarm behind it. An uplink with lanes has two connections, each with a Client Identifier, a
@@ -9,14 +9,14 @@ topic across both (`penstock.broker.outbox.lane_order`). What comes down is divi
 cloud's broker is a Penstock, which keeps the order in the same way
 (`penstock.broker.sessions.lanes`). Else it comes on the lane of small messages.
 
-A lane that cannot connect while the other one stands is taken over: what waits to go up on it goes
-by the other lane. What is unacknowledged waits for its session, and later messages of its topics
-wait for that, for a while.
+A lane that cannot connect while the other one is connected is taken over: what waits to go up on it
+goes by the other lane. What is unacknowledged waits for its session, and later messages of these
+topics wait behind it, for a limited time.
 
-With ``by: auto``, the lane of large messages is *optional*: it connects when the other one stands,
-and where the cloud's broker does not take it (`SecondConnection`), it is taken over at once and for
-good. An uplink of MQTT 3.1.1 has one lane then: such a broker may drop what the second client
-publishes, and acknowledges it all the same.
+With ``by: auto``, the lane of large messages is *optional*: it connects when the other one is
+connected. Where the cloud's broker does not accept it (`SecondConnection`), the other one takes it
+over at once and for good. An uplink of MQTT 3.1.1 has one lane then: such a broker may acknowledge
+what the second client publishes, and drop it.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from penstock.edge_proxy.uplink.filters import canonical, covers, intersection
 from penstock.edge_proxy.uplink.remapping import DownRule, Rule
 
 LARGE: Final = "large"
-"""Name of the lane of large messages; the other one has the name of the uplink alone."""
+"""Name of the lane of large messages; the other lane has no name of its own."""
 
 AGAIN_SECONDS: Final = 600.0
-"""After a refusal, the second connection is tried again so much later: the limit that refused it
-may be another then. It costs a connection, and no message."""
+"""How long after a refusal the second connection is tried again: the limit that refused it may have
+changed. An attempt costs a connection, and no message."""
 
 REFUSALS: Final = frozenset({"refused", "configuration"})
-"""Reasons for which an attempt failed that say no."""
+"""Reasons of failed attempts that are refusals."""
 
 UNANSWERED: Final = frozenset({"closed", "connack", "disconnected", "protocol"})
-"""Reasons that may say so as well: some brokers close a connection that they do not allow. Or the
-network has lost it."""
+"""Reasons of failed attempts that may be refusals, as some brokers close a connection that they do
+not allow, or losses of the network. `UNANSWERED_IN_A_ROW` of them count as a refusal."""
 
 UNANSWERED_IN_A_ROW: Final = 3
 
 MUTUAL_IN_A_ROW: Final = 3
-"""Where one connection ends as the other one begins, and then the other one, and so on, the broker
-takes both for connections of one client."""
+"""When so many times in turn one connection has ended as the other one began, the broker takes both
+for connections of one client."""
 
 BOTH_TAKE_OVER: Final = (
     "each of two connections ends the other, as if both had one client id (mosquitto: "
@@ -68,17 +68,18 @@ class LanesKeys:
     """Two connections in place of one; the keys under `lanes`.
 
     Attributes:
-        by: what tells the lanes apart: ``size`` or ``topic``. ``auto`` is ``size`` where the
-            cloud's broker takes a second connection, and one connection where it does not.
+        by: what divides messages: ``size`` or ``topic``. ``auto`` is ``size`` where the cloud's
+            broker accepts a second connection, and one connection where it does not.
         large: with ``by: topic``: topic filters of the site. A rule belongs to the lane of large
             messages if one of them holds all of its topics.
-        takeover_seconds: what waits to go up on a lane goes by the other one after the lane could
-            not connect for so long while the other stood. Shorter outages cost less than the
+        takeover_seconds: when a lane could not connect for so long while the other one was
+            connected, what waits on it goes by the other one. Shorter outages cost less than the
             change: what is unacknowledged has to wait for the session anyway.
-        give_up_seconds: after a lane was away for so long, its unacknowledged messages hold back
-            later ones of their topics no more: it may not come back. Their order is lost then.
-        yields: what is sent on the lane of large messages is paced, so that small ones find a short
-            queue (`penstock.broker.network.pacing`); what comes down, by Penstock in the cloud.
+        give_up_seconds: when a lane was disconnected for so long, later messages no longer wait for
+            its unacknowledged ones of the same topics. Their order is lost then.
+        yields: large messages are sent at a pace at which small ones find a short queue
+            (`penstock.broker.network.pacing`). Penstock in the cloud does the same with what comes
+            down.
     """
 
     by: Literal["auto", "size", "topic"] = "auto"
@@ -112,10 +113,10 @@ class LanesKeys:
         """Check that each rule belongs to one lane, and that both lanes have one.
 
         Args:
-            rules: of both directions.
+            rules: the rules of both directions.
 
         Raises:
-            ValueError: says what is allowed.
+            ValueError: with what is allowed.
         """
         if self.by != "topic":
             return
@@ -146,14 +147,14 @@ class Lane:
     """One lane of an uplink, or an uplink without lanes.
 
     Attributes:
-        name: ``large``, or "" for that of small messages and where there are no lanes.
+        name: ``large``, or "" for the lane of small messages and for an uplink without lanes.
         up: rules of what goes up on it.
         down: rules of what comes down on it.
         sizes: size class of its messages; None for both.
-        leaves: it is to end, or is configured no more. It carries what is left in its sessions, and
-            ends them.
-        yields: it is that of large messages, and is paced while the other one stands.
-        is_optional: the uplink does without it where the cloud's broker does not take it.
+        leaves: it is to end, or is no longer configured. It carries what is left in its sessions,
+            and then ends them.
+        yields: it carries large messages, and is paced while the other lane is connected.
+        is_optional: the uplink does without it where the cloud's broker does not accept it.
     """
 
     name: str
@@ -165,12 +166,12 @@ class Lane:
     is_optional: bool = False
 
     def of(self, text: str, separator: str) -> str:
-        """Return a name for this lane alone; that of the uplink where it has none of its own."""
+        """Return a name of the uplink with the name of this lane appended, if it has one."""
         return f"{text}{separator}{self.name}" if self.name else text
 
 
 def leaving_lane(name: str) -> Lane:
-    """Return a lane that carries what is left in its sessions; a large one may not be there."""
+    """Return a lane that carries what is left in its sessions. The large one is optional."""
     return Lane(name, [], [], leaves=True, is_optional=bool(name))
 
 
@@ -182,14 +183,14 @@ def lanes_of(
     is_5: bool = True,
     leaves: bool = False,
 ) -> list[Lane]:
-    """Return the lanes of an uplink, that of small messages first.
+    """Return the lanes of an uplink, the one of small messages first.
 
     Args:
-        keys: of its lanes; None where it has none.
-        up: its rules of what goes up.
-        down: its rules of what comes down.
-        is_5: it speaks MQTT 5 with the cloud's broker.
-        leaves: it is to end.
+        keys: the keys under `lanes`; None for one connection.
+        up: rules of what goes up.
+        down: rules of what comes down.
+        is_5: the uplink speaks MQTT 5 with the cloud's broker.
+        leaves: the uplink is to end.
     """
     if keys is None or (keys.by == "auto" and not is_5):
         return [leaving_lane("") if leaves else Lane("", up, down)]
@@ -213,10 +214,10 @@ def lanes_of(
 
 
 class SecondConnection:
-    """Whether the cloud's broker takes the optional lane, as far as is known.
+    """Finds out whether the cloud's broker accepts the optional lane.
 
     Attributes:
-        refused: why it does not, as the last attempt has shown; "" where it may.
+        refused: why it did not at the last attempt; "" where it may.
     """
 
     def __init__(self) -> None:
@@ -228,7 +229,7 @@ class SecondConnection:
         self._told = ""
 
     def wait_seconds(self, now: float) -> float:
-        """Return after which time it may be tried; 0.0 for now."""
+        """Return the seconds until it may be tried; 0.0 for now."""
         return max(0.0, self._again_at - now) if self.refused else 0.0
 
     def accepted(self) -> None:
@@ -247,11 +248,11 @@ class SecondConnection:
             self._again_at = 0.0
 
     def failed(self, reason: str, told: str, now: float) -> None:
-        """Take note of an attempt that failed.
+        """Note an attempt that has failed.
 
         Args:
-            reason: in one word, as it is counted.
-            told: in words.
+            reason: the word under which it is counted.
+            told: the same in a sentence.
             now: monotonic seconds.
         """
         if reason in UNANSWERED:
@@ -260,12 +261,12 @@ class SecondConnection:
             self.give_up(told, now)
 
     def came_back(self, lane: str, *, is_mutual: bool, now: float) -> None:
-        """Take note of a lane that the cloud's broker has accepted again.
+        """Note that the cloud's broker has accepted a lane again.
 
         Args:
-            lane: its name.
+            lane: name of the lane.
             is_mutual: its last connection has ended soon after the other lane was accepted, which
-                has stood since.
+                has been connected since.
             now: monotonic seconds.
         """
         is_in_turn = is_mutual and lane != self._last_back
@@ -282,6 +283,6 @@ class SecondConnection:
         self._again_at = now + AGAIN_SECONDS
 
     def to_tell(self) -> str:
-        """Return `refused` where it is another than the last time; else ""."""
+        """Return `refused` where it has changed since the last call; else ""."""
         told, self._told = self._told, self.refused
         return "" if told == self.refused else self.refused

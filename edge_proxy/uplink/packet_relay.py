@@ -1,34 +1,35 @@
-"""The relay of an uplink: two clients back to back, without the network.
+"""The relay of an uplink: it passes packets between three connections, without the network.
 
-Theory of operation. An uplink has three connections. One leads to the cloud's broker. Two are
+Theory of operation. An uplink has three connections. One leads to the cloud's broker. Two belong to
 clients of the site's own broker, in its process: *up* subscribes to what goes up, *down* publishes
-what comes down. PUBLISH, PUBACK, PUBREC, PUBREL and PUBCOMP pass the relay with unchanged packet
-identifiers:
+what comes down. PUBLISH, PUBACK, PUBREC, PUBREL and PUBCOMP pass with unchanged packet identifiers:
 
     site's broker  -- up -->  PUBLISH 7  -->  cloud       cloud  -->  PUBLISH 3  -- down -->  broker
     site's broker  <-- up --  PUBACK 7   <--  cloud       cloud  <--  PUBACK 3   <-- down --  broker
 
-So the relay keeps no state of messages. What waits for the cloud waits in the session of *up*,
-with its limits, priorities, expiry and persistence. When either end is killed, the sessions on both
-sides send again by [MQTT-4.4.0-1] with the same identifiers, and the receiver knows a repeat at
+So the relay keeps no messages. What waits for the cloud waits in the session of *up*, with its
+limits, priorities, expiry and persistence. When either end is killed, the sessions on both sides
+send again by [MQTT-4.4.0-1] with the same identifiers, and the receiver recognises a repeat at
 QoS 2.
 
 Packet identifiers mean the same on both sides only while both sides have their sessions. Where the
-cloud has none, that of *down* is ended by Clean Start, as its identifiers stand for other messages.
-The session of *down* begins when the cloud has accepted the first connection. So where there is
-none, the sessions of this site are not those that the cloud knows, and the cloud's is ended before
-(`connect_cloud`): by a connection of its own, as mosquitto 2.0 does not store the session of a
-client that has connected with Clean Start.
+cloud has none, the session of *down* is ended by Clean Start, as its identifiers stand for other
+messages. The session of *down* begins when the cloud has accepted the first connection. So where
+there is none, the sessions of this site are not those that the cloud knows, and the cloud's is
+ended first (`forget_session`). That takes a connection of its own, as mosquitto 2.0 does not store
+the session of a client that has connected with Clean Start.
 
-What cannot pass is answered here, as the other side would have done, and counted by its reason. A
-message that repeats one which the cloud may have is released there first
-(`UpReceiver.freeing`): the cloud would take the next message with that identifier for it.
+The relay answers a message that cannot pass itself, as the other side would have done, and counts
+it by its reason. Where the cloud may have an earlier copy of such a message, the copy is released
+there first (`UpReceiver.freeing`): the cloud would take the next message with that identifier for
+it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from logging import Logger
 from typing import Final, get_args
@@ -59,58 +60,107 @@ from penstock.edge_proxy.uplink.connecting import (
     check_accepted,
     cloud_state,
     connect_cloud,
-    connect_up,
+    connect_local,
     record_of_state,
     refusal_in_words,
     state_of,
     subscribe_up,
-    will_of,
 )
-from penstock.edge_proxy.uplink.counts import UplinkCounts
-from penstock.edge_proxy.uplink.packet_stream import Buffer, PacketStream
-from penstock.edge_proxy.uplink.packet_writer import PacketWriter
+from penstock.edge_proxy.uplink.packet_stream import PacketStream, PacketWriter
 from penstock.edge_proxy.uplink.receivers import CloudReceiver, DownReceiver, UpReceiver
 from penstock.edge_proxy.uplink.remapping import Loops, Remapping
 from penstock.edge_proxy.uplink.subscriptions import Request
 from penstock.edge_proxy.uplink.suspects import SentItem, Suspects
 
 MOST_INFLIGHT: Final = 32_000
-"""QoS 1 and 2 messages on their way up. The packet identifiers of SUBSCRIBE are taken as far from
-theirs as possible, and these are less than half of all."""
+"""QoS 1 and 2 messages on their way up. They are less than half of all packet identifiers, as the
+identifiers of SUBSCRIBE are taken as far from theirs as possible."""
+
+
+@dataclass(eq=False, slots=True)
+class UplinkCounts:
+    """Counters of one uplink or lane, all from 0. All but the two states only go up.
+
+    Attributes:
+        connected: state: 1 while the cloud's broker has accepted the connection, else 0.
+        connections: how often it was accepted.
+        taken_over: state: 1 while the other lane has taken this one over, else 0.
+        takeovers: how often that has begun.
+        order_given_up: messages that are unacknowledged on this lane and that later ones of their
+            topics have ceased to wait for.
+        paced: how often what goes up has begun to yield to the lane of small messages.
+        failures: attempts that failed and connections that ended, by reason.
+        up_messages: PUBLISH packets sent to the cloud, repeats included.
+        up_bytes: bytes of these packets.
+        down_messages: PUBLISH packets from the cloud that were given to the site's broker.
+        down_bytes: bytes of these packets.
+        up_dropped: messages that did not go up, by reason; docs/how-to/edge.md lists them.
+        down_dropped: messages that did not come down, by reason.
+        changed: messages that went up otherwise than they came, by reason.
+        subscribe_refused: topic filters that the cloud's broker has refused.
+        retained_repeated: retained messages, and clears, that went up again after an outage.
+        retained_cleared: retained messages of the site that the cloud's broker has no more.
+    """
+
+    connected: int = 0
+    connections: int = 0
+    taken_over: int = 0
+    takeovers: int = 0
+    order_given_up: int = 0
+    paced: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    up_messages: int = 0
+    up_bytes: int = 0
+    down_messages: int = 0
+    down_bytes: int = 0
+    up_dropped: dict[str, int] = field(default_factory=dict)
+    down_dropped: dict[str, int] = field(default_factory=dict)
+    changed: dict[str, int] = field(default_factory=dict)
+    subscribe_refused: int = 0
+    retained_repeated: int = 0
+    retained_cleared: int = 0
+
+    def has_yielded(self) -> None:
+        """Count that what goes up has begun to yield."""
+        self.paced += 1
 
 
 class PacketRelay:
     """One connection to the cloud, and the two local ones that come and go with it.
 
     Attributes:
-        cloud: what is to be written to the cloud's broker.
-        up: what is to be written by the local client that subscribes.
-        down: what is to be written by the local client that publishes.
-        is_accepted: the cloud's broker has accepted the connection: the local clients connect.
-        keep_alive: seconds; the cloud's broker may have asked for another than the configured one.
-        session_present: the cloud's broker has the session, once it is accepted.
+        settings: what the three connections say of themselves.
+        cloud: bytes to send to the cloud's broker.
+        up: bytes that the local client sends which subscribes.
+        down: bytes that the local client sends which publishes.
+        from_cloud: cuts what the cloud's broker sends.
+        from_up: cuts what the site's broker sends to the client that subscribes.
+        from_down: cuts what it sends to the client that publishes.
+        is_accepted: the cloud's broker has accepted the connection, so that the local clients
+            connect.
+        keep_alive: Keep Alive in seconds, as configured or as the cloud's broker asks for.
+        session_present: the cloud's broker has the session.
         is_safe: the site's broker has the session of *down*, with persistence on its disk. The
-            cloud is asked for messages from then on: a site that is killed before has the cloud's
+            uplink subscribes in the cloud only then: a site that is killed before has the cloud's
             session ended, with what waits in it.
         marks_down: encoded User Properties of a message that comes down and had none of uplinks.
-        lanes_are_kept: it keeps the order of topics across both lanes.
-        has_other_lane: it has a session of the other lane.
-        markers: payloads that have come for the marker's topic, not taken yet; None where the cloud
-            refuses one.
-        retained: topics at the site of retained messages that have come, not taken yet, while
-            `watches_retained`.
-        watches_retained: they are wanted.
+        lanes_are_kept: the cloud's broker keeps the order of topics across both lanes.
+        has_other_lane: the cloud's broker has a session of the other lane.
+        answers: answers of the cloud's broker that nobody has taken yet: (topic filter, reason
+            code), and None as the code of a subscription that has ended.
+        markers: payloads of the marker's topic that nobody has taken yet; None where the cloud
+            refuses a marker.
+        retained: topics at the site of retained messages that have come and that nobody has taken
+            yet. They are noted while `watches_retained`.
+        not_taken: (packet identifier, topic) of messages that the cloud's broker does not let this
+            client publish. They are to be handed over to the other lane.
         suspects: what the cloud's broker may have refused by ending a connection.
-        busy: the one thing that was sent and is not answered, while `suspects` says to be careful.
+        busy: what was sent and is not answered, while `suspects` demands one thing at a time.
         has_answered: the cloud's broker has answered a message or a PINGREQ.
         has_passed: a message has passed in either direction, and was acknowledged.
-        disconnect_code: reason code of its DISCONNECT; 0 for none.
-        not_taken: (packet identifier, topic) of messages, not handed over yet, that the cloud's
-            broker does not let this client publish; of an optional lane alone.
+        disconnect_code: reason code of the cloud's DISCONNECT; 0 for none.
         n_pings: PINGREQs that were sent.
-        n_pongs: of these, that were answered.
-        answers: of the cloud's broker, not taken yet: (topic filter, reason code), and None as the
-            code of a subscription that has ended.
+        n_pongs: PINGREQs that were answered.
     """
 
     def __init__(
@@ -127,13 +177,13 @@ class PacketRelay:
         """Begin a connection: CONNECT is in `cloud`.
 
         Args:
-            settings: of the uplink.
-            remapping: of its topics.
+            settings: see the attribute.
+            remapping: topics of the uplink.
             loops: recognises messages that go round.
-            counts: of the uplink.
-            logger: told what does not pass.
-            suspects: as the attribute.
-            old_filters: subscriptions of *up* of which everything retained went up before.
+            counts: counters of the uplink.
+            logger: gets a warning of what does not pass.
+            suspects: see the attribute.
+            old_filters: subscriptions of *up* whose retained messages have all gone up before.
         """
         self.settings = settings
         self.remapping = remapping
@@ -141,13 +191,10 @@ class PacketRelay:
         self.counts = counts
         self.logger = logger
         self.cloud, self.up, self.down = PacketWriter(), PacketWriter(), PacketWriter()
-        self.is_accepted = False
+        self.is_accepted = self.session_present = self.is_safe = False
+        self.lanes_are_kept = self.has_other_lane = False
         self.keep_alive = settings.keep_alive
-        self.session_present = False
-        self.is_safe = False
         self.marks_down = b""
-        self.lanes_are_kept = False
-        self.has_other_lane = False
         self.answers: list[tuple[str, int | None]] = []
         self.not_taken: list[tuple[int, str]] = []
         self.markers: list[bytes | None] = []
@@ -168,45 +215,13 @@ class PacketRelay:
         self._queue: deque[Callable[[], None]] = deque()
         self.n_pings = self.n_pongs = self._fence = 0
         self.upward, self.downward = UpReceiver(self), DownReceiver(self)
-        most = settings.maximum_packet_size
-        self._from_cloud = PacketStream(CloudReceiver(self), self.version, most)
-        self._from_up = PacketStream(self.upward, MQTT_5, MAX_REMAINING_LENGTH + 5)
-        self._from_down = PacketStream(self.downward, self.version, MAX_REMAINING_LENGTH + 5)
+        any_size = MAX_REMAINING_LENGTH + 5
+        self.from_cloud = PacketStream(
+            CloudReceiver(self), self.version, settings.maximum_packet_size
+        )
+        self.from_up = PacketStream(self.upward, MQTT_5, any_size)
+        self.from_down = PacketStream(self.downward, self.version, any_size)
         self.cloud.send(connect_cloud(settings))
-
-    # -- what is received ------------------------------------------------------------------------
-
-    @property
-    def is_receiving(self) -> bool:
-        """Whether a part of a message of the cloud has come, and not all of it."""
-        return self._from_cloud.is_in_payload
-
-    def receive_cloud(self, data: Buffer) -> None:
-        """Take bytes from the cloud's broker.
-
-        Raises:
-            PeerError: it has sent what is not allowed.
-            UplinkRefusedError: it has refused or ended the connection.
-        """
-        self._from_cloud.receive_data(data)
-
-    def receive_up(self, data: Buffer) -> None:
-        """Take bytes from the site's broker for the client that subscribes.
-
-        Raises:
-            UplinkRefusedError: it has refused or ended the connection.
-            PeerError: as `receive_cloud`.
-        """
-        self._from_up.receive_data(data)
-
-    def receive_down(self, data: Buffer) -> None:
-        """Take bytes from the site's broker for the client that publishes.
-
-        Raises:
-            UplinkRefusedError: as `receive_up`.
-            PeerError: the same.
-        """
-        self._from_down.receive_data(data)
 
     # -- what is asked of it ---------------------------------------------------------------------
 
@@ -216,11 +231,12 @@ class PacketRelay:
         self.cloud.send(write_packet(PingReq(), self.version))
 
     def subscribe(self, requests: Sequence[Request], marker: bytes | None = None) -> None:
-        """Ask the cloud for topics.
+        """Subscribe in the cloud.
 
         Args:
             requests: each filter once.
-            marker: payload that is retained for the marker's topic before, and comes last.
+            marker: payload that the cloud is to retain in the marker's topic before, and to send
+                last; None for no marker.
         """
         topic = self.settings.marker_topic
         if marker is not None and topic is not None:
@@ -240,7 +256,7 @@ class PacketRelay:
             self._soon(partial(self._subscribe_to_marker, topic))
 
     def _is_aside(self, topic_filter: str) -> bool:
-        """Say whether the cloud's broker has ended connections at a filter: it is refused then."""
+        """Say whether a filter is set aside: the cloud's broker has ended connections at it."""
         if self.suspects.is_idle or not self.suspects.is_aside(SentItem("filter", topic_filter)):
             return False
         self.answers.append((topic_filter, ReasonCode.UNSPECIFIED_ERROR))
@@ -259,7 +275,7 @@ class PacketRelay:
         packet_id = self._packet_id()
         self._asked[packet_id] = tuple(request.topic_filter for request in requests)
         is_5 = self.version == MQTT_5
-        most = self.maximum_qos  # more would be granted as much, or not answered at all
+        most = self.maximum_qos  # some brokers do not answer a request for more
         asked = tuple(
             SubscriptionRequest(name, min(qos, most), True, True, 0 if wants_retained else 2)
             if is_5
@@ -283,7 +299,7 @@ class PacketRelay:
         self.cloud.send(data)
 
     def end_marker(self) -> None:
-        """Have the cloud retain nothing for the marker's topic, until the next marker."""
+        """Clear the marker's topic in the cloud, until the next marker."""
         topic = self.settings.marker_topic
         if topic is not None:
             self.unsubscribe((topic,))
@@ -291,13 +307,13 @@ class PacketRelay:
             self._soon(partial(self.cloud.send, data))
 
     def clear(self, topics: Iterable[str]) -> None:
-        """Have the site retain nothing for some topics."""
+        """Clear retained messages of the site."""
         for topic in topics:
             self.counts.retained_cleared += 1
             self.down.send(write_packet(Publish(topic, b"", retain=True), self.version))
 
     def unsubscribe(self, filters: Sequence[str]) -> None:
-        """Ask the cloud for topics no more."""
+        """Unsubscribe in the cloud."""
         at_once = self.settings.filters_per_subscribe
         for start in range(0, len(filters), at_once):
             self._soon(partial(self._unsubscribe, tuple(filters[start : start + at_once])))
@@ -308,11 +324,11 @@ class PacketRelay:
         self.cloud.send(write_packet(Unsubscribe(packet_id, names), self.version))
 
     def record(self, added: Iterable[str], removed: Iterable[str]) -> None:
-        """Keep texts in the session of *down*, as subscriptions to which nothing is published.
+        """Store texts in the session of *down*, as subscriptions to which nothing is published.
 
         Args:
             added: valid topic filters.
-            removed: such that were added before.
+            removed: topic filters that were added before.
         """
         requests = tuple(SubscriptionRequest(name, 0, False, False, 0) for name in added)
         names = tuple(removed)
@@ -322,13 +338,14 @@ class PacketRelay:
             self.down.send(write_packet(Unsubscribe(2, names), self.version))
 
     def disconnect(self, *, for_good: bool = False) -> bool:
-        """Say goodbye on all connections.
+        """Send DISCONNECT on all connections.
 
         Args:
-            for_good: they do not come again: no state of them is retained.
+            for_good: the clients do not come again, so that no state of them is retained.
 
         Returns:
-            False where the cloud cannot be told, as a message is on its way: it publishes the will.
+            False where it cannot be sent to the cloud, as a message is on its way. The cloud then
+            publishes the will.
         """
         state = b"" if for_good else b"0"
         if self.is_accepted:
@@ -342,10 +359,10 @@ class PacketRelay:
         self.cloud.send(write_packet(Disconnect(), self.version))
         return True
 
-    # -- one thing at a time ---------------------------------------------------------------------
+    # -- one item at a time ---------------------------------------------------------------------
 
     def under_way(self) -> list[SentItem]:
-        """Return what was sent and is not answered."""
+        """Return what was sent to the cloud and is not answered."""
         if self.suspects.is_careful:
             return [] if self.busy is None else [self.busy]
         up = self.upward
@@ -355,72 +372,72 @@ class PacketRelay:
         return [*messages, *releases, *up.sent_qos0.values(), *filters, *self._own.values()]
 
     def ping_behind(self) -> None:
-        """Send the PINGREQ that is to follow what was sent, if one is."""
+        """Send the PINGREQ that is to follow what was sent, where there is no other answer."""
         if self._fence > self.n_pings:
             self.ping()
 
     def _soon(self, send: Callable[[], None]) -> None:
-        """Send something of the uplink's own: now, or when it is its turn."""
+        """Send a packet of the uplink's own: now, or when `busy` is answered."""
         self._queue.append(send)
         self._go_on()
 
-    def careful_with(self, thing: SentItem, *, is_answered: bool = True) -> None:
-        """Send nothing more until a thing that is being sent is answered, where care is needed.
+    def careful_with(self, item: SentItem, *, is_answered: bool = True) -> None:
+        """Send nothing more until this is answered, while `suspects` demands one item at a time.
 
         Args:
-            thing: that is being sent.
-            is_answered: the cloud's broker has an answer for it; else a PINGREQ is to follow.
+            item: what is being sent.
+            is_answered: the cloud's broker answers it; else a PINGREQ is to follow.
         """
         if self.suspects.is_careful:
-            self.busy = thing
-            self._from_up.is_paused = True
+            self.busy = item
+            self.from_up.is_paused = True
             self._fence = 0 if is_answered else self.n_pings + 1
 
-    def answered_item(self, thing: SentItem) -> None:
-        """Note that the cloud's broker has answered something that was sent."""
-        self.suspects.answered(thing)
-        if self.busy is not None and self.busy.key == thing.key:
+    def answered_item(self, item: SentItem) -> None:
+        """Note that the cloud's broker has answered what was sent."""
+        self.suspects.answered(item)
+        if self.busy is not None and self.busy.key == item.key:
             self.busy = None
             self._go_on()
 
-    def message_answered(self, thing: SentItem, code: int) -> None:
-        """Take the cloud's answer to a message, which may have been doubted."""
+    def message_answered(self, item: SentItem, code: int) -> None:
+        """Handle the cloud's answer to a message, maybe tried without its RETAIN flag."""
         suspects = self.suspects
-        if thing.is_retained and code < 0x80 and suspects.is_doubted(thing):
+        if item.is_retained and code < 0x80 and suspects.is_doubted(item):
             suspects.flag_was_refused()
             self.change("retain_cleared")
-        self.answered_item(thing)
+        self.answered_item(item)
 
     def own_answered(self, topic: str) -> None:
-        """Take the cloud's answer to a message of the uplink's own."""
-        thing = self._own.pop(topic, None)
-        if thing is not None:
-            self.answered_item(thing)
+        """Handle the cloud's answer to a message of the uplink's own."""
+        item = self._own.pop(topic, None)
+        if item is not None:
+            self.answered_item(item)
 
     def _go_on(self) -> None:
-        """Send what has waited for its turn."""
+        """Send what has waited for the answer to `busy`."""
         while self._queue and self.busy is None:
             self._queue.popleft()()
             self.ping_behind()
-        if self.busy is None and self._from_up.is_paused:
-            self._from_up.go_on()
+        if self.busy is None and self.from_up.is_paused:
+            self.from_up.go_on()
 
     def pong(self) -> None:
-        """Take a PINGRESP: what was sent before its PINGREQ was taken."""
+        """Handle a PINGRESP: the broker has taken what was sent before the PINGREQ."""
         self.n_pongs += 1
         self.has_answered = True
         own, self._own = self._own, {}
         qos0, self.upward.sent_qos0 = self.upward.sent_qos0, {}
         if not self.suspects.is_idle and self.busy is None:
-            for thing in (*own.values(), *qos0.values()):
-                self.suspects.answered(thing)
+            for item in (*own.values(), *qos0.values()):
+                self.suspects.answered(item)
         elif self.busy is not None and 0 < self._fence <= self.n_pongs:
             self.message_answered(self.busy, 0)
 
     # -- within ----------------------------------------------------------------------------------
 
     def _packet_id(self) -> int:
-        """Return a packet identifier that no message on its way up has [MQTT-2.2.1-3]."""
+        """Return a packet identifier that is not in use towards the cloud [MQTT-2.2.1-3]."""
         packet_id = (self.upward.last_packet_id + MAX_PACKET_ID // 2) % MAX_PACKET_ID + 1
         taken = (self._asked, self.upward.sent, self.marker_ids)
         while any(packet_id in packet_ids for packet_ids in taken):
@@ -428,7 +445,7 @@ class PacketRelay:
         return packet_id
 
     def accepted(self, packet: ConnAck) -> None:
-        """Take the CONNACK of the cloud's broker: connect the local clients, and subscribe.
+        """Handle the CONNACK of the cloud's broker: connect the local clients.
 
         Raises:
             UplinkRefusedError: it refuses.
@@ -465,29 +482,29 @@ class PacketRelay:
     def _tell_state(self) -> None:
         """Tell the cloud that the uplink stands."""
         data, topic = cloud_state(self.settings, b"1"), self.settings.state_topic or ""
-        thing = SentItem("own", topic, n_bytes=len(data))
+        item = SentItem("own", topic, n_bytes=len(data))
 
         def send() -> None:
-            self._own[topic] = thing
-            self.careful_with(thing, is_answered=False)
+            self._own[topic] = item
+            self.careful_with(item, is_answered=False)
             self.cloud.send(data)
 
-        if data and not self.suspects.is_aside(thing):
+        if data and not self.suspects.is_aside(item):
             self._soon(send)
 
     def _connect_up(self, window: int) -> None:
-        """Let the client that subscribes connect; its version is 5, whatever the cloud's is."""
-        self.up.send(connect_up(self.settings.up_id, window))
+        """Connect the client that subscribes; it speaks MQTT 5, whatever the cloud speaks."""
+        self.up.send(connect_local(self.settings.up_id, window))
         # What is retained goes up once, and again where the cloud has forgotten the session.
         again = frozenset[str]() if not self.session_present else self._old_filters
         filters = self.remapping.up_filters()
         self.up.send(subscribe_up(filters, self.settings.sizes, without_retained=again))
 
     def _connect_down(self) -> None:
-        """Let the client that publishes connect, in the version of the cloud's connection.
+        """Connect the client that publishes, in the version of the cloud's connection.
 
-        Then an acknowledgement of one side is one of the other, and what cannot be said to a
-        broker of MQTT 3.1.1 is not said to the relay either.
+        So acknowledgements of both sides have one form, and the site's broker says nothing that a
+        broker of MQTT 3.1.1 could not be told.
         """
         is_5 = self.version == MQTT_5
         connect = Connect(
@@ -495,7 +512,7 @@ class PacketRelay:
             protocol_version=self.version,
             clean_start=not self.session_present,
             keep_alive=0,
-            will=will_of(self.settings),
+            will=self.settings.will(),
             properties={"session_expiry_interval": SESSION_NEVER_EXPIRES} if is_5 else {},
         )
         self.down.send(write_packet(connect, self.version))
@@ -504,7 +521,7 @@ class PacketRelay:
         self.down.send(state_of(self.settings, b"1", self.version))
 
     def answered(self, packet: SubAck | UnsubAck) -> None:
-        """Take the cloud's answer to a SUBSCRIBE or UNSUBSCRIBE."""
+        """Handle the cloud's answer to a SUBSCRIBE or UNSUBSCRIBE."""
         filters = self._asked.pop(packet.packet_id, ())
         if isinstance(packet, UnsubAck):
             self.answers += [(name, None) for name in filters]
@@ -539,7 +556,7 @@ class PacketRelay:
             )
 
     def change(self, reason: str) -> None:
-        """Count a message that goes up otherwise than it came."""
+        """Count a message that goes up otherwise than it came, and log it at growing intervals."""
         count(self.counts.changed, reason)
         if is_logged(self.counts.changed[reason]):
             self.logger.warning("%d messages: %s", self.counts.changed[reason], reason)

@@ -1,8 +1,8 @@
-"""Cuts received bytes into packets; the payload of a PUBLISH passes piece by piece.
+"""Cuts what one connection receives into packets, and orders the packets that it sends.
 
-A payload is never collected and never copied as long as a whole chunk of received bytes belongs to
-it. Whatever stands before it, and any other packet, is collected until it is whole. So a message
-may be of any length; what is collected is limited.
+The payload of a PUBLISH passes piece by piece. It is never collected, and is not copied where a
+whole chunk of received bytes belongs to it. What stands before the payload, and any other packet,
+is collected until it is whole. So a message may have any length, and what is collected is limited.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ Buffer = bytes | bytearray | memoryview
 
 
 class PacketReceiver(Protocol):
-    """Takes what a stream is cut into."""
+    """Handles the packets of a stream."""
 
     def packet(self, first_byte: int, frame: bytes, body_at: int) -> None:
-        """Take a packet other than PUBLISH: all its bytes, and where its body begins."""
+        """Handle a packet other than PUBLISH: all its bytes, and where its body begins."""
 
     def publish(
         self, first_byte: int, topic: bytes, packet_id: int, properties: bytes, payload_bytes: int
     ) -> None:
-        """Take what stands before a payload; `properties` are encoded, with their length."""
+        """Handle what stands before a payload; `properties` are encoded, with their length."""
 
     def payload(self, piece: Buffer, bytes_left: int) -> None:
-        """Take a piece of it; with the last one, which may be empty, `bytes_left` is 0."""
+        """Handle a piece of it; with the last one, which may be empty, `bytes_left` is 0."""
 
 
 class PacketStream:
-    """The bytes of one connection.
+    """Cuts the bytes that one connection receives into packets.
 
     Attributes:
         version: protocol version.
-        maximum_packet_size: bytes of the largest packet that may come, or of what stands before a
-            payload.
-        is_paused: no packet is taken. What was received waits for `go_on`.
+        maximum_packet_size: bytes of the largest packet that may come; for a PUBLISH, of what
+            stands before its payload.
+        is_paused: no packet is handled. What was received waits for `go_on`.
     """
 
     def __init__(self, receiver: PacketReceiver, version: int, maximum_packet_size: int) -> None:
@@ -60,10 +60,10 @@ class PacketStream:
         return self._payload_bytes > 0
 
     def receive_data(self, data: Buffer) -> None:
-        """Take received bytes.
+        """Handle received bytes.
 
         Raises:
-            PeerError: they are no MQTT, or a packet is too large.
+            PeerError: they are not MQTT, or a packet is too large.
         """
         if self._payload_bytes:
             piece = data if len(data) <= self._payload_bytes else data[: self._payload_bytes]
@@ -81,10 +81,10 @@ class PacketStream:
         self._cut(whole)
 
     def go_on(self) -> None:
-        """Take packets again, those first that have waited.
+        """Handle packets again, beginning with those that have waited.
 
         Raises:
-            PeerError: as `receive_data`.
+            PeerError: see `receive_data`.
         """
         self.is_paused = False
         tail, self._tail = self._tail, b""
@@ -120,7 +120,7 @@ class PacketStream:
         self._tail = data[position:]
 
     def _check_size(self, n_bytes: int) -> None:
-        """Check the bytes of what is collected."""
+        """Check how many bytes would be collected."""
         if n_bytes > self.maximum_packet_size:
             raise packet_too_large(n_bytes, self.maximum_packet_size)
 
@@ -128,7 +128,7 @@ class PacketStream:
         """Return where the payload begins, or how far the bytes must reach to find out."""
         end = len(data)
         if stop <= end:
-            return stop  # as far as it takes: the packet is whole
+            return stop  # the packet is whole: this is far enough
         if start + 2 > end:
             return start + 2
         position = start + 2 + (data[start] << 8 | data[start + 1]) + (2 if first_byte & 6 else 0)
@@ -161,3 +161,47 @@ class PacketStream:
         piece = data[payload_at:stop]
         self._payload_bytes = stop - payload_at - len(piece)
         receiver.payload(piece, self._payload_bytes)
+
+
+class PacketWriter:
+    """Orders what is to be sent on one connection: no packet comes between the pieces of another.
+
+    Attributes:
+        out: the bytes to send, in their order.
+    """
+
+    __slots__ = ("_behind", "_bytes_left", "out")
+
+    def __init__(self) -> None:
+        self.out: list[Buffer] = []
+        self._behind: list[bytes] = []
+        self._bytes_left = 0
+
+    @property
+    def is_in_payload(self) -> bool:
+        """Whether a PUBLISH has begun, and the rest of its payload has still to come."""
+        return self._bytes_left > 0
+
+    def send(self, frame: bytes) -> None:
+        """Send a whole packet, behind a PUBLISH that has begun."""
+        if frame:
+            (self._behind if self._bytes_left else self.out).append(frame)
+
+    def begin(self, header: bytes, payload_bytes: int) -> None:
+        """Begin a PUBLISH; `piece` follows."""
+        self.out.append(header)
+        self._bytes_left = payload_bytes
+
+    def piece(self, data: Buffer, bytes_left: int) -> None:
+        """Send a piece of its payload."""
+        if data:
+            self.out.append(data)
+        self._bytes_left = bytes_left
+        if not bytes_left and self._behind:
+            self.out += self._behind
+            self._behind.clear()
+
+    def take(self) -> list[Buffer]:
+        """Return and clear what is to be sent now."""
+        out, self.out = self.out, []
+        return out

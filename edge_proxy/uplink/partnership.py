@@ -1,11 +1,11 @@
-"""What one lane of an uplink does about the other one.
+"""Coordinates one lane of an uplink with the other one.
 
-Theory of operation. Each lane is an `Uplink`, and has a `Partnership`. A lane that is away while
-the other one stands is taken over: after a while, or at once where the cloud's broker does not take
-it (`penstock.edge_proxy.uplink.lanes.SecondConnection`). What it has sent and the cloud has not
-acknowledged waits for its session. Where that cannot come back, it goes by the other lane.
+Theory of operation. Each lane is an `Uplink`, and has a `Partnership`. When a lane is disconnected
+while the other one is connected, the other one takes it over: after a while, or at once where the
+cloud's broker refuses it (`SecondConnection`). What the lane has sent and the cloud has not
+acknowledged waits for its session. Where the session cannot come back, the other lane sends it.
 
-An uplink without lanes has a partnership as well, in which nothing happens.
+An uplink with one connection has a partnership, too, which does nothing.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from penstock.edge_proxy.uplink.uplink import Uplink
 
 MUTUAL_SECONDS: Final = 10.0
-"""A connection that ends so soon after the other one has begun may have been ended by it."""
+"""A connection that ends so soon after the other one was accepted may have been ended by it."""
 
 ECHO: Final = (
     "rules of up and down have topics in common, and the broker would send what comes on one of "
     "two back on the other"
 )
-"""Why there is one connection."""
+"""Why an uplink has one connection where rules of both directions overlap."""
 
 JITTER_SECONDS: Final = 1.0
-"""Its end may be known before the other's CONNACK has come."""
+"""The end of one connection may be noticed so long before the CONNACK of the other one comes."""
 
 
 class Partnership:
     """One lane, and what it knows of the other.
 
     Attributes:
-        second: whether the cloud's broker takes this lane, if it is optional; else None.
-        accepted_at: monotonic seconds at which the cloud's broker has accepted it last.
+        second: whether the cloud's broker accepts this lane; None for a lane that is not optional.
+        accepted_at: monotonic seconds at which the cloud's broker has last accepted it.
     """
 
     def __init__(self, uplink: Uplink) -> None:
@@ -61,18 +61,18 @@ class Partnership:
 
     @property
     def is_refused(self) -> bool:
-        """Whether it is an optional lane that the cloud's broker does not take."""
+        """Whether it is an optional lane that the cloud's broker does not accept."""
         return self.second is not None and bool(self.second.refused)
 
     @property
     def why_one(self) -> str:
-        """Why all messages pass by one connection, in words; "" where they do not."""
+        """Why all messages pass by one connection, in words; "" where there are two."""
         seconds = (lane.partnership.second for lane in self._uplink.lanes)
         refused = next((one.refused for one in seconds if one is not None), "")
         return f"one connection, not two: {refused}" if refused else ""
 
     def may_connect_in(self) -> float:
-        """Return after which time this lane may connect, as far as it depends on the other one."""
+        """Return for how many seconds this lane has to wait for the other one."""
         if self.second is None or self._uplink.lane.leaves:
             return 0.0
         if self.other is None or not self.other.counts.connected or self.other.has_echo:
@@ -80,7 +80,7 @@ class Partnership:
         return self.second.wait_seconds(self._uplink.clock())
 
     def stop(self) -> None:
-        """End the wait for a takeover."""
+        """Cancel a takeover that has not begun."""
         if self._taking is not None:
             self._taking.cancel()
             self._taking = None
@@ -118,8 +118,8 @@ class Partnership:
         """Note that a connection of this lane has ended, or that an attempt has failed.
 
         Args:
-            reason: in one word.
-            told: in words.
+            reason: one word why.
+            told: the same in a sentence.
             was_accepted: whether the cloud's broker had accepted it.
         """
         now = self._uplink.clock()
@@ -130,7 +130,7 @@ class Partnership:
         self.do_without()
 
     def do_without(self) -> None:
-        """Where the cloud's broker does not take this lane, let the other one have all of it."""
+        """Give all messages to the other lane where the cloud's broker refuses this one."""
         uplink, second, other = self._uplink, self.second, self.other
         if second is None or not second.refused or other is None:
             return
@@ -144,14 +144,14 @@ class Partnership:
             )
         self.look_at_takeover()
         if (other.has_new_session or second.is_other) and not uplink.counts.connected:
-            self._hand_over_all()  # no broker has any of it in a session of this lane
+            self._hand_over_all()  # no broker has a session of this lane
 
     def not_taken(self, relay: PacketRelay) -> None:
-        """Let the other lane have messages that the cloud's broker does not take on this one."""
+        """Hand messages over that the cloud's broker does not let this lane publish."""
         uplink, second = self._uplink, self.second
         assert second is not None  # noqa: S101 (else there are none)
         for packet_id, topic in relay.not_taken:
-            if not second.refused:  # several may be on their way: the first one is told
+            if not second.refused:  # of several on their way, the first one is told
                 second.give_up(f"it may not publish to {topic!r}, says the broker", uplink.clock())
             uplink.local_clients.hand_over(uplink.up_id, packet_id)
         relay.not_taken.clear()
@@ -159,7 +159,7 @@ class Partnership:
         self.leave_soon()
 
     def hand_over(self, refused: SentItem) -> bool:
-        """Let the other lane have a message at which the cloud's broker ends this connection.
+        """Hand a message over at which the cloud's broker ends this lane's connection.
 
         Returns:
             False where this lane is not an optional one.
@@ -173,7 +173,7 @@ class Partnership:
         return True
 
     def leave_soon(self) -> None:
-        """Disconnect this lane, which is refused, as soon as nothing is unacknowledged on it."""
+        """Disconnect this lane, which is refused, once nothing is unacknowledged on it."""
         uplink = self._uplink
         is_other = self.second is not None and self.second.is_other
         if is_other or not uplink.local_clients.waiting(uplink.up_id):
@@ -183,11 +183,11 @@ class Partnership:
 
     @property
     def _keys(self) -> LanesKeys:
-        """Keys of the lanes; a lane that is configured no more has the defaults."""
+        """The keys under `lanes`; a lane that is no longer configured has the defaults."""
         return self._uplink.keys.lanes or LanesKeys()
 
     def look_at_takeover(self) -> None:
-        """Begin to wait for a takeover of this lane, or end that or the takeover."""
+        """Schedule, begin or end the takeover of this lane by the other one."""
         uplink, other = self._uplink, self.other
         if other is None:
             return
@@ -226,7 +226,7 @@ class Partnership:
         self._taking = asyncio.get_running_loop().call_later(seconds, self._give_up)
 
     def _give_up(self) -> None:
-        """Let later messages wait no more for what is unacknowledged on this lane."""
+        """Stop later messages from waiting for what is unacknowledged on this lane."""
         uplink = self._uplink
         if self.is_refused:
             if not uplink.counts.connected:
@@ -243,7 +243,7 @@ class Partnership:
             )
 
     def _hand_over_all(self) -> None:
-        """Let the other lane have what is unacknowledged on this one, which does not come back."""
+        """Hand over what is unacknowledged on this lane, which does not come back."""
         uplink = self._uplink
         n_messages = uplink.local_clients.hand_over(uplink.up_id)
         if n_messages:
@@ -257,10 +257,10 @@ class Partnership:
     # -- what comes down -------------------------------------------------------------------------
 
     def classes_down(self, relay: PacketRelay) -> Classes:
-        """Return what is to come down on this lane while both stand.
+        """Return what is to come down on this lane while both are connected.
 
         Where the cloud's broker keeps no order across lanes, or they are connected to two brokers,
-        all comes on the lane of small messages.
+        everything comes on the lane of small messages.
         """
         uplink, other = self._uplink, self.other
         sizes = uplink.lane.sizes
@@ -275,7 +275,7 @@ class Partnership:
             return of_one_lane if is_elsewhere else sizes
         if not self._is_told_of_down:
             self._is_told_of_down = True
-            # Who has asked for two lanes is to know; others have what they had with one.
+            # A warning for those who have asked for two lanes; others lose nothing.
             is_asked_for = self.second is None and other.partnership.second is None
             uplink.logger.log(
                 logging.WARNING if is_asked_for else logging.INFO,
@@ -291,7 +291,7 @@ class Partnership:
 
 
 def join_uplinks(lanes: Sequence[Uplink]) -> None:
-    """Make lanes of uplinks; one alone is an uplink without lanes."""
+    """Make uplinks the lanes of one; a single one is an uplink without lanes."""
     for lane in lanes:
         lane.lanes = lanes
     if len(lanes) > 1:

@@ -1,4 +1,4 @@
-"""The plugin ``uplink``: a broker at a site, with one connection or a few to the cloud's broker."""
+"""The plugin ``uplink``: connects the broker of a site to the cloud's broker."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from penstock.edge_proxy.upstream import new_context
 
 
 class UplinkPlugin(Plugin):
-    """Uplinks of a site.
+    """The uplinks of a site.
 
     Attributes:
-        uplinks: in the order of the policy file; each lane of one is here.
+        uplinks: all lanes of all uplinks, in the order of the policy file.
     """
 
     Config = UplinkConfig
@@ -61,22 +61,18 @@ class UplinkPlugin(Plugin):
         self._lanes: dict[str, Sequence[Uplink]] = {}
         if self._local_clients is not None:  # nothing runs where a file is only checked
             for name in config.uplinks:
-                self._lanes[name] = self._make(name, lanes[name], self._local_clients)
+                budget = Budget()
+                uplinks = [
+                    self._lane(name, lane, self._local_clients, budget) for lane in lanes[name]
+                ]
+                join_uplinks(uplinks)
+                self._lanes[name] = uplinks
         self.uplinks = [uplink for uplinks in self._lanes.values() for uplink in uplinks]
         self.callbacks = Callbacks(
             client_subscribed=(self._subscribed,),
             client_unsubscribed=(self._unsubscribed,),
             session_ended=(self._ended,),
         )
-
-    def _make(
-        self, name: str, lanes: Sequence[Lane], local_clients: LocalClients
-    ) -> Sequence[Uplink]:
-        """Return all lanes of an uplink."""
-        budget = Budget()
-        uplinks = [self._lane(name, lane, local_clients, budget) for lane in lanes]
-        join_uplinks(uplinks)
-        return uplinks
 
     def _lane(self, name: str, lane: Lane, local_clients: LocalClients, budget: Budget) -> Uplink:
         return Uplink(
@@ -93,7 +89,7 @@ class UplinkPlugin(Plugin):
         )
 
     def _add_leaving(self, local_clients: LocalClients) -> None:
-        """Add a lane to each uplink that has sessions of one which is configured no more."""
+        """Add a lane to each uplink that has sessions of a lane which is no longer configured."""
         for name, lanes in self._lanes.items():
             one, *others = lanes
             if others:
@@ -127,7 +123,7 @@ class UplinkPlugin(Plugin):
         """Subscribe to what goes up, and begin to connect.
 
         Raises:
-            PenstockError: an uplink cannot work.
+            PenstockError: an uplink cannot work as it is configured.
         """
         local_clients = self._local_clients
         if local_clients is None:
@@ -149,7 +145,7 @@ class UplinkPlugin(Plugin):
             uplink.start()
 
     async def _end_gone(self, local_clients: LocalClients) -> None:
-        """End the sessions of uplinks that are configured no more, and clear old state topics.
+        """End the sessions of uplinks that are no longer configured, and clear old state topics.
 
         Raises:
             PenstockError: the broker does not let it.
@@ -161,7 +157,7 @@ class UplinkPlugin(Plugin):
         def is_gone(client_id: str) -> bool:
             recorded = recorded_states(local_clients.subscriptions(client_id) or ())
             stale[client_id] = [topic for topic in recorded if topic not in state_topics]
-            # Those of other plugins begin so; no uplink has such a name.
+            # Clients of other plugins have such names, and no uplink has one.
             return client_id not in keeps and not client_id.startswith(f"{LOCAL_CLIENT_PREFIX}$")
 
         gone = local_clients.end_sessions(is_gone)
@@ -174,7 +170,7 @@ class UplinkPlugin(Plugin):
         for client_id, topics in stale.items():
             if topics:
                 await forget_states(local_clients, client_id, topics)
-        local_clients.end_sessions(lambda client_id: client_id in gone)  # of what has cleared
+        local_clients.end_sessions(lambda client_id: client_id in gone)  # which has cleared topics
 
     def _keep_order(self, local_clients: LocalClients) -> None:
         """Keep the order of topics across the lanes that have sessions."""
@@ -184,10 +180,10 @@ class UplinkPlugin(Plugin):
                 local_clients.keep_order(small.up_id, large.up_id)
 
     async def reload(self) -> Sequence[str]:
-        """Read the files of TLS again; that of a password is read for each connection.
+        """Read the files of TLS again; a password file is read for each connection.
 
         Raises:
-            PenstockError: one cannot be used; the old ones stay in use.
+            PenstockError: a file cannot be used; the old ones stay in use.
         """
         files = [
             f"uplinks.{name}.upstream.{file}"
@@ -198,7 +194,7 @@ class UplinkPlugin(Plugin):
         return list(dict.fromkeys(files))
 
     def figures(self) -> Mapping[str, int]:
-        """Return what the uplinks have done, by their names."""
+        """Return the counters of all uplinks, with their names."""
         return {
             f"{uplink.name}/{name}": n
             for uplink in self.uplinks
@@ -209,7 +205,7 @@ class UplinkPlugin(Plugin):
         """Read the files of TLS where the policy file is only checked; else each uplink does.
 
         Raises:
-            UpstreamError: one cannot be used.
+            UpstreamError: a file cannot be used.
         """
         if self._local_clients is None:
             for name, keys in self.config.uplinks.items():

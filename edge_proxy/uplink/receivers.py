@@ -1,8 +1,8 @@
-"""What comes on each of the three connections of a relay, and what is done with it."""
+"""Handles what each of the three connections of a relay receives, and passes it to the others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.errors import PeerError, ProtocolError
@@ -15,12 +15,12 @@ from penstock.broker.mqtt.data_types import (
 from penstock.broker.mqtt.enums import MQTT_5, PacketType
 from penstock.broker.mqtt.packets import ConnAck, Disconnect, Packet, SubAck, UnsubAck
 from penstock.broker.mqtt.properties import read_publish_properties, write_properties
+from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.mqtt.writer import publish_header
 from penstock.edge_proxy.uplink.connecting import (
     UplinkRefusedError,
     read_connack,
-    read_frame,
     refusal_in_words,
 )
 from penstock.edge_proxy.uplink.packet_stream import Buffer
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.edge_proxy.uplink.packet_relay import PacketRelay
 
 KNOWN_TOPICS: Final = 10_000
-"""Topics whose names on the other side are kept."""
+"""How many topics have their names on the other side cached."""
 
 _PUBACK: Final = 0x40
 _PUBREC: Final = 0x50
@@ -42,11 +42,11 @@ _HANGS_UP: Final = (
     ": the cloud's broker ends the connection at it; its access control (ACL) may deny the topic"
 )
 _OWN_MARK: Final = SITE_PROPERTY.encode()[:9]
-"""What the names of all User Properties of uplinks begin with."""
+"""Beginning of the names of all User Properties that uplinks write."""
 
 
 def short(first_byte: int, packet_id: int) -> bytes:
-    """Return a packet that is a packet identifier and nothing else."""
+    """Return a packet that consists of a packet identifier alone."""
     return bytes((first_byte, 2)) + packet_id.to_bytes(2)
 
 
@@ -62,44 +62,61 @@ def acknowledged(frame: bytes, body_at: int) -> tuple[int, int]:
     return packet_id, frame[body_at + 2] if len(frame) > body_at + 2 else 0
 
 
-class Local:
-    """A local client: its connection to the site's broker."""
+def read_local(first_byte: int, frame: bytes, body_at: int, version: int) -> Packet:
+    """Return a packet of the site's broker that is neither a PUBLISH nor an acknowledgement.
 
-    def __init__(self, relay: PacketRelay) -> None:
-        self.relay = relay
-
-    def other_packet(self, first_byte: int, frame: bytes, body_at: int, version: int) -> Packet:
-        """Take and return a packet that is no acknowledgement.
-
-        Raises:
-            UplinkRefusedError: the site's broker refuses the client, or has ended its connection.
-        """
-        packet = read_frame(first_byte, frame, body_at, version)
-        if isinstance(packet, ConnAck | Disconnect) and packet.reason_code:
-            told = describe_reason_code(packet.reason_code)
-            reason = packet.properties.get("reason_string")
-            more = f" ({reason})" if reason else ""
-            raise UplinkRefusedError("local", f"ended by the site's own broker: {told}{more}")
-        return packet
+    Raises:
+        UplinkRefusedError: the site's broker refuses the client, or has ended its connection.
+    """
+    packet = read_packet(first_byte, frame[body_at:], version)
+    if isinstance(packet, ConnAck | Disconnect) and packet.reason_code:
+        told = describe_reason_code(packet.reason_code)
+        reason = packet.properties.get("reason_string")
+        more = f" ({reason})" if reason else ""
+        raise UplinkRefusedError("local", f"ended by the site's own broker: {told}{more}")
+    return packet
 
 
-class UpReceiver(Local):
-    """What the site's broker sends to the client that subscribes.
+class TopicNames:
+    """The names that topics have on the other side, cached.
+
+    Args:
+        rename: returns the other name of a topic; None where the topic does not pass.
+    """
+
+    def __init__(self, rename: Callable[[str], str | None]) -> None:
+        self._rename = rename
+        self._known: dict[bytes, tuple[str, bytes | None]] = {}
+
+    def look_up(self, topic: bytes) -> tuple[str, bytes | None]:
+        """Return (a topic as text, its encoded name on the other side or None)."""
+        known = self._known.get(topic)
+        if known is None:
+            if len(self._known) >= KNOWN_TOPICS:
+                self._known.clear()
+            name = topic.decode(errors="replace")
+            other = self._rename(name)
+            known = self._known[topic] = (name, None if other is None else other.encode())
+        return known
+
+
+class UpReceiver:
+    """Handles what the site's broker sends to the client that subscribes.
 
     Attributes:
-        sent: messages of QoS 1 and 2 on their way, by their packet identifiers.
-        received: packet identifiers of those of them that have their PUBREC.
-        released: by packet identifiers, PUBRELs on their way.
-        sent_qos0: messages of QoS 0 since the cloud's broker has answered last, the last one of
-            each topic.
-        last_packet_id: of the newest of them.
-        freeing: by packet identifiers of messages that do not pass and are released in the cloud:
-            (reason, topic, what to log).
+        sent: messages of QoS 1 and 2 on their way to the cloud, by packet identifier.
+        received: packet identifiers of those in `sent` that have their PUBREC.
+        released: PUBRELs on their way, by packet identifier.
+        sent_qos0: messages of QoS 0 that were sent since the cloud's broker has last answered a
+            PINGREQ, the last one of each topic.
+        last_packet_id: packet identifier of the newest message in `sent`.
+        freeing: messages that do not pass and whose earlier copy is being released in the cloud, by
+            packet identifier: (reason, topic, more for the log).
         lowered: packet identifiers of messages of QoS 2 that went up at QoS 1.
     """
 
     def __init__(self, relay: PacketRelay) -> None:
-        super().__init__(relay)
+        self.relay = relay
         self.sent: dict[int, SentItem] = {}
         self.received: set[int] = set()
         self.released: dict[int, SentItem] = {}
@@ -109,13 +126,13 @@ class UpReceiver(Local):
         self.lowered: set[int] = set()
         self._answer = b""
         self._is_dropping = False
-        self._names: dict[bytes, tuple[str, bytes | None]] = {}
+        self._names = TopicNames(relay.remapping.up)
 
     def packet(self, first_byte: int, frame: bytes, body_at: int) -> None:
-        """Take a packet other than PUBLISH."""
+        """Handle a packet other than PUBLISH."""
         relay = self.relay
         if first_byte != _PUBREL:
-            packet = self.other_packet(first_byte, frame, body_at, MQTT_5)
+            packet = read_local(first_byte, frame, body_at, MQTT_5)
             if isinstance(packet, SubAck):
                 self._subscribed(packet.reason_codes)
             return
@@ -150,9 +167,9 @@ class UpReceiver(Local):
     def publish(
         self, first_byte: int, topic: bytes, packet_id: int, properties: bytes, payload_bytes: int
     ) -> None:
-        """Send a message up under its name there, or answer it here."""
+        """Send a message up under its name in the cloud, or answer it here."""
         relay = self.relay
-        name, remote = self._renamed(topic)
+        name, remote = self._names.look_up(topic)
         reason = told = ""
         changed: bytes | None = _NO_PROPERTIES
         if remote is None:
@@ -165,16 +182,16 @@ class UpReceiver(Local):
         qos = first_byte >> 1 & 3
         sent_qos = min(qos, relay.maximum_qos)
         is_retained = bool(first_byte & 1) and relay.retain_available
-        thing = SentItem(
+        item = SentItem(
             "message" if sent_qos else "qos0", name, packet_id, payload_bytes, is_retained
         )
         if not relay.suspects.is_idle:
-            if relay.suspects.is_aside(thing):
+            if relay.suspects.is_aside(item):
                 self._drop(first_byte, packet_id, name, "refused", _HANGS_UP)
                 if packet_id not in self.freeing:
-                    relay.suspects.answered(thing)
+                    relay.suspects.answered(item)
                 return
-            is_retained = is_retained and not relay.suspects.is_doubted(thing)
+            is_retained = is_retained and not relay.suspects.is_doubted(item)
         has_flag = is_retained and not relay.suspects.retains_nothing
         header = publish_header(
             remote,
@@ -200,31 +217,21 @@ class UpReceiver(Local):
         if sent_qos < qos:
             self._lower(qos, sent_qos, packet_id)
         if sent_qos:
-            self.sent[packet_id] = thing
+            self.sent[packet_id] = item
             self.last_packet_id = packet_id
         elif name in self.sent_qos0 or len(self.sent_qos0) < KNOWN_TOPICS:
-            self.sent_qos0[name] = thing
+            self.sent_qos0[name] = item
         relay.counts.up_messages += 1
         relay.counts.up_bytes += n_bytes
         relay.cloud.begin(header, payload_bytes)
-        relay.careful_with(thing, is_answered=bool(sent_qos))
-
-    def _renamed(self, topic: bytes) -> tuple[str, bytes | None]:
-        known = self._names.get(topic)
-        if known is None:
-            if len(self._names) >= KNOWN_TOPICS:
-                self._names.clear()
-            name = topic.decode()
-            remote = self.relay.remapping.up(name)
-            known = self._names[topic] = (name, None if remote is None else remote.encode())
-        return known
+        relay.careful_with(item, is_answered=bool(sent_qos))
 
     def _properties(self, encoded: bytes) -> tuple[str, str, bytes | None]:
         """Return the properties that a message has in the cloud.
 
         Returns:
-            (why it does not pass, as one word, or ""; the same in words; the encoded properties, or
-            None for a message of the cloud's own, which ends here without being counted).
+            (one word why it does not pass, or ""; the same in words; the encoded properties, or
+            None for a message that came down by this uplink, which ends here uncounted).
         """
         relay = self.relay
         try:
@@ -280,7 +287,7 @@ class UpReceiver(Local):
             self._answer = bytes((answer, 3)) + packet_id.to_bytes(2) + code
 
     def freed(self, packet_id: int) -> None:
-        """Answer a message that does not pass, and that the cloud has released."""
+        """Answer a message that does not pass, once the cloud has released its earlier copy."""
         reason, topic, told = self.freeing.pop(packet_id)
         if reason:
             self.relay.drop("up", reason, topic, told)
@@ -289,7 +296,7 @@ class UpReceiver(Local):
         self.relay.up.send(bytes((_PUBREC, 3)) + packet_id.to_bytes(2) + bytes((refused,)))
 
     def payload(self, piece: Buffer, bytes_left: int) -> None:
-        """Pass a piece of a payload on, or skip it."""
+        """Pass on a piece of a payload, or skip it."""
         relay = self.relay
         if not self._is_dropping:
             relay.cloud.piece(piece, bytes_left)
@@ -300,19 +307,19 @@ class UpReceiver(Local):
             self._answer = b""
 
 
-class DownReceiver(Local):
-    """What the site's broker sends to the client that publishes: acknowledgements.
+class DownReceiver:
+    """Handles what the site's broker sends to the client that publishes: acknowledgements.
 
     Attributes:
-        topics: packet identifier of a message that is not acknowledged to its topic at the site.
+        topics: topics at the site of unacknowledged messages, by packet identifier.
     """
 
     def __init__(self, relay: PacketRelay) -> None:
-        super().__init__(relay)
+        self.relay = relay
         self.topics: dict[int, str] = {}
 
     def packet(self, first_byte: int, frame: bytes, body_at: int) -> None:
-        """Take a packet."""
+        """Handle a packet."""
         if first_byte in (_PUBACK, _PUBREC, _PUBCOMP):
             self.relay.cloud.send(frame)
             packet_id, code = acknowledged(frame, body_at)
@@ -321,21 +328,21 @@ class DownReceiver(Local):
             if self.relay.version == MQTT_5 and first_byte != _PUBCOMP and code >= 0x80:
                 self.relay.drop("down", "refused", topic, f": {describe_reason_code(code)}")
         else:
-            packet = self.other_packet(first_byte, frame, body_at, self.relay.version)
+            packet = read_local(first_byte, frame, body_at, self.relay.version)
             if isinstance(packet, ConnAck):
                 self.relay.is_safe = True
 
     def publish(
         self, first_byte: int, topic: bytes, packet_id: int, properties: bytes, payload_bytes: int
     ) -> None:
-        """Skip what the client has not subscribed to: it never comes."""
+        """Ignore a message: the client has no subscription to which one is published."""
 
     def payload(self, piece: Buffer, bytes_left: int) -> None:
-        """Skip it."""
+        """Ignore its payload."""
 
 
 class CloudReceiver:
-    """What the cloud's broker sends."""
+    """Handles what the cloud's broker sends."""
 
     def __init__(self, relay: PacketRelay) -> None:
         self.relay = relay
@@ -343,13 +350,13 @@ class CloudReceiver:
         self._is_dropping = False
         self._marker: bytearray | None = None
         self._marker_topic = (relay.settings.marker_topic or "").encode()
-        self._names: dict[bytes, tuple[str, bytes | None]] = {}
+        self._names = TopicNames(relay.remapping.down)
 
     def packet(self, first_byte: int, frame: bytes, body_at: int) -> None:
-        """Take a packet other than PUBLISH.
+        """Handle a packet other than PUBLISH.
 
         Raises:
-            ProtocolError: it may not come now.
+            ProtocolError: the packet is not allowed now.
             UplinkRefusedError: the cloud's broker ends the connection.
         """
         relay = self.relay
@@ -360,7 +367,7 @@ class CloudReceiver:
         elif first_byte == _PUBREL:
             relay.down.send(frame)
         else:
-            self._other(read_frame(first_byte, frame, body_at, relay.version))
+            self._other(read_packet(first_byte, frame[body_at:], relay.version))
 
     def _acknowledgement(self, first_byte: int, frame: bytes, body_at: int) -> None:
         relay = self.relay
@@ -372,16 +379,16 @@ class CloudReceiver:
             if code >= 0x80:
                 relay.markers.append(None)
             return
-        thing = up.sent.get(packet_id)
-        topic = "" if thing is None else thing.name
+        item = up.sent.get(packet_id)
+        topic = "" if item is None else item.name
         relay.has_answered = relay.has_passed = True
         if first_byte == _PUBREC and code < 0x80:
             up.received.add(packet_id)
         else:
             up.sent.pop(packet_id, None)
             up.received.discard(packet_id)
-        if thing is not None and first_byte != _PUBCOMP and not relay.suspects.is_idle:
-            relay.message_answered(thing, code)
+        if item is not None and first_byte != _PUBCOMP and not relay.suspects.is_idle:
+            relay.message_answered(item, code)
         release = up.released.pop(packet_id, None) if first_byte == _PUBCOMP else None
         if release is not None and not relay.suspects.is_idle:
             relay.answered_item(release)
@@ -421,7 +428,7 @@ class CloudReceiver:
         """Give a message to the site's broker under its name there, or answer it here.
 
         Raises:
-            ProtocolError: there was no CONNACK yet, or it has a Topic Alias.
+            ProtocolError: it comes before CONNACK, or has a Topic Alias.
         """
         relay = self.relay
         if not relay.is_accepted:
@@ -433,7 +440,7 @@ class CloudReceiver:
             self._is_dropping = True
             self._answer = short(_PUBACK, packet_id) if first_byte & 6 else b""
             return
-        name, local = self._renamed(topic)
+        name, local = self._names.look_up(topic)
         reason = "" if local is not None else "not_mapped"
         told = ""
         if not reason and relay.version == MQTT_5:
@@ -471,24 +478,13 @@ class CloudReceiver:
         relay.counts.down_bytes += n_bytes
         relay.down.begin(header, payload_bytes)
 
-    def _renamed(self, topic: bytes) -> tuple[str, bytes | None]:
-        known = self._names.get(topic)
-        if known is None:
-            if len(self._names) >= KNOWN_TOPICS:
-                self._names.clear()
-            name = topic.decode(errors="replace")
-            local = self.relay.remapping.down(name)
-            known = self._names[topic] = (name, None if local is None else local.encode())
-        return known
-
     def _marked(self, encoded: bytes) -> tuple[str, str, bytes]:
         """Return the properties with which a message comes down.
 
-        Most have no marks of uplinks: then the same bytes are put behind them.
+        Most have no properties of uplinks: then `marks_down` is appended without decoding.
 
         Returns:
-            (why it does not come down, as one word, or ""; the same in words; the encoded
-            properties).
+            (one word why it does not come down, or ""; the same in words; the encoded properties).
         """
         relay = self.relay
         if _OWN_MARK not in encoded:
@@ -507,7 +503,7 @@ class CloudReceiver:
         return "", "", write_properties(properties, PacketType.PUBLISH)
 
     def payload(self, piece: Buffer, bytes_left: int) -> None:
-        """Pass a piece of a payload on, or skip it."""
+        """Pass on a piece of a payload, or skip it."""
         relay = self.relay
         if self._marker is not None:
             self._marker += piece

@@ -1,16 +1,16 @@
-"""Which topics pass an uplink, what they are called on its other side, and where a loop ends.
+"""Topics that pass an uplink, their names on its other side, and protection against loops.
 
 A rule names topics by a filter, which is the same on both sides but for its prefix: with
 ``filter: "+/temperature"``, ``local_prefix: plant/`` and ``remote_prefix: sites/berlin/plant/``,
 the local topic ``plant/oven/temperature`` is ``sites/berlin/plant/oven/temperature`` in the cloud.
-Of several rules of one direction, the first that matches a topic says what it becomes. A message
-passes once, whatever number of rules match.
+Of several rules of one direction, the first one that matches a topic determines its name. A message
+passes once, however many rules match.
 
-A message that passes uplinks carries User Properties: the site where it was first, each other site
-where it was, and the number of uplinks that it went up. It is dropped where it would come to one of
-these sites again, and where that number exceeds a limit. An uplink knows its own site,
-and that of the broker which it leads to if that is a Penstock with uplinks of its own: so a message
-does not even cross the link to where it was. MQTT 3.1.1 has no such properties.
+A message that passes uplinks carries User Properties: its first site, each other site where it was,
+and the number of uplinks that it went up. It is dropped where it would come to one of these sites
+again, or where that number exceeds a limit. An uplink knows its own site, and the site of the
+broker that it leads to if that is a Penstock with uplinks of its own. So a message does not even
+cross the network to where it was. MQTT 3.1.1 has no such properties.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from penstock.broker.mqtt.enums import MAX_STRING_BYTES
 from penstock.broker.mqtt.topics import SHARE_PREFIX, matches, parse_share, validate_topic_filter
 
 HOPS_PROPERTY: Final = "penstock-hops"
-"""User Property: how many uplinks the message went up, a decimal number."""
+"""User Property with the decimal number of uplinks that the message went up."""
 VIA_PROPERTY: Final = "penstock-via"
-"""User Property, one for each: name of a site where the message was, but for its first one."""
+"""User Property with the name of a site where the message was, one for each but the first."""
 
 
 @checked_dataclass(frozen=True, slots=True, config=STRICT)
@@ -38,15 +38,14 @@ class Rule:
     """Topics that pass in one direction.
 
     Attributes:
-        filter: topic filter of what passes, without its prefix. It may be empty where both prefixes
-            are topics: one topic becomes the other.
-        qos: largest QoS with which messages pass. Where several rules match a topic, the broker
-            that sends takes the largest of them.
-        local_prefix: of the topics at the site; before the filter as it stands, so mostly with a
-            ``/`` at its end.
-        remote_prefix: of the same topics in the cloud.
-        parts: messages pass in the parts that the plugin ``parts`` has made of them at the end that
-            sends, and the same plugin puts together at the other; they do not pass whole.
+        filter: topic filter of what passes, without the prefixes. It may be empty where both
+            prefixes are topics: one topic becomes the other.
+        qos: largest QoS with which messages pass. Where several rules match a topic, the sending
+            broker takes the largest.
+        local_prefix: text before the filter at the site; it mostly ends with a ``/``.
+        remote_prefix: text before the filter in the cloud.
+        parts: messages pass in parts, which the plugin ``parts`` makes at the sending end and puts
+            together at the other. They do not pass whole.
     """
 
     filter: str = "#"
@@ -88,8 +87,8 @@ class DownRule(Rule):
     """Topics that come down.
 
     Attributes:
-        when: ``subscribed``: only what a client of the site has subscribed to; ``always``: all of
-            them, for sites that are to have retained messages before a client asks.
+        when: ``subscribed`` for what clients of the site have subscribed to; ``always`` for all
+            topics, where the site is to have retained messages before a client asks.
     """
 
     when: Literal["subscribed", "always"] = "subscribed"
@@ -99,13 +98,13 @@ AnyRule = TypeVar("AnyRule", bound=Rule)
 
 
 def of_parts(rules: Iterable[AnyRule], prefix: str) -> list[AnyRule]:
-    """Return rules in whose place those with `parts` name the topics of parts.
+    """Return the rules, where those with `parts` stand for the topics of the parts.
 
-    A part is lost at QoS 0, and the QoS of its message stands in it.
+    Parts pass at QoS 1 or more: at QoS 0 they would be lost, and the QoS of the message is in them.
 
     Args:
-        rules: of one direction.
-        prefix: of the topics of parts, without a ``/`` at its end.
+        rules: rules of one direction.
+        prefix: first level of the topics of parts, without a ``/``.
     """
     return [
         replace(
@@ -131,8 +130,8 @@ class Remapping:
     """The rules of both directions of one uplink, or of one lane of it.
 
     Attributes:
-        up_rules: of what goes up, in their order.
-        down_rules: of what comes down, in their order.
+        up_rules: rules of what goes up, in their order.
+        down_rules: rules of what comes down, in their order.
     """
 
     def __init__(
@@ -143,14 +142,14 @@ class Remapping:
         all_up: Sequence[Rule] | None = None,
         all_down: Sequence[DownRule] | None = None,
     ) -> None:
-        """Prepare.
+        """Prepare the rules.
 
         Args:
-            up_rules: as the attribute.
-            down_rules: as the attribute.
-            all_up: of all lanes, by which a topic gets its name; None for `up_rules`. A lane that
-                takes over another one has messages of its rules.
-            all_down: the same of what comes down.
+            up_rules: see the attribute.
+            down_rules: see the attribute.
+            all_up: rules of all lanes, which give topics their names; None for `up_rules`. A lane
+                that takes over the other one gets messages of the other's rules.
+            all_down: rules of all lanes for what comes down; None for `down_rules`.
         """
         self.up_rules = tuple(up_rules)
         self.down_rules = tuple(down_rules)
@@ -164,14 +163,14 @@ class Remapping:
         ]
 
     def up_filters(self) -> dict[str, int]:
-        """Return what the site's broker is asked for: topic filter to QoS."""
+        """Return what *up* subscribes to at the site's broker: topic filter to QoS."""
         return _highest((rule.local_filter, rule.qos) for rule in self.up_rules)
 
     def up(self, topic: str) -> str | None:
         """Return the name in the cloud of a topic of the site; None where it does not go up.
 
-        A topic whose name would be too long, or would be below ``$`` where the rule is not, does
-        not pass.
+        A topic does not pass either if its name would be too long, or would be below ``$`` where
+        the rule is not.
         """
         return _renamed(topic, self._up)
 
@@ -223,12 +222,12 @@ def _highest(filters: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Loops:
-    """Recognises messages that go round.
+    """Recognises messages that go round in a loop.
 
     Attributes:
         site: name of this site.
-        max_hops: most uplinks that a message may go up.
-        peer: name of the site of the broker in the cloud; "" where it has none, or is not known.
+        max_hops: how many uplinks a message may go up.
+        peer: name of the cloud broker's site; "" where it has none or the name is not known.
     """
 
     site: str
@@ -236,7 +235,7 @@ class Loops:
     peer: str = ""
 
     def leads_to(self, site: str) -> Loops:
-        """Return the same for an uplink that leads to a site; "" for none."""
+        """Return a copy for an uplink that leads to a site; "" for none."""
         return replace(self, peer="" if site == self.site else site)
 
     def why_not_up(self, user_properties: Iterable[tuple[str, str]]) -> str:
@@ -256,7 +255,7 @@ class Loops:
     def _why_loop(self, user_properties: Iterable[tuple[str, str]], most_hops: int) -> str:
         """Say why a message has to end here; "" where it does not.
 
-        A number of hops that is none counts as too many: nobody but an uplink writes the property.
+        A number of hops that cannot be read counts as too many: only uplinks write the property.
         """
         for name, value in user_properties:
             if name == SITE_PROPERTY and value == self.site:
@@ -271,7 +270,7 @@ class Loops:
         They name this site, so that another way does not bring the message here again.
 
         Args:
-            user_properties: of the message as the site's broker delivers it.
+            user_properties: the properties with which the site's broker delivers the message.
         """
         sites = [pair for pair in user_properties if pair[0] == SITE_PROPERTY]
         hops = [int(_hops(value)) for name, value in user_properties if name == HOPS_PROPERTY]
@@ -282,10 +281,10 @@ class Loops:
         return [*others, *via, *site, (HOPS_PROPERTY, str(sum(hops[-1:]) + 1))]
 
     def down(self, user_properties: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Return the User Properties with which a message comes down; as `up`.
+        """Return the User Properties with which a message comes down; see `up`.
 
-        They name the site of the broker in the cloud, too: no uplink of its own has done so where
-        the message was published there, or came up to it.
+        They name the site of the broker in the cloud, too. No uplink has done so where the message
+        was published there, or came up to it.
         """
         has_site = any(name == SITE_PROPERTY for name, _ in user_properties)
         if not self.peer:
@@ -298,11 +297,11 @@ class Loops:
 
 
 def _naming(user_properties: Iterable[tuple[str, str]], site: str) -> list[tuple[str, str]]:
-    """Return the User Property that names a site; none where one does."""
+    """Return the User Property that names a site; nothing where there is one already."""
     marks = ((SITE_PROPERTY, site), (VIA_PROPERTY, site))
     return [] if any(pair in marks for pair in user_properties) else [(VIA_PROPERTY, site)]
 
 
 def _hops(text: str) -> float:
-    """Return a number of hops; infinity for what is no number from 0 on."""
+    """Return a number of hops; infinity for a text that is not a number from 0 on."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else float("inf")

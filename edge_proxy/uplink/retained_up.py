@@ -1,17 +1,17 @@
-"""Retained messages of the site that the cloud may not have after an outage.
+"""Sends retained messages of the site up again that the cloud may lack after an outage.
 
 Theory of operation. A change of a retained message waits for the cloud as any message does, but not
 at QoS 0, nor where the backlog has dropped it; a clear is lost in the same way. So at each
-connection the uplink compares: what has changed since the cloud has surely had everything, and does
-not wait, goes up again; what was cleared since then is cleared. The bridge of mosquitto sends all
-that is retained at each connection, and no clear.
+connection the uplink compares: what has changed since the cloud certainly had everything, and does
+not wait, goes up again; what was cleared since then is cleared in the cloud. mosquitto's bridge
+sends all retained messages at each connection, and no clears.
 
-The cloud has surely had everything up to a change if nothing waited for *up* after it, and a
-PINGREQ that followed was answered. A loss is noticed later than it happens: what was sent in
-between, or waited, goes up again, too. What has come twice does no harm.
+The cloud certainly had everything up to a change if nothing waited for *up* after it, and a PINGREQ
+that followed was answered. A lost connection is noticed later than it is lost: what was sent in
+between, or waited, goes up again, too. A retained message that comes twice does no harm.
 
-They go into the session of *up*, behind what waits there and a few at a time, so that each topic
-keeps its order and nothing urgent waits for them.
+The messages go into the session of *up*, behind what waits there and a few at a time, so that each
+topic keeps its order and nothing urgent waits for them.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from penstock.edge_proxy.uplink.packet_relay import PacketRelay
 
 MOST_TOPICS: Final = 100_000
-"""Cleared topics that are kept in mind. Each takes some 250 bytes."""
+"""Cleared topics that are remembered. Each takes some 250 bytes."""
 
 LOOK_SECONDS: Final = 0.5
-"""Between two looks at what the cloud has surely had."""
+"""Seconds between two looks at what the cloud certainly has."""
 
 STEP_SECONDS: Final = 0.05
-"""Between two looks at whether there is room for more."""
+"""Seconds between two looks at whether there is room for more."""
 
 
 class RetainedUp:
-    """What one lane of an uplink has still to tell the cloud of retained messages.
+    """The retained messages and clears that one lane of an uplink has still to send again.
 
     Attributes:
-        n_repeated: retained messages and clears that have gone up again.
+        n_repeated: how many retained messages and clears have gone up again.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class RetainedUp:
         filters: Mapping[str, int],
         own_prefix: str,
     ) -> None:
-        """Begin after a start: what has changed before is not known.
+        """Begin after a start, when earlier changes are not known.
 
         Args:
-            client_id: of *up*.
-            local_clients: of the site's broker.
-            keys: of the uplink.
-            lane: which of its messages travel here.
-            filters: that go up, to their QoS.
-            own_prefix: what the Client Identifiers of the uplink's publishers begin with.
+            client_id: Client Identifier of *up*.
+            local_clients: access to the site's broker.
+            keys: keys of the uplink.
+            lane: the lane.
+            filters: topic filters that go up, with their QoS.
+            own_prefix: beginning of the Client Identifiers of the uplink's publishers.
         """
         self.n_repeated = 0
         self._client_id = client_id
@@ -80,8 +80,8 @@ class RetainedUp:
         """Find out what the cloud lacks, before anything that waits has gone up.
 
         Args:
-            sends_all: all that is retained goes up anyhow, as the cloud has lost the session.
-            lanes: Client Identifiers of *up* of all lanes.
+            sends_all: all retained messages go up anyhow, as the cloud has lost the session.
+            lanes: Client Identifiers of the *up* clients of all lanes.
         """
         self._noted, self._has_asked = None, False
         clients, filters, after = self._clients, self._filters, self._after
@@ -93,13 +93,10 @@ class RetainedUp:
         self._due |= clients.cleared_retained(filters, after=after, except_of=own)
 
     def step(self, relay: PacketRelay) -> float | None:
-        """Let some go up, as far as there is room, and see what the cloud has surely had.
-
-        Args:
-            relay: of the connection.
+        """Let some go up, as far as there is room, and find out what the cloud certainly has.
 
         Returns:
-            Seconds until it is to be called again; None for never.
+            Seconds until it must be called again; None for never.
         """
         if not self._filters:
             return None

@@ -1,4 +1,4 @@
-"""When an uplink connects again, and what its CONNECT leaves out then."""
+"""Decides when an uplink connects again, and what its CONNECT leaves out then."""
 
 from __future__ import annotations
 
@@ -12,40 +12,39 @@ from penstock.edge_proxy.uplink.connecting import (
     NO_BRIDGES,
     NO_RETAIN,
     RelaySettings,
-    has_retained_will,
 )
 from penstock.edge_proxy.upstream import Upstream
 
 SHORT_SECONDS: Final = 10.0
-"""A connection that ends sooner may be one that another client takes over."""
+"""A shorter connection may have been taken over by another client."""
 
 SHORT_IN_A_ROW: Final = 3
-"""So many short connections in a row are told as such."""
+"""The log tells of so many short connections in a row."""
 
 SUSPICIOUS_FAILURES: Final = 1
-"""While the uplink finds out at what the cloud's broker hangs up, no wait is longer than after so
-many failures: nothing passes meanwhile."""
+"""While the uplink finds out at which message the cloud's broker ends the connection, no wait is
+longer than after so many failures: nothing passes meanwhile."""
 
 CONCEDED: Final = frozenset({NO_BRIDGES, NO_RETAIN})
-"""Reasons of refusals after which a CONNECT that leaves something out follows at once."""
+"""Reasons of refusals after which the uplink connects again at once, with less in its CONNECT."""
 
 REFUSED_WILLS: Final = 2
-"""After so many connections in a row that were closed at a CONNECT with a retained will, its will
-may be the cause."""
+"""After so many connections in a row that were closed at a CONNECT with a retained will, the will
+is taken for the cause."""
 
 
 class Retries:
     """The waits between attempts: each is twice as long as the one before.
 
     Attributes:
-        n_short: connections in a row that the cloud's broker had accepted and that were short.
+        n_short: how many accepted connections in a row were short.
     """
 
     def __init__(self, keys: ReconnectKeys, rng: random.Random) -> None:
         """Begin with the first wait.
 
         Args:
-            keys: of the uplink.
+            keys: the keys under `reconnect`.
             rng: shortens each wait by up to a half.
         """
         self.n_short = 0
@@ -70,7 +69,7 @@ class Retries:
         """Return how long to wait before the next attempt, and count it.
 
         Args:
-            is_suspicious: the cloud's broker may have hung up at something that was sent.
+            is_suspicious: the cloud's broker may have ended connections at something that was sent.
         """
         if is_suspicious:
             self._n_failures = min(self._n_failures, SUSPICIOUS_FAILURES)
@@ -95,8 +94,8 @@ class Concessions:
         """Begin with none.
 
         Args:
-            name: of the uplink, for the log.
-            logger: of the plugin.
+            name: name of the uplink, for the log.
+            logger: logger of the plugin.
         """
         self._name = name
         self._logger = logger
@@ -119,9 +118,9 @@ class Concessions:
         """Note that a connection has ended before it was accepted.
 
         Args:
-            upstream: address.
-            reason: one word.
-            settings: of its CONNECT; None for one without a will.
+            upstream: the address.
+            reason: one word why it has ended.
+            settings: what its CONNECT said; None for one without a will.
 
         Returns:
             Whether the next CONNECT leaves something out for it.
@@ -144,7 +143,7 @@ class Concessions:
             and settings is not None
             and settings.version != MQTT_5
             and upstream not in self._retains
-            and has_retained_will(settings)
+            and settings.has_retained_will
         )
         n_refused = self._n_refused.get(upstream, 0) + 1 if may_be_will else 0
         self._n_refused[upstream] = n_refused
@@ -154,7 +153,7 @@ class Concessions:
         """Note that a connection was accepted, and tell once that its will is not retained."""
         if settings.retains_cloud_state:
             self._n_refused[upstream] = 0
-            if has_retained_will(settings):
+            if settings.has_retained_will:
                 self._retains.add(upstream)
             return
         self._n_refused[upstream] = REFUSED_WILLS - 1

@@ -1,11 +1,11 @@
-"""When an uplink may stand, and how fast it may send.
+"""Conditions under which an uplink is connected, and how fast it sends.
 
-Three conditions: something has to wait for the cloud (`Demand`), the time of day has to lie in a
-window (`Schedule`), and what goes up has to fit into a number of bytes per second (`Budget`).
+`Demand` says whether anything asks for a connection, `Schedule` whether the time of day allows it,
+and `Budget` whether more bytes may go up now.
 
-The time of day comes from the wall clock, which may jump, and which summer time shifts. So a
-schedule only says what holds at a time and when to look again, and its reader looks at least once a
-minute. All else counts on the monotonic clock.
+The time of day comes from the wall clock, which may be set, and which summer time shifts. So a
+schedule only says what holds at a time and when to ask again; the caller asks at least once a
+minute. Everything else uses the monotonic clock.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from penstock.broker.config.key_types import STRICT, Positive, Rate, Seconds
 
 LOOK_SECONDS: Final = 60.0
-"""A schedule is looked at so often: a clock that was set counts from then on."""
+"""Longest time between two looks at a schedule, after which a clock that was set takes effect."""
 
 OUTSIDE: Final = "it is outside of its times"
 
 BURST_SECONDS: Final = 1.0
-"""What a budget saves up: the bytes of one second."""
+"""A budget saves up the bytes of so many seconds."""
 
 _DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _TIME: Final = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])|24:00")
@@ -37,7 +37,7 @@ _HOUR_MINUTES: Final = 60
 
 
 def _read_time(value: Any) -> Any:
-    """Return minutes since midnight; YAML reads an unquoted 22:30 as 1350, which they are."""
+    """Return minutes since midnight. YAML reads an unquoted 22:30 as 1350, which is the same."""
     if isinstance(value, int) and not isinstance(value, bool):
         if not _HOUR_MINUTES <= value <= _DAY_MINUTES:
             raise ValueError('a time of day in quotes, such as "08:30"')
@@ -51,13 +51,13 @@ def _read_time(value: Any) -> Any:
 
 @checked_dataclass(frozen=True, slots=True, config=STRICT)
 class Window:
-    """A part of the day in which an uplink may stand.
+    """A part of the day in which an uplink may be connected.
 
     Attributes:
         begin: time of day, such as ``"22:00"``.
-        end: the same; where it is not later than `begin`, it is of the next day.
-        days: on which it begins.
-        max_bytes_per_second: of what goes up; None for no limit.
+        end: time of day; of the next day where it is not later than `begin`.
+        days: days of the week on which the window begins.
+        max_bytes_per_second: limit of what goes up; None for no limit.
     """
 
     begin: int = 0
@@ -84,26 +84,20 @@ class Window:
 
 
 def read_zone(name: str | None) -> tzinfo | None:
-    """Return a time zone by its name, such as ``Europe/Berlin``; None for that of the machine.
-
-    Raises:
-        ValueError: there is none of that name; says what is allowed.
-    """
-    if name is None:
-        return None
+    """Return a time zone by its name; None for that of the machine."""
     try:
-        return ZoneInfo(name)
+        return None if name is None else ZoneInfo(name)
     except (OSError, ValueError, LookupError) as error:
         raise ValueError("the name of a time zone that this machine has, as UTC") from error
 
 
 class Opening(NamedTuple):
-    """What a schedule says of a time.
+    """What a schedule says of a point in time.
 
     Attributes:
-        is_open: the uplink may stand.
-        max_bytes_per_second: of what goes up; None for no limit.
-        look_again_seconds: after which this may be another; `LOOK_SECONDS` at most.
+        is_open: the uplink may be connected.
+        max_bytes_per_second: limit of what goes up; None for no limit.
+        look_again_seconds: after so long this may have changed; `LOOK_SECONDS` at most.
     """
 
     is_open: bool
@@ -112,25 +106,21 @@ class Opening(NamedTuple):
 
 
 class Schedule:
-    """The windows of an uplink; without any, it may always stand."""
+    """The windows of an uplink; without any, it may always be connected."""
 
     def __init__(self, windows: Sequence[Window], zone: tzinfo | None) -> None:
         self._windows = tuple(windows)
         self._zone = zone
 
     def at(self, wall: float) -> Opening:
-        """Say what holds at a time: of several windows, the first that is open decides.
-
-        Args:
-            wall: seconds of the wall clock since 1970.
-        """
+        """Say what holds at a time, in seconds since 1970. The first open window decides."""
         if not self._windows:
             return Opening(True, None, LOOK_SECONDS)
         today = self._local(wall).date()
         look_again = LOOK_SECONDS
         found: Window | None = None
         for window in self._windows:
-            for begin, end in self._times(window, datetime(today.year, today.month, today.day)):  # noqa: DTZ001 (the zone is put to it there)
+            for begin, end in self._times(window, datetime(today.year, today.month, today.day)):  # noqa: DTZ001 (`_wall` adds the zone)
                 for change in (begin, end):
                     if wall < change:
                         look_again = min(look_again, change - wall)
@@ -153,7 +143,7 @@ class Schedule:
             yield self._wall(day, window.begin), self._wall(day, end)
 
     def _wall(self, day: datetime, minutes: int) -> float:
-        """Return the seconds of a time of day; a time that summer time skips is the next one."""
+        """Return a time of day in seconds since 1970; one that summer time skips is the next."""
         at = day + timedelta(minutes=minutes)
         return (at if self._zone is None else at.replace(tzinfo=self._zone)).timestamp()
 
@@ -163,10 +153,10 @@ class StartKeys:
     """What makes an uplink connect; the keys under `start`.
 
     Attributes:
-        when: ``always``; ``on_demand``: only while messages wait to go up; or ``never``. What is
-            to come down waits in the cloud until then.
-        threshold_messages: with ``on_demand``: so many that wait make it connect.
-        idle_seconds: with ``on_demand``: it disconnects after so long without a message.
+        when: ``always``, ``on_demand`` (only while messages wait to go up) or ``never``. What is to
+            come down waits in the cloud meanwhile.
+        threshold_messages: with ``on_demand``, it connects when so many messages wait.
+        idle_seconds: with ``on_demand``, it disconnects after so long without a message.
     """
 
     when: Literal["always", "on_demand", "never"] = "always"
@@ -175,7 +165,7 @@ class StartKeys:
 
 
 class Absence:
-    """For how long an uplink has not been connected, and why."""
+    """Tells for how long an uplink has not been connected, and why."""
 
     def __init__(self, clock: Callable[[], float], told: str) -> None:
         self._clock = clock
@@ -184,11 +174,11 @@ class Absence:
         self._next_at = self._since
 
     def begins(self) -> None:
-        """It is connected, or has just ceased to be."""
+        """Note that the uplink is connected, or that the connection has just ended."""
         self._since = self._clock()
 
     def lasts(self, told: str, next_in_seconds: float = 0.0) -> None:
-        """It goes on, for a reason, until the next attempt."""
+        """Note why the uplink is not connected, and when the next attempt follows."""
         self._told = told
         self._next_at = self._clock() + next_in_seconds
 
@@ -202,11 +192,7 @@ class Absence:
 
 
 class Demand:
-    """Whether anything makes an uplink stand.
-
-    Attributes:
-        keys: by which it decides.
-    """
+    """Decides by the keys under `start` whether an uplink is to be connected."""
 
     def __init__(self, keys: StartKeys) -> None:
         self.keys = keys
@@ -215,7 +201,7 @@ class Demand:
 
     @property
     def lacks(self) -> str:
-        """What makes it connect, in words, where `wants_start` says that it does not."""
+        """What would make it connect, in words, where `wants_start` is False."""
         if self.keys.when == "never":
             return "it is held: start.when is never"
         n_messages = self.keys.threshold_messages
@@ -223,22 +209,19 @@ class Demand:
         return f"it connects when {n_messages} {waits} to go up"
 
     def wants_start(self, n_waiting: int) -> bool:
-        """Say whether the uplink is to connect, with so many messages that wait to go up."""
+        """Say whether the uplink is to connect while so many messages wait to go up."""
         keys = self.keys
         if keys.when == "on_demand":
             return n_waiting >= keys.threshold_messages
         return keys.when == "always"
 
     def stop_in_seconds(self, n_passed: int, n_waiting: int, now: float) -> float | None:
-        """Say when the uplink is to disconnect, if nothing happens until then.
+        """Return in how many seconds an uplink without traffic disconnects; None for never.
 
         Args:
-            n_passed: messages that have passed so far, either way; counts on over connections.
+            n_passed: messages that have passed either way so far, over all connections.
             n_waiting: messages that wait to go up, are unacknowledged, or have come down in part.
             now: monotonic seconds.
-
-        Returns:
-            Seconds, 0.0 for now; None for never.
         """
         if self.keys.when == "always":
             return None
@@ -249,12 +232,12 @@ class Demand:
 
 
 class Budget:
-    """A token bucket: the bytes that may go up.
+    """A token bucket for the bytes that go up.
 
-    It may be overdrawn, as no packet is cut: what was sent is paid before anything else leaves.
+    It may be overdrawn, as no packet is cut. Nothing more is sent until the debt is paid.
 
     Attributes:
-        bytes_per_second: None for no limit.
+        bytes_per_second: the rate; None for no limit.
     """
 
     def __init__(self) -> None:
@@ -263,7 +246,7 @@ class Budget:
         self._at = 0.0
 
     def set_rate(self, bytes_per_second: float | None, now: float) -> None:
-        """Let another rate hold from now on; debts and savings stay, as far as the rate saves."""
+        """Change the rate; debts stay, and savings as far as the new rate allows."""
         if bytes_per_second == self.bytes_per_second:
             return
         self._fill(now)
@@ -280,7 +263,7 @@ class Budget:
             self._tokens -= n_bytes
 
     def wait_seconds(self, now: float) -> float:
-        """Return after how many seconds something may be sent, if nothing is sent before."""
+        """Return in how many seconds something may be sent, if nothing is sent before."""
         rate = self.bytes_per_second
         if rate is None:
             return 0.0
@@ -296,11 +279,11 @@ class Budget:
 
 @checked_dataclass(frozen=True, slots=True, config=STRICT)
 class TimesKeys:
-    """At which times of the day an uplink may stand; the keys under `times`.
+    """Times of the day at which an uplink may be connected; the keys under `times`.
 
     Attributes:
-        time_zone: of the windows, such as ``Europe/Berlin``; None for that of the machine.
-        windows: the first that is open decides; without any, the uplink may always stand.
+        time_zone: time zone of the windows, such as ``Europe/Berlin``; None for the machine's.
+        windows: the first open one decides; without any, the uplink may always be connected.
     """
 
     time_zone: str | None = None
@@ -313,5 +296,5 @@ class TimesKeys:
         return time_zone
 
     def schedule(self) -> Schedule:
-        """Return what decides by these keys."""
+        """Return the schedule of these keys."""
         return Schedule(self.windows, read_zone(self.time_zone))

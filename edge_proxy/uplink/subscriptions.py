@@ -1,27 +1,28 @@
-"""What the cloud's broker is asked for: the union of what the site's clients have subscribed to.
+"""Subscriptions in the cloud: the union of what the site's clients have subscribed to.
 
-Theory of operation. What a client subscribes to is intersected with each rule of the way down, and
-each intersection, by its name in the cloud, is *wanted*. Any number of clients may want it; the
-highest QoS of theirs counts, up to that of the rule. Of the wanted filters, those that no other one
-covers are subscribed to, with the highest QoS of those that they cover. A filter whose rule
-allows less QoS than another one needs does not cover it. So a message crosses the network once for
-the whole site, except where two filters overlap without one covering the other and the cloud's
-broker sends a copy for each.
+Theory of operation. A client's filter is intersected with each rule of the way down. Each
+intersection, by its name in the cloud, is *wanted*, at the highest QoS of the clients that want it,
+up to that of the rule. The uplink subscribes to the wanted filters that no other one covers, at the
+highest QoS of those that they cover. A filter whose rule allows less QoS than another one needs
+does not cover it. So a message crosses the network once for the whole site, except where two
+filters overlap without one covering the other and the cloud's broker sends a copy for each.
 
-A filter that its last client gives up is wanted for some more seconds: a client that is restarted
-costs no traffic. The same goes for a QoS that has become too high.
+A filter stays wanted for some seconds after its last client has unsubscribed: a client that is
+restarted causes no traffic. So does a QoS that has become too high.
 
-The cloud's broker keeps its session, and with it the subscriptions. What is asked of it is the
-difference to what it is known to have. It is first asked for what is new. When it has granted that,
-it is told what is wanted no more: a topic that moves from one filter to another is never
-without. What it was asked for, and has not answered when the connection ended, is asked again.
+The cloud's broker keeps its session, and with it the subscriptions. The uplink asks for the
+difference to what the broker is known to have. It first subscribes to what is new. It unsubscribes
+from what is not wanted any more when the broker has granted that: a topic that moves from one
+filter to another is never without a subscription. A request that was not answered when the
+connection ended is repeated.
 
-An uplink with lanes has one object of this kind for each lane, joined by `join_lanes`. A lane asks
-for a filter in its own size class only while the cloud has granted that filter to the other lane,
-or while the other lane is about to ask for it as well. Otherwise it asks for both classes. It gives
-up a filter that the other lane wants when the cloud has granted that to the other lane in both
-classes. So a size class that the cloud has granted is never without a lane. Where both lanes take
-a class for a moment, the cloud's broker sends one copy (`penstock.broker.sessions.lanes`).
+An uplink with lanes has one `Subscriptions` for each lane, joined by `join_lanes`. A lane
+subscribes to a filter in its own size class only while the cloud has granted that filter to the
+other lane, or while the other lane is about to ask for it as well. Otherwise it asks for both
+classes. It unsubscribes from a filter that the other lane wants when the cloud has granted that to
+the other lane in both classes. So a size class that the cloud has granted is never without a lane.
+Where both lanes have a class for a moment, the cloud's broker sends one copy
+(`penstock.broker.sessions.lanes`).
 """
 
 from __future__ import annotations
@@ -37,27 +38,27 @@ from penstock.edge_proxy.uplink.filters import FilterTree, canonical, covers, in
 from penstock.edge_proxy.uplink.remapping import DownRule
 
 UNSURE: Final = -1
-"""In place of a QoS: the cloud's broker may have the subscription or not."""
+"""Stands for a QoS where it is unknown whether the cloud's broker has the subscription."""
 
 _REFUSED: Final = 0x80
-"""Return codes of SUBACK from here on are refusals."""
+"""The least reason code of a SUBACK that is a refusal."""
 
 NOTHING: Final = "nothing"
-"""In place of a size class: nothing is to come down on a lane."""
+"""Stands for a size class where nothing is to come down on a lane."""
 
 Classes: TypeAlias = SizeClass | Literal["nothing"] | None
-"""What is to come down on a connection: a size class, `NOTHING`, or None for both classes."""
+"""What is to come down on a lane: a size class, `NOTHING`, or None for both classes."""
 
 _LETTERS: Final = {"": None} | {sizes[0]: sizes for sizes in get_args(SizeClass)}
-"""Size classes by their letter in a record."""
+"""Maps the letter in a record to its size class."""
 
 
 class Request(NamedTuple):
     """One filter of a SUBSCRIBE for the cloud.
 
     Attributes:
-        topic_filter: by its name in the cloud.
-        qos: maximum QoS.
+        topic_filter: the filter, by its name in the cloud.
+        qos: Maximum QoS.
         wants_retained: retained messages are to be sent (Retain Handling 0, else 2).
         sizes: size class of the messages; None for both.
     """
@@ -72,9 +73,10 @@ class _Known(NamedTuple):
     """What is known of one subscription of the cloud's session.
 
     Attributes:
-        qos: with which it was asked for last; `UNSURE` where that was not answered.
-        sizes: size class with which it was asked for last; None for both.
-        is_there: the session has it, with another QoS or with both classes at worst.
+        qos: QoS of the last request; `UNSURE` where that was not answered.
+        sizes: size class of the last request; None for both.
+        is_there: the session certainly has the subscription, perhaps with another QoS or with both
+            classes.
     """
 
     qos: int
@@ -86,8 +88,8 @@ class Changes(NamedTuple):
     """What is to be asked of the cloud now.
 
     Attributes:
-        subscribe: first; each filter once.
-        unsubscribe: filters, only where nothing is to be subscribed to.
+        subscribe: requests, each filter once.
+        unsubscribe: filters. There are none while a subscription waits for its answer.
     """
 
     subscribe: Sequence[Request] = ()
@@ -99,8 +101,8 @@ class _Interest:
     """What clients want of one of their own filters.
 
     Attributes:
-        by_qos: clients by the QoS that they were granted.
-        qos: that counts, -1 for none; it falls only at `due_at`.
+        by_qos: number of clients for each QoS that they were granted.
+        qos: the QoS that counts, -1 for none. It falls only at `due_at`.
         due_at: monotonic seconds; None where `qos` is the highest of `by_qos`.
     """
 
@@ -114,11 +116,11 @@ class _Wanted:
     """One filter of the cloud that something at the site wants.
 
     Attributes:
-        by_qos: how many want it with each QoS.
-        by_most: how many of them have a rule that allows each QoS.
+        by_qos: for each QoS, how many interests want it so.
+        by_most: for each QoS, how many interests have a rule that allows it.
         carrier: the filter that is subscribed to in its place; "" for none.
         carried: the filters in whose place it is subscribed to; a dict for its order.
-        carried_by_qos: how many of them want each QoS.
+        carried_by_qos: for each QoS, how many of `carried` want it.
     """
 
     by_qos: list[int] = field(default_factory=lambda: [0, 0, 0])
@@ -129,17 +131,17 @@ class _Wanted:
 
     @property
     def own_qos(self) -> int:
-        """Highest QoS with which it is wanted itself; -1 where nothing wants it."""
+        """Highest QoS with which it is wanted itself; -1 for none."""
         return _highest(self.by_qos)
 
     @property
     def most_qos(self) -> int:
-        """QoS that its rules allow."""
+        """Highest QoS that its rules allow."""
         return _highest(self.by_most)
 
     @property
     def qos(self) -> int:
-        """QoS with which it is subscribed to, if it has no carrier."""
+        """QoS of its subscription, if it has no carrier."""
         return max(self.own_qos, _highest(self.carried_by_qos))
 
 
@@ -151,8 +153,7 @@ class Union:
     none.
 
     Attributes:
-        changed: filters for which `qos_of` may have another answer than before; its reader empties
-            it.
+        changed: filters for which the result of `qos_of` may have changed; the reader empties it.
     """
 
     def __init__(self) -> None:
@@ -162,14 +163,14 @@ class Union:
         self.changed: set[str] = set()
 
     def qos_of(self, topic_filter: str) -> int | None:
-        """Return the QoS with which a filter is subscribed to; None where it is not."""
+        """Return the QoS of the subscription to a filter; None where there is to be none."""
         wanted = self._wanted.get(topic_filter)
         if wanted is None or wanted.carrier or topic_filter in self._refused:
             return None
         return wanted.qos
 
     def subscribed(self) -> dict[str, int]:
-        """Return what is subscribed to: filter to QoS."""
+        """Return all subscriptions: filter to QoS."""
         found = ((name, self.qos_of(name)) for name in self._wanted)
         return {name: qos for name, qos in found if qos is not None}
 
@@ -177,8 +178,8 @@ class Union:
         """Note that a filter is wanted once more, or once less.
 
         Args:
-            topic_filter: canonical, by its name in the cloud.
-            qos: with which it is wanted.
+            topic_filter: the filter by its name in the cloud, canonical.
+            qos: QoS with which it is wanted.
             most_qos: QoS that the rule allows.
             n_more: 1, or -1 to undo a call with the same arguments and 1.
         """
@@ -198,19 +199,19 @@ class Union:
         self._place(to_place)
 
     def refuse(self, topic_filter: str) -> None:
-        """Note that the cloud refuses a filter: what it covers is subscribed to by itself."""
+        """Note that the cloud refuses a filter: the filters that it covers get subscriptions."""
         self._refused.add(topic_filter)
         if topic_filter in self._wanted:
             self._place([topic_filter, *self._take_out(topic_filter)])
 
     def forget_refusals(self) -> None:
-        """Ask for each filter again: there is a new connection."""
+        """Ask for refused filters again, as there is a new connection."""
         refused, self._refused = self._refused, set()
         for topic_filter in refused & self._wanted.keys():
             self._place([topic_filter, *self._take_out(topic_filter)])
 
     def _take_out(self, topic_filter: str) -> list[str]:
-        """Take a filter from its carrier and from what it carries; return the latter."""
+        """Detach a filter from its carrier and from what it carries; return the latter."""
         self.changed.add(topic_filter)
         wanted = self._wanted[topic_filter]
         self._roots.discard(topic_filter)
@@ -228,10 +229,10 @@ class Union:
         return orphans
 
     def _place(self, to_place: list[str]) -> None:
-        """Give each of some filters a carrier, or let it be subscribed to and carry others.
+        """Give filters a carrier, or make them subscriptions that carry others.
 
         Args:
-            to_place: filters without a carrier, that carry nothing and are no roots.
+            to_place: filters that have no carrier, carry nothing and are not subscribed to.
         """
         for name in to_place:  # which grows
             self.changed.add(name)
@@ -282,7 +283,7 @@ class Union:
 
 
 class Subscriptions:
-    """What the cloud is to be asked for on one connection, and what it is known to have.
+    """What one lane asks the cloud for, and what the cloud is known to have.
 
     Attributes:
         union: what is wanted.
@@ -293,8 +294,8 @@ class Subscriptions:
         """Begin without clients, and with a cloud that has nothing.
 
         Args:
-            rules: of the way down.
-            linger_seconds: for which a filter is wanted after its last client has given it up.
+            rules: the rules of what comes down.
+            linger_seconds: how long a filter stays wanted after its last client has unsubscribed.
         """
         self.union = Union()
         self._linger_seconds = linger_seconds
@@ -324,24 +325,20 @@ class Subscriptions:
     # -- the other lane ------------------------------------------------------------------------
 
     def take(self, classes: Classes) -> None:
-        """Note what is to come down on this lane while the other one is well.
-
-        Args:
-            classes: the same for all filters.
-        """
+        """Note what is to come down on this lane while both are connected, for all filters."""
         if classes != self._takes:
             self._takes = classes
             self.union.changed |= self._known.keys() | self.union.subscribed().keys()
 
     def comes(self, *, is_so: bool) -> None:
-        """Note whether this lane is connected, or about to be: it will ask for what is wanted."""
+        """Note whether this lane is connected, or about to be, and will ask for what is wanted."""
         if self.is_coming and not is_so and self._other is not None:
             self._other.look_again(self._other.union.subscribed())
         self.is_coming = is_so
 
     @property
     def has_none(self) -> bool:
-        """Whether the cloud's session has no subscription for certain."""
+        """Whether the cloud's session certainly has no subscription."""
         return not self._known
 
     def cloud_has_lost(self) -> None:
@@ -352,7 +349,7 @@ class Subscriptions:
         self.union.changed |= self.union.subscribed().keys()
 
     def look_again(self, names: Iterable[str]) -> None:
-        """Look again at some filters: something has changed on the other lane."""
+        """Check some filters again, as something has changed on the other lane."""
         self.union.changed.update(names)
         self._wake()
 
@@ -367,20 +364,20 @@ class Subscriptions:
         return known is not None and known.qos != UNSURE and known.sizes is None
 
     def wants(self, name: str) -> bool:
-        """Say whether a filter is to be subscribed to on this lane."""
+        """Say whether this lane is to subscribe to a filter."""
         return self._qos_of(name) is not None
 
     def _qos_of(self, name: str) -> int | None:
         return None if self._takes == NOTHING else self.union.qos_of(name)
 
     def _sizes_of(self, name: str) -> SizeClass | None:
-        """Return the size class in which a filter is to be subscribed to; None for both."""
+        """Return the size class of the subscription to a filter; None for both."""
         own, other = self._takes, self._other
         if own is None or own == NOTHING or other is None or other.has(name):
             return None if own == NOTHING else own
         if not other.is_coming:
             return None
-        # The other lane asks for it, too. Until that is granted, what comes must not become less.
+        # The other lane asks for it, too. Until that is granted, this lane must not get less.
         known = self._known.get(name)
         return own if known is None else known.sizes
 
@@ -391,11 +388,11 @@ class Subscriptions:
     # -- the site ------------------------------------------------------------------------------
 
     def client_subscribed(self, client_id: str, topic_filter: str, qos: int, now: float) -> None:
-        """Note what a client was granted, also one whose session was restored.
+        """Note what a client was granted, also in a session that was restored.
 
         Args:
-            client_id: of a client of the site; no uplink's own.
-            topic_filter: as in SUBSCRIBE; of a shared subscription, its filter counts.
+            client_id: Client Identifier of a client of the site, not of an uplink.
+            topic_filter: the filter as in SUBSCRIBE, shared or not.
             qos: granted QoS.
             now: monotonic seconds.
         """
@@ -412,7 +409,7 @@ class Subscriptions:
         self._look(name, interest, now)
 
     def client_unsubscribed(self, client_id: str, topic_filter: str, now: float) -> None:
-        """Note that a client has given up a filter."""
+        """Note that a client has unsubscribed from a filter."""
         filters = self._of_client.get(client_id, {})
         qos = filters.pop(topic_filter, None)
         if qos is None:
@@ -425,17 +422,17 @@ class Subscriptions:
         self._look(name, interest, now)
 
     def session_ended(self, client_id: str, now: float) -> None:
-        """Note that a client has given up everything: its session has ended."""
+        """Note that the session of a client has ended."""
         for topic_filter in list(self._of_client.get(client_id, {})):
             self.client_unsubscribed(client_id, topic_filter, now)
 
     def next_deadline(self) -> float | None:
-        """Return when `changes` has to be called again; None where there is no such time."""
+        """Return when `changes` must be called again; None where there is no such time."""
         name = next(iter(self._due), None)
         return None if name is None else self._interests[name].due_at
 
     def _look(self, name: str, interest: _Interest, now: float) -> None:
-        """Let a QoS rise at once, and fall after a while."""
+        """Let the QoS of an interest rise at once, and fall after a while."""
         highest = _highest(interest.by_qos)
         if highest >= interest.qos:
             interest.due_at = None
@@ -446,7 +443,7 @@ class Subscriptions:
             self._due[name] = None
 
     def _settle(self, name: str, interest: _Interest) -> None:
-        """Let the highest QoS of the clients count."""
+        """Let the highest QoS of the clients count now."""
         last_qos, interest.qos = interest.qos, _highest(interest.by_qos)
         interest.due_at = None
         if interest.qos != last_qos:
@@ -459,7 +456,7 @@ class Subscriptions:
             del self._interests[name]
 
     def _remote_filters(self, name: str) -> Iterator[tuple[str, int]]:
-        """Yield what a filter of the site comes to in the cloud, with the QoS of the rule."""
+        """Yield what a filter of the site stands for in the cloud: (filter, QoS of the rule)."""
         for rule in self._rules:
             remote_filter = remote_of(rule, name)
             if remote_filter is not None:
@@ -468,10 +465,10 @@ class Subscriptions:
     # -- the cloud -----------------------------------------------------------------------------
 
     def restore(self, records: Iterable[str]) -> None:
-        """Take over what `record_changes` has told before a restart.
+        """Restore what `record_changes` had stored before a restart.
 
         Args:
-            records: texts of `record_changes` that were added and not removed.
+            records: texts that were added and not removed.
         """
         for record in records:
             head, _, name = record.partition("/")
@@ -486,10 +483,9 @@ class Subscriptions:
         """Note that the cloud has accepted a connection.
 
         Args:
-            session_present: it has the session.
-            refreshes: all that is wanted is asked for again, with its retained messages, but for
-                parts: the session has kept them, as none has QoS 0, and what is retained may be
-                long.
+            session_present: the cloud has the session.
+            refreshes: all filters are asked for again, with their retained messages. Those of parts
+                are not: the session has kept parts, as none has QoS 0, and retained ones are long.
         """
         if refreshes:
             for name in list(self._known):
@@ -500,7 +496,7 @@ class Subscriptions:
         self.union.forget_refusals()
 
     def connection_lost(self) -> None:
-        """Note that what was not answered will not be."""
+        """Note that requests which were not answered will not be."""
         for name in (*self._asked, *self._given_up, *self._incomplete):
             self._doubt(name)
         self._asked.clear()
@@ -510,7 +506,7 @@ class Subscriptions:
     def changes(self, now: float) -> Changes:
         """Return what is to be asked of the cloud now; it counts as asked.
 
-        To be called when the cloud has accepted the connection and after each answer of it, when a
+        Call it when the cloud has accepted the connection and after each of its answers, when a
         client has subscribed or unsubscribed, and at `next_deadline`.
         """
         while self._due:
@@ -553,7 +549,7 @@ class Subscriptions:
         return Changes(requests, wanted_less)
 
     def answered(self, topic_filter: str, reason_code: int) -> None:
-        """Take one return code of SUBACK."""
+        """Handle one reason code of a SUBACK."""
         request = self._asked.pop(topic_filter, None)
         if request is None:
             return
@@ -563,11 +559,11 @@ class Subscriptions:
             self._set_known(topic_filter, None)
             self.union.refuse(topic_filter)
             return
-        # The cloud may grant less: it was asked, and is not asked again.
+        # The cloud may grant a lower QoS. It is not asked again.
         self._set_known(topic_filter, _Known(request.qos, request.sizes, is_there=True))
 
     def unsubscribed(self, topic_filter: str) -> None:
-        """Take one answer of UNSUBACK, whatever it is: there is no subscription any more."""
+        """Handle a reason code of an UNSUBACK: whatever it is, the subscription is gone."""
         if topic_filter in self._given_up:
             self._given_up.discard(topic_filter)
             self._incomplete.discard(topic_filter)
@@ -575,18 +571,18 @@ class Subscriptions:
             self.union.changed.add(topic_filter)
 
     def retained_came(self, topic_filters: Iterable[str]) -> None:
-        """Note that retained messages of some filters have come, or that nothing can tell.
+        """Note that the retained messages of some filters have come, or cannot be waited for.
 
-        To be called after `changes` has asked for them. Until then, a connection that is lost makes
+        Call it after `changes` has asked for them. Before that, the loss of the connection makes
         the cloud send them again.
         """
         self._incomplete.difference_update(topic_filters)
 
     def record_changes(self) -> tuple[list[str], list[str]]:
-        """Return what is to be stored of the cloud's session: (texts to add, texts to remove).
+        """Return what is to be stored about the cloud's session: (texts to add, texts to remove).
 
-        Each text is a QoS, or ``?`` where that is not sure, ``s`` or ``l`` where it is of one size
-        class, a slash, and a filter.
+        Each text is a QoS or ``?`` for an unknown one, ``s`` or ``l`` for a subscription of one
+        size class, a slash, and the filter.
         """
         added, removed = [], []
         for name in self._known.keys() | self._recorded.keys():
@@ -609,7 +605,7 @@ class Subscriptions:
         return added, removed
 
     def _wants_retained(self, name: str) -> bool:
-        """Say whether retained messages are not known to be here."""
+        """Say whether retained messages of a filter may be missing at the site."""
         known = self._known.get(name)
         if known is not None and known.qos == UNSURE:
             return True
@@ -619,7 +615,7 @@ class Subscriptions:
         )
 
     def _doubt(self, name: str) -> None:
-        """Ask for a filter again: its last answer has not come, or is not enough."""
+        """Ask for a filter again: its last answer has not come, or does not suffice."""
         known = self._known.get(name)
         if known is not None:
             self._set_known(name, known._replace(qos=UNSURE))
@@ -647,10 +643,10 @@ def join_lanes(
     """Join two lanes of an uplink.
 
     Args:
-        one: lane.
-        other: lane.
-        wake_one: has `changes` of this one called soon, once.
-        wake_other: the same of the other.
+        one: subscriptions of one lane.
+        other: subscriptions of the other lane.
+        wake_one: makes the uplink call `changes` of the one soon.
+        wake_other: makes the uplink call `changes` of the other soon.
     """
     for mine, its, wake in ((one, other, wake_one), (other, one, wake_other)):
         mine._other = its  # noqa: SLF001 (of its kind)
@@ -658,28 +654,15 @@ def join_lanes(
 
 
 def remote_of(rule: DownRule, local_filter: str) -> str | None:
-    """Return a filter of the site as far as a rule covers it, by its name in the cloud.
-
-    None where the rule covers nothing of it.
-    """
-    return _translated(
-        local_filter,
-        rule.local_filter,
-        rule.local_prefix,
-        rule.remote_prefix,
-        rule.remote_filter,
-    )
+    """Return the part of a site's filter that a rule covers, by its name in the cloud, or None."""
+    own, other = (rule.local_filter, rule.local_prefix), (rule.remote_prefix, rule.remote_filter)
+    return _translated(local_filter, *own, *other)
 
 
 def local_of(rule: DownRule, remote_filter: str) -> str | None:
-    """Return a filter of the cloud as far as a rule covers it, by its name at the site."""
-    return _translated(
-        remote_filter,
-        rule.remote_filter,
-        rule.remote_prefix,
-        rule.local_prefix,
-        rule.local_filter,
-    )
+    """Return the part of a cloud's filter that a rule covers, by its name at the site, or None."""
+    own, other = (rule.remote_filter, rule.remote_prefix), (rule.local_prefix, rule.local_filter)
+    return _translated(remote_filter, *own, *other)
 
 
 def _translated(

@@ -1,25 +1,24 @@
-"""Which message makes the cloud's broker end the connection, and which ones are set aside for it.
+"""Finds the message at which the cloud's broker ends the connection, and sets it aside.
 
-Theory of operation. A broker that does not take a message may say so by a reason code. Many end the
-connection instead, and MQTT 3.1.1 has no other way. Where the ACL of some denies a topic of QoS 2,
-they do so at the release. What was sent is sent again with the next connection, which ends as well,
-so that nothing behind it ever passes.
+Theory of operation. A broker that does not accept a message may say so by a reason code. Many end
+the connection instead, and MQTT 3.1.1 has no other way. Where the ACL of some denies a topic of
+QoS 2, they do so at the release. The message is sent again on the next connection, which ends as
+well, so that nothing behind it ever passes.
 
-The broker handles what it receives in its order, so what it has not answered when it ends a
-connection is *suspect*. Where it has answered nothing on a connection, or connections are short
-again and again, the next one is *careful*: it sends one thing at
-a time, and the next one when the broker has answered that, a message of QoS 0 by the answer to a
-PINGREQ. So when it ends again, what was under way is what the broker has *refused*. What it has
-refused twice is set aside.
+The broker handles what it receives in order. So what it has not answered when it ends a connection
+is *suspect*. Where it has answered nothing on a connection, or several connections in a row were
+short, the next one is *careful*: it sends one item at a time, and the next item when the broker has
+answered that; a message of QoS 0 counts as answered by the PINGRESP after it. When the connection
+ends again, the broker has *refused* what was on its way. What it has refused twice is set aside.
 
 A lost network also ends connections. An end counts as a refusal only where a DISCONNECT has a
-reason code that tells of a message, or where the connection was closed right after TCP had
-acknowledged the whole message. In the latter case, it must be refused once more for each connection
-that has lately ended in another way.
+reason code that may concern a message, or where the connection was closed right after TCP had
+acknowledged the whole message. In the latter case, the message must be refused once more for each
+connection that has recently ended in another way.
 
-What is refused so and is retained is first tried without its flag: a broker of MQTT 3.1.1 that
-retains nothing has no other way to say so. Where that is taken, messages go up without the flag for
-a while. MQTT 5 has a reason code for it.
+A retained message that is refused so is first tried without its RETAIN flag: a broker of MQTT 3.1.1
+that retains nothing has no other way to say so. Where the broker accepts that, messages go up
+without the flag for some time. MQTT 5 has a reason code for it.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from penstock.broker.mqtt.reason_codes import ReasonCode
 
 Key: TypeAlias = tuple[str, int | str]
-"""By which a thing is known again."""
+"""Identifies a sent item over connections."""
 
 REFUSALS: Final = 2
-"""After so many, a thing is set aside."""
+"""After so many refusals, an item is set aside."""
 
 RECENT_SECONDS: Final = 600.0
-"""For which an end of another kind makes one without a word less credible, and for which a
-connection is careful at most."""
+"""How long an end of another kind makes a wordless one less credible, and how long connections are
+careful at most."""
 
 ASIDE_SECONDS: Final = 3_600.0
-"""For which a thing is set aside that is not of one message, such as a topic of QoS 0."""
+"""How long an item is set aside that is not a single message, such as a topic of QoS 0."""
 
 PROMPT_SECONDS: Final = 2.0
-"""A broker that closes the connection for a message does so in this time after TCP has acknowledged
-its last byte. A relay on the way acknowledges what the broker has not got."""
+"""A broker that closes the connection because of a message does so in this time after TCP has
+acknowledged its last byte. It is not 0, as a TCP proxy acknowledges what the broker has not got."""
 
 CAREFUL_SECONDS: Final = 60.0
-"""For which a connection is careful at most for what does not come again by itself."""
+"""How long connections are careful at most for what is not sent again by itself."""
 
 OF_A_MESSAGE: Final = frozenset(
     {
@@ -67,24 +66,23 @@ OF_A_MESSAGE: Final = frozenset(
         ReasonCode.QOS_NOT_SUPPORTED,
     }
 )
-"""Reason codes of a DISCONNECT that may tell of a single packet."""
-
+"""Reason codes of a DISCONNECT that may concern a single packet."""
 
 _OF_ONE_MESSAGE: Final = ("message", "release")
-"""Kinds whose key has a packet identifier, which is another message's later."""
+"""Kinds whose key has a packet identifier, which another message has later."""
 
 
 class SentItem(NamedTuple):
     """Something that was sent and that the cloud's broker may refuse.
 
     Attributes:
-        kind: a message of QoS 1 or 2, the release (PUBREL) of one of QoS 2, a message of QoS 0, a
-            topic filter, or a message of the uplink's own: its state, or a marker.
-        name: topic at the site; of the latter two in the cloud; "" for a release that is sent again
-            by the site's broker.
-        packet_id: of a message of QoS 1 or 2, or its release; 0 for others.
-        n_bytes: of the packet; 0 where that does not matter.
-        is_retained: it has the RETAIN flag.
+        kind: ``message`` for a message of QoS 1 or 2, ``release`` for the PUBREL of one of QoS 2,
+            ``qos0``, ``filter`` for a topic filter, ``own`` for the uplink's state or a marker.
+        name: topic at the site; for ``filter`` and ``own``, the filter or topic in the cloud; ""
+            for a release that the site's broker repeats.
+        packet_id: packet identifier of a message of QoS 1 or 2 or its release; 0 for others.
+        n_bytes: bytes of the packet; 0 where they do not matter.
+        is_retained: the packet has the RETAIN flag.
     """
 
     kind: Literal["message", "release", "qos0", "filter", "own"]
@@ -95,11 +93,11 @@ class SentItem(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """By which it is known again: a message of QoS 1 or 2 keeps its packet identifier."""
+        """What identifies it later on: a message of QoS 1 or 2 keeps its packet identifier."""
         return self.kind, self.packet_id or self.name
 
     def __str__(self) -> str:
-        """Name it for the log."""
+        """Describe it for the log."""
         if self.kind == "filter":
             return f"the subscription to {self.name!r}"
         if self.kind == "own":
@@ -116,9 +114,9 @@ class End(NamedTuple):
 
     Attributes:
         is_closed: the broker has ended it.
-        code: reason code of its DISCONNECT; 0 where there was none.
-        under_way: what it has not answered.
-        has_answered: it has answered anything.
+        code: reason code of the broker's DISCONNECT; 0 where there was none.
+        under_way: items that the broker has not answered.
+        has_answered: the broker has answered something.
         is_prompt: it has ended right after TCP had acknowledged all that was sent.
         is_short: it was short, and so were those right before it.
     """
@@ -135,8 +133,8 @@ class Suspects:
     """What the cloud's broker may have refused, over all connections of an uplink or a lane.
 
     Attributes:
-        is_careful: the next connection, or this one, sends one thing at a time.
-        is_idle: there is nothing that is doubted or set aside, and no care.
+        is_careful: this connection, or the next one, sends one item at a time.
+        is_idle: nothing is suspect or set aside.
     """
 
     def __init__(self, clock: Callable[[], float], *, has_codes: bool = False) -> None:
@@ -144,7 +142,7 @@ class Suspects:
 
         Args:
             clock: monotonic seconds.
-            has_codes: the broker has reason codes (MQTT 5): it says so where it retains nothing.
+            has_codes: the broker speaks MQTT 5, and has a reason code for retaining nothing.
         """
         self.is_careful = False
         self.is_idle = True
@@ -159,40 +157,40 @@ class Suspects:
         self._other_ends: deque[float] = deque()
         self._names: dict[Key, str] = {}
 
-    def name_of(self, thing: SentItem) -> str:
-        """Return the topic of a thing, also if the site's broker has not sent it again."""
-        return thing.name or self._names.get(thing.key, "")
+    def name_of(self, item: SentItem) -> str:
+        """Return the topic of an item, also of a release that the site's broker repeats."""
+        return item.name or self._names.get(item.key, "")
 
-    def is_aside(self, thing: SentItem) -> bool:
-        """Say whether a thing is not to be sent."""
-        until = self._aside.get(thing.key)
+    def is_aside(self, item: SentItem) -> bool:
+        """Say whether an item is set aside, and must not be sent."""
+        until = self._aside.get(item.key)
         if until is not None and self._clock() >= until:
-            self._forget(thing.key)
+            self._forget(item.key)
             return False
         return until is not None
 
-    def is_doubted(self, thing: SentItem) -> bool:
+    def is_doubted(self, item: SentItem) -> bool:
         """Say whether a retained message is to be tried without its flag."""
-        return thing.key in self._doubted
+        return item.key in self._doubted
 
     @property
     def retains_nothing(self) -> bool:
-        """Whether messages go up without the RETAIN flag: the broker has refused one for it."""
+        """Whether messages go up without the RETAIN flag, as the broker has refused one for it."""
         return self._clock() < self._retains_nothing_until
 
     def flag_was_refused(self) -> None:
-        """Note that the broker has taken a message that is doubted without its flag."""
+        """Note that the broker has accepted a message without its RETAIN flag."""
         self._retains_nothing_until = self._clock() + ASIDE_SECONDS
 
-    def answered(self, thing: SentItem) -> None:
-        """Note that the broker has taken a thing, or that it need not be sent any more."""
+    def answered(self, item: SentItem) -> None:
+        """Note that the broker has accepted an item, or that it need not be sent any more."""
         if self.is_idle:
             return
-        self._n_refusals.pop(thing.key, None)
-        self._doubted.discard(thing.key)
-        self._watched.discard(thing.key)
-        if thing.kind in _OF_ONE_MESSAGE:  # the next one may have its packet identifier
-            self._aside.pop(thing.key, None)
+        self._n_refusals.pop(item.key, None)
+        self._doubted.discard(item.key)
+        self._watched.discard(item.key)
+        if item.kind in _OF_ONE_MESSAGE:  # the next one may have its packet identifier
+            self._aside.pop(item.key, None)
         self.is_careful = self._is_careful()
         self._look()
 
@@ -205,26 +203,23 @@ class Suspects:
         self._look()
 
     def failed(self) -> None:
-        """Note that the broker could not be connected to, or has not accepted the connection."""
+        """Note an attempt to connect that has failed."""
         self._other_ends.append(self._clock())
         self._n_other_ends()
 
     def _n_other_ends(self) -> int:
-        """Return how many connections have lately ended in another way than by a refusal."""
+        """Return how many connections have recently ended in another way than by a refusal."""
         while self._other_ends and self._other_ends[0] < self._clock() - RECENT_SECONDS:
             self._other_ends.popleft()
         return len(self._other_ends)
 
     def ended(self, end: End) -> SentItem | None:
-        """Take note of the end of a connection that the broker had accepted.
-
-        Args:
-            end: how it has ended.
+        """Note the end of a connection that the broker had accepted.
 
         Returns:
-            What the broker has refused; `is_aside` then says whether it is set aside.
+            What the broker has refused, or None. `is_aside` says whether it is set aside now.
         """
-        self._names = {thing.key: self.name_of(thing) for thing in end.under_way}
+        self._names = {item.key: self.name_of(item) for item in end.under_way}
         is_worded = end.is_closed and end.code in OF_A_MESSAGE
         is_wordless = end.is_closed and not end.code
         if len(end.under_way) == 1:
@@ -240,24 +235,24 @@ class Suspects:
             self._watch(end.under_way)
         return None
 
-    def _refused(self, thing: SentItem, most: int, code: int = 0) -> SentItem:
-        n_refusals = self._n_refusals[thing.key] = self._n_refusals.get(thing.key, 0) + 1
-        self._watch([thing])
+    def _refused(self, item: SentItem, most: int, code: int = 0) -> SentItem:
+        n_refusals = self._n_refusals[item.key] = self._n_refusals.get(item.key, 0) + 1
+        self._watch([item])
         is_enough = n_refusals >= most
         is_for_flag = code == ReasonCode.RETAIN_NOT_SUPPORTED or (is_enough and not self._has_codes)
-        if thing.is_retained and is_for_flag and thing.key not in self._doubted:
-            self._doubted.add(thing.key)
-            del self._n_refusals[thing.key]
+        if item.is_retained and is_for_flag and item.key not in self._doubted:
+            self._doubted.add(item.key)
+            del self._n_refusals[item.key]
         elif is_enough:
-            del self._n_refusals[thing.key]
-            self._doubted.discard(thing.key)
-            self._watched.discard(thing.key)
-            self._aside[thing.key] = self._clock() + ASIDE_SECONDS
-        return thing._replace(name=self.name_of(thing))
+            del self._n_refusals[item.key]
+            self._doubted.discard(item.key)
+            self._watched.discard(item.key)
+            self._aside[item.key] = self._clock() + ASIDE_SECONDS
+        return item._replace(name=self.name_of(item))
 
-    def _watch(self, things: Sequence[SentItem]) -> None:
-        """Let the next connection be careful until these things are answered."""
-        self._watched.update(thing.key for thing in things)
+    def _watch(self, items: Sequence[SentItem]) -> None:
+        """Let the next connection be careful until these items are answered."""
+        self._watched.update(item.key for item in items)
         self.is_careful = True
         self._look()
 

@@ -39,11 +39,10 @@ from penstock.edge_proxy.uplink.connecting import (
     UplinkRefusedError,
     read_password,
 )
-from penstock.edge_proxy.uplink.counts import UplinkCounts
 from penstock.edge_proxy.uplink.filters import intersection
 from penstock.edge_proxy.uplink.lanes import Lane
 from penstock.edge_proxy.uplink.one_shot_clients import forget_session, prepare_session
-from penstock.edge_proxy.uplink.packet_relay import PacketRelay
+from penstock.edge_proxy.uplink.packet_relay import PacketRelay, UplinkCounts
 from penstock.edge_proxy.uplink.partnership import Partnership
 from penstock.edge_proxy.uplink.remapping import Loops, Remapping, in_parts, of_parts
 from penstock.edge_proxy.uplink.retained_up import RetainedUp
@@ -59,34 +58,35 @@ from penstock.edge_proxy.uplink.suspects import End, Suspects
 from penstock.edge_proxy.upstream import Upstream, UpstreamError, Upstreams
 
 LOOK_SECONDS: Final = 0.5
-"""Between two looks at what waits, with `start.when` of ``on_demand``."""
+"""Seconds between two looks at how much waits, with `start.when` of ``on_demand``."""
 
 QUIET_SECONDS: Final = 60.0
-"""After which a lane that leaves has nothing left in the cloud: its session there has no
-subscription, and nothing has come of it for so long."""
+"""When nothing has passed on a lane that leaves for so long, the cloud has nothing left for it: its
+session there has no subscription."""
 
 OF_THE_BROKER: Final = frozenset({"connack", "refused", "disconnected", "silent", "protocol"})
-"""Reasons of an end for which another address is tried next, if there is one."""
+"""Reasons of an end after which the next address is tried, if there are several."""
 
 MOST_SWEEP_SECONDS: Final = 60.0
-"""Between two looks at what has waited for too long."""
+"""Longest time between two looks for messages that have waited for too long."""
 
 
 class Uplink:
     """One uplink, or one lane of it.
 
     Attributes:
-        name: in the policy file; of the lane of large messages, ``/large`` follows.
+        name: its name in the policy file; the lane of large messages adds ``/large``.
+        keys: its keys in the policy file.
         lane: which messages it carries.
         lanes: all lanes of the uplink, this one included; set once all are made.
-        partnership: what it does about the other lane.
-        counts: what it has done.
-        client_id: at the cloud's broker.
+        partnership: coordinates it with the other lane.
+        counts: its counters.
+        client_id: Client Identifier at the cloud's broker.
         up_id: Client Identifier of its local client that subscribes.
-        down_id: the same of what publishes.
+        down_id: beginning of the Client Identifiers of its local clients that publish.
         upstreams: addresses of the cloud's broker.
-        subscriptions: what the cloud is asked for.
-        budget: of the bytes that go up.
+        subscriptions: what the site's clients want, and what the cloud has granted.
+        budget: the bytes that may go up, common to its lanes.
     """
 
     def __init__(
@@ -103,19 +103,19 @@ class Uplink:
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        """Prepare an uplink; `prepare` and `start` are to be called.
+        """Make an uplink that does nothing yet: `prepare` and `start` follow.
 
         Args:
-            name: in the policy file.
+            name: its name in the policy file.
             site: name of this site.
-            keys: its own.
-            lane: which of its messages travel here.
-            local_clients: of the site's broker.
-            logger: of the plugin.
-            budget: of the bytes that go up, common to its lanes.
-            rng: for the time between attempts.
-            clock: monotonic seconds.
-            wall: seconds of the wall clock since 1970.
+            keys: see the attribute.
+            lane: see the attribute.
+            local_clients: connects clients of the site's broker.
+            logger: logger of the plugin.
+            budget: see the attribute.
+            rng: varies the time between attempts.
+            clock: returns monotonic seconds.
+            wall: returns seconds of the wall clock since 1970.
         """
         self.name = lane.of(name, "/")
         self.keys = keys
@@ -148,7 +148,7 @@ class Uplink:
         )
         self._has_parts_down = any(rule.parts for rule in lane.down)
         self.loops = Loops(site, keys.max_hops)
-        self.asking = CloudSubscriptions(
+        self.cloud_subscriptions = CloudSubscriptions(
             self.remapping,
             linger_seconds=keys.linger_seconds,
             marker_topic=self._marker_topic,
@@ -160,7 +160,7 @@ class Uplink:
             new_token=lambda: b"%016x" % rng.getrandbits(64),
             logger=logger,
         )
-        self.subscriptions = self.asking.subscriptions
+        self.subscriptions = self.cloud_subscriptions.subscriptions
         self._lost_at: float | None = None
         self.budget = budget
         self._schedule = keys.times.schedule()
@@ -193,7 +193,7 @@ class Uplink:
         return self.up_id, *(self.down_id_of(upstream) for upstream in self.upstreams.each)
 
     def down_id_of(self, upstream: Upstream) -> str:
-        """Return the Client Identifier of what publishes what comes from one address.
+        """Return the Client Identifier of the local client that publishes what an address sends.
 
         Each of several addresses may be a broker with sessions of its own.
         """
@@ -201,7 +201,7 @@ class Uplink:
 
     @property
     def address(self) -> str:
-        """Addresses of the cloud's broker."""
+        """Addresses of the cloud's broker, as text."""
         return str(self.upstreams)
 
     async def prepare(self) -> None:
@@ -225,7 +225,7 @@ class Uplink:
         self._restore_subscriptions()
 
     def limit(self) -> None:
-        """Give what waits to go up, if there is a session for it, limits of its own."""
+        """Give the session of *up*, if there is one, the limits of `backlog`."""
         backlog = self.keys.backlog
         self.local_clients.limit(
             self.up_id,
@@ -236,13 +236,13 @@ class Uplink:
         )
 
     def _in_words(self) -> str:
-        """Say why it is not connected, or has one connection in place of two; "" for neither."""
+        """Say why it is not connected, or has one connection instead of two; "" for neither."""
         told = self.partnership.why_one
         is_away = not (self.counts.connected or (told and self.partnership.is_refused))
         return self._absence.in_words() if is_away else told
 
     def _restore_subscriptions(self) -> None:
-        """Find out what the cloud was asked for before a restart, and what clients want."""
+        """Restore what the cloud was asked for before a restart, and what clients want."""
         prefix = self._record_prefix
         downs = (self.local_clients.subscriptions(one) for one in self.local_ids[1:])
         known = next((filters for filters in downs if filters is not None), ())
@@ -255,23 +255,23 @@ class Uplink:
 
     @property
     def _record_prefix(self) -> str:
-        """What precedes the records of subscriptions in the session of *down*."""
+        """Beginning of the records of subscriptions in the session of *down*."""
         return f"{LOCAL_CLIENT_PREFIX}{self.name}/"
 
     def client_subscribed(self, client_id: str, topic_filter: str, qos: int) -> None:
-        """Note what a client of the site was granted."""
+        """Note that a client of the site has subscribed."""
         self._client_subscribed(client_id, topic_filter, qos, self.clock())
         self.want_subscriptions()
 
     def _client_subscribed(self, client_id: str, topic_filter: str, qos: int, now: float) -> None:
-        """Note that a client wants messages, and their parts; these are lost at QoS 0."""
+        """Note that a client wants messages, and their parts, which would be lost at QoS 0."""
         self.subscriptions.client_subscribed(client_id, topic_filter, qos, now)
         if self._has_parts_down:
             name = in_parts(topic_filter, self.keys.parts_prefix)
             self.subscriptions.client_subscribed(client_id, name, max(qos, 1), now)
 
     def client_unsubscribed(self, client_id: str, topic_filter: str) -> None:
-        """Note that a client of the site has given up a filter."""
+        """Note that a client of the site has unsubscribed."""
         self.subscriptions.client_unsubscribed(client_id, topic_filter, self.clock())
         if self._has_parts_down:
             name = in_parts(topic_filter, self.keys.parts_prefix)
@@ -279,41 +279,41 @@ class Uplink:
         self.want_subscriptions()
 
     def session_ended(self, client_id: str) -> None:
-        """Note that a client of the site has given up everything."""
+        """Note that the session of a client of the site has ended."""
         self.subscriptions.session_ended(client_id, self.clock())
         self.want_subscriptions()
 
     def want_subscriptions(self) -> None:
-        """Ask the cloud for what has changed, soon, if there is a connection."""
+        """Have the connection, if there is one, soon ask the cloud for what has changed."""
         if self._connection is not None:
             self._connection.want_subscriptions()
 
     def ask(self, relay: PacketRelay) -> float | None:
-        """Ask the cloud for what has changed, and take what it has answered.
+        """Handle the cloud's answers about subscriptions, and ask it for what has changed.
 
         Returns:
-            Seconds until it is to be called again; None for no such time.
+            Seconds until it must be called again; None for no such time.
         """
-        asking = self.asking
+        asked = self.cloud_subscriptions
         for name, code in relay.answers:
             if code is None:
-                asking.unsubscribed(name)
+                asked.unsubscribed(name)
             else:
-                asking.subscribed(name, code)
+                asked.subscribed(name, code)
         for topic in relay.retained:
-            asking.retained_came(topic)
+            asked.retained_came(topic)
         for marker in relay.markers:
             if marker is None:
-                asking.marker_refused()
+                asked.marker_refused()
             else:
-                asking.marker_came(marker)
+                asked.marker_came(marker)
         relay.answers.clear()
         relay.retained.clear()
         relay.markers.clear()
         self.subscriptions.take(self.partnership.classes_down(relay))
-        asks = asking.take(self.clock())
+        asks = asked.take(self.clock())
         relay.subscribe(asks.subscribe, asks.marker)
-        if relay.answers or relay.markers:  # of what the cloud's broker is not asked again
+        if relay.answers or relay.markers:  # for what is set aside and was not sent
             self.want_subscriptions()
         if asks.ends_marker:
             relay.end_marker()
@@ -326,15 +326,15 @@ class Uplink:
             [prefix + name for name in asks.add_records],
             [prefix + name for name in asks.remove_records],
         )
-        relay.watches_retained = asking.is_waiting
-        at = asking.next_deadline()
+        relay.watches_retained = asked.is_waiting
+        at = asked.next_deadline()
         return None if at is None else max(0.0, at - self.clock())
 
     def repeat_retained(self, relay: PacketRelay) -> float | None:
         """Let retained messages go up that the cloud lacks.
 
         Returns:
-            Seconds until it is to be called again; None for never.
+            Seconds until it must be called again; None for never.
         """
         has_flag = relay.retain_available and not self._suspects.retains_nothing
         seconds = self._retained_up.step(relay) if has_flag else None
@@ -354,13 +354,13 @@ class Uplink:
             self._sweep(self.keys.backlog.max_age_seconds)
 
     def _sweep(self, seconds: float) -> None:
-        """Drop what has waited for too long, again and again."""
+        """Drop what has waited for too long, and repeat that by a timer."""
         self.local_clients.drop_older(self.up_id, seconds)
         wait = min(MOST_SWEEP_SECONDS, seconds / 4)
         self._sweeping = asyncio.get_running_loop().call_later(wait, self._sweep, seconds)
 
     async def stop(self) -> None:
-        """Say goodbye to the cloud, and end."""
+        """Disconnect from the cloud, and end."""
         self._is_stopping = True
         if self._sweeping is not None:
             self._sweeping.cancel()
@@ -407,15 +407,15 @@ class Uplink:
             await self._wait_for_retry(wait)
 
     def _look_for_refusal(self, reason: str, *, was_accepted: bool) -> None:
-        """See whether the cloud's broker has ended the connection at something that was sent."""
-        suspects, link = self._suspects, self._connection
-        if link is None or not was_accepted:
+        """Find out whether the cloud's broker has ended the connection at what was sent."""
+        suspects, connection = self._suspects, self._connection
+        if connection is None or not was_accepted:
             return
-        relay = link.relay
+        relay = connection.relay
         is_closed = reason in ("closed", "disconnected", "taken_over")
         code, under_way = relay.disconnect_code, relay.under_way()
         is_short = self._retries.n_short >= SHORT_IN_A_ROW
-        end = End(is_closed, code, under_way, relay.has_answered, link.is_prompt, is_short)
+        end = End(is_closed, code, under_way, relay.has_answered, connection.is_prompt, is_short)
         refused = suspects.ended(end)
         if refused is None:
             return
@@ -433,29 +433,33 @@ class Uplink:
 
     @property
     def has_new_session(self) -> bool:
-        """Whether the cloud's broker had no session of this lane when it accepted it last."""
-        link = self._connection
-        return link is not None and link.is_accepted and not link.relay.session_present
+        """Whether the cloud's broker had no session of this lane when it last accepted it."""
+        connection = self._connection
+        return (
+            connection is not None
+            and connection.is_accepted
+            and not connection.relay.session_present
+        )
 
     @property
     def has_echo(self) -> bool:
         """Whether the cloud's broker would send to one lane what the other one has published.
 
-        No Local holds for one client. Penstock knows that both lanes are one.
+        No Local only holds within one client. Penstock takes both lanes for one client.
         """
-        link = self._connection
-        if link is None or not link.is_accepted or link.relay.lanes_are_kept:
+        connection = self._connection
+        if connection is None or not connection.is_accepted or connection.relay.lanes_are_kept:
             return False
         rules = itertools.product(self.keys.up, self.keys.down)
         return any(intersection(up.remote_filter, down.remote_filter) for up, down in rules)
 
     def leave(self, why: str) -> None:
-        """Disconnect, if there is a connection; the uplink goes on without this lane."""
+        """Disconnect, if there is a connection: the uplink goes on without this lane."""
         if self._connection is not None and not self._connection.ended.done():
             self._connection.leave(why, for_good=True)
 
     def _is_quiet(self, now: float) -> bool:
-        """Say whether all that was left in the sessions of a lane has passed."""
+        """Say whether all that was left in the sessions of a lane that leaves has passed."""
         n_passed = self.counts.up_messages + self.counts.down_messages
         is_left = self.local_clients.waiting(self.up_id) or not self.subscriptions.has_none
         if is_left or n_passed != self._n_passed:
@@ -464,14 +468,17 @@ class Uplink:
         return now - self._quiet_since >= QUIET_SECONDS
 
     async def _end_sessions(self) -> None:
-        """End the sessions of a lane that leaves, on both sides."""
+        """End the sessions of a lane that leaves, at the site and in the cloud."""
         while True:
-            link = CloudConnection(self, asyncio.get_running_loop())
+            connection = CloudConnection(self, asyncio.get_running_loop())
             try:
-                dialled = await self.upstreams.dial(lambda: link.cloud)  # noqa: B023 (at once)
+                dialled = await self.upstreams.dial(lambda: connection.cloud)  # noqa: B023 (at once)
                 settings = self._settings(dialled.upstream)
                 await forget_session(
-                    settings, dialled.transport, self.keys.upstream, clears_state=True
+                    settings,
+                    dialled.transport,
+                    self.keys.upstream.connack_timeout_seconds,
+                    clears_state=True,
                 )
             except PenstockError as error:
                 if isinstance(error, UplinkRefusedError):
@@ -479,7 +486,7 @@ class Uplink:
                         self._concessions.refused(dialled.upstream, NO_BRIDGES, None)
                         continue
                     self.partnership.ended(error.reason, str(error), was_accepted=False)
-                    if self.partnership.is_refused:  # there is no session, or no way to it
+                    if self.partnership.is_refused:  # there is no session, or it cannot be reached
                         break
                 wait = self._wait_seconds("", 0.0)
                 told = f"its session in the cloud cannot be ended: {error}"
@@ -498,18 +505,18 @@ class Uplink:
         )
 
     async def _wait_for_retry(self, seconds: float) -> None:
-        """Wait until the next attempt is due, or the other lane has connected."""
+        """Wait until the next attempt is due, or until the other lane has connected."""
         self._is_due.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._is_due.wait()
 
     def retry_now(self) -> None:
-        """Wait for the next attempt no longer: the cloud's broker is there."""
+        """Make the next attempt at once: the cloud's broker is there."""
         self._is_due.set()
 
     async def _until_wanted(self) -> None:
-        """Wait until the uplink may stand, and something makes it connect."""
+        """Wait until the schedule allows a connection and something asks for one."""
         has_waited = False
         while True:
             opening = self._schedule.at(self._wall())
@@ -532,22 +539,22 @@ class Uplink:
 
     @property
     def n_waiting(self) -> int:
-        """Messages of all lanes that wait to go up, or are unacknowledged."""
+        """How many messages of all lanes wait to go up or are unacknowledged."""
         return sum(self.local_clients.waiting(lane.up_id) for lane in self.lanes)
 
     @property
     def is_receiving(self) -> bool:
-        """Whether a message of the cloud is under way: on a slow link, for minutes."""
-        link = self._connection
-        if link is None or link.ended.done():
+        """Whether a message of the cloud is being received: on a slow connection, for minutes."""
+        connection = self._connection
+        if connection is None or connection.ended.done():
             return False
-        return link.is_accepted and link.relay.is_receiving
+        return connection.is_accepted and connection.relay.from_cloud.is_in_payload
 
     def look(self) -> tuple[str, float]:
-        """Look at the conditions under which the uplink stands.
+        """Check the conditions under which the uplink may be connected.
 
         Returns:
-            (why it is to disconnect, or ""; seconds until the next look).
+            (why it is to disconnect, or ""; seconds until the next check).
         """
         now = self.clock()
         opening = self._schedule.at(self._wall())
@@ -571,10 +578,10 @@ class Uplink:
 
         Args:
             reason: why the last connection has ended.
-            seconds: for which it stood, or was tried.
+            seconds: how long it stood, or was tried.
         """
-        link, retries = self._connection, self._retries
-        relay = link.relay if link is not None and link.is_accepted else None
+        connection, retries = self._connection, self._retries
+        relay = connection.relay if connection is not None and connection.is_accepted else None
         is_suspicious = not self._suspects.is_idle
         is_strange = retries.n_short == SHORT_IN_A_ROW and not is_suspicious
         if reason == "taken_over" or is_strange:
@@ -588,8 +595,8 @@ class Uplink:
                 max(1, retries.n_short),
                 SHORT_SECONDS,
             )
-        # On a link that is cut again and again, each connection gets on by some messages. A broker
-        # that disconnects is not cut off: another client may have the client id.
+        # On a link that is cut again and again, each connection transfers some messages. A broker
+        # that sends DISCONNECT was not cut off: another client may have the client id.
         is_cut_off = relay is not None and relay.has_passed and not relay.disconnect_code
         if is_cut_off or retries.is_stable(seconds, was_accepted=relay is not None):
             retries.succeeded()
@@ -599,51 +606,51 @@ class Uplink:
         """Connect and serve until the end.
 
         Returns:
-            (the reason as one word, what to log: it names the address).
+            (the reason as one word, a text for the log that names the address).
         """
-        link = self._connection = CloudConnection(self, asyncio.get_running_loop())
+        connection = self._connection = CloudConnection(self, asyncio.get_running_loop())
         self.subscriptions.comes(is_so=True)
         self._quiet_since = self.clock()
         settings: RelaySettings | None = None
         try:
-            relay = await self._dial(link)
+            relay = await self._dial(connection)
             settings = relay.settings
-            link.begin(relay)
+            connection.begin(relay)
         except UpstreamError as error:
             self.subscriptions.comes(is_so=False)
             self._suspects.failed()
             return "unreachable", str(error)
         except UplinkRefusedError as error:
-            link.end(error.reason, str(error))
+            connection.end(error.reason, str(error))
         except PenstockError as error:
-            link.end("configuration", str(error))
+            connection.end("configuration", str(error))
         except Exception:
             self.logger.exception("uplink %s: a fault of the uplink", self.name)
-            link.end("fault", "a fault of the uplink")
+            connection.end("fault", "a fault of the uplink")
         try:
-            reason, told = await link.ended
-            if not link.is_accepted and hasattr(link, "upstream"):
-                is_conceded = self._concessions.refused(link.upstream, reason, settings)
+            reason, told = await connection.ended
+            if not connection.is_accepted and hasattr(connection, "upstream"):
+                is_conceded = self._concessions.refused(connection.upstream, reason, settings)
                 if not is_conceded and reason != WISHED:
                     self._suspects.failed()
             if reason in OF_THE_BROKER:
-                self.upstreams.failed(link.upstream, told, is_silent=reason == "connack")
+                self.upstreams.failed(connection.upstream, told, is_silent=reason == "connack")
             if reason == WISHED:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(GOODBYE_SECONDS):
-                        await link.closed.wait()
-            return reason, f"{getattr(link, 'upstream', self.address)}: {told}"
+                        await connection.closed.wait()
+            return reason, f"{getattr(connection, 'upstream', self.address)}: {told}"
         finally:
-            link.close()
-            if link.is_accepted:
+            connection.close()
+            if connection.is_accepted:
                 self._lost_at = self.clock()
-            self.asking.lost()
+            self.cloud_subscriptions.lost()
             self.subscriptions.comes(is_so=False)
 
-    async def _dial(self, link: CloudConnection) -> PacketRelay:
+    async def _dial(self, connection: CloudConnection) -> PacketRelay:
         """Establish the network connection to the cloud's broker.
 
-        Where the sessions of this site are new to a broker, its own is ended first.
+        Where this site has no session for a broker, that broker's session is ended first.
 
         Raises:
             UpstreamError: it cannot be established.
@@ -651,13 +658,23 @@ class Uplink:
             UplinkError: the password cannot be read.
         """
         while True:
-            dialled = await self.upstreams.dial(lambda: link.cloud)
-            upstream = link.upstream = dialled.upstream
+            dialled = await self.upstreams.dial(lambda: connection.cloud)
+            upstream = connection.upstream = dialled.upstream
             settings = self._settings(upstream)
             is_known = self.local_clients.subscriptions(settings.down_id) is not None
             if is_known or self.keys.adopts_session or upstream in self._without_session:
-                return self._new_relay(settings)
-            await forget_session(settings, dialled.transport, self.keys.upstream)
+                return PacketRelay(
+                    settings,
+                    self.remapping,
+                    self.loops,
+                    self.counts,
+                    self.logger,
+                    suspects=self._suspects,
+                    old_filters=self._old_filters,
+                )
+            await forget_session(
+                settings, dialled.transport, self.keys.upstream.connack_timeout_seconds
+            )
             self._without_session.add(upstream)
 
     def _settings(self, upstream: Upstream) -> RelaySettings:
@@ -693,25 +710,14 @@ class Uplink:
 
     @property
     def state_topic(self) -> str | None:
-        """Where its state is retained; None for nowhere.
+        """Topic in which its state is retained, or None.
 
-        An optional lane has none: the uplink stands without it.
+        An optional lane has none: the uplink is connected without it.
         """
         if not self.keys.notifications or (self.lane.is_optional and not self.lane.leaves):
             return None
         topic = self.keys.notification_topic
         return self.lane.of(topic, "/") if topic else STATE_TOPIC.format(client_id=self.client_id)
-
-    def _new_relay(self, settings: RelaySettings) -> PacketRelay:
-        return PacketRelay(
-            settings,
-            self.remapping,
-            self.loops,
-            self.counts,
-            self.logger,
-            suspects=self._suspects,
-            old_filters=self._old_filters,
-        )
 
     @property
     def _marker_topic(self) -> str | None:
@@ -725,24 +731,24 @@ class Uplink:
     # -- the other lane ------------------------------------------------------------------------
 
     def _connected_is(self, connected: int) -> None:
-        """Note whether this lane stands, and see which lane may take over which."""
+        """Note whether this lane is connected, and check which lane may take over the other."""
         if connected or self.counts.connected:
             self._absence.begins()
         self.counts.connected = connected
         for lane in self.lanes:
             lane.partnership.look_at_takeover()
-            lane.see_to_pace()
+            lane.check_pace()
             if lane is not self:
                 lane.want_subscriptions()
 
-    def see_to_pace(self) -> None:
-        """Have the link, if there is one, see whether it is to be paced."""
+    def check_pace(self) -> None:
+        """Have the connection, if there is one, check whether it is to be paced."""
         if self._connection is not None:
-            self._connection.see_to_pace()
+            self._connection.check_pace()
 
     @property
     def _refreshes(self) -> bool:
-        """Whether changes of retained messages may have been lost; a restart is an outage."""
+        """Whether changes of retained messages may have been lost, as also by a restart."""
         seconds = self.keys.refresh_retained_seconds
         if seconds is None:
             return False
@@ -751,7 +757,7 @@ class Uplink:
     def accepted(self, relay: PacketRelay, upstream: Upstream) -> None:
         """Note that the cloud's broker has accepted a connection.
 
-        What brokers at other addresses know of packet identifiers is not true from now on.
+        From now on, packet identifiers mean something else to the brokers at other addresses.
         """
         self.upstreams.succeeded(upstream)
         self._without_session.clear()
@@ -765,7 +771,9 @@ class Uplink:
             lanes=[lane.up_id for lane in self.lanes],
         )
         self._old_filters = tuple(self.remapping.up_filters())
-        self.asking.accepted(session_present=relay.session_present, refreshes=self._refreshes)
+        self.subscriptions.connected(
+            session_present=relay.session_present, refreshes=self._refreshes
+        )
         self.partnership.accepted(relay)
         self._suspects.accepted()
         self._connected_is(1)

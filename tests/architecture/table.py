@@ -341,19 +341,15 @@ EDGE_PROXY_PURE: Final = frozenset(
         "edge_proxy.uplink.cloud_subscriptions",
         "edge_proxy.uplink.schedule_and_budget",
         "edge_proxy.uplink.connecting",
-        "edge_proxy.uplink.counts",
         "edge_proxy.uplink.filters",
         "edge_proxy.uplink.packet_relay",
         "edge_proxy.uplink.lanes",
-        "edge_proxy.uplink.packet_writer",
         "edge_proxy.uplink.packet_stream",
         "edge_proxy.uplink.receivers",
         "edge_proxy.uplink.remapping",
-        "edge_proxy.uplink.retained_cache",
         "edge_proxy.uplink.subscriptions",
         "edge_proxy.uplink.suspects",
         "edge_proxy.parts.partial_message",
-        "edge_proxy.parts.counts",
         "edge_proxy.parts.cutting",
         "edge_proxy.parts.part_format",
         "edge_proxy.sidecar.ack_map",
@@ -382,7 +378,7 @@ ABOVE_THE_CONTRACT: Final = {
     # A site's broker is the broker.
     "edge_proxy.__main__": ("broker.process.program", "broker.server"),
     # A client in the broker's process waits for its answers in one way.
-    "edge_proxy.parts.local_client": ("broker.network.local_protocol",),
+    "edge_proxy.local_client": ("broker.network.local_protocol",),
     "plugins.queue.publishing.row_publisher": ("broker.network.local_protocol",),
     # A file of SQLite is opened, locked and watched in one way.
     "edge_proxy.parts.spool": (

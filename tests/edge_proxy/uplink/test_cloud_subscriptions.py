@@ -31,7 +31,7 @@ def make(retained: dict[str, int], *, marker_topic: str | None = MARKER) -> Clou
         new_token=lambda: b"%d" % next(numbers),
         logger=logging.getLogger("tests"),
     )
-    asking.accepted(session_present=False, refreshes=False)
+    asking.subscriptions.connected(session_present=False)
     return asking
 
 
@@ -110,9 +110,33 @@ def test_a_long_outage_asks_again_and_a_short_one_does_not() -> None:
     asking.marker_came(b"1")
     asking.take(0.0)
     asking.lost()
-    asking.accepted(session_present=True, refreshes=False)
+    asking.subscriptions.connected(session_present=True, refreshes=False)
     assert not asking.take(0.0).subscribe
     asking.lost()
-    asking.accepted(session_present=True, refreshes=True)
+    asking.subscriptions.connected(session_present=True, refreshes=True)
     asks = asking.take(0.0)
     assert (asks.subscribe, asks.marker) == ([Request("r/down/#", 2, True)], b"2")
+
+
+def test_a_marker_of_an_earlier_connection_means_nothing() -> None:
+    """The cloud retains it, and half of the retained messages may have come with it."""
+    asking = make({"down/a": 1})
+    assert asking.take(0.0).marker == b"1"
+    asking.lost()
+    asking.subscriptions.connected(session_present=False)
+    assert asking.take(0.0).marker == b"2"
+    asking.marker_came(b"1")
+    assert asking.is_waiting
+    assert asking.take(0.0).clear == []
+
+
+def test_a_marker_stands_for_those_before_it() -> None:
+    """A broker may send the last one alone, as each replaces the one before."""
+    asking = make({"down/a": 1})
+    asking.take(0.0)
+    asking.subscribed("r/down/#", 2)
+    asking.subscriptions.connected(session_present=True, refreshes=True)
+    assert asking.take(0.0).marker == b"2"
+    asking.marker_came(b"2")
+    assert not asking.is_waiting
+    assert asking.take(0.0).clear == ["down/a"]

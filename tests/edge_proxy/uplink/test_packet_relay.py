@@ -36,9 +36,8 @@ from penstock.edge_proxy.uplink.connecting import (
     connect_cloud,
     recorded_states,
 )
-from penstock.edge_proxy.uplink.counts import UplinkCounts
-from penstock.edge_proxy.uplink.packet_relay import PacketRelay
-from penstock.edge_proxy.uplink.packet_writer import PacketWriter
+from penstock.edge_proxy.uplink.packet_relay import PacketRelay, UplinkCounts
+from penstock.edge_proxy.uplink.packet_stream import PacketWriter
 from penstock.edge_proxy.uplink.remapping import DownRule, Loops, Remapping, Rule
 from penstock.edge_proxy.uplink.subscriptions import Request
 from penstock.edge_proxy.uplink.suspects import End, SentItem, Suspects
@@ -104,17 +103,17 @@ class Uplink:
     def from_cloud(self, *packets: Packet) -> None:
         """Take packets of the cloud's broker."""
         for packet in packets:
-            self.relay.receive_cloud(write_packet(packet, self.version))
+            self.relay.from_cloud.receive_data(write_packet(packet, self.version))
 
     def from_up(self, *packets: Packet) -> None:
         """Take packets of the site's broker for the client that subscribes."""
         for packet in packets:
-            self.relay.receive_up(write_packet(packet, 5))
+            self.relay.from_up.receive_data(write_packet(packet, 5))
 
     def from_down(self, *packets: Packet) -> None:
         """Take packets of the site's broker for the client that publishes."""
         for packet in packets:
-            self.relay.receive_down(write_packet(packet, self.version))
+            self.relay.from_down.receive_data(write_packet(packet, self.version))
 
     def written(self) -> tuple[list[Packet], list[Packet], list[Packet]]:
         """Return what was written since the last call: to the cloud, by *up* and by *down*."""
@@ -315,12 +314,12 @@ def test_a_payload_passes_in_pieces_and_acknowledgements_wait_for_its_end() -> N
     """No packet comes between the pieces of another."""
     uplink = accepted()
     frame = write_packet(up_message(payload=b"p" * 100_000), 5)
-    uplink.relay.receive_up(frame[:-70_000])
+    uplink.relay.from_up.receive_data(frame[:-70_000])
     uplink.from_cloud(Publish("berlin/down/b", b"y", 1, packet_id=9))
     uplink.from_down(PubAck(9))
     piece = frame[-70_000:]
     assert uplink.relay.cloud.is_in_payload
-    uplink.relay.receive_up(piece)
+    uplink.relay.from_up.receive_data(piece)
     assert any(each is piece for each in uplink.relay.cloud.out)
     [message, acknowledgement], _, _ = uplink.written()
     assert isinstance(message, Publish)

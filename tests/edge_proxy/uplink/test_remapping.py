@@ -140,7 +140,7 @@ def test_a_message_that_comes_down_names_where_it_was() -> None:
 
 
 def test_a_message_ends_where_it_returns_to_a_site() -> None:
-    """DownReceiver again at a site where it was, or on its way up once more."""
+    """Down again at a site where it was, or on its way up once more."""
     loops = Loops("berlin", 8)
     marked = loops.up([])
     told = "it went up first from site berlin, as this one is called"

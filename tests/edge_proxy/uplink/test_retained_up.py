@@ -7,7 +7,7 @@ import pytest
 from penstock.broker.mqtt.packets import Publish
 from penstock.broker.network.in_process import MemoryTransport
 from penstock.broker.server import Server
-from penstock.edge_proxy.uplink.packet_writer import PacketWriter
+from penstock.edge_proxy.uplink.packet_stream import PacketWriter
 from penstock.edge_proxy.uplink.uplink import Uplink
 from penstock.netem.runs.broker_process import reserved_port
 from tests.broker.serving import port_of, serving, until

@@ -389,7 +389,7 @@ def test_whatever_happens_the_cloud_has_the_union_in_the_end(seed: int) -> None:
 # -- two lanes ------------------------------------------------------------------------------------
 
 
-class CloudReceiver:
+class Cloud:
     """A cloud's broker with the sessions of both lanes, each connection with its own delay.
 
     Attributes:
@@ -487,7 +487,7 @@ class CloudReceiver:
 
 def test_each_lane_asks_for_its_own_class_where_both_are_coming() -> None:
     """So nothing comes twice, not even what is retained."""
-    cloud = CloudReceiver()
+    cloud = Cloud()
     for site in cloud.lanes.values():
         site.comes(is_so=True)
         site.client_subscribed("a", "x", 1, 0.0)
@@ -500,7 +500,7 @@ def test_each_lane_asks_for_its_own_class_where_both_are_coming() -> None:
 def test_a_lane_alone_asks_for_both_classes_until_the_other_one_was_granted_its_own() -> None:
     """Also for what a client subscribes to while the other lane is away; the other way, too."""
     for here, away in (("small", "large"), ("large", "small")):
-        cloud = CloudReceiver()
+        cloud = Cloud()
         for site in cloud.lanes.values():
             site.client_subscribed("a", "x", 1, 0.0)
         cloud.connect(here)
@@ -522,7 +522,7 @@ def test_a_lane_alone_asks_for_both_classes_until_the_other_one_was_granted_its_
 
 def test_a_lane_whose_session_the_cloud_has_lost_is_stood_in_for() -> None:
     """The other lane is told so, and asks for both classes."""
-    cloud = CloudReceiver(DownRule("x", when="always"))
+    cloud = Cloud(DownRule("x", when="always"))
     cloud.connect("small")
     cloud.connect("large")
     cloud.settle()
@@ -537,7 +537,7 @@ def test_a_lane_whose_session_the_cloud_has_lost_is_stood_in_for() -> None:
 
 def test_a_lane_gives_up_what_the_other_one_takes_over_when_that_was_granted() -> None:
     """In both classes: lanes were removed, or the cloud divides by size no more."""
-    cloud = CloudReceiver(DownRule("x", when="always"))
+    cloud = Cloud(DownRule("x", when="always"))
     cloud.connect("small")
     cloud.connect("large")
     cloud.settle()
@@ -555,7 +555,7 @@ def test_a_lane_gives_up_what_the_other_one_takes_over_when_that_was_granted() -
 
 def test_a_restart_knows_in_which_class_the_cloud_was_asked() -> None:
     """A site that has lanes no more asks for both, though the QoS is the same."""
-    cloud = CloudReceiver(DownRule("x", when="always"))
+    cloud = Cloud(DownRule("x", when="always"))
     cloud.connect("small")
     cloud.connect("large")
     cloud.settle()
@@ -570,7 +570,7 @@ def test_a_restart_knows_in_which_class_the_cloud_was_asked() -> None:
 def test_whatever_happens_no_class_that_came_down_is_without_a_lane(seed: int) -> None:
     """Lanes come and go, and what is on its way comes late, or is lost."""
     rng = random.Random(seed)  # noqa: S311 (no secret)
-    cloud = CloudReceiver()
+    cloud = Cloud()
     for site in cloud.lanes.values():
         site.client_subscribed("a", "x", 1, 0.0)
     came = set[str]()

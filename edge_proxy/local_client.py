@@ -1,23 +1,19 @@
-"""A client of the broker in its own process, for messages in parts."""
+"""Clients of the broker in its own process, for the plugins `uplink` and `parts`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.broker.errors import PenstockError, ProtocolError
+from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import LocalClients
 from penstock.broker.mqtt.enums import MAX_PACKET_ID, MAX_REMAINING_LENGTH, MQTT_5, PacketType
-from penstock.broker.mqtt.packets import Connect, PingReq
+from penstock.broker.mqtt.packets import PingReq
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.writer import publish_header, write_packet
 from penstock.broker.network.local_protocol import LocalProtocol
+from penstock.edge_proxy.uplink.connecting import connect_local
 from penstock.edge_proxy.uplink.packet_stream import Buffer, PacketStream
-
-SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
-
-AGAIN_SECONDS: Final = 1.0
-"""Between two attempts to connect, and to publish what the broker has no room for."""
 
 PUBACK: Final = 0x40
 PUBREC: Final = 0x50
@@ -30,49 +26,39 @@ class LostError(PenstockError):
 
 
 class LocalClient(LocalProtocol):
-    """One connection of a client to its own broker, in MQTT 5.
+    """One connection of a local client, in MQTT 5.
 
-    Attributes:
-        client_id: of its session, which never expires.
+    It ignores messages unless a subclass handles them. It does not acknowledge them either, so
+    that the broker sends them again on the next connection.
     """
 
     lost_error = LostError
 
     def __init__(self, client_id: str, receive_maximum: int = MAX_PACKET_ID) -> None:
         super().__init__()
-        self.client_id = client_id
-        self._receive_maximum = receive_maximum
+        self._connect = connect_local(client_id, receive_maximum)
         self._stream = PacketStream(self, MQTT_5, MAX_REMAINING_LENGTH + 5)
 
     async def connect(
-        self,
-        clients: LocalClients,
-        *,
-        tells_publisher: bool = False,
-        is_patient: bool = False,
+        self, clients: LocalClients, *, tells_publisher: bool = False, is_patient: bool = False
     ) -> None:
         """Connect.
 
         Args:
-            clients: of the broker.
-            tells_publisher: messages carry the Client Identifier of their publisher.
-            is_patient: what it publishes waits for room, also for clients that are away.
+            clients: connects local clients.
+            tells_publisher: see `LocalClients.connect`.
+            is_patient: see `LocalClients.connect`.
 
         Raises:
             LostError: the broker does not accept the client.
         """
         answer = self.expect(PacketType.CONNACK << 4, 0)
         clients.connect(self, tells_publisher=tells_publisher, is_patient=is_patient)
-        properties = {
-            "session_expiry_interval": SESSION_NEVER_EXPIRES,
-            "receive_maximum": self._receive_maximum,
-        }
-        connect = Connect(self.client_id, clean_start=False, keep_alive=0, properties=properties)
-        self.transport.write(write_packet(connect, MQTT_5))
+        self.transport.write(self._connect)
         await answer
 
     def publish_part(self, topic: bytes, payload: bytes, properties: bytes, packet_id: int) -> None:
-        """Publish a message at QoS 1, whose PUBACK is to be expected."""
+        """Publish a message at QoS 1. The caller expects its PUBACK."""
         header = publish_header(
             topic, len(payload), 1, packet_id=packet_id, properties=properties, version=MQTT_5
         )
@@ -94,13 +80,13 @@ class LocalClient(LocalProtocol):
         await answer
 
     def data_received(self, data: Buffer) -> None:
-        """Take bytes from the broker."""
+        """Handle bytes from the broker."""
         self._stream.receive_data(data)
 
     # -- packets -------------------------------------------------------------------------------
 
     def packet(self, first_byte: int, frame: bytes, body_at: int) -> None:
-        """Take a packet other than PUBLISH."""
+        """Handle a packet other than PUBLISH."""
         if first_byte in (PUBACK, PUBREC, PUBCOMP):
             packet_id = int.from_bytes(frame[body_at : body_at + 2])
             code = frame[body_at + 2] if len(frame) > body_at + 2 else 0
@@ -111,35 +97,24 @@ class LocalClient(LocalProtocol):
             self.take(first_byte, read_packet(first_byte, frame[body_at:], MQTT_5))
 
     def released(self, packet_id: int) -> None:
-        """Take a PUBREL.
-
-        Raises:
-            ProtocolError: the client receives no messages.
-        """
-        raise ProtocolError(f"PUBREL {packet_id}")
+        """Handle a PUBREL."""
 
     def publish(
         self, first_byte: int, topic: bytes, packet_id: int, properties: bytes, payload_bytes: int
     ) -> None:
-        """Take what stands before the payload of a PUBLISH.
-
-        Raises:
-            ProtocolError: the client receives no messages.
-        """
-        del first_byte, packet_id, properties, payload_bytes
-        raise ProtocolError(f"PUBLISH for {topic!r}")
+        """Handle what stands before the payload of a PUBLISH."""
 
     def payload(self, piece: Buffer, bytes_left: int) -> None:
-        """Take a piece of the payload."""
+        """Handle a piece of the payload."""
 
 
 class PartPublisher:
-    """A client that publishes, on one connection after another.
+    """A local client that publishes, on one connection after another.
 
     Args:
-        clients: of the broker.
-        client_id: of its session.
-        is_patient: what it publishes waits for room, also for clients that are away.
+        clients: connects local clients.
+        client_id: Client Identifier of its session.
+        is_patient: see `LocalClients.connect`.
     """
 
     def __init__(self, clients: LocalClients, client_id: str, *, is_patient: bool = False) -> None:
@@ -150,7 +125,7 @@ class PartPublisher:
         self._packet_id = 0
 
     async def client(self) -> tuple[LocalClient, bool]:
-        """Return (a connection that stands; whether it is a new one).
+        """Return (a connection that stands, whether it is a new one).
 
         Raises:
             LostError: the broker does not accept it.
@@ -163,7 +138,7 @@ class PartPublisher:
         return client, True
 
     def next_packet_id(self) -> int:
-        """Return a packet identifier; MAX_PACKET_ID messages later it is used again."""
+        """Return the next packet identifier; after MAX_PACKET_ID they start again at 1."""
         self._packet_id = self._packet_id % MAX_PACKET_ID + 1
         return self._packet_id
 
