@@ -15,14 +15,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 from penstock.plugins.queue.batch_client import BatchClient, Published
 from penstock.plugins.queue.client import QueueError
 from penstock.spark_bridge.errors import PublishError, RowError
-from penstock.spark_bridge.queue_reader import make_client, may_pass
+from penstock.spark_bridge.server import Patience, make_client
 from penstock.spark_bridge.sink_options import SinkOptions
 from penstock.spark_bridge.sink_rows import to_row
 
 _T = TypeVar("_T")
-
-_FIRST_PAUSE_SECONDS: Final = 0.05
-_LONGEST_PAUSE_SECONDS: Final = 1.0
 
 _WAIT_SECONDS: Final = 10.0
 """How long the server holds the request for a commit that is not finished."""
@@ -68,8 +65,7 @@ class BatchPublisher:
         self._writer = writer
         self._client = client or make_client(options, BatchClient)
         self._log = log or logging.getLogger(__name__)
-        self._sleep = sleep
-        self._clock = clock
+        self._patience = Patience(options.retry_seconds, self._log, sleep, clock)
 
     def stage(self, partition: int, names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Stage:
         """Upload the rows of a partition.
@@ -121,7 +117,8 @@ class BatchPublisher:
         if not named:
             return None
         client, writer = self._client, self._writer
-        n_done, give_up_at = -1, self._clock() + self._options.retry_seconds
+        clock, retry_seconds = self._patience.clock, self._options.retry_seconds
+        n_done, give_up_at = -1, clock() + retry_seconds
         while True:
             found = self._patiently(
                 lambda: client.publish(query, batch, writer, named, wait_seconds=_WAIT_SECONDS)
@@ -130,11 +127,14 @@ class BatchPublisher:
                 self._tell(query, batch, found)
                 return found
             if found.n_done > n_done:
-                n_done, give_up_at = found.n_done, self._clock() + self._options.retry_seconds
-            elif self._clock() > give_up_at:
+                n_done, give_up_at = (
+                    found.n_done,
+                    self._patience.clock() + self._options.retry_seconds,
+                )
+            elif clock() > give_up_at:
                 raise PublishError(
                     f"batch {batch}: {n_done} of {found.n_rows} rows are published, and no further "
-                    f"one for {self._options.retry_seconds:g} s (retrySeconds): "
+                    f"one for {retry_seconds:g} s (retrySeconds): "
                     f"{found.obstacle or 'a subscriber or a queue has no room'}; the broker goes "
                     "on with them"
                 )
@@ -185,13 +185,7 @@ class BatchPublisher:
         Raises:
             PublishError: a refusal, or no answer; its cause is the `QueueError`.
         """
-        give_up_at = self._clock() + self._options.retry_seconds
-        pause = _FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                return ask()
-            except QueueError as error:
-                if not may_pass(error) or self._clock() + pause > give_up_at:
-                    raise PublishError(f"{self._options.url}: {error}") from error
-            self._sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        try:
+            return self._patience.ask(ask)
+        except QueueError as error:
+            raise PublishError(f"{self._options.url}: {error}") from error

@@ -1,22 +1,18 @@
-"""A query's position in its queues, and what a micro-batch reads.
+"""Positions of a query in its queues, and the ranges that a micro-batch reads.
 
 A position is, for each queue, its incarnation and for each of its physical queues the offset of the
 next message to read. Spark writes the position's JSON form to the checkpoint before a micro-batch
 runs, and asks for the same range again after a crash. So two positions determine a range, and a
 queue keeps every message until the query's group has committed the position after it.
 
-Two things more stand beside a queue's offsets. `reader` is the name of the query, to which its
-group belongs: it is made with the checkpoint, and nothing else tells one query from another.
-`first` is where the query's first micro-batch begins. Spark has the end of that batch alone in the
-checkpoint, and asks for its beginning anew when it is repeated, when ``latest`` is another place.
+A position has two more fields. `reader` is the name of the query to which its group belongs. It is
+made with the checkpoint, and nothing else distinguishes two queries. `first` is where the query's
+first micro-batch begins. Spark has only the end of that batch in the checkpoint, and asks for its
+beginning again when it repeats the batch; ``latest`` would then be another place.
 
 The module only compares positions with what a queue reports. A difference that this query's own
 reading cannot explain (messages that are gone unread, a queue that was created again or is shorter
 than the checkpoint) is reported, never skipped.
-
-Older checkpoints are read on: those of one queue, whose name stands beside its position, and those
-without an incarnation. The latter are taken for positions in the queue that exists, where their
-offsets do not contradict that; the next micro-batch's position has the incarnation.
 """
 
 from __future__ import annotations
@@ -28,23 +24,22 @@ from typing import Any, Final
 
 from penstock.spark_bridge.errors import QueueChangedError
 
-_QUEUE: Final = "queue"
 _INCARNATION: Final = "incarnation"
 _NEXT: Final = "next"
 _READER: Final = "reader"
 _FIRST: Final = "first"
 
 ONE_TASK_MESSAGES: Final = 25_000
-"""One task reads so many of 1 KiB in half a second of processor time: others beside it would save
-little, and each would write a small file of its own."""
+"""One task reads so many messages of 1 KiB in half a second of processor time. More tasks would
+save little, and each would write a small file of its own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class QueueContents:
     """What a queue holds.
 
     Attributes:
-        incarnation: of the queue.
+        incarnation: UUID of the queue; a queue that is created again gets another one.
         offsets: physical queue to (earliest offset held, offset of the next message to be
             enqueued).
     """
@@ -59,14 +54,14 @@ class QueuePosition:
 
     Attributes:
         following: physical queue to the offset of the next message to read.
-        incarnation: of the queue; "" in an older checkpoint.
-        reader: name of the query; "" in an older checkpoint.
+        incarnation: UUID of the queue.
+        reader: name of the query; "" in a position that is not of a checkpoint.
         first: where the micro-batch that ends here begins, with the keys of `following`; None where
             it begins at the end of the one before.
     """
 
     following: Mapping[int, int]
-    incarnation: str = ""
+    incarnation: str
     reader: str = ""
     first: Mapping[int, int] | None = None
 
@@ -85,15 +80,12 @@ class QueuePosition:
         """Read the form for Spark back.
 
         Raises:
-            KeyError: the value is no position.
-            TypeError: the same.
-            ValueError: the same.
-            AttributeError: the same.
+            KeyError, TypeError, ValueError or AttributeError: the value is not a position.
         """
         first = value.get(_FIRST)
         return cls(
             _numbers(value[_NEXT]),
-            str(value.get(_INCARNATION, "")),
+            str(value[_INCARNATION]),
             str(value.get(_READER, "")),
             None if first is None else _numbers(first),
         )
@@ -102,9 +94,9 @@ class QueuePosition:
         """Say whether two positions are one place."""
         return self.following == other.following and self.incarnation == other.incarnation
 
-    def is_of(self, held: Held) -> bool:
-        """Say whether the position may be one in the queue that exists."""
-        return self.incarnation in ("", held.incarnation)
+    def is_of(self, held: QueueContents) -> bool:
+        """Say whether the position is one in the queue that exists."""
+        return self.incarnation == held.incarnation
 
 
 def _texts(offsets: Mapping[int, int]) -> dict[str, int]:
@@ -123,7 +115,7 @@ class Position:
 
     @property
     def reader(self) -> str:
-        """The name of the query; "" in an older checkpoint."""
+        """The name of the query; "" in a position that is not of a checkpoint."""
         return next((one.reader for one in self.queues.values() if one.reader), "")
 
     def beginnings(self) -> Position:
@@ -163,8 +155,6 @@ class Position:
                 query does not read.
         """
         try:
-            if isinstance(value.get(_QUEUE), str):  # an older checkpoint
-                value = {value[_QUEUE]: value}
             queues = {name: QueuePosition.from_json(one) for name, one in value.items()}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise QueueChangedError(
@@ -181,10 +171,10 @@ class Position:
 
 
 def least(positions: Sequence[Position]) -> Position:
-    """Return what is below all of some positions of one query.
+    """Return the least of several positions of one query, queue by queue.
 
-    Of a queue that not all of them have, those count that have it; of a physical queue that not all
-    of these have, nothing is below all of them.
+    A queue counts that only some of them have. A physical queue that is missing in one of these is
+    left out.
     """
     found: dict[str, QueuePosition] = {}
     for position in positions:
@@ -218,7 +208,7 @@ class Range:
     incarnation: str
 
 
-def find_losses(start: QueuePosition, held: Held) -> list[str]:
+def find_losses(start: QueuePosition, held: QueueContents) -> list[str]:
     """Report messages that the query has still to read and the queue no longer holds.
 
     Args:
@@ -260,7 +250,7 @@ def find_losses(start: QueuePosition, held: Held) -> list[str]:
     return losses
 
 
-def resume(start: QueuePosition, held: Held) -> QueuePosition:
+def resume(start: QueuePosition, held: QueueContents) -> QueuePosition:
     """Return the position from which to read on, after losses were reported.
 
     Args:

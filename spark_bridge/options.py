@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -19,6 +19,7 @@ from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
 from penstock.spark_bridge.errors import OptionError
 from penstock.spark_bridge.schema import BY_NAME, DEFAULT_COLUMNS
+from penstock.spark_bridge.server import ServerOptions
 
 DEFAULT_GROUP: Final = "spark"
 
@@ -32,10 +33,6 @@ Java's default of 1 GiB has room for."""
 
 DEFAULT_WAIT_SECONDS: Final = 1.0
 
-DEFAULT_RETRY_SECONDS: Final = 300.0
-"""A gateway that stands, or is moved to another machine, is back by then; a query that fails needs
-somebody to start it again."""
-
 DEFAULT_LARGE_ABOVE_BYTES: Final = 10_000
 """The broker's own ``threshold_s`` where the policy file has none."""
 
@@ -46,7 +43,9 @@ LATEST_OFFSET: Final = -1
 Address: TypeAlias = tuple[str, int]
 """Host and port."""
 
-Place: TypeAlias = Literal["group", "earliest", "latest"] | float | Mapping[str, Mapping[int, int]]
+PlaceOption: TypeAlias = (
+    Literal["group", "earliest", "latest"] | float | Mapping[str, Mapping[int, int]]
+)
 """Where a query begins or ends: where its group stands, an end of the queue, the first message
 that arrived at or after a time (seconds since the Unix epoch), or offsets by queue and physical
 queue."""
@@ -91,11 +90,10 @@ class RedisOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptions:
+class SourceOptions(ServerOptions):
     """Options of the source, checked; ``docs/reference/spark.md`` has their names for users.
 
     Attributes:
-        url: of the queue's HTTP API, as ``http://host:port``.
         queues: names of the logical queues.
         group: the query's group in each, of kind ``offsets``; created where it is missing. A queue
             keeps what its group has not committed. For streams only.
@@ -111,24 +109,16 @@ class SourceOptions:
         large_above_bytes: payload bytes above which a message is of the size class ``large``.
         fail_on_data_loss: whether the query fails when a queue no longer holds messages that it
             has not read. False logs what is missing and reads on.
-        token: bearer token; "" where the server asks for none, or `token_file` has it.
-        token_file: file with the token, on the driver and where executors run.
-        ca_file: PEM file of the certificate authority of an https server, on the same machines; ""
-            for those of the system.
         wait_seconds: for how long the server may hold the question for the next micro-batch while
             nothing is there. A query that is stopped ends as much later.
-        timeout_seconds: how long one request may take, in addition to that.
-        retry_seconds: for how long requests are repeated to a server that does not answer, before
-            the query fails; 0 asks once.
         redis: where tasks read messages themselves, of queues of the engine `redis`; None for tasks
             that read at `url`, too.
     """
 
-    url: str
     queues: tuple[str, ...]
     group: str = DEFAULT_GROUP
-    starting_position: Place | None = None
-    ending_position: Place | None = None
+    starting_position: PlaceOption | None = None
+    ending_position: PlaceOption | None = None
     columns: tuple[str, ...] = DEFAULT_COLUMNS
     topic_filters: tuple[str, ...] = ()
     max_rows_per_trigger: int = DEFAULT_MAX_ROWS_PER_TRIGGER
@@ -136,12 +126,7 @@ class SourceOptions:
     min_partitions: int = 0
     large_above_bytes: int = DEFAULT_LARGE_ABOVE_BYTES
     fail_on_data_loss: bool = True
-    token: str = field(default="", repr=False)
-    token_file: str = ""
-    ca_file: str = ""
     wait_seconds: float = DEFAULT_WAIT_SECONDS
-    timeout_seconds: float = 30.0
-    retry_seconds: float = DEFAULT_RETRY_SECONDS
     redis: RedisOptions | None = None
 
     @property
@@ -294,17 +279,17 @@ def read_flag(name: str, text: str) -> bool:
     return flags[text.strip().lower()]
 
 
-def _starting(name: str, text: str) -> Place:
+def _starting(name: str, text: str) -> PlaceOption:
     return _place(name, text, ("group", "earliest", "latest"))
 
 
-def _ending(name: str, text: str) -> Place:
+def _ending(name: str, text: str) -> PlaceOption:
     return _place(name, text, ("latest",))
 
 
 def _place(
     name: str, text: str, words: tuple[Literal["group", "earliest", "latest"], ...]
-) -> Place:
+) -> PlaceOption:
     text = text.strip()
     for word in words:
         if text.lower() == word:
@@ -346,13 +331,17 @@ def _offsets(text: str) -> Mapping[str, Mapping[int, int]] | None:
     return queues if are_numbers and min(offsets, default=0) >= EARLIEST_OFFSET else None
 
 
-def _shown_address(address: Address) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 Reader: TypeAlias = tuple[str, Callable[[str, str], Any]]
 """An option's attribute, and what makes its value of its name and text."""
+
+SERVER_READERS: Final[Mapping[str, Reader]] = {
+    "token": ("token", read_text),
+    "tokenFile": ("token_file", read_text),
+    "caFile": ("ca_file", read_text),
+    "timeoutSeconds": ("timeout_seconds", lambda name, text: read_seconds(name, text, zero=False)),
+    "retrySeconds": ("retry_seconds", lambda name, text: read_seconds(name, text, zero=True)),
+}
+"""Attribute and reader of the options of `ServerOptions`, beside ``url``."""
 
 _READERS: Final[Mapping[str, Reader]] = {
     "url": ("url", read_url),
@@ -367,12 +356,8 @@ _READERS: Final[Mapping[str, Reader]] = {
     "minPartitions": ("min_partitions", read_positive),
     "largeAboveBytes": ("large_above_bytes", read_bytes),
     "failOnDataLoss": ("fail_on_data_loss", read_flag),
-    "token": ("token", read_text),
-    "tokenFile": ("token_file", read_text),
-    "caFile": ("ca_file", read_text),
     "waitSeconds": ("wait_seconds", lambda name, text: read_seconds(name, text, zero=True)),
-    "timeoutSeconds": ("timeout_seconds", lambda name, text: read_seconds(name, text, zero=False)),
-    "retrySeconds": ("retry_seconds", lambda name, text: read_seconds(name, text, zero=True)),
+    **SERVER_READERS,
 }
 """Attribute and reader of each option, in the order of the documentation."""
 
@@ -397,7 +382,6 @@ _REDIS_READERS: Final[Mapping[str, Reader]] = {
 """The same of `RedisOptions`."""
 
 _ALL_READERS: Final = {**_READERS, **_REDIS_READERS}
-_NO_REDIS: Final = RedisOptions()
 _PLACES: Final = ("redis", "redisSentinels", "redisCluster")
 """Options of which one says where the servers are."""
 
@@ -456,8 +440,6 @@ def read_options(texts: Mapping[str, str]) -> SourceOptions:
     }
     redis = _checked_redis(of_redis) if of_redis else None
     options = SourceOptions(**values, redis=redis)
-    if options.token and options.token_file:
-        raise OptionError("options 'token' and 'tokenFile': read both; allowed: one of them")
     for name in ("startingPosition", "endingPosition"):
         place = values.get(_READERS[name][0])
         if isinstance(place, Mapping) and place.keys() != set(options.queues):
@@ -511,29 +493,3 @@ _WITH: Final = {
     "redisKeyFile": "with redisCaFile and redisCertificateFile",
 }
 """What an option needs."""
-
-
-def option_texts(options: SourceOptions) -> dict[str, str]:
-    """Return options as texts for Spark; `read_options` reads them back."""
-    defaults = {one.name: one.default for one in fields(SourceOptions)}
-    defaults |= {f"{_REDIS}{one.name}": one.default for one in fields(RedisOptions)}
-    texts = {}
-    for name, (attribute, _) in _ALL_READERS.items():
-        if attribute.startswith(_REDIS):
-            value = getattr(options.redis or _NO_REDIS, attribute.removeprefix(_REDIS))
-        else:
-            value = getattr(options, attribute)
-        if attribute not in ("url", "queues") and value == defaults[attribute]:
-            continue
-        if name in _PLACES:
-            addresses = [value] if name == "redis" else value
-            texts[name] = ",".join(map(_shown_address, addresses))
-        elif attribute == "topic_filters":
-            texts[name] = json.dumps(value)
-        elif isinstance(value, tuple):
-            texts[name] = ",".join(value)
-        elif isinstance(value, Mapping):
-            texts[name] = json.dumps(value)
-        else:
-            texts[name] = str(value).lower() if isinstance(value, bool) else str(value)
-    return texts

@@ -1,4 +1,4 @@
-"""Adds up Spark's progress reports of one streaming query. Importable without Spark."""
+"""Totals of one streaming query, from Spark's progress reports. Importable without Spark."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 OBSERVATION: Final = "penstock"
-"""Name of the counts of payloads in Spark's progress reports."""
+"""Name in Spark's progress reports of the counts of payloads."""
 
 MESSAGES: Final = "messages"
 EXPIRED: Final = "expired"
-"""Two of these counts: of all messages, and of those that were dropped after their lifetime. The
-others are of messages for the quarantine, by reason."""
+"""Two of these counts: all messages, and those that were dropped after their lifetime. The others
+are messages for the quarantine, by reason."""
 
 
-class Tally:
-    """Counts of one query since it was started.
+class ProgressTotals:
+    """Totals of one query since it was started.
 
     Spark reports a micro-batch once when it is done, and may report the next batch several times
-    while nothing waits for it; the last report of a batch counts.
+    while nothing waits for it. The last report of a batch counts.
 
     Attributes:
         batch_id: the newest micro-batch reported; -1 before the first.
@@ -122,10 +122,9 @@ def _offsets(position: Mapping[str, Any] | None) -> dict[str, int]:
     """Return ``QUEUE/NUMBER`` to offset; {} for a position of another source."""
     if position is None:
         return {}
-    queues = {position["queue"]: position} if "next" in position else position
     return {
         f"{queue}/{number}": offset
-        for queue, place in queues.items()
+        for queue, place in position.items()
         if isinstance(place, dict)
         for number, offset in place.get("next", {}).items()
     }

@@ -1,25 +1,25 @@
-"""The queues of a query as the source needs them: `plan`, `read` and `commit`.
+"""Reads the queues of one query: plans micro-batches, reads ranges, and commits positions.
 
-Patient with the server, strict about what is missing. Importable without Spark. One object serves
-one process and holds a connection. Only its options are pickled: a process that unpickles it makes
-a connection of its own, and reads the files of token and certificates on its own machine.
+It waits for a server that does not answer, and reports every message that is missing. It is
+importable without Spark. One object serves one process and holds a connection. Only its options are
+pickled: a process that unpickles it opens a connection of its own, and reads the files of token and
+certificates on its own machine.
 
-Theory of operation. `plan` asks one question for all queues, and the server holds it until there
-are messages: an idle query costs one request for each wait. The answer says what each queue holds,
-which is compared with the query's position, so that nothing is lost unnoticed. `read` asks for the
-columns that the query names, at the same server or at the Redis servers that keep the messages;
-each answer, of some MiB, becomes one Arrow record batch. `commit` tells the queues what a
-checkpoint holds.
+Theory of operation. `plan` sends one request for all queues, which the server holds until there are
+messages: an idle query costs one request for each wait. The answer says what each queue holds. That
+is compared with the query's position, so that no loss passes unnoticed. `read` requests the columns
+that the query names, from the same server or from the Redis servers that keep the messages. Each
+answer, of some MiB, becomes one Arrow record batch. `commit` tells the queues which messages the
+query will not read again.
 """
 
 from __future__ import annotations
 
 import logging
-import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -32,7 +32,6 @@ from penstock.plugins.queue.client import (
     QueueError,
     RangeGoneError,
     UnknownNameError,
-    read_token,
 )
 from penstock.spark_bridge.errors import (
     GroupTakenError,
@@ -41,8 +40,8 @@ from penstock.spark_bridge.errors import (
     QueueUnavailableError,
 )
 from penstock.spark_bridge.offsets import (
-    Held,
     Position,
+    QueueContents,
     QueuePosition,
     Range,
     find_losses,
@@ -52,33 +51,26 @@ from penstock.spark_bridge.offsets import (
 from penstock.spark_bridge.options import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
-    Place,
+    PlaceOption,
     SourceOptions,
 )
-from penstock.spark_bridge.ranges.contract import Piece, RangeReader
-from penstock.spark_bridge.ranges.gateway import GatewayRanges
-from penstock.spark_bridge.rows import Place as RowPlace
+from penstock.spark_bridge.ranges.gateway import GatewayRanges, Piece
+from penstock.spark_bridge.rows import RowOrigin
+from penstock.spark_bridge.server import NO_ANSWER, Patience, make_client
+
+if TYPE_CHECKING:
+    from penstock.spark_bridge.ranges.redis_nodes import RedisRanges
 
 _T = TypeVar("_T")
-_C = TypeVar("_C", bound=QueueClient)
 
 GROUP_KIND: Final = "offsets"
 
-_NO_ANSWER: Final = 0
 _BAD_REQUEST: Final = 400
 _NOT_FOUND: Final = 404
-_TOO_MANY: Final = 429
-_SERVER_ERRORS: Final = 500
-
-_NEVER_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
-"""What OpenSSL calls an answer without TLS; one of these by its version."""
-
-_FIRST_PAUSE_SECONDS: Final = 0.05
-_LONGEST_PAUSE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BatchPlan:
     """What a query may read next.
 
     Attributes:
@@ -102,7 +94,7 @@ class ReadSettings(NamedTuple):
     keeps_last: bool
 
 
-def _range_reader(options: SourceOptions, client: QueueClient) -> RangeReader:
+def _range_reader(options: SourceOptions, client: QueueClient) -> GatewayRanges | RedisRanges:
     if options.redis is None:
         return GatewayRanges(options, client)
     try:
@@ -138,8 +130,7 @@ class QueueReader:
         self._client = client or make_client(options, QueueClient)
         self._ranges = _range_reader(options, self._client)
         self._log = log or logging.getLogger(__name__)
-        self._sleep = sleep
-        self._clock = clock
+        self._patience = Patience(options.retry_seconds, self._log, sleep, clock)
         self._settings: dict[str, Mapping[str, Any]] = {}
         self._owners: dict[str, str] = {}
 
@@ -153,7 +144,7 @@ class QueueReader:
 
     # -- where a query begins ------------------------------------------------------------------
 
-    def held(self, queue: str) -> Held:
+    def held(self, queue: str) -> QueueContents:
         """Return what a queue holds.
 
         Raises:
@@ -170,9 +161,9 @@ class QueueReader:
             number: (first, latest.following[number])
             for number, first in earliest.following.items()
         }
-        return Held(latest.incarnation, offsets)
+        return QueueContents(latest.incarnation, offsets)
 
-    def located(self, place: Place) -> Position:
+    def located(self, place: PlaceOption) -> Position:
         """Return the position that a place means, other than ``group``.
 
         Raises:
@@ -283,7 +274,7 @@ class QueueReader:
         max_messages: int | None = None,
         max_bytes: int | None = None,
         wait_seconds: float = 0,
-    ) -> Plan:
+    ) -> BatchPlan:
         """Return the end of the next micro-batch.
 
         Args:
@@ -330,13 +321,13 @@ class QueueReader:
                 continue
             break
         for queue, plan in plans.items():
-            held = Held(
+            held = QueueContents(
                 plan.end.incarnation,
                 {number: (first, plan.latest[number]) for number, first in plan.earliest.items()},
             )
             for loss in find_losses(start.queues[queue], held):
                 self._tell_loss(queue, loss)
-        return Plan(
+        return BatchPlan(
             Position(
                 {
                     queue: QueuePosition(plan.end.offsets, plan.end.incarnation)
@@ -421,7 +412,7 @@ class QueueReader:
             QueueChangedError: something in the range is gone, and the options do not allow that.
         """
         key = None if settings is None else settings.key
-        place = RowPlace(wanted.queue, wanted.physical_queue, key, self.options.large_above_bytes)
+        place = RowOrigin(wanted.queue, wanted.physical_queue, key, self.options.large_above_bytes)
         position = wanted.start
         while position < wanted.end:
             piece = self._read(wanted, position, place)
@@ -442,7 +433,7 @@ class QueueReader:
         keeps_last: bool = self._queue_settings(queue)["keeps_last"]
         return keeps_last
 
-    def _read(self, wanted: Range, start: int, place: RowPlace) -> Piece:
+    def _read(self, wanted: Range, start: int, place: RowOrigin) -> Piece:
         """Read from ``start``, or from the earliest offset after it that is still there."""
         queue, end = wanted.queue, wanted.end
         try:
@@ -494,9 +485,6 @@ class QueueReader:
 
     def _commit(self, queue: str, position: QueuePosition) -> None:
         group = self.options.group
-        if not position.incarnation:  # an older checkpoint
-            resumed = resume(position, self.held(queue))
-            position = replace(resumed, reader=position.reader)
         at = queue_client.Position(position.incarnation, position.following)
         while True:
             try:
@@ -543,103 +531,35 @@ class QueueReader:
         self._log.warning("penstock: queue %r: %s; reading on", queue, what)
 
     def _patiently(self, queue: str, ask: Callable[[], _T], *passed: type[QueueError]) -> _T:
-        """Ask until an answer comes, ``retrySeconds`` long.
+        """Ask until an answer comes, for ``retrySeconds``.
 
         Args:
-            queue: which is asked; "" for all of the query.
+            queue: the queue that is asked; "" for all queues of the query.
             ask: makes the request.
-            passed: errors that the caller understands.
+            passed: errors that the caller handles.
 
         Raises:
-            QueueError: one of those.
-            QueueUnavailableError: anything else that the server refused, or no answer.
+            QueueError: one of `passed`.
+            QueueUnavailableError: any other refusal, or no answer.
         """
-        give_up_at = self._clock() + self.options.retry_seconds
-        pause = _FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                return ask()
-            except passed:
-                raise
-            except QueueError as error:
-                if error.status == _BAD_REQUEST and _RefusedError in passed:
-                    raise _RefusedError(error.status, error.message, error.answer) from error
-                if not may_pass(error) or self._clock() + pause > give_up_at:
-                    raise self._unavailable(queue, error) from error
-                if pause == _FIRST_PAUSE_SECONDS:
-                    self._log.warning(
-                        "penstock: %s; asked again for %g s",
-                        error.message,
-                        self.options.retry_seconds,
-                    )
-            self._sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        try:
+            return self._patience.ask(ask)
+        except passed:
+            raise
+        except QueueError as error:
+            if error.status == _BAD_REQUEST and _RefusedError in passed:
+                raise _RefusedError(error.status, error.message, error.answer) from error
+            raise self._unavailable(queue, error) from error
 
     def _unavailable(self, queue: str, error: QueueError) -> QueueUnavailableError:
         url = self.options.url
         name = repr(queue) if queue else self.options.shown_queues
         if error.status == _NOT_FOUND:
             return QueueUnavailableError(f"no queue {name} at {url}: {error.message}")
-        if error.status == _NO_ANSWER:
+        if error.status == NO_ANSWER:
             return QueueUnavailableError(f"queue {name} cannot be reached: {error.message}")
         return QueueUnavailableError(f"queue {name} at {url} refuses: {error}")
 
 
 class _RefusedError(QueueError):
     """Status 400, where the caller understands it."""
-
-
-class ServerOptions(Protocol):
-    """What the options of source and sink say of the server; see `SourceOptions`."""
-
-    @property
-    def url(self) -> str: ...  # noqa: D102 (there)
-
-    @property
-    def token(self) -> str: ...  # noqa: D102
-
-    @property
-    def token_file(self) -> str: ...  # noqa: D102
-
-    @property
-    def ca_file(self) -> str: ...  # noqa: D102
-
-    @property
-    def timeout_seconds(self) -> float: ...  # noqa: D102
-
-
-def make_client(options: ServerOptions, kind: type[_C]) -> _C:
-    """Return a client of the server that the options name.
-
-    Raises:
-        OptionError: the token or the certificates cannot be read.
-    """
-    token = options.token or None
-    try:
-        if options.token_file:
-            token = read_token(options.token_file)
-    except (OSError, ValueError) as error:
-        raise OptionError(f"option 'tokenFile': {error}; allowed: a file with a token") from error
-    try:
-        return kind(
-            options.url, options.timeout_seconds, token=token, ca_file=options.ca_file or None
-        )
-    except OSError as error:  # of ssl, which does not name the file
-        raise OptionError(
-            f"option 'caFile': read {options.ca_file!r} ({error}); allowed: a PEM file"
-        ) from error
-
-
-def may_pass(error: QueueError) -> bool:
-    """Whether asking again can help: no answer, or the server's own trouble.
-
-    No answer is for good where certificates do not fit, or one side does not speak TLS.
-    """
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return False
-        if isinstance(cause, ssl.SSLError) and cause.reason in _NEVER_TLS:
-            return False
-        cause = cause.__cause__ or cause.__context__
-    return error.status in (_NO_ANSWER, _TOO_MANY) or error.status >= _SERVER_ERRORS

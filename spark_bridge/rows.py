@@ -1,7 +1,7 @@
 """Messages of a range as one Arrow record batch, a column at a time.
 
 A gateway answers with frames. A frame's columns are Arrow's own buffers but for their order and
-their lengths in place of offsets. So fixed-width columns are joined and taken as they are, and a
+their lengths in origin of offsets. So fixed-width columns are joined and taken as they are, and a
 text is decoded once for all messages of its frame that share it. No Python runs for each message,
 except for those whose MQTT 5 properties are all different.
 """
@@ -58,7 +58,7 @@ _FIXED: Final = {
 _TEXTS: Final = ("topic", "publisher", "properties")
 
 
-class Place(NamedTuple):
+class RowOrigin(NamedTuple):
     """Where messages are from, and what decides about columns that are derived.
 
     Attributes:
@@ -198,11 +198,11 @@ def numbers(pieces: Sequence[memoryview], n: int, arrow_type: pa.DataType) -> pa
 class _Rows:
     """Messages as the source's columns."""
 
-    def __init__(self, came: Columns, place: Place) -> None:
+    def __init__(self, came: Columns, origin: RowOrigin) -> None:
         self.n_messages = came.n_messages
         self.texts = came.texts
         self.came = came
-        self.place = place
+        self.origin = origin
 
     @cached_property
     def properties(self) -> list[Mapping[str, Any]]:
@@ -225,7 +225,7 @@ class _Rows:
         if name == "key":
             return self._keys()
         if name == "size_class":
-            is_large = pc.greater(self.came.fixed("payload_bytes"), self.place.large_above_bytes)
+            is_large = pc.greater(self.came.fixed("payload_bytes"), self.origin.large_above_bytes)
             return pc.if_else(is_large, pa.scalar("large"), pa.scalar("small"))
         if name == "payload":
             return self.came.payloads()
@@ -234,13 +234,13 @@ class _Rows:
         if name == "arrival_time":
             seconds = self.came.fixed("enqueued_at")
             return pc.round(pc.multiply(seconds, _MICROSECONDS)).cast(pa.int64()).cast(_TIME)
-        value = self.place.queue if name == "queue" else self.place.physical_queue
+        value = self.origin.queue if name == "queue" else self.origin.physical_queue
         return pa.repeat(pa.scalar(value, _type_of(name)), self.n_messages)
 
     def _keys(self) -> pa.Array:
         """Return the keys; a message's own goes before what the queue's setting says."""
-        setting = self.place.key or ""
-        read = key_reader(self.place.key)
+        setting = self.origin.key or ""
+        read = key_reader(self.origin.key)
         if setting.startswith("property:") or not setting:
             return self.of_properties("key", lambda one: read("", "", one.get("user_property", ())))
         read_own = key_reader(None)
@@ -285,14 +285,14 @@ _OF_PROPERTIES: Final[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = {
 }
 
 
-def to_record_batch(came: Columns, columns: Sequence[str], place: Place) -> pa.RecordBatch:
+def to_record_batch(came: Columns, columns: Sequence[str], origin: RowOrigin) -> pa.RecordBatch:
     """Return messages in their order.
 
     Args:
         came: has the columns of a range that `columns` need.
         columns: names of the source's columns.
-        place: where the messages are from.
+        origin: where the messages are from.
     """
-    rows = _Rows(came, place)
+    rows = _Rows(came, origin)
     arrays = [rows.column(name) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))

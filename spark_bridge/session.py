@@ -66,14 +66,12 @@ _SETTINGS: Final = {
 }
 
 CHECKPOINT_FILES: Final = "spark.sql.streaming.checkpointFileManagerClass"
-"""Setting of Spark: the class that writes the files of checkpoints, and the lists of a file sink's
-files."""
+"""Setting of Spark with the class that writes checkpoints and the lists of a file sink's files."""
 
-_RENAMING: Final = tuple(
-    f"org.apache.spark.sql.execution.streaming.{folder}FileSystemBasedCheckpointFileManager"
-    for folder in ("checkpointing.", "")
+_RENAMING: Final = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
-"""A class that writes a file by `rename`, where one of Spark's versions has it."""
+"""The class of Spark that writes a file under another name and renames it."""
 
 _OWN_PATH: Final = "PENSTOCK_PYTHONPATH"
 
@@ -218,13 +216,9 @@ def write_checkpoints_by_rename(spark: SparkSession) -> None:
         return
     java: Any = spark._jvm  # noqa: SLF001 - nothing else tells which classes Spark has
     loader = java.java.lang.Thread.currentThread().getContextClassLoader()
-    for name in _RENAMING:
-        try:
-            loader.loadClass(name)
-        except Py4JError:
-            continue
-        spark.conf.set(CHECKPOINT_FILES, name)
-        return
+    with contextlib.suppress(Py4JError):  # a later Spark may not have the class
+        loader.loadClass(_RENAMING)
+        spark.conf.set(CHECKPOINT_FILES, _RENAMING)
 
 
 @contextlib.contextmanager

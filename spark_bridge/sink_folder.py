@@ -1,19 +1,19 @@
-"""The folder of a streaming query's files: which query owns it, which files are litter.
+"""Output folders of streaming queries: who owns them, and which files a killed run has left.
 
 Spark's file sink writes a micro-batch's files and then lists them in ``_spark_metadata``, in one
 file for each batch. Spark does not handle two consequences. A killed query leaves files that are in
-no list; Spark skips them, but every other reader takes them for messages. And a query with a *new*
-checkpoint counts its batches from 0 again: batches whose number is listed already are skipped
-silently, as if they were written. Importable without Spark.
+no list. Spark skips them, but every other reader takes them for messages. And a query with a *new*
+checkpoint counts its batches from 0 again: Spark silently skips batches whose number is listed
+already. This module is importable without Spark.
 
-A file is deleted only where the query's own metadata say that it may have written it: the
-checkpoint has the plan of a batch that is not listed, the file is not older than that plan, lies
-where the sink's partitions lie, and has a name as Spark gives it. Anything else in the folder is
-somebody else's. What a killed compaction has left is named in a file of its own.
+A file is deleted only where the query's own metadata say that the query may have written it: the
+checkpoint has the plan of a batch that is not listed, and the file is not older than that plan,
+lies where the sink's partitions lie, and has a name as Spark gives it. Anything else in the folder
+may belong to others. A file of its own names what a killed compaction may have left.
 
-A file that no list has may also be one that another run is writing. So a run holds its folders, by
-a lock that ends with its process, however that ends. Places elsewhere, such as ``s3a://`` and
-``hdfs://``, have a file that names the run.
+An unlisted file may also be one that another run is writing. So a run locks its folders, by a lock
+that ends with its process. Places elsewhere, such as ``s3a://`` and ``hdfs://``, get a file that
+names the run.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from penstock.spark_bridge.errors import BridgeError
+from penstock.spark_bridge.hadoop_files import HadoopFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOG = "_spark_metadata"
 _COMPACT = ".compact"
-_WRITTEN = "part-*"
+_PREFIX = "part-"
 _NAME = re.compile(r"part-\d{5,}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-c\d{3,}\..+")
-"""How Spark's file sink names a file: task, a UUID, number, and the format's suffix."""
+"""Names that Spark's file sink gives: task, a UUID, number, and the format's suffix."""
 _DRAFT = re.compile(r"\.{1,2}\d+\..+\.tmp(\.crc)?")
-"""How Spark names an unfinished file of a log, and its checksum."""
+"""Names of unfinished files of Spark's logs, and of their checksums."""
 _LOCK = ".penstock.lock"
 _JOINING = ".penstock.joining"
 """Readers of a folder leave out names that begin with a dot."""
@@ -109,9 +109,7 @@ def check_paths(spark: SparkSession, places: Iterable[str]) -> None:
     Raises:
         PlaceError: Spark's configuration has another default file system.
     """
-    context: Any = spark.sparkContext
-    settings = context._jsc.hadoopConfiguration()  # noqa: SLF001 - as in `_hold`
-    default = context._jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(settings)  # noqa: SLF001
+    default = HadoopFolder(spark, "file:///").default_file_system
     for place in places:
         if not urlsplit(place).scheme and default.getScheme() != "file":
             raise PlaceError(
@@ -154,26 +152,18 @@ def held_places(spark: SparkSession, places: Iterable[str]) -> Iterator[None]:
 
 def _hold(spark: SparkSession, place: str) -> Callable[[], None]:
     """Create the lock of a place; return what deletes it."""
-    context: Any = spark.sparkContext
-    java = context._jvm  # noqa: SLF001 - no other access to file systems
-    lock = java.org.apache.hadoop.fs.Path(f"{place}/{_LOCK}")
-    files = lock.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
-    text = json.dumps({"host": socket.gethostname(), "process": os.getpid()})
-    if files.exists(lock):
-        opened = files.open(lock)
-        owner = java.org.apache.commons.io.IOUtils.toString(opened, "UTF-8")
-        opened.close()
+    folder = HadoopFolder(spark, place)
+    owner = folder.read(_LOCK)
+    if owner is not None:
         if not _has_ended(owner):
             raise FolderInUseError(
                 f"{place} is in use by {owner}; allowed: one run at a time for each output and "
                 f"checkpoint. If that run was killed, delete {place}/{_LOCK}"
             )
-        files.delete(lock, False)
-    # It fails where another run was faster. Amazon S3 may not notice that.
-    created = files.create(lock, False)
-    created.writeBytes(text)
-    created.close()
-    return lambda: files.delete(lock, False)
+        folder.delete(_LOCK)
+    text = json.dumps({"host": socket.gethostname(), "process": os.getpid()})
+    folder.write(_LOCK, text, overwrites=False)  # it fails where another run was faster
+    return lambda: folder.delete(_LOCK)
 
 
 def _has_ended(owner: str) -> bool:
@@ -242,7 +232,7 @@ def prepare_folder(folder: Path, checkpoint: Path, partition_by: Sequence[str] =
         listed=listed,
         planned=max(plans, default=-1),
         finished=max(_batches(checkpoint / "commits"), default=-1),
-        has_files=not plans and any(file.is_file() for file in folder.rglob(_WRITTEN)),
+        has_files=not plans and any(file.is_file() for file in folder.rglob(f"{_PREFIX}*")),
     )
     litter = _finish_joining(folder)
     unlisted = [file.stat().st_mtime for batch, file in plans.items() if batch > listed]
@@ -265,7 +255,7 @@ def _own_files(folder: Path, partition_by: Sequence[str]) -> list[Path]:
     """Return the files that are named as Spark names them, where a query's partitions lie."""
     levels = [f"{column}=".lower() for column in partition_by]
     found = []
-    for file in folder.glob("/".join(["*"] * len(levels) + [_WRITTEN])):
+    for file in folder.glob("/".join(["*"] * len(levels) + [f"{_PREFIX}*"])):
         values = [unquote(value).lower() for value in file.parent.relative_to(folder).parts]
         is_partition = all(map(str.startswith, values, levels))
         if is_partition and _NAME.fullmatch(file.name) and file.is_file():
@@ -316,14 +306,18 @@ def check_place(spark: SparkSession, place: str, checkpoint: str) -> None:
     Raises:
         SinkFolderError: the place holds the output of another query.
     """
-    planned = max(map(_batch_number, _names(spark, f"{checkpoint}/offsets")), default=-1)
+
+    def newest(log: str) -> int:
+        return max(map(_batch_number, HadoopFolder(spark, log).names()), default=-1)
+
+    planned = newest(f"{checkpoint}/offsets")
     _check_owner(
         place,
         checkpoint,
-        listed=max(map(_batch_number, _names(spark, f"{place}/{_LOG}")), default=-1),
+        listed=newest(f"{place}/{_LOG}"),
         planned=planned,
-        finished=max(map(_batch_number, _names(spark, f"{checkpoint}/commits")), default=-1),
-        has_files=planned < 0 and _has_files(spark, place),
+        finished=newest(f"{checkpoint}/commits"),
+        has_files=planned < 0 and HadoopFolder(spark, place).has_file(_PREFIX),
     )
 
 
@@ -343,31 +337,6 @@ def _check_owner(
             f"{checkpoint} knows of batches up to {planned}); use an empty folder, or the "
             "checkpoint that belongs to it, without which Spark would pass over batches"
         )
-
-
-def _names(spark: SparkSession, folder: str) -> list[str]:
-    """Return the names in a folder of Spark's file systems; none where there is no folder."""
-    files, path = _opened(spark, folder)
-    return (
-        [each.getPath().getName() for each in files.listStatus(path)] if files.exists(path) else []
-    )
-
-
-def _has_files(spark: SparkSession, folder: str) -> bool:
-    """Say whether a folder, or a partition in it, has files as Spark writes them."""
-    files, path = _opened(spark, folder)
-    found = files.listFiles(path, True) if files.exists(path) else None
-    while found is not None and found.hasNext():
-        if fnmatchcase(found.next().getPath().getName(), _WRITTEN):
-            return True
-    return False
-
-
-def _opened(spark: SparkSession, folder: str) -> tuple[Any, Any]:
-    """Return (the file system that has a folder, its path there)."""
-    context: Any = spark.sparkContext
-    path = context._jvm.org.apache.hadoop.fs.Path(folder)  # noqa: SLF001 - as in `_hold`
-    return path.getFileSystem(context._jsc.hadoopConfiguration()), path  # noqa: SLF001
 
 
 def prepare_checkpoint(checkpoint: Path) -> list[Path]:

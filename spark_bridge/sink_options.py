@@ -10,16 +10,15 @@ from typing import Any, Final
 
 from penstock.spark_bridge.errors import OptionError
 from penstock.spark_bridge.options import (
-    DEFAULT_RETRY_SECONDS,
+    SERVER_READERS,
     Reader,
     read_bytes,
     read_flag,
     read_positive,
-    read_seconds,
-    read_text,
     read_texts,
     read_url,
 )
+from penstock.spark_bridge.server import ServerOptions
 
 DEFAULT_ROWS_PER_REQUEST: Final = 5_000
 """Half of what the server takes in one request."""
@@ -35,34 +34,20 @@ _WRITE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkOptions:
+class SinkOptions(ServerOptions):
     """Options of the sink as checked values; ``docs/reference/spark.md`` has their names for users.
 
     Attributes:
-        url: of the queue's HTTP API of a broker, as ``http://host:port``.
         defaults: by column, what a row has whose column is null or missing.
         write_id: of a batch write: a later one of the same name publishes nothing. "" for none.
         rows_per_request: rows of one upload at most.
         bytes_per_request: payload bytes of one upload; a longer row is sent alone.
-        token: bearer token; "" where the server asks for none, or `token_file` has it.
-        token_file: file with the token, on the driver and where executors run.
-        ca_file: PEM file of the certificate authority of an https server, on the same machines; ""
-            for those of the system.
-        timeout_seconds: how long one request may take.
-        retry_seconds: for how long requests are repeated to a server that does not answer or has
-            no room, and for how long a commit may make no progress; 0 asks once.
     """
 
-    url: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     write_id: str = ""
     rows_per_request: int = DEFAULT_ROWS_PER_REQUEST
     bytes_per_request: int = DEFAULT_BYTES_PER_REQUEST
-    token: str = field(default="", repr=False)
-    token_file: str = ""
-    ca_file: str = ""
-    timeout_seconds: float = 30.0
-    retry_seconds: float = DEFAULT_RETRY_SECONDS
 
 
 def _as_given(_name: str, text: str) -> str:
@@ -114,11 +99,7 @@ _READERS: Final[Mapping[str, Reader]] = {
     "writeId": ("write_id", _write_id),
     "rowsPerRequest": ("rows_per_request", read_positive),
     "bytesPerRequest": ("bytes_per_request", read_bytes),
-    "token": ("token", read_text),
-    "tokenFile": ("token_file", read_text),
-    "caFile": ("ca_file", read_text),
-    "timeoutSeconds": ("timeout_seconds", lambda name, text: read_seconds(name, text, zero=False)),
-    "retrySeconds": ("retry_seconds", lambda name, text: read_seconds(name, text, zero=True)),
+    **SERVER_READERS,
 }
 
 SINK_OPTION_NAMES: Final = tuple(_READERS)
@@ -136,7 +117,4 @@ def read_sink_options(texts: Mapping[str, str]) -> SinkOptions:
     columns = {column for column, _ in _ROW_READERS.values()}
     defaults = {name: value for name, value in values.items() if name in columns}
     others = {name: value for name, value in values.items() if name not in columns}
-    options = SinkOptions(defaults=defaults, **others)
-    if options.token and options.token_file:
-        raise OptionError("options 'token' and 'tokenFile': read both; allowed: one of them")
-    return options
+    return SinkOptions(defaults=defaults, **others)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from penstock.spark_bridge.decoders import avro, cbor, protobuf, sparkplug
 from penstock.spark_bridge.decoders.contract import Decoder
 
-FORMATS: Final = ("cbor", "avro", "protobuf", "sparkplugB")
-
 
 class DecoderOptions(NamedTuple):
-    """What a decoder is made of; a plain value, so that it can be sent to executors.
+    """What makes a decoder; a plain value, so that it can be sent to executors.
 
     Attributes:
-        format: one of `FORMATS`.
-        schema: what the schema file holds: an Avro schema, or descriptors of protobuf.
-        message: message type of protobuf.
+        format: ``cbor``, ``avro``, ``protobuf`` or ``sparkplugB``.
+        schema: content of the schema file: an Avro schema, or descriptors of Protocol Buffers.
+        message: message type of Protocol Buffers.
     """
 
     format: str

@@ -1,9 +1,9 @@
-"""From a pipeline's file to queries of Spark, one for each sink.
+"""Builds the queries of a pipeline, one for each sink.
 
 Unless `reads_once` asks for one reading, each sink is a streaming query of its own, as in a program
-that calls ``writeStream`` several times: with its own checkpoint, and its own group of the queue.
-So a sink that fails or falls behind takes nothing from the others, and the queue keeps what one of
-them has still to read.
+that calls ``writeStream`` several times: with its own checkpoint and its own group of the queue. So
+a sink that fails or falls behind does not affect the others, and the queue keeps what each of them
+has still to read.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from penstock.spark_bridge.decoders.formats import load_decoder
 from penstock.spark_bridge.errors import BridgeError, step_line
+from penstock.spark_bridge.hadoop_files import HadoopFolder
 from penstock.spark_bridge.options import read_options
 from penstock.spark_bridge.pipelines.changes import QueryRecord, compare, state_of
 from penstock.spark_bridge.pipelines.config import (
@@ -45,19 +46,18 @@ from penstock.spark_bridge.pipelines.decoding import (
 )
 from penstock.spark_bridge.pipelines.one_reading import can_share, writer
 from penstock.spark_bridge.pipelines.running import Query
-from penstock.spark_bridge.pipelines.storage import Storage
 from penstock.spark_bridge.source import FORMAT
 
 T = TypeVar("T")
 
 RECORD: Final = "pipeline.json"
-"""File in `storage` that says what the queries of the last run were."""
+"""File in `storage` that describes the queries of the last run."""
 
 INFERRED: Final = "schema.ddl"
-"""File in `storage` with the columns that were inferred when the pipeline was first run."""
+"""File in `storage` with the columns that were inferred in the first run."""
 
 _SPARK_LOG: Final = "SQLQueryContextLogger"
-"""Writes each error of a query to standard error, too, with Java's stack."""
+"""Spark's logger that would also write each error to standard error, with Java's stack."""
 
 
 class StepError(BridgeError):
@@ -105,7 +105,7 @@ class Built:
         self._file = file
         self._read = read
         self._has_tried = False
-        self._storage = Storage(spark, pipeline.storage)
+        self._storage = HadoopFolder(spark, pipeline.storage)
         logging.getLogger(_SPARK_LOG).setLevel(logging.CRITICAL)
         self._schema = self._payload_schema()
         self._read_tables()

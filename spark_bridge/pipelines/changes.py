@@ -1,15 +1,15 @@
-"""What differs from the run before, and whether Spark can go on from its checkpoint with it.
+"""Compares a pipeline with its last run: whether Spark can continue from the checkpoints.
 
-A checkpoint holds offsets, and for aggregates, joins of streams and duplicates their state. Spark
-compares little of it with the query: a sum in place of a maximum would go on from the maximum. So
-a run records what each sink's query was, and the next run compares.
+A checkpoint holds offsets, and the state of aggregates, joins of streams and removals of
+duplicates. Spark hardly compares it with the query: a sum in place of a maximum would go on from
+the maximum. So a run records what each sink's query was, and the next run compares.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from penstock.spark_bridge.errors import BridgeError
@@ -43,8 +43,8 @@ class QueryRecord:
         state: a line for each operator that keeps state, with its expressions.
         columns: of the rows, as DDL.
         steps: everything between source and sink, as texts.
-        types: of the columns, as Spark's JSON; {} in the record of an older version.
-        partition_by: columns whose values are folders; None in the record of an older version.
+        types: types of the columns, as Spark's JSON.
+        partition_by: columns whose values are folders.
         reads_once: whether it shares its query with other sinks.
     """
 
@@ -55,23 +55,18 @@ class QueryRecord:
     state: tuple[str, ...]
     columns: str
     steps: Mapping[str, str]
-    types: Mapping[str, Any] = field(default_factory=dict)
-    partition_by: tuple[str, ...] | None = None
+    types: Mapping[str, Any]
+    partition_by: tuple[str, ...]
     reads_once: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the form in the file."""
-        folders = None if self.partition_by is None else list(self.partition_by)
-        return asdict(self) | {"state": list(self.state), "partition_by": folders}
+        return asdict(self) | {"state": list(self.state), "partition_by": list(self.partition_by)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> QueryRecord:
         """Read the form in the file back."""
-        folders = value.get("partition_by")
-        lists = {
-            "state": tuple(value["state"]),
-            "partition_by": None if folders is None else tuple(folders),
-        }
+        lists = {name: tuple(value[name]) for name in ("state", "partition_by")}
         return cls(**{**value, **lists})
 
 
@@ -120,12 +115,10 @@ def _refused(before: QueryRecord, present: QueryRecord) -> Iterator[str]:
         )
     elif before.mode != present.mode and present.state:
         yield f"read mode {present.mode}, and its state is that of {before.mode}"
-    if None not in (before.partition_by, present.partition_by) and (
-        before.partition_by != present.partition_by
-    ):
+    if before.partition_by != present.partition_by:
         yield (
-            f"read partition_by {list(present.partition_by or ())}, and the files in its folder "
-            f"are by {list(before.partition_by or ())}"
+            f"read partition_by {list(present.partition_by)}, and the files in its folder are by "
+            f"{list(before.partition_by)}"
         )
     if present.place.split(" ")[0] in _TYPED and before.place == present.place:
         for name, old, new in _other_types(before.types, present.types, ""):
@@ -141,8 +134,6 @@ def _other_types(before: Any, present: Any, name: str) -> Iterator[tuple[str, st
         name: of the column; "" for all columns.
     """
     kinds = [each.get("type") if isinstance(each, dict) else each for each in (before, present)]
-    if None in kinds:  # not known
-        return
     if kinds[0] != kinds[1]:
         yield name, str(kinds[0]), str(kinds[1])
     elif kinds[0] == "struct":

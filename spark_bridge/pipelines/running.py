@@ -28,7 +28,7 @@ from penstock.spark_bridge.options import SourceOptions
 from penstock.spark_bridge.pipelines.compaction import compact
 from penstock.spark_bridge.pipelines.config import TO_MQTT, Sink, as_texts
 from penstock.spark_bridge.pipelines.one_reading import publish
-from penstock.spark_bridge.progress_totals import Tally
+from penstock.spark_bridge.progress_totals import ProgressTotals
 from penstock.spark_bridge.queue_reader import QueueReader
 from penstock.spark_bridge.sink_folder import (
     check_place,
@@ -158,7 +158,7 @@ class _Running:
 
     def __init__(self, query: Query) -> None:
         self.query = query
-        self.tally = Tally()
+        self.totals = ProgressTotals()
         self.stream: StreamingQuery | None = None
         self.released: list[dict[str, Any]] = []
         self.changed_at = time.monotonic()
@@ -182,7 +182,7 @@ class _Running:
         Its report comes after Spark has written its number to the checkpoint's commit log, so Spark
         never asks for it again.
         """
-        ends = self.tally.ends
+        ends = self.totals.ends
         if ends and ends != self.released:
             queue = QueueReader(self.query.source)
             names = self.query.source.queues
@@ -230,7 +230,7 @@ class _Run:
 
     def summaries(self) -> Summaries:
         """Return the counts so far."""
-        return {one.query.name: _summary(one.tally) for one in self._running}
+        return {one.query.name: _summary(one.totals) for one in self._running}
 
     def _go(self, running: list[_Running], *, stop_at: int, **trigger: Any) -> None:
         """Start queries and watch them; again where a worker of Spark's did not start in time.
@@ -308,10 +308,10 @@ class _Run:
         now = time.monotonic()
         for one in self._running:
             newest = None if one.stream is None else one.stream.lastProgress
-            if newest is not None and newest.batchId >= one.tally.batch_id:
+            if newest is not None and newest.batchId >= one.totals.batch_id:
                 assert one.stream is not None  # noqa: S101 - it has reported
                 for report in one.stream.recentProgress:
-                    if one.tally.add(json.loads(report.json)):
+                    if one.totals.add(json.loads(report.json)):
                         has_changed, one.changed_at = True, now
             if now - one.changed_at >= _RELEASE_SECONDS:
                 one.release()
@@ -390,13 +390,13 @@ def _failure(stream: StreamingQuery) -> Exception | None:
     return None if stream.isActive else stream.exception()
 
 
-def _summary(tally: Tally) -> Summary:
+def _summary(totals: ProgressTotals) -> Summary:
     return Summary(
-        rows=tally["rows"],
-        micro_batches=tally["batches"],
-        seconds=tally["milliseconds"] / 1_000,
-        late_groups=tally["late"],
-        observed=tally.observed(),
-        rate=tally.rate,
-        lag=tally.lag,
+        rows=totals["rows"],
+        micro_batches=totals["batches"],
+        seconds=totals["milliseconds"] / 1_000,
+        late_groups=totals["late"],
+        observed=totals.observed(),
+        rate=totals.rate,
+        lag=totals.lag,
     )

@@ -1,4 +1,4 @@
-"""Ranges out of the Redis servers that keep them, without a gateway between.
+"""Reads ranges of messages from the Redis servers that keep them, without a gateway.
 
 Theory of operation. A range names the incarnation of its queue and a physical queue, which together
 are the beginning of its keys; so a task needs nothing but the server that has them. It only reads,
@@ -46,9 +46,9 @@ from penstock.plugins.queue.engines.redis.server import RedisServer
 from penstock.spark_bridge.errors import OptionError, QueueUnavailableError
 from penstock.spark_bridge.offsets import Range
 from penstock.spark_bridge.options import RedisOptions, SourceOptions
-from penstock.spark_bridge.ranges.contract import Piece
+from penstock.spark_bridge.ranges.gateway import Piece
 from penstock.spark_bridge.ranges.redis_rows import RedisRows, sizes_of, topic_of
-from penstock.spark_bridge.rows import Place, to_record_batch
+from penstock.spark_bridge.rows import RowOrigin, to_record_batch
 from penstock.spark_bridge.schema import wire_columns
 
 COMMAND_MESSAGES: Final = 1_000
@@ -113,13 +113,13 @@ class RedisRanges:
             self._connection.disconnect()
             self._connection = None
 
-    def read(self, wanted: Range, start: int, place: Place) -> Piece:
+    def read(self, wanted: Range, start: int, origin: RowOrigin) -> Piece:
         """Return some thousands of messages."""
         try:
             if self._pieces is None or self._at != (wanted, start):
                 self.close()
                 self._connection = self._connect(wanted)
-                self._pieces = self._read(self._connection, wanted, start, place)
+                self._pieces = self._read(self._connection, wanted, start, origin)
             piece = next(self._pieces)
         except (RedisError, OSError, EngineStartError) as error:
             self.close()
@@ -179,7 +179,7 @@ class RedisRanges:
         return part_key(self._server.prefix, wanted.incarnation, wanted.physical_queue)
 
     def _read(
-        self, connection: Connection, wanted: Range, start: int, place: Place
+        self, connection: Connection, wanted: Range, start: int, origin: RowOrigin
     ) -> Iterator[Piece]:
         """Yield pieces up to the range's end."""
         base = self._key(wanted)
@@ -191,7 +191,7 @@ class RedisRanges:
             bodies = self._take(connection, wanted, cut)
             ahead = next(cuts, None)
             self._ask(connection, base, ahead)
-            yield self._piece(cut, bodies, place)
+            yield self._piece(cut, bodies, origin)
 
     def _cuts(self, connection: Connection, wanted: Range, start: int) -> Iterator[_Cut]:
         """Yield what is to be read, a piece at a time."""
@@ -262,7 +262,7 @@ class RedisRanges:
         self._check_state(connection, wanted)
         return _answers(connection, len(cut.offsets))
 
-    def _piece(self, cut: _Cut, bodies: Sequence[bytes | None] | None, place: Place) -> Piece:
+    def _piece(self, cut: _Cut, bodies: Sequence[bytes | None] | None, origin: RowOrigin) -> Piece:
         offsets, infos, looked_at = cut.offsets, cut.infos, cut.looked_at
         there: list[bytes] | None = None
         if bodies is not None:
@@ -276,7 +276,7 @@ class RedisRanges:
         batch = None
         if offsets:
             rows_there = RedisRows(offsets, infos, there)
-            batch = to_record_batch(rows_there, self._options.columns, place)
+            batch = to_record_batch(rows_there, self._options.columns, origin)
         return Piece(batch, cut.next_offset, looked_at)
 
     def _check_state(self, connection: Connection, wanted: Range) -> int:

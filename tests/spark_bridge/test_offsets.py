@@ -9,8 +9,8 @@ import pytest
 from penstock.spark_bridge.errors import QueueChangedError
 from penstock.spark_bridge.offsets import (
     ONE_TASK_MESSAGES,
-    Held,
     Position,
+    QueueContents,
     QueuePosition,
     Range,
     find_losses,
@@ -30,9 +30,9 @@ def at(incarnation: str = LIFE, **following: int) -> QueuePosition:
     return QueuePosition(offsets, incarnation)
 
 
-def holding(offsets: Mapping[int, tuple[int, int]], incarnation: str = LIFE) -> Held:
+def holding(offsets: Mapping[int, tuple[int, int]], incarnation: str = LIFE) -> QueueContents:
     """Return what a queue holds, by physical queue."""
-    return Held(incarnation, offsets)
+    return QueueContents(incarnation, offsets)
 
 
 def test_a_position_survives_the_checkpoint() -> None:
@@ -44,23 +44,6 @@ def test_a_position_survives_the_checkpoint() -> None:
         '"b": {"incarnation": "7e3cf3a2", "next": {"2": 1, "10": 3}}}'
     )
     assert Position.from_json(json.loads(text), ["a", "b", "new"]) == position
-
-
-@pytest.mark.parametrize("incarnation", ["", LIFE])
-def test_a_checkpoint_of_one_queue_of_the_older_format_is_read(incarnation: str) -> None:
-    """Its queue stands beside its position; an incarnation may be missing."""
-    value = {"queue": "telemetry", "incarnation": incarnation, "next": {"0": 3}}
-    position = Position.from_json(value, ["telemetry"])
-    assert position == Position({"telemetry": at(incarnation, q0=3)})
-    held = holding({0: (1, 9)})
-    assert find_losses(position.queues["telemetry"], held) == []
-    assert resume(position.queues["telemetry"], held) == at(q0=3)
-
-
-def test_a_checkpoint_without_incarnation_that_the_queue_contradicts_is_told() -> None:
-    """Offsets past the end are of a queue that was deleted."""
-    (loss,) = find_losses(at("", q0=10), holding({0: (0, 9)}))
-    assert "ends at offset 9, the checkpoint stands at 10" in loss
 
 
 def test_a_queue_created_again_is_told_though_its_offsets_fit() -> None:

@@ -12,7 +12,6 @@ from penstock.spark_bridge.options import (
     REDIS_OPTION_NAMES,
     RedisOptions,
     SourceOptions,
-    option_texts,
     read_options,
 )
 
@@ -77,15 +76,6 @@ def test_every_option_is_read() -> None:
     assert read_options(EVERY) == options
     assert read_options({**NEEDED, "tokenFile": "token"}).token_file == "token"
     assert "secret" not in repr(options)
-
-
-@pytest.mark.parametrize(
-    "more", [EVERY, {"startingPosition": '{"telemetry": {"0": 5}}', "topicFilter": '["a,b"]'}]
-)
-def test_options_reach_spark_and_come_back_unchanged(more: dict[str, str]) -> None:
-    """The program's source is the same as ``spark.readStream``'s."""
-    options = read_options({**NEEDED, **{key: more[key] for key in more if key != "QUEUE"}})
-    assert read_options(option_texts(options)) == options
 
 
 @pytest.mark.parametrize(
@@ -185,7 +175,7 @@ def test_the_documentation_lists_every_option_with_its_default() -> None:
     text = (Path(__file__).parents[2] / "docs" / "reference" / "spark.md").read_text()
     table = text.partition("| option | default |")[2].partition("\n\n")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| ([\w.]*) ?\|", table, re.MULTILINE))
-    assert list(rows) == list(OPTION_NAMES)
+    assert sorted(rows) == sorted(OPTION_NAMES)
     told = {name: text for name, text in rows.items() if text}
     defaults = read_options(NEEDED)
     assert read_options(NEEDED | told) == defaults
@@ -208,7 +198,7 @@ def test_the_documentation_lists_every_option_of_redis() -> None:
     assert told.keys() == {"redisDb", "redisPrefix"}
 
 
-def test_servers_of_redis_are_read_and_written_back() -> None:
+def test_servers_of_redis_are_read() -> None:
     """One server, sentinels or a cluster, each with what belongs to it."""
     of_sentinels = {
         "redisSentinels": "one:26379, [::1]:26379",
@@ -246,7 +236,6 @@ def test_servers_of_redis_are_read_and_written_back() -> None:
     ):
         options = read_options(NEEDED | given)
         assert options.redis == expected
-        assert read_options(option_texts(options)) == options
 
 
 @pytest.mark.parametrize(

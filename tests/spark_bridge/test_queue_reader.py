@@ -239,13 +239,6 @@ def test_a_plan_from_a_place_that_the_queue_lost_fails_the_query(
     assert reader(queue, LENIENT)[0].plan(start).end == at(q0=2, q1=0)
 
 
-def test_an_older_checkpoint_is_planned_on() -> None:
-    """Its position has no incarnation; the end has it."""
-    queue = MemoryQueue()
-    queue.put(0, b"a", b"b")
-    assert reader(queue)[0].plan(at("", q0=1, q1=0)).end == at(q0=2, q1=0)
-
-
 def test_a_refusal_of_a_plan_is_told() -> None:
     """Where no position explains it."""
     queue = MemoryQueue()

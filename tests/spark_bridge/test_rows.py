@@ -8,10 +8,10 @@ import pytest
 
 from penstock.plugins.queue.batch_format import Selection, write_batch
 from penstock.plugins.queue.wire.frames import Batch
-from penstock.spark_bridge.rows import Frames, Place, arrow_schema, to_record_batch
+from penstock.spark_bridge.rows import Frames, RowOrigin, arrow_schema, to_record_batch
 from penstock.spark_bridge.schema import BY_NAME, wire_columns
 
-PLACE = Place("telemetry", 3, None, 10)
+PLACE = RowOrigin("telemetry", 3, None, 10)
 
 PROPERTIES = {
     "content_type": "text/plain",

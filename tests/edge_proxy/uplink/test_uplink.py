@@ -27,8 +27,8 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.server import Server
 from penstock.edge_proxy.uplink import uplink as uplink_module
 from penstock.edge_proxy.uplink.connecting import UplinkError, read_password
-from penstock.edge_proxy.uplink.packet_relay import PacketRelay
 from penstock.edge_proxy.uplink.plugin import UplinkPlugin
+from penstock.edge_proxy.uplink.receivers import DownReceiver
 from penstock.edge_proxy.uplink.uplink import Uplink
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.publishing.row_publisher import Relay, relay_id
@@ -641,10 +641,8 @@ async def test_the_cloud_is_asked_when_the_session_that_publishes_is_safe(
 ) -> None:
     """A site that is killed before has its session in the cloud ended: nothing may wait there."""
     held: list[Callable[[], None]] = []
-    receive_down = PacketRelay.receive_down
-    monkeypatch.setattr(
-        PacketRelay, "receive_down", lambda *args: held.append(lambda: receive_down(*args))
-    )
+    packet = DownReceiver.packet
+    monkeypatch.setattr(DownReceiver, "packet", lambda *args: held.append(lambda: packet(*args)))
     async with serving() as cloud, site(port_of(cloud)) as edge:
         await until(lambda: held)  # the CONNACK of the site's broker
         uplink = uplink_of(edge)
@@ -653,7 +651,7 @@ async def test_the_cloud_is_asked_when_the_session_that_publishes_is_safe(
             await deliver(near, Publish("up/a", b"x", qos=1, packet_id=1))
             await until(lambda: uplink.counts.up_messages)
         assert not asked(cloud)
-        monkeypatch.setattr(PacketRelay, "receive_down", receive_down)
+        monkeypatch.setattr(DownReceiver, "packet", packet)
         held[0]()
         assert uplink._connection is not None
         uplink._connection.receive(uplink._connection._down, b"")

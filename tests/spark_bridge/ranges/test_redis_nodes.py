@@ -33,7 +33,7 @@ from penstock.spark_bridge.options import RedisOptions, SourceOptions
 from penstock.spark_bridge.queue_reader import QueueReader, ReadSettings
 from penstock.spark_bridge.ranges import redis_nodes
 from penstock.spark_bridge.ranges.redis_nodes import RedisRanges
-from penstock.spark_bridge.rows import Frames, Place, to_record_batch
+from penstock.spark_bridge.rows import Frames, RowOrigin, to_record_batch
 from penstock.spark_bridge.schema import BY_NAME
 from tests.helpers.redis_server import (
     RedisProcess,
@@ -47,7 +47,7 @@ from tests.helpers.redis_server import (
 PIECE_MESSAGES = 40
 AHEAD_MESSAGES = 200
 LOGGER = logging.getLogger("penstock.queue")
-PLACE = Place("q", 0, None, 100)
+PLACE = RowOrigin("q", 0, None, 100)
 OPTIONS = SourceOptions(url="http://127.0.0.1:9", queues=("q",), retry_seconds=60)
 SPEC = QueueSpec(physical_queues=1, groups={"spark": GroupSpec(kind="offsets")})
 

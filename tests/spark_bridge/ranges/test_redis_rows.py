@@ -13,11 +13,11 @@ from penstock.plugins.queue.engines.redis.messages import (
     written_row,
 )
 from penstock.spark_bridge.ranges.redis_rows import RedisRows, sizes_of, topic_of
-from penstock.spark_bridge.rows import Frames, Place, to_record_batch
+from penstock.spark_bridge.rows import Frames, RowOrigin, to_record_batch
 from penstock.spark_bridge.schema import BY_NAME
 from tests.helpers.effort import examples
 
-PLACE = Place("q", 0, None, 10)
+PLACE = RowOrigin("q", 0, None, 10)
 COLUMNS = tuple(BY_NAME)
 
 
