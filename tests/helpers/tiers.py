@@ -11,7 +11,7 @@ TOGETHER: Final = (
             "pipelines/test_running",
             "pipelines/test_building",
             "pipelines/test_decoding",
-            "pipelines/test_storage",
+            "test_hadoop_files",
             "test_class_archive",
             "test_schema",
             "test_session",
