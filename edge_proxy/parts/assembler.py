@@ -1,24 +1,25 @@
-"""Puts messages together from their parts, and publishes each whole, once.
+"""Puts messages together from their parts, and publishes each whole message once.
 
-Theory of operation. The assembler is a sink of the broker: the PUBACK of a part is sent when the
-sink has settled its receipt, and that is after the part is on the disk. Parts that have come at
-about the same time share one transaction. The last receipt of a message is settled after the whole
-message was published, so that whoever waits for all PUBACKs of a message may publish a later one of
+Theory of operation. The assembler is a sink of the broker: the broker sends the PUBACK of a part
+when the sink settles its receipt, after the part is on the disk. Parts that have come at about the
+same time share one transaction. The last receipt of a message is settled after the whole message
+was published, so that a client which waits for all PUBACKs of a message may publish a later one of
 its topic.
 
 A whole message is published by a client of the broker's own process, in one packet that is read
 from the spool piece by piece. Before that, the spool notes its packet identifier. So a repeat after
-``kill -9`` has the same one, and at QoS 2 the broker knows it. The identifier is released after the
-spool has noted that the message was delivered; until then the next start releases it again. Parts
-that come after that, as their PUBACKs were lost, are known by the identifier of the message.
+``kill -9`` has the same one, and at QoS 2 the broker recognises it. The identifier is released
+after the spool has noted that the message was delivered. After a kill in between, the next start
+releases it. Parts that come later, as their PUBACKs were lost, are recognised by the identifier of
+the message.
 
-What cannot be put together is dropped as a whole, counted and logged, and its parts are refused.
-The parts of each message of a topic and sender stand behind those of the one before. So where a
-part of a later one comes, what is missing of earlier ones is lost. This is told at once. The parts
-stay for a while, as lanes of an uplink may have given up the order of their topics.
+A message that cannot be put together is dropped as a whole, counted and logged, and its parts are
+refused. The parts of a message come behind those of the one before, of the same topic and sender.
+So when a part of a later message comes, the missing parts of earlier ones are lost. The log says so
+at once. What has come stays for a while, as lanes of an uplink may have given up the order.
 
-Messages are told apart by their topic and their identifier: who may not publish in a topic cannot
-spoil a message of it, although the identifier can be read in each of its parts.
+Messages are distinguished by topic and identifier: a client that may not publish in a topic cannot
+spoil a message of it, although the identifier can be read in each part.
 """
 
 from __future__ import annotations
@@ -60,36 +61,36 @@ from penstock.edge_proxy.parts.splitter import MARKS, PART_ID
 from penstock.edge_proxy.parts.spool import Ended, Piece, Spooled, SpoolError, SpoolReadError
 
 WHOLE_ID: Final = f"{PARTS_CLIENTS}whole"
-"""Client Identifier of what publishes the messages that were put together."""
+"""Client Identifier of the local client that publishes whole messages."""
 
 BATCH_BYTES: Final = 4 * 1024**2
-"""Payload bytes that are written in one transaction."""
+"""Payload bytes that one transaction writes, about."""
 
 MESSAGE_BYTES: Final = 1_024
-"""What a message takes besides its payload, on the disk and in memory."""
+"""Bytes that a message takes besides its payload, on the disk and in memory."""
 
 PIECE_BYTES: Final = 128
-"""The same of each piece of its payload, which may be as short as a byte."""
+"""Bytes that each piece of a payload takes in addition; a piece may be as short as a byte."""
 
 WAITING_BYTES: Final = 16 * 1024**2
-"""Payload bytes that wait to be written, above which parts that came at QoS 0 are dropped; others
-are bounded by what clients may have unacknowledged."""
+"""Payload bytes that wait to be written, above which parts of QoS 0 are dropped. Other parts are
+bounded by what clients may have unacknowledged."""
 
 MOST_AGAIN_SECONDS: Final = 30.0
-"""Between two attempts to publish what the broker has no room for, at most; each wait is twice as
-long as the one before."""
+"""Longest wait between two attempts to publish what the broker has no room for; each wait is twice
+as long as the one before."""
 
 REMEMBERED: Final = 100_000
-"""Messages that are remembered at most, some 30 MB of memory."""
+"""How many ended messages are remembered at most, in some 30 MB of memory."""
 
 READ_BYTES: Final = 1_048_576
 """Payload bytes that are read from the spool at a time."""
 
 _HEADER_BYTES: Final = 16
-"""What a PUBLISH has besides topic, properties and payload, at most."""
+"""Most bytes that a PUBLISH has besides topic, properties and payload."""
 
 SWEEP_SECONDS: Final = 60.0
-"""Between two looks at messages that are too old."""
+"""Longest time between two looks for messages that are too old."""
 
 _CODES: Final = {
     "not_a_part": ReasonCode.PAYLOAD_FORMAT_INVALID,
@@ -102,15 +103,20 @@ _CODES: Final = {
     "disk": ReasonCode.QUOTA_EXCEEDED,
     "expired": ReasonCode.SUCCESS,
 }
-"""Reason of a drop to the reason code of its parts' PUBACKs, where it is no general one."""
+"""Reason codes in the PUBACKs of parts by the reason of the drop; others have the general one.
+
+Beside these, a message is dropped as ``replaced`` (its sender has retained another one, which is
+whole), ``incomplete`` (a part was lost, and its room was needed), ``too_old`` (no part has come for
+`max_age_seconds`) or ``refused`` (the broker refuses the whole message).
+"""
 
 
 class OfferedPart(NamedTuple):
     """A message that was offered to the sink.
 
     Attributes:
-        message: a part, maybe.
-        receipt: to be settled; None at QoS 0.
+        message: the message, which may be a part.
+        receipt: its receipt, which is to be settled; None at QoS 0.
     """
 
     message: Message
@@ -118,11 +124,7 @@ class OfferedPart(NamedTuple):
 
 
 class Assembler(MessageSink):
-    """The sink.
-
-    Args:
-        of: what both ends have in common.
-    """
+    """The sink for parts."""
 
     name = "parts"
 
@@ -151,9 +153,9 @@ class Assembler(MessageSink):
     # -- the sink --------------------------------------------------------------------------------
 
     def accept(self, message: Message, receipt: Receipt | None) -> None:
-        """Take what may be a part."""
+        """Queue a message that may be a part."""
         self.counts.matched += 1
-        if message.publisher == PART_ID:  # it was cut here
+        if message.publisher == PART_ID:  # the message was cut here
             self._settle(receipt, 0)
             return
         if receipt is None and self._taken_bytes > WAITING_BYTES:
@@ -181,7 +183,7 @@ class Assembler(MessageSink):
     # -- begin and end ---------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """Read what the spool has.
+        """Read the spool.
 
         Raises:
             SpoolError: it cannot be read.
@@ -241,10 +243,10 @@ class Assembler(MessageSink):
             wait = min(2 * wait, MOST_AGAIN_SECONDS)
 
     async def _publish_all(self) -> str:
-        """Publish whole messages that there is room for, those of a topic in their order.
+        """Publish the whole messages that there is room for, those of a topic in their order.
 
         Returns:
-            Why one is left; "" for none.
+            Why a message is left; "" for none.
 
         Raises:
             LostError: the connection to the broker has ended.
@@ -254,22 +256,24 @@ class Assembler(MessageSink):
         for message_id in list(self._whole):
             spooled = self._messages[message_id]
             topic = spooled.partial.topic
-            answer = _Answer(self, self._whole[message_id])
-            self._whole[message_id] = None
+            receipt, self._whole[message_id] = self._whole[message_id], None
+            reason: str | None = ""
             try:
-                if topic in full or not await self._publish(spooled, answer):
-                    full[topic] = None
-                    continue
+                reason = None if topic in full else await self._publish(spooled)
             except SpoolReadError as error:
-                answer.reason = "disk"
-                await self._drop(message_id, topic, "disk", f": {error}")
+                reason = "disk"
+                await self._drop(message_id, topic, reason, f": {error}")
             finally:
-                answer.give()
-            del self._whole[message_id]
+                if receipt is not None:
+                    self._answer(receipt, reason or "")
+            if reason is None:
+                full[topic] = None
+            else:
+                del self._whole[message_id]
         return f"the broker has no room for it, of topic {next(iter(full))!r}" if full else ""
 
     async def sweep(self) -> None:
-        """Drop what is too old, again and again, until cancelled."""
+        """Drop what is too old, periodically, until cancelled."""
         seconds = min(SWEEP_SECONDS, self._config.max_age_seconds / 4)
         while True:
             await asyncio.sleep(seconds)
@@ -297,7 +301,7 @@ class Assembler(MessageSink):
     # -- parts -----------------------------------------------------------------------------------
 
     async def _store(self, batch: Sequence[OfferedPart]) -> None:
-        """Take parts, write what is new of them, and answer them."""
+        """Store what is new in some parts, and answer them."""
         writes = _Writes({}, [], [])
         for taken in batch:
             try:
@@ -362,10 +366,10 @@ class Assembler(MessageSink):
         await self._add(part, taken, known, writes)
 
     def _is_wanted_again(self, part: Part, topic: str, ended: Ended) -> bool:
-        """Say whether a message that the other end retains is to be put together once more.
+        """Say whether an ended message that the other end retains is to be put together again.
 
-        It was delivered, and is not retained here any more, as after a restart without persistence.
-        Or it was dropped, and a new subscription brings it from its begin.
+        Either it was delivered and is not retained here any more, as after a restart without
+        persistence. Or it was dropped, and a new subscription brings it from its beginning.
         """
         if not part.is_kept or ended.packet_id is not None:
             return False
@@ -374,7 +378,7 @@ class Assembler(MessageSink):
         return not self._clients.retained(topic, WHOLE_ID)
 
     async def _add(self, part: Part, taken: OfferedPart, known: Spooled, writes: _Writes) -> None:
-        """Add a part that fits to its message."""
+        """Add a part to the message that it fits."""
         partial = known.partial
         is_new = partial.trailer is None and part.trailer is not None
         held_bytes = _held_bytes(known)
@@ -407,7 +411,7 @@ class Assembler(MessageSink):
         writes.answers.append((part.message_id, taken.receipt))
 
     def _tell_overtaken(self, message_id: bytes) -> None:
-        """Count and log messages of which parts are lost, as one has come of this later message."""
+        """Count and log earlier messages of which parts are lost, as this later message begins."""
         place = place_of(message_id)
         waiting = self._waiting.setdefault(place.of, {})
         for earlier in [one for one in waiting if place_of(one).number < place.number]:
@@ -431,7 +435,7 @@ class Assembler(MessageSink):
         waiting[message_id] = None
 
     async def _drop_overtaken(self, message_id: bytes, writes: _Writes) -> None:
-        """Make room for a message, as far as others have lost parts."""
+        """Make room for a message by dropping messages that have lost parts."""
         for other in list(self._overtaken):
             if self._held_bytes <= self._config.spool_bytes:
                 break
@@ -450,7 +454,7 @@ class Assembler(MessageSink):
             self._waiting.pop(of, None)
 
     def _refusal(self, part: Part, topic: str) -> tuple[str, str]:
-        """Return (why a message is dropped with its first part, or ""; more of it for the log)."""
+        """Return (why a message is dropped at its first part, or ""; details for the log)."""
         try:
             validate_topic(topic)
         except MalformedPacketError as error:
@@ -484,7 +488,7 @@ class Assembler(MessageSink):
             self._tell_fault("what was dropped stays in the spool until the next start", error)
 
     def _tell_fault(self, what: str, error: Exception | str) -> None:
-        """Log what is tried again, at growing intervals."""
+        """Log a failure that is retried, at growing intervals."""
         count(self._faults, what)
         if is_logged(n_faults := self._faults[what]):
             self._logger.error("%s (%d times): %s", what, n_faults, error)
@@ -503,8 +507,12 @@ class Assembler(MessageSink):
 
     # -- whole messages --------------------------------------------------------------------------
 
-    async def _publish(self, spooled: Spooled, answer: _Answer) -> bool:
-        """Publish a whole message, once; return False where the broker has no room for it.
+    async def _publish(self, spooled: Spooled) -> str | None:
+        """Publish a whole message, once.
+
+        Returns:
+            Why it was dropped, or "" for no reason that its sender is told; None where the broker
+            has no room for it.
 
         Raises:
             LostError: the connection to the broker has ended.
@@ -520,44 +528,41 @@ class Assembler(MessageSink):
             trailer.digest
         ):
             await self._drop(message_id, topic, "hash")
-            answer.reason = "hash"
-            return True
+            return "hash"
         seconds = None if spooled.expires_at is None else spooled.expires_at - self._time()
         if seconds is not None and seconds <= 0:
             await self._drop(message_id, topic, "expired")
-            return True
+            return ""
         client = await self._client()
         packet_id = spooled.packet_id
         if packet_id is None:
             packet_id = self._new_packet_id()
             self._messages[message_id] = spooled._replace(packet_id=packet_id)
-            if partial.qos != 1:  # which may be published twice
+            if partial.qos != 1:  # at QoS 1 it may be published twice
                 await self._in_thread(self._spool.publishing, spooled.number, packet_id)
         elif not partial.qos:  # it may have been published
             await self._end(spooled, None)
-            return True
+            return ""
         properties = _of_whole(trailer.properties, spooled.marks, seconds)
         n_bytes = len(properties) + len(topic.encode()) + partial.total_bytes + _HEADER_BYTES
         if n_bytes > self._clients.maximum_packet_size:
-            answer.reason = "too_large"
             await self._drop(message_id, topic, "too_large", f", of {n_bytes} bytes in one packet")
-            return True
+            return "too_large"
         self._not_taken.discard(message_id)
         code = await self._send(client, spooled, packet_id, properties, is_repeat=is_repeat)
         if code == ReasonCode.QUOTA_EXCEEDED:
             self._not_taken.add(message_id)
-            return False
+            return None
         if code >= 0x80:
-            answer.reason = "refused"
             await self._drop(message_id, topic, "refused", f": {describe_reason_code(code)}")
-            return True
+            return "refused"
         await self._end(spooled, packet_id if partial.qos == 2 else None)
         if partial.qos == 2:
             await self._release(client, message_id, packet_id)
-        return True
+        return ""
 
     def _new_packet_id(self) -> int:
-        """Return a packet identifier that no message has which may be sent again or released."""
+        """Return a packet identifier that no message to be repeated or released has."""
         taken = {one.packet_id for one in self._messages.values()}
         taken |= {one.packet_id for one in self._ended.values()}
         while (packet_id := self._publisher.next_packet_id()) in taken:
@@ -565,7 +570,7 @@ class Assembler(MessageSink):
         return packet_id
 
     async def _client(self) -> LocalClient:
-        """Return a connection, on which what was delivered is released."""
+        """Return a connection; on a new one, release what was delivered before."""
         client, is_new = await self._publisher.client()
         if is_new:
             for ended in list(self._ended.values()):
@@ -632,7 +637,7 @@ class Assembler(MessageSink):
             await self._drop_replaced(message_id, spooled.partial.topic)
 
     async def _drop_replaced(self, message_id: bytes, topic: str) -> None:
-        """Drop what the sender of a message had retained before, of which it sends no more."""
+        """Drop unfinished messages that the sender of a retained message had retained before."""
         for earlier in list(self._waiting.get(place_of(message_id).of_kept, ())):
             known = self._messages.get(earlier)
             if earlier != message_id and known is not None and not known.partial.is_whole:
@@ -648,11 +653,11 @@ class Assembler(MessageSink):
 
 
 class _Writes(NamedTuple):
-    """What comes of some parts.
+    """What is to be stored of a batch of parts.
 
     Attributes:
-        messages: by their identifiers, as they are to be stored.
-        pieces: to be stored.
+        messages: the messages as they are to be stored, by identifier.
+        pieces: pieces of their payloads.
         answers: (identifier of the message, receipt) of each part that is stored.
     """
 
@@ -661,39 +666,19 @@ class _Writes(NamedTuple):
     answers: list[tuple[bytes, Receipt | None]]
 
     def forget(self, message_id: bytes) -> None:
-        """Store nothing of a message that is dropped; its parts are answered all the same."""
+        """Store nothing of a message that is dropped; its parts are answered nevertheless."""
         gone = self.messages.pop(message_id, None)
         if gone is not None:
             self.pieces[:] = [piece for piece in self.pieces if piece.number != gone.number]
 
 
-class _Answer:
-    """The answer to the last part of a message, given once.
-
-    Attributes:
-        reason: why the message was dropped; "" for nothing.
-    """
-
-    def __init__(self, assembler: Assembler, receipt: Receipt | None) -> None:
-        self.reason = ""
-        self._assembler = assembler
-        self._receipt = receipt
-        self._is_owed = receipt is not None
-
-    def give(self) -> None:
-        """Answer it now; may be called again."""
-        if self._is_owed:
-            self._is_owed = False
-            self._assembler._answer(self._receipt, self.reason)  # noqa: SLF001 (of one file)
-
-
 def _code_of(reason: str) -> int:
-    """Return the reason code that tells of a drop; 0 where the part is acknowledged."""
+    """Return the reason code for the reason of a drop; 0 for no drop."""
     return int(_CODES.get(reason, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)) if reason else 0
 
 
 def _held_bytes(spooled: Spooled) -> int:
-    """Return what a message takes of `spool_bytes`."""
+    """Return how many of the `spool_bytes` a message takes."""
     partial = spooled.partial
     n_bytes = MESSAGE_BYTES + partial.received_bytes + PIECE_BYTES * partial.n_pieces
     if partial.trailer is not None:
@@ -702,10 +687,10 @@ def _held_bytes(spooled: Spooled) -> int:
 
 
 def _marks(message: Message) -> bytes:
-    """Return the properties of a part that are those of the whole message.
+    """Return the properties of a part that belong to the whole message.
 
-    An uplink tells who has published a part. That is a splitter, or a client that may not pretend
-    to be another one.
+    An uplink names the publisher of a part. That is a splitter, or a client that may not pretend to
+    be another one.
     """
     pairs = [
         (name, value)
@@ -719,8 +704,8 @@ def _of_whole(properties: bytes, marks: bytes, seconds: float | None) -> bytes:
     """Return the properties with which a whole message is published.
 
     Args:
-        properties: that the last part has told.
-        marks: of the parts.
+        properties: the properties in the last part.
+        marks: the properties of the parts themselves.
         seconds: until the message expires; None for never.
     """
     found, _ = read_publish_properties(properties, 0)

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import field
 from typing import Annotated, Final
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from penstock.broker.config.key_types import STRICT, PositiveSize, Seconds
@@ -16,16 +16,32 @@ from penstock.broker.mqtt.topics import validate_topic, validate_topic_filter
 from penstock.edge_proxy.uplink.filters import intersection
 
 PARTS_CLIENTS: Final = f"{LOCAL_CLIENT_PREFIX}$parts/"
-"""What the Client Identifiers of the plugin's clients begin with; no uplink has such a name."""
+"""Begins the Client Identifiers of the plugin's local clients; no uplink has such a name."""
 
 DEFAULT_PREFIX: Final = "penstock-parts"
-"""First level of the topics of parts."""
+"""First level of the topics of parts, by default."""
 
 DEFAULT_PART_BYTES: Final = 65_536
-"""At 1 Mbit/s it takes half a second, for which a small message may have to wait behind it; what
-comes with it takes a thousandth."""
+"""Payload bytes of a part, by default. At 1 Mbit/s it takes half a second, for which a small
+message may have to wait behind it. What precedes its data takes a thousandth."""
 
 _WEEK: Final = 7 * 86_400.0
+
+
+def check_prefix(prefix: str) -> str:
+    """Return the prefix of the topics of parts.
+
+    Raises:
+        ValueError: it cannot be one.
+    """
+    try:
+        validate_topic(prefix)
+    except MalformedPacketError as error:
+        raise ValueError(f"a topic name ({error.args[0]})") from error
+    if prefix.startswith("$") or prefix.endswith("/"):
+        raise ValueError("a topic name that is not below $, without a / at its end")
+    return prefix
+
 
 _PartBytes = Annotated[PositiveSize, Field(ge=1_024)]
 
@@ -35,27 +51,28 @@ class PartsConfig:
     """Which messages are cut into parts here, and which are put together here.
 
     Attributes:
-        spool: SQLite file with the parts of messages that are not whole, and with what was cut and
-            delivered. Relative to the directory in which the broker was started.
-        prefix: precedes the topics of all parts, with a ``/`` between; the same at both ends.
+        spool: SQLite file with the parts of messages that are not whole, and with the identifiers
+            of those that were cut and delivered. Its path is relative to the directory in which the
+            broker was started.
+        prefix: first level of the topics of all parts, the same at both ends.
         split: topic filters. Each message that a client publishes below them is published a second
             time, in parts.
         part_bytes: payload bytes of a part.
         tells_publisher: a message that is split carries the Client Identifier of its publisher in
             the User Property ``penstock-publisher``.
-        assemble: filters of the topics whose messages are put together and published, without the
-            prefix; [] for none.
+        assemble: topic filters, without the prefix, of messages that are put together and
+            published; [] for none.
         max_message_bytes: a longer message is refused with its first part.
         spool_bytes: payload bytes of all messages that are not published yet, 1 KiB for each of
             them, and 128 bytes for each part. A message that does not fit is dropped.
-        max_age_seconds: a message of which no part has come for so long is dropped. An outage is
-            shorter.
-        remember_seconds: for how long a message that was delivered or dropped is known, among the
-            last 100,000: parts of it that come again start nothing.
+        max_age_seconds: a message of which no part has come for so long is dropped. It is longer
+            than outages are.
+        remember_seconds: how long a message that was delivered or dropped is remembered, among the
+            last 100,000. Parts of it that come again start nothing.
     """
 
     spool: Annotated[str, Field(min_length=1)] = "penstock-parts.db"
-    prefix: str = DEFAULT_PREFIX
+    prefix: Annotated[str, AfterValidator(check_prefix)] = DEFAULT_PREFIX
     split: list[str] = field(default_factory=list)
     part_bytes: _PartBytes = DEFAULT_PART_BYTES
     tells_publisher: bool = True
@@ -64,11 +81,6 @@ class PartsConfig:
     spool_bytes: PositiveSize = 1024**3
     max_age_seconds: Seconds = _WEEK
     remember_seconds: Seconds = _WEEK
-
-    @field_validator("prefix")
-    @classmethod
-    def _check_prefix(cls, prefix: str) -> str:
-        return check_prefix(prefix)
 
     @field_validator("split", "assemble")
     @classmethod
@@ -90,18 +102,3 @@ class PartsConfig:
                     f"filters under split that do not match the parts of their messages: {name} "
                     f"matches parts of {other}, below {self.prefix}/"
                 )
-
-
-def check_prefix(prefix: str) -> str:
-    """Return the prefix of the topics of parts.
-
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        validate_topic(prefix)
-    except MalformedPacketError as error:
-        raise ValueError(f"a topic name ({error.args[0]})") from error
-    if prefix.startswith("$") or prefix.endswith("/"):
-        raise ValueError("a topic name that is not below $, without a / at its end")
-    return prefix

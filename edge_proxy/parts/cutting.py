@@ -11,15 +11,16 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Cutter:
-    """One message.
+    """Cuts one message.
 
-    The payload is kept by reference until it has been cut: a part is a slice of the piece that it
-    came in, and is copied once, when it is written.
+    The payload is kept by reference until it is cut: a part is a slice of the received piece, and
+    is copied once, when it is written.
 
     Attributes:
-        message_id: what all parts have in common.
+        message_id: identifier that all parts have in common.
         total_bytes: length of the payload.
-        sent_bytes: from the payload's begin, of the parts that were taken or skipped.
+        sent_bytes: bytes of the parts that were taken or skipped, from the payload's beginning.
+        is_done: the last part was taken.
     """
 
     def __init__(
@@ -39,13 +40,13 @@ class Cutter:
         Args:
             message_id: 16 bytes that no other message has.
             total_bytes: length of the payload.
-            qos: of the message.
-            retain: the same.
-            properties: of its PUBLISH in the form of MQTT 5, with their length.
+            qos: QoS of the message.
+            retain: RETAIN flag of the message.
+            properties: properties of its PUBLISH, encoded as in MQTT 5 with their length.
             part_bytes: payload bytes of each part but the last.
-            skip_bytes: from the payload's begin, which the other end has: parts that lie before
+            skip_bytes: bytes from the payload's beginning that the other end has: parts within them
                 are not made.
-            is_kept: as `Part.is_kept`.
+            is_kept: see `Part.is_kept`.
         """
         self.message_id = message_id
         self.total_bytes = total_bytes
@@ -59,12 +60,7 @@ class Cutter:
         self._hash = sha256()
         self._pieces: deque[memoryview] = deque()
         self._fed_bytes = 0
-        self._is_done = False
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the last part was taken."""
-        return self._is_done
+        self.is_done = False
 
     @property
     def waiting_bytes(self) -> int:
@@ -72,14 +68,14 @@ class Cutter:
         return self._fed_bytes - self.sent_bytes
 
     def feed(self, piece: Buffer) -> None:
-        """Take the next piece of the payload; it must not change any more."""
+        """Add the next piece of the payload, which must not change any more."""
         if piece:
             self._pieces.append(memoryview(piece))
             self._fed_bytes += len(piece)
 
     def take(self) -> Part | None:
-        """Return the next part; None until more of the payload was fed, and after the last."""
-        while not self._is_done:
+        """Return the next part; None until more of the payload is fed, and after the last part."""
+        while not self.is_done:
             left = self.total_bytes - self.sent_bytes
             n_bytes = min(self._part_bytes, left)
             if self.waiting_bytes < n_bytes:
@@ -90,7 +86,7 @@ class Cutter:
             self.sent_bytes += n_bytes
             trailer = None
             if n_bytes == left:
-                self._is_done = True
+                self.is_done = True
                 trailer = Trailer(self._hash.digest(), self._properties)
             elif self.sent_bytes <= self._skip_bytes:
                 continue
@@ -107,7 +103,7 @@ class Cutter:
         return None
 
     def _cut(self, n_bytes: int) -> memoryview:
-        """Take bytes from the begin of what was fed, by reference where one piece has them."""
+        """Remove and return the first bytes that were fed; of one piece by reference."""
         taken: list[memoryview] = []
         missing = n_bytes
         while missing:

@@ -1,7 +1,7 @@
-"""The form of a part: what stands before its data in the payload of a PUBLISH.
+"""The format of a part: what stands before its data in the payload of a PUBLISH.
 
 A part is an ordinary message of QoS 1, so that any broker of any version of MQTT carries it. All
-that the other end needs stands in the payload, as MQTT 3.1.1 has no properties. Integers are
+that the other end needs is in the payload, as MQTT 3.1.1 has no properties. Integers are
 big-endian.
 
     bytes  0 to 3    "PART"
@@ -9,17 +9,17 @@ big-endian.
     byte   5         flags: bits 0 and 1 QoS of the message, bit 2 RETAIN, bit 3: the last part,
                      bit 4: the message was retained before its receiver subscribed
     bytes  6 to 21   identifier of the message: stream (6 bytes), number (6), random (4)
-    bytes 22 to 25   where the data stand in the message's payload
+    bytes 22 to 25   offset of the data in the message's payload
     bytes 26 to 29   length of the message's payload
     last part alone: SHA-256 of the message's payload (32 bytes), then the properties of the message
                      in the form of MQTT 5 (2.2.2), with their length
     then             the data
 
-Who cuts has a stream of its own, and cuts one message after another. So a part of a higher number
-of a stream stands behind all parts of the lower ones in the same topic.
+Each splitter has a stream of its own, and cuts one message after another. So the parts of a message
+of a stream stand behind all parts of messages with lower numbers in the same topic.
 
-The hash stands in the last part, so that a message can be cut while it is still being received. The
-topic is that of the PUBLISH without the prefix of all parts: an uplink renames it as any other.
+The hash is in the last part, so that a message can be cut while it is being received. The topic is
+that of the PUBLISH without the prefix of all parts: an uplink renames it as any other.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ _KNOWN_FLAGS: Final = 31
 _OF_ONE_HOP: Final = frozenset({"topic_alias", "subscription_identifier"})
 
 HEAD_BYTES: Final = _HEAD.size
-"""What stands before the data of all parts but the last."""
+"""Bytes before the data of all parts but the last."""
 
 
 class PartError(PenstockError):
-    """A payload is no part; the message names what was read and what is allowed."""
+    """A payload is not a part; the message says what was read and what is allowed."""
 
 
 class Trailer(NamedTuple):
-    """What the last part tells of its message.
+    """What only the last part of a message has.
 
     Attributes:
         digest: SHA-256 of the payload.
-        properties: of the PUBLISH in the form of MQTT 5, with their length.
+        properties: properties of the message, encoded as in MQTT 5 with their length.
     """
 
     digest: bytes
@@ -69,12 +69,12 @@ class Part(NamedTuple):
     """One part of a message.
 
     Attributes:
-        message_id: what all parts of the message have in common, 16 bytes.
-        offset: where `data` stand in the message's payload.
+        message_id: identifier that all parts of the message have in common, 16 bytes.
+        offset: offset of `data` in the message's payload.
         total_bytes: length of the message's payload.
-        qos: of the message.
-        retain: the same.
-        trailer: of the last part; None in the others.
+        qos: QoS of the message.
+        retain: RETAIN flag of the message.
+        trailer: what the last part has in addition; None in the others.
         data: bytes of the payload.
         is_kept: the message was retained before its receiver subscribed. Each new subscription may
             bring it again, with the same identifier.
@@ -102,10 +102,10 @@ def write_part(part: Part) -> bytes:
 
 
 def read_part(payload: bytes | memoryview) -> Part:
-    """Return the part that a payload is.
+    """Decode the payload of a PUBLISH as a part.
 
     Raises:
-        PartError: it is none.
+        PartError: it is not one.
     """
     view = memoryview(payload)
     if len(view) < HEAD_BYTES:

@@ -1,4 +1,4 @@
-"""What has come of one message."""
+"""What has come so far of a message in parts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from penstock.edge_proxy.parts.part_format import (
 
 
 class StreamPlace(NamedTuple):
-    """Messages of one topic and stream, and the place of one among them.
+    """The place of a message among those of its topic and stream.
 
     Attributes:
-        of: what all of them have in common, and `Part.is_kept`.
-        number: of the message.
+        of: identifies topic, stream and `Part.is_kept`.
+        number: number of the message.
     """
 
     of: bytes
@@ -28,30 +28,25 @@ class StreamPlace(NamedTuple):
 
     @property
     def of_kept(self) -> bytes:
-        """What those in common have that were retained before their receiver subscribed."""
+        """The same for messages that were retained before their receiver subscribed."""
         return self.of[:-1] + b"\1"
 
 
 def key_of(part: Part, topic: str) -> bytes:
-    """Return what tells a message from all others: its identifier, topic and kind."""
+    """Return the key of a message: its identifier, topic and `Part.is_kept`."""
     of_topic = blake2b(topic.encode(), digest_size=ID_BYTES).digest()
     return part.message_id + of_topic + bytes((part.is_kept,))
 
 
 def place_of(key: bytes) -> StreamPlace:
-    """Return the place of a message, by what `key_of` has returned."""
+    """Return the place of the message with a key."""
     number_end = STREAM_BYTES + NUMBER_BYTES
     number = int.from_bytes(key[STREAM_BYTES:number_end])
     return StreamPlace(key[:STREAM_BYTES] + key[ID_BYTES:], number)
 
 
 class Span(NamedTuple):
-    """Bytes of a payload.
-
-    Attributes:
-        start: of the first.
-        end: behind the last.
-    """
+    """A range of bytes of a payload: from `start` up to and without `end`."""
 
     start: int
     end: int
@@ -64,18 +59,18 @@ class PartialMessage:
     nor overlap.
 
     Attributes:
-        message_id: of the message.
-        topic: Topic Name of the message.
+        message_id: key of the message.
+        topic: its Topic Name.
         total_bytes: length of its payload.
-        qos: of the message.
-        retain: the same.
-        trailer: what the last part tells; None until it has come.
-        spans: what has come of the payload.
-        n_pieces: that it has come in.
+        qos: its QoS.
+        retain: its RETAIN flag.
+        trailer: what only the last part has; None until that has come.
+        spans: the ranges of the payload that have come.
+        n_pieces: how many pieces are stored.
     """
 
     def __init__(self, part: Part, topic: str) -> None:
-        """Begin with what any part tells; its data are not taken."""
+        """Begin with what every part says of its message; the part is not added."""
         self.message_id = part.message_id
         self.topic = topic
         self.total_bytes = part.total_bytes
@@ -98,7 +93,7 @@ class PartialMessage:
         return sum(span.end - span.start for span in self.spans)
 
     def mismatch(self, part: Part, topic: str) -> str:
-        """Say in what a part differs from the earlier ones of its message; "" for nothing."""
+        """Say how a part contradicts the earlier ones of its message; "" for not at all."""
         for what, read, known in (
             ("topic", topic, self.topic),
             ("total", part.total_bytes, self.total_bytes),
@@ -112,17 +107,13 @@ class PartialMessage:
         return ""
 
     def add(self, part: Part) -> list[Span]:
-        """Take a part of the message.
-
-        Returns:
-            What of its data is new, as places in the message's payload.
-        """
+        """Add a part, and return the ranges of the payload that are new."""
         if part.trailer is not None:
             self.trailer = part.trailer
         return self.add_span(Span(part.offset, part.offset + len(part.data)))
 
     def add_span(self, new: Span) -> list[Span]:
-        """Note bytes that have come, and return those of them that are new."""
+        """Add a range, and return what of it is new."""
         start, end = new
         if start == end:
             return []

@@ -1,4 +1,4 @@
-"""The plugin ``parts``: cuts large messages into parts, and puts parts together."""
+"""The plugin ``parts``: cuts large messages into parts, and puts parts together again."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 class PartsPlugin(Plugin):
-    """One end of a link, or both: see `PartsConfig`.
+    """The end that cuts, the end that puts together, or both: see `PartsConfig`.
 
     Attributes:
-        counts: what it has done.
+        counts: its counters.
     """
 
     Config = PartsConfig
@@ -68,12 +68,12 @@ class PartsPlugin(Plugin):
             self._kept = RetainedParts(config, self.counts, context.logger)
 
     def also_asked(self, topic: str) -> str | None:
-        """Return the topic of the message that a part belongs to; None for what is no part."""
+        """Return the topic of the message that a part belongs to; None for any other topic."""
         prefix = f"{self.config.prefix}/"
         return topic[len(prefix) :] or None if topic.startswith(prefix) else None
 
     async def _in_thread(self, call: Callable[..., T], *args: object) -> T:
-        """Call a function of the spool in its thread; they block for the disk."""
+        """Call a function of the spool in its thread, as it waits for the disk."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
 
     async def start(self) -> None:
@@ -130,7 +130,7 @@ class PartsPlugin(Plugin):
         return by_name(self.counts)
 
     async def close(self) -> None:
-        """End what runs; what is not done goes on at the next start."""
+        """End all tasks; what is not done goes on at the next start."""
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:

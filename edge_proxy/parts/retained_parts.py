@@ -1,8 +1,8 @@
 """Cuts retained messages for clients that subscribe to their parts later.
 
-A part cannot be retained: its topic has one retained message, and a message has many parts. So what
-the broker retains is cut once more for each new subscription to its parts, as the client takes
-them. The parts go to this client alone.
+Parts cannot be retained: a topic has one retained message, and a message has many parts. So a
+retained message is cut once more for each new subscription to its parts, as fast as the client
+takes them. The parts go to this client alone.
 """
 
 from __future__ import annotations
@@ -24,15 +24,10 @@ from penstock.edge_proxy.parts.splitter import PART_ID, divided
 
 
 class RetainedParts:
-    """The retained messages of the topics that are split.
-
-    Args:
-        config: of the plugin.
-        counts: of the plugin.
-        logger: of the plugin.
+    """Cuts the retained messages of the topics that are split.
 
     Attributes:
-        stream: of all that is cut here; to be set before a client connects.
+        stream: the stream of all that is cut here; it is set before a client connects.
     """
 
     def __init__(self, config: PartsConfig, counts: PartsCounts, logger: Logger) -> None:
@@ -43,13 +38,12 @@ class RetainedParts:
         self._random = secrets.token_bytes(ID_BYTES - STREAM_BYTES - NUMBER_BYTES)
 
     def parts(self, message: Message, number: int) -> Iterator[Message]:
-        """Cut a retained message; a part is read when it is taken.
-
-        Both lanes of an uplink may get parts of a message, so these have one identifier.
+        """Yield the parts of a retained message; the payload is read as they are taken.
 
         Args:
-            message: that is retained.
-            number: of the message, as long as the process runs.
+            message: the retained message.
+            number: its number in the stream, the same for both lanes of an uplink, as long as the
+                process runs.
         """
         if not any(matches(name, message.topic) for name in self._config.split):
             return
@@ -94,7 +88,7 @@ class RetainedParts:
             )
 
     def _tell_lost(self, message: Message, error: OSError) -> None:
-        """Count and log a message that cannot be cut to its end."""
+        """Count and log a message whose payload cannot be read to its end."""
         count(self._counts.split_dropped, "disk")
         if is_logged(n_lost := self._counts.split_dropped["disk"]):
             self._logger.error(

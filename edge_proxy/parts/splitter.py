@@ -1,16 +1,16 @@
 """Publishes messages a second time, in parts.
 
 Theory of operation. The session of the client `SPLIT_ID` has a subscription for each filter whose
-messages are to be cut, so that they wait there, with the broker's persistence, until they are. One
-message after another is cut. It is acknowledged to the session when the broker has acknowledged all
-of its parts: a message that was interrupted, also by ``kill -9``, comes again. Its identifier is in
-the spool by then, under its packet identifier, so that the parts of the second attempt are those of
-the first. The packet identifier is free for another message only after the entry was deleted: at
-QoS 2 between PUBREL and PUBCOMP; at QoS 1 before the PUBACK, so that a kill in between sends the
-message once more [MQTT-4.3.2-5].
+messages are to be cut. They wait there, with the broker's persistence, and are cut one after the
+other. The splitter acknowledges a message when the broker has acknowledged all of its parts. So a
+message that was interrupted, also by ``kill -9``, comes again. The spool then has its identifier
+under its packet identifier, so that the second attempt makes the same parts. A packet identifier
+may be used for another message only after this entry was deleted: at QoS 2 between PUBREL and
+PUBCOMP; at QoS 1 before the PUBACK, so that a kill in between sends the message once more
+[MQTT-4.3.2-5].
 
-As one message is cut after the other, parts of the later ones of a topic stand behind all of the
-earlier ones, in every session that they wait in.
+As messages are cut one after the other, the parts of a later message of a topic stand behind all
+parts of the earlier ones, in every session in which they wait.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from penstock.broker.counters import count
 from penstock.broker.extensions import PUBLISHER_PROPERTY, LocalClients
@@ -45,70 +46,59 @@ from penstock.edge_proxy.uplink.one_shot_clients import prepare_session
 from penstock.edge_proxy.uplink.packet_stream import Buffer
 from penstock.edge_proxy.uplink.remapping import HOPS_PROPERTY, VIA_PROPERTY
 
-T = TypeVar("T")
-
 SPLIT_ID: Final = f"{PARTS_CLIENTS}split"
-"""Client Identifier of what subscribes to the messages that are cut."""
+"""Client Identifier of the local client that subscribes to the messages to be cut."""
 
 PART_ID: Final = f"{PARTS_CLIENTS}part"
-"""Client Identifier of what publishes their parts."""
+"""Client Identifier of the local client that publishes their parts."""
 
 AT_ONCE: Final = 8
-"""Parts that are published without waiting for their PUBACKs."""
+"""How many parts are published at a time without waiting for their PUBACKs."""
 
 NOTED_PARTS: Final = 128
-"""After so many parts, the spool notes how far a message was cut: after a kill, no more than these
+"""After so many parts, the spool notes how far a message was cut. After a kill, no more than these
 are published again."""
 
 WAITING_BYTES: Final = 1_048_576
-"""Payload bytes that were received and not cut, above which nothing is read from the session."""
+"""Payload bytes that wait to be cut, above which nothing is read from the session."""
 
 WAITING_MESSAGES: Final = 8
-"""Messages of QoS 1 and 2 that the session has on their way at a time."""
+"""How many messages of QoS 1 and 2 the session may send unacknowledged."""
 
 MARKS: Final = frozenset({SITE_PROPERTY, HOPS_PROPERTY, VIA_PROPERTY})
-"""User Properties that stay with the PUBLISH of each part: uplinks read and write them."""
-
+"""User Properties that are on the PUBLISH of each part, as uplinks read and write them."""
 
 _OF_EACH_PART: Final = frozenset({"message_expiry_interval", "subscription_identifier"})
-"""Properties that stay with the PUBLISH of each part, or belong to one subscription."""
+"""Properties that are not those of the whole: on each part, or of a subscription."""
 
 
+@dataclass(eq=False, slots=True)
 class IncomingMessage:
-    """A message that comes, piece by piece.
+    """A message that is being received, piece by piece.
 
     Attributes:
-        first_byte: of the PUBLISH.
+        first_byte: first byte of the PUBLISH.
         topic: Topic Name.
-        packet_id: of the PUBLISH; 0 with QoS 0.
-        properties: encoded, with their length.
+        packet_id: packet identifier of the PUBLISH; 0 with QoS 0.
+        properties: encoded properties, with their length.
         total_bytes: length of the payload.
         arrived_at: monotonic seconds.
-        pieces: of the payload, not taken yet.
+        pieces: pieces of the payload that were not taken yet.
         is_fed: all of the payload has come.
         is_lost: the connection has ended before.
-        news: set when something comes.
+        news: an event that is set when one of these changes.
     """
 
-    def __init__(
-        self,
-        first_byte: int,
-        topic: bytes,
-        packet_id: int,
-        properties: bytes,
-        total_bytes: int,
-        arrived_at: float,
-    ) -> None:
-        self.first_byte = first_byte
-        self.topic = topic
-        self.packet_id = packet_id
-        self.properties = properties
-        self.total_bytes = total_bytes
-        self.arrived_at = arrived_at
-        self.pieces: deque[Buffer] = deque()
-        self.is_fed = False
-        self.is_lost = False
-        self.news = asyncio.Event()
+    first_byte: int
+    topic: bytes
+    packet_id: int
+    properties: bytes
+    total_bytes: int
+    arrived_at: float
+    pieces: deque[Buffer] = field(default_factory=deque)
+    is_fed: bool = False
+    is_lost: bool = False
+    news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def qos(self) -> int:
@@ -116,7 +106,7 @@ class IncomingMessage:
         return self.first_byte >> 1 & 3
 
     async def take(self) -> Buffer:
-        """Return the next piece; b"" behind the last.
+        """Return the next piece; b"" after the last one.
 
         Raises:
             LostError: the rest does not come.
@@ -159,7 +149,7 @@ class SplitSubscriber(LocalClient):
         self.news.set()
 
     def payload(self, piece: Buffer, bytes_left: int) -> None:
-        """Add to it."""
+        """Add a piece to it."""
         last = self._last
         if last is not None:
             if piece:
@@ -172,19 +162,19 @@ class SplitSubscriber(LocalClient):
             self.transport.pause_reading()
 
     def taken(self, n_bytes: int) -> None:
-        """Note that payload bytes were taken, and read on."""
+        """Note that payload bytes were taken, and resume reading."""
         self._waiting_bytes -= n_bytes
         if self._is_paused and self._waiting_bytes <= WAITING_BYTES:
             self._is_paused = False
             self.transport.resume_reading()
 
     def released(self, packet_id: int) -> None:
-        """Take a PUBREL, behind the messages before it."""
+        """Queue a PUBREL behind the messages before it."""
         self.messages.append(packet_id)
         self.news.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let the message fail that was on its way."""
+        """Let the message fail that was being received."""
         super().connection_lost(exc)
         if self._last is not None:
             self._last.is_lost = True
@@ -195,11 +185,9 @@ class SplitSubscriber(LocalClient):
 class Splitter:
     """Cuts the messages of some topic filters.
 
-    Args:
-        of: what both ends have in common.
-
     Attributes:
-        stream: of the messages that are cut, once the spool is open.
+        stream: the stream of the messages that are cut here (`part_format`); set once the spool is
+            open.
     """
 
     def __init__(self, of: PartsContext) -> None:
@@ -214,13 +202,13 @@ class Splitter:
         self._n_faults = 0
 
     async def prepare(self) -> None:
-        """Subscribe, so that messages wait for `run` from now on, and what is retained does.
+        """Subscribe, so that messages wait for `run` from now on, retained ones included.
 
         Raises:
             PenstockError: the broker does not let it, or the spool cannot be used.
         """
         known = self._clients.subscriptions(SPLIT_ID)
-        if known is None:  # packet identifiers of its messages begin anew
+        if known is None:  # packet identifiers start again
             await self._in_thread(self._spool.end_cutting, None)
         self._cutting = await self._in_thread(self._spool.cutting)
         filters = dict.fromkeys(self._config.split, 2)
@@ -270,7 +258,7 @@ class Splitter:
 
     async def _take(self, subscriber: SplitSubscriber, message: IncomingMessage) -> None:
         reason, code = await self._cut(subscriber, message)
-        while piece := await message.take():  # of a message that was not cut, or not to its end
+        while piece := await message.take():  # what was not cut
             subscriber.taken(len(piece))
         if reason:
             count(self._counts.split_dropped, reason)
@@ -295,14 +283,14 @@ class Splitter:
         """Publish the parts of a message.
 
         Returns:
-            (why it was not cut to its end, or ""; a reason code that refuses it, or 0).
+            (why it was not cut to its end, or ""; the reason code of a refusal, or 0).
         """
         found, _ = read_publish_properties(message.properties, 0)
         publisher = take_publisher(found)
         expiry = found.get("message_expiry_interval")
         properties, marks = divided(found, publisher, tells_publisher=self._config.tells_publisher)
         if publisher.startswith(PARTS_CLIENTS):
-            return "", 0  # its parts are here
+            return "", 0  # its parts are at this broker already
         known = self._cutting.get(message.packet_id) if message.first_byte & 8 else None
         message_id, skip_bytes = known or (await self._new_id(), 0)
         if message.qos and known is None:
@@ -336,10 +324,7 @@ class Splitter:
         return "", 0
 
     async def _new_id(self) -> bytes:
-        """Return the identifier of one more message.
-
-        With the random bytes, a spool that was put back from a copy repeats none.
-        """
+        """Return a new message identifier, whose random bytes differ also after a restored backup."""
         if not self._number % NUMBERS:
             self._number = await self._in_thread(self._spool.reserve_numbers)
         number = self._number.to_bytes(NUMBER_BYTES)
@@ -349,7 +334,7 @@ class Splitter:
     async def _next(
         self, subscriber: SplitSubscriber, message: IncomingMessage, cutter: Cutter
     ) -> list[Part]:
-        """Return the next parts of a message, one at least."""
+        """Return the next parts of a message, at least one."""
         parts: list[Part] = []
         while len(parts) < AT_ONCE:
             part = cutter.take()
@@ -368,7 +353,7 @@ class Splitter:
         await self._in_thread(self._spool.cut, message.packet_id, message_id, sent_bytes)
 
     async def _publish(self, topic: bytes, parts: Sequence[Part], properties: bytes) -> int:
-        """Publish parts, and those again that the broker has no room for yet.
+        """Publish parts, repeatedly while the broker has no room for them.
 
         Returns:
             Reason code of a refusal for another reason; 0 where all are published.
@@ -398,7 +383,7 @@ class Splitter:
 
 
 def take_publisher(properties: dict[str, Any]) -> str:
-    """Take the Client Identifier of the publisher, which the broker has put behind the others."""
+    """Remove and return the publisher's Client Identifier, which the broker has appended."""
     pairs = properties.get("user_property", ())
     return pairs.pop()[1] if pairs and pairs[-1][0] == PUBLISHER_PROPERTY else ""
 
@@ -409,18 +394,18 @@ def divided(
     """Divide the properties of a message that is cut.
 
     Args:
-        properties: of the message, without what the broker has said of its publisher.
-        publisher: its Client Identifier.
-        tells_publisher: as in `PartsConfig`.
+        properties: properties of the message, without the publisher that the broker has appended.
+        publisher: the publisher's Client Identifier.
+        tells_publisher: see `PartsConfig`.
 
     Returns:
-        (encoded properties of the whole; properties of each part, but for its expiry).
+        (encoded properties of the whole, properties of each part without its expiry).
     """
     whole = {name: value for name, value in properties.items() if name not in _OF_EACH_PART}
     pairs: list[tuple[str, str]] = list(whole.pop("user_property", ()))
     marks = [pair for pair in pairs if pair[0] in MARKS]
     pairs = [pair for pair in pairs if pair[0] not in MARKS]
-    if not marks:  # of another site's message, who published it there stays
+    if not marks:  # a message of another site keeps its publisher
         pairs = [pair for pair in pairs if pair[0] != PUBLISHER_PROPERTY]
         if tells_publisher:
             pairs.append((PUBLISHER_PROPERTY, publisher))
@@ -430,9 +415,5 @@ def divided(
 
 
 def end_session(clients: LocalClients) -> bool:
-    """End the session of what is cut, where nothing is cut any more.
-
-    Returns:
-        Whether there was one.
-    """
+    """End the session of `SPLIT_ID`, as nothing is cut any more; return whether it existed."""
     return bool(clients.end_sessions(lambda client_id: client_id == SPLIT_ID))

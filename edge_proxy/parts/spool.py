@@ -1,10 +1,10 @@
-"""Parts on the disk, in an SQLite file for one process.
+"""Stores parts on the disk, in an SQLite file for one process.
 
 Each method is one transaction, which is on the disk when it returns (``synchronous=FULL``). The
-methods block; one thread at a time calls them.
+methods block. One thread at a time may call them.
 
-On a full disk nothing is stored, and what is there can be published and deleted with the space of a
-`DiskReserve`.
+On a full disk nothing more is stored. What is there can still be published and deleted, with the
+space of a `DiskReserve`.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ FORMAT: Final = Format(
 )
 
 NUMBERS: Final = 2**28
-"""That are reserved at a time; a stream has as many as a million times."""
+"""How many message numbers are reserved at a time; a stream has a million times as many."""
 
 RESERVE_BYTES: Final = 4 * 1024**2
-"""Enough to delete what a large message has: one page in a thousand is written for it."""
+"""Space of the reserve. Deleting a large message needs less: it writes one page in a thousand."""
 
 
 class SpoolError(PenstockError):
@@ -72,15 +72,15 @@ class SpoolReadError(SpoolError):
 
 
 class Spooled(NamedTuple):
-    """A message of the spool.
+    """A message in the spool.
 
     Attributes:
-        number: by which the spool knows it; they grow.
+        number: its key in the spool; later messages have larger ones.
         partial: what has come of it.
-        marks: properties of its parts that belong to the whole, in the form of MQTT 5.
+        marks: properties of its parts that belong to the whole, encoded as in MQTT 5.
         expires_at: seconds of `now`; None where it does not expire.
         last_at: seconds of `attended` at which its last part came.
-        packet_id: of the PUBLISH of the whole message, which may have been sent; None before.
+        packet_id: packet identifier of the whole message, which may have been sent; None before.
     """
 
     number: int
@@ -95,10 +95,10 @@ class Ended(NamedTuple):
     """A message that was delivered or dropped.
 
     Attributes:
-        message_id: of the message.
+        message_id: identifier of the message.
         reason: why it was dropped; "" where it was delivered.
         at: seconds of `attended`.
-        packet_id: of a PUBLISH of QoS 2 that is to be released; None for none.
+        packet_id: packet identifier that is to be released at QoS 2, or None.
     """
 
     message_id: bytes
@@ -108,12 +108,12 @@ class Ended(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Bytes to be stored.
+    """Bytes of a payload that are to be stored.
 
     Attributes:
-        number: of their message.
-        start: where they stand in its payload.
-        data: they.
+        number: number of their message.
+        start: offset of the bytes in its payload.
+        data: the bytes.
     """
 
     number: int
@@ -122,11 +122,7 @@ class Piece(NamedTuple):
 
 
 class Spool(PluginDatabase):
-    """The file.
-
-    Args:
-        path: its name.
-    """
+    """The SQLite file."""
 
     what = "spool"
     allowed = "a spool that was made here, or a path where no file is and one can be created"
@@ -142,7 +138,7 @@ class Spool(PluginDatabase):
         super().__init__(path, reserve=reserve)
 
     def _write(self, change: Callable[[sqlite3.Connection], object]) -> None:
-        """Make a small change, or delete; on a full disk, with the space of the reserve."""
+        """Make a small change or a deletion; on a full disk, with the space of the reserve."""
         try:
             with self._transaction() as connection:
                 change(connection)
@@ -152,13 +148,17 @@ class Spool(PluginDatabase):
             with self._transaction() as connection:
                 change(connection)
 
+    def _execute(self, sql: str, parameters: Sequence[object]) -> None:
+        """Make a small change by one statement; see `_write`."""
+        self._write(lambda connection: connection.execute(sql, parameters))
+
     def _shorten_log(self) -> None:
         connection, _ = self._opened()
         with suppress(sqlite3.Error):
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _hold_reserve(self) -> None:
-        """See that there is space in addition to the reserve.
+        """Check that there is space in addition to the reserve.
 
         Raises:
             SpoolFullError: there is none.
@@ -196,7 +196,7 @@ class Spool(PluginDatabase):
         return found
 
     def ended(self) -> list[Ended]:
-        """Return what is known of messages that were delivered or dropped."""
+        """Return the messages that were delivered or dropped and are remembered."""
         with self._transaction() as connection:
             rows = connection.execute(
                 "SELECT id, reason, at, packet_id FROM ended ORDER BY rowid"
@@ -213,26 +213,15 @@ class Spool(PluginDatabase):
         with self._transaction() as connection:
             for number, one, marks, expires_at, last_at, _ in messages:
                 digest, properties = one.trailer or (None, None)
-                # Of a message that is delivered once more.
+                # The message may be delivered once more.
                 connection.execute("DELETE FROM ended WHERE id = ?", (one.message_id,))
+                fixed = number, one.message_id, one.topic, one.total_bytes, one.qos, one.retain
                 connection.execute(
                     "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)"
                     " ON CONFLICT (number) DO UPDATE SET digest = excluded.digest,"
                     " properties = excluded.properties, marks = excluded.marks,"
                     " expires_at = excluded.expires_at, last_at = excluded.last_at",
-                    (
-                        number,
-                        one.message_id,
-                        one.topic,
-                        one.total_bytes,
-                        one.qos,
-                        one.retain,
-                        digest,
-                        properties,
-                        marks,
-                        expires_at,
-                        last_at,
-                    ),
+                    (*fixed, digest, properties, marks, expires_at, last_at),
                 )
             connection.executemany(
                 "INSERT INTO piece VALUES (?, ?, ?, ?)",
@@ -286,19 +275,15 @@ class Spool(PluginDatabase):
         return found.digest()
 
     def publishing(self, number: int, packet_id: int) -> None:
-        """Note that a whole message is going to be published."""
-        self._write(
-            lambda connection: connection.execute(
-                "UPDATE message SET packet_id = ? WHERE number = ?", (packet_id, number)
-            )
-        )
+        """Note that a whole message is about to be published."""
+        self._execute("UPDATE message SET packet_id = ? WHERE number = ?", (packet_id, number))
 
     def end(self, number: int | None, ended: Ended) -> None:
         """Forget a message's parts, and remember that it was delivered or dropped.
 
         Args:
-            number: of the message; None where it has none.
-            ended: what is remembered.
+            number: number of the message; None where it has none.
+            ended: what is to be remembered.
         """
 
         def change(connection: sqlite3.Connection) -> None:
@@ -311,25 +296,19 @@ class Spool(PluginDatabase):
 
     def released(self, message_id: bytes) -> None:
         """Note that the PUBREL of a message was taken."""
-        self._write(
-            lambda connection: connection.execute(
-                "UPDATE ended SET packet_id = NULL WHERE id = ?", (message_id,)
-            )
-        )
+        self._execute("UPDATE ended SET packet_id = NULL WHERE id = ?", (message_id,))
 
     def forget(self, before: float, n_kept: int) -> None:
         """Forget messages that were delivered or dropped, and give unused space back.
 
         Args:
-            before: seconds of `attended`; older ones are forgotten.
-            n_kept: of the newest; older ones are forgotten.
+            before: seconds of `attended`; older messages are forgotten.
+            n_kept: how many of the newest messages are kept.
         """
-        self._write(
-            lambda connection: connection.execute(
-                "DELETE FROM ended WHERE packet_id IS NULL"
-                " AND (at < ? OR rowid <= (SELECT max(rowid) FROM ended) - ?)",
-                (before, n_kept),
-            )
+        self._execute(
+            "DELETE FROM ended WHERE packet_id IS NULL"
+            " AND (at < ? OR rowid <= (SELECT max(rowid) FROM ended) - ?)",
+            (before, n_kept),
         )
         self._trim()
 
@@ -345,29 +324,25 @@ class Spool(PluginDatabase):
 
     def cut(self, packet_id: int, message_id: bytes, sent_bytes: int) -> None:
         """Note how far a message was cut, and that its parts are published."""
-        self._write(
-            lambda connection: connection.execute(
-                "INSERT OR REPLACE INTO cutting VALUES (?, ?, ?)",
-                (packet_id, message_id, sent_bytes),
-            )
+        self._execute(
+            "INSERT OR REPLACE INTO cutting VALUES (?, ?, ?)",
+            (packet_id, message_id, sent_bytes),
         )
 
     def end_cutting(self, packet_id: int | None) -> None:
         """Forget a message that was cut; None for all."""
-        self._write(
-            lambda connection: connection.execute(
-                "DELETE FROM cutting WHERE packet_id > 0 AND (?1 IS NULL OR packet_id = ?1)",
-                (packet_id,),
-            )
+        self._execute(
+            "DELETE FROM cutting WHERE packet_id > 0 AND (?1 IS NULL OR packet_id = ?1)",
+            (packet_id,),
         )
 
     def stream(self) -> bytes:
-        """Return the stream of what is cut here, the same as long as there is the file."""
+        """Return the stream of what is cut here. It stays the same as long as the file exists."""
         stream, _ = self._reserve_numbers(0)
         return stream
 
     def reserve_numbers(self) -> int:
-        """Return the first of `NUMBERS` numbers, higher than all before, also after a kill."""
+        """Return the first of `NUMBERS` new numbers, larger than all before, also after a kill."""
         _, number = self._reserve_numbers(NUMBERS)
         return number
 

@@ -37,7 +37,7 @@ def spooled(partial: PartialMessage, number: int = 1) -> Spooled:
     return Spooled(number, partial, b"\0", 5.0, 7.0, None)
 
 
-def assembly_of(message_id: bytes = ID) -> PartialMessage:
+def partial_of(message_id: bytes = ID) -> PartialMessage:
     """Return a message of which nothing has come."""
     return PartialMessage(Part(message_id, 0, 6, 2, retain=True, trailer=None, data=b""), "a/b")
 
@@ -45,7 +45,7 @@ def assembly_of(message_id: bytes = ID) -> PartialMessage:
 def test_what_is_stored_is_there_after_a_restart(tmp_path: Path) -> None:
     """Places, flags, trailer and times; the payload in its order, whatever that of its parts."""
     spool = opened(tmp_path)
-    partial = assembly_of()
+    partial = partial_of()
     partial.add_span(Span(4, 6))
     spool.store([spooled(partial)], [Piece(1, 4, b"ef")])
     partial.trailer = TRAILER
@@ -72,7 +72,7 @@ def test_a_full_disk_takes_no_parts_and_lets_go_of_what_is_there(
 ) -> None:
     """Deleting needs space, too: it is reserved."""
     spool = opened(tmp_path)
-    spool.store([spooled(assembly_of())], [Piece(1, 0, bytes(300_000))])
+    spool.store([spooled(partial_of())], [Piece(1, 0, bytes(300_000))])
     reserve = tmp_path / "spool.db.reserve"
     assert reserve.stat().st_blocks * 512 >= RESERVE_BYTES
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -89,11 +89,11 @@ def test_a_full_disk_takes_no_parts_and_lets_go_of_what_is_there(
         assert not reserve.exists()
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
         with pytest.raises(SpoolFullError, match="4,194,304 bytes left that are kept for deleting"):
-            spool.store([spooled(assembly_of())], [Piece(1, 0, b"x")])
+            spool.store([spooled(partial_of())], [Piece(1, 0, b"x")])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not spool.messages()
-    spool.store([spooled(assembly_of())], [Piece(1, 0, b"x")])
+    spool.store([spooled(partial_of())], [Piece(1, 0, b"x")])
     assert reserve.exists()
     spool.close()
 
@@ -101,7 +101,7 @@ def test_a_full_disk_takes_no_parts_and_lets_go_of_what_is_there(
 def test_what_has_ended_is_remembered_for_a_while(tmp_path: Path) -> None:
     """But for as long as a packet identifier is to be released."""
     spool = opened(tmp_path)
-    spool.store([spooled(assembly_of())], [Piece(1, 0, b"a")])
+    spool.store([spooled(partial_of())], [Piece(1, 0, b"a")])
     ended = Ended(ID, "", 10.0, 4)
     spool.end(1, ended)
     assert not spool.messages()
@@ -130,7 +130,7 @@ def test_space_is_given_back(tmp_path: Path) -> None:
     spool = opened(tmp_path)
     for number in range(1, 21):
         spool.store(
-            [spooled(assembly_of(number.to_bytes(16)), number)], [Piece(number, 0, bytes(1 << 20))]
+            [spooled(partial_of(number.to_bytes(16)), number)], [Piece(number, 0, bytes(1 << 20))]
         )
     for number in range(1, 21):
         spool.end(number, Ended(number.to_bytes(16), "", 0.0, None))
@@ -173,7 +173,7 @@ def test_a_file_that_was_deleted_takes_nothing(tmp_path: Path) -> None:
     spool = opened(tmp_path)
     (tmp_path / "spool.db").unlink()
     with pytest.raises(SpoolError, match="was deleted or replaced"):
-        spool.store([spooled(assembly_of())], [Piece(1, 0, b"a")])
+        spool.store([spooled(partial_of())], [Piece(1, 0, b"a")])
     spool.close()
     with pytest.raises(SpoolError, match="it is closed"):
         spool.cutting()
