@@ -1,6 +1,6 @@
 """``penstock proxy -c proxy.yaml``: runs the edge proxy until it is stopped.
 
-With ``--mode edge`` it is a broker at a site, with an uplink: `penstock.edge_proxy.uplink`.
+With ``--mode edge`` it runs the broker of a site with an uplink (`penstock.edge_proxy.uplink`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ app = CommandLine()
 MODES: Final = ("sidecar", "edge")
 
 UPLINK: Final = "uplink"
-"""Name of the plugin that makes a broker one of a site."""
+"""Name of the plugin that ``--mode edge`` requires."""
 
 
 @app.command()
@@ -57,10 +57,7 @@ def proxy(
 
 
 def edge_broker(file: str) -> Server:
-    """Return the broker of a site.
-
-    Args:
-        file: a policy file that names the plugin ``uplink``.
+    """Return the broker of a site, by a policy file that names the plugin ``uplink``.
 
     Raises:
         ConfigError: it does not, or is wrong in another way.
@@ -75,13 +72,10 @@ def edge_broker(file: str) -> Server:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the program.
-
-    Args:
-        argv: arguments after the program's name; None for those of the process.
+    """Run the program with some arguments, by default those of the process.
 
     Returns:
-        Exit status: 0 after a stop by signal, 2 for a mistake in arguments or proxy file.
+        Exit status: 0 after a stop by signal, 2 for a mistake in arguments or in the file.
     """
     return exit_status(app, argv, "penstock proxy")
 

@@ -1,19 +1,18 @@
-"""Connections to an upstream broker: TCP, TLS or Unix socket; health checks and failover.
+"""Connections to an upstream broker by TCP, TLS or Unix socket, with health checks and failover.
 
 Theory of operation. The addresses are in the order of preference. A new connection goes to the
-first address that is up; where it cannot be established, the address is down and the next one is
-tried. Where every address is down, all of them are tried in order. Each address has a
-task that checks it when nothing was heard from it for a while. An address whose check succeeds is
-up again, and takes the new connections from those behind it. Connections that exist stay where they
-are.
+first address that is up. Where it cannot be established, the address is down and the next one is
+tried. Where every address is down, all are tried in order. Each address has a task that checks it
+when nothing was heard from it for some time. An address whose check succeeds is up again, and gets
+new connections before those behind it. Existing connections stay where they are.
 
-A check establishes a connection and closes it. An address that accepts connections and answers no
-CONNECT would pass: where its user says so (`failed` with `is_silent`), a check also sends a CONNECT
-and waits for any CONNACK, even one that refuses it. So does the next check of an address after a
-connection that has ended without a CONNACK (`doubt`): a broker may do that to one client's CONNECT,
-and a forwarder of connections does it to all while no broker is behind it. A frozen broker accepts
-connections, too: a client gives up waiting for its CONNACK, or hears nothing after a PINGREQ
-(`is_not_heard`).
+A check establishes a connection and closes it. That would pass for an address that accepts
+connections and answers no CONNECT. Where a client has met one (`failed` with `is_silent`), a check
+also sends a CONNECT and waits for any CONNACK, even a refusal. So does the next check after a
+connection that has ended without a CONNACK (`doubt`): a broker may do that to one client, and a
+forwarder of connections does it to all while no broker is behind it. The same goes for a frozen
+broker, which accepts connections: a client gives up waiting for its CONNACK, or hears nothing after
+a PINGREQ (`is_not_heard`).
 """
 
 from __future__ import annotations
@@ -50,15 +49,14 @@ from penstock.edge_proxy.upstream_config import UpstreamAddress, UpstreamKeys, U
 P = TypeVar("P", bound=asyncio.Protocol)
 
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
-"""A firewall between proxy and broker that forgets an idle connection does so after some minutes at
-the earliest."""
+"""Times of TCP keepalive: a firewall forgets an idle connection after some minutes."""
 
 _CONNACK_BYTES: Final = 4
 _UNAVAILABLE: Final = CONNACK_RETURN_CODES[ReasonCode.SERVER_UNAVAILABLE]
-"""CONNACK of MQTT 3.1.1: its length, and the return code of a broker that serves no clients."""
+"""Length of a CONNACK of MQTT 3.1.1, and its return code where the broker serves no clients."""
 
 _NO_TLS: Final = ("wrong version number", "packet length too long", "record layer failure")
-"""What OpenSSL says of an answer that is no TLS, by its first bytes."""
+"""OpenSSL's reasons for an answer that is not TLS; which one depends on its first bytes."""
 
 
 class UpstreamError(PenstockError):
@@ -69,24 +67,18 @@ class Upstream:
     """One address of the upstream broker, and whether it is up.
 
     Attributes:
-        address: from the file.
-        is_up: connections to it are established, as far as is known.
-        since: monotonic seconds of the last change of `is_up`.
+        address: the address as it was read.
+        is_up: connections to it can be established, as far as is known.
+        since: monotonic seconds at which `is_up` has last changed.
         why: why it is down; "" while it is up.
-        heard_at: monotonic seconds of the last connection that was established.
-        is_silent: it accepts connections and answers no CONNECT; `is_up` only after a CONNACK.
-        is_doubted: the next check finds out whether it answers a CONNECT.
-        n_connections: of clients, as long as their owner counts them.
-        n_silent: of these, on which it says nothing, not to PINGREQ either.
+        heard_at: monotonic seconds at which a connection was last established.
+        is_silent: it accepts connections and answers no CONNECT. Only a CONNACK brings it up.
+        is_doubted: the next check also sends a CONNECT.
+        n_connections: how many clients are connected to it, if the sidecar counts them.
+        n_silent: on how many of these connections it says nothing and answers no PINGREQ.
     """
 
     def __init__(self, address: UpstreamAddress, now: float) -> None:
-        """Begin as one that is up and unchecked.
-
-        Args:
-            address: from the file.
-            now: monotonic seconds.
-        """
         self.address = address
         self.is_up = True
         self.since = now
@@ -107,8 +99,8 @@ class Dialled(NamedTuple, Generic[P]):
 
     Attributes:
         upstream: the address that it goes to.
-        transport: of the connection.
-        protocol: that the caller's factory has made.
+        transport: its transport.
+        protocol: the protocol that the caller's factory has made.
     """
 
     upstream: Upstream
@@ -117,11 +109,11 @@ class Dialled(NamedTuple, Generic[P]):
 
 
 def new_context(keys: UpstreamTlsKeys, path: str) -> ssl.SSLContext:
-    """Return the context of connections to a broker; it reads all files of TLS.
+    """Return the TLS context of connections to a broker, for which all files are read.
 
     Args:
-        keys: of TLS.
-        path: of the keys above them in the policy file.
+        keys: the keys under `tls`.
+        path: path of `upstream` in the policy file, for errors.
 
     Raises:
         UpstreamError: a file cannot be used.
@@ -157,13 +149,13 @@ class Upstreams:
         """Read the files of TLS; `start` starts the checks.
 
         Args:
-            keys: from the file.
-            logger: told when an address goes down or comes up.
-            path: where the keys stand in the file, for the log and for errors.
+            keys: the keys under `upstream`.
+            logger: gets a warning when an address goes down or comes up.
+            path: path of the keys in the file, for the log and for errors.
             check_header: bytes before the first byte of a check.
-            unsent_bytes: bytes that the kernel may hold unsent of one connection
-                (TCP_NOTSENT_LOWAT), as on the broker's listeners; None: the kernel decides. For
-                connections on which a small message must not wait behind a large one.
+            unsent_bytes: how many unsent bytes of a connection the kernel may hold
+                (TCP_NOTSENT_LOWAT), where small messages must not wait behind large ones; None
+                leaves it to the kernel.
             clock: returns monotonic seconds.
 
         Raises:
@@ -193,12 +185,12 @@ class Upstreams:
     def choose(self) -> list[Upstream]:
         """Return the addresses to try for a new connection, in order."""
         if not self._is_checking:
-            return list(self.each)  # nothing else would find out that one is up again
+            return list(self.each)  # only an attempt finds out that one is up again
         return [one for one in self.each if one.is_up] or list(self.each)
 
     @property
     def _is_checking(self) -> bool:
-        """Whether checks find out that an address is up again."""
+        """Whether health checks find out that an address is up again."""
         return self._keys.health_check_seconds is not None and len(self.each) > 1
 
     def failed(self, upstream: Upstream, why: str, *, is_silent: bool = False) -> None:
@@ -206,14 +198,14 @@ class Upstreams:
 
         Args:
             upstream: one of `each`.
-            why: for the log.
-            is_silent: it has accepted a connection and not answered a CONNECT, or said that it
-                serves none.
+            why: the reason, for the log.
+            is_silent: it has accepted a connection and not answered its CONNECT, or has answered
+                that it serves no clients.
         """
         upstream.is_silent = upstream.is_silent or is_silent
         upstream.heard_at = -math.inf
         if upstream.is_up:
-            if self._is_checking:  # else each client's line in the log says so
+            if self._is_checking:  # else the log says so for each client
                 self._logger.warning("%s: %s is down: %s", self._path, upstream, why)
             upstream.is_up = False
             upstream.since = self._clock()
@@ -224,7 +216,7 @@ class Upstreams:
         upstream.is_doubted = True
 
     def is_not_heard(self, upstream: Upstream) -> None:
-        """Note that an address says nothing on one more connection, not to PINGREQ either."""
+        """Note that an address says nothing on one more connection, and answers no PINGREQ."""
         self.doubt(upstream)
         upstream.n_silent += 1
         if upstream.n_silent == 1:
@@ -233,7 +225,7 @@ class Upstreams:
             )
 
     def is_heard(self, upstream: Upstream) -> None:
-        """Note that a connection of `is_not_heard` is heard again, or has ended."""
+        """Note that a silent connection is heard again, or has ended."""
         upstream.n_silent -= 1
         if not upstream.n_silent:
             self._logger.warning("%s: %s has no silent connection any more", self._path, upstream)
@@ -258,12 +250,12 @@ class Upstreams:
         `connection_made` and its return.
 
         Args:
-            factory: makes the protocol of the connection that is established, TLS included.
-            header: bytes before the first byte of the connection, TLS included: a header of the
-                PROXY protocol.
+            factory: makes the protocol of an established connection, after the TLS handshake.
+            header: bytes that precede everything else, TLS included: a header of the PROXY
+                protocol.
 
         Raises:
-            UpstreamError: no address can be connected to; it says why of each.
+            UpstreamError: no address can be connected to; the text says why for each.
         """
         problems = []
         for upstream in self.choose():
@@ -285,8 +277,7 @@ class Upstreams:
         """Open a connection to one address.
 
         Raises:
-            OSError: it cannot be established.
-            TimeoutError: nor in time.
+            OSError: it cannot be established, or not in time.
         """
         address = upstream.address
         loop = asyncio.get_running_loop()
@@ -360,12 +351,7 @@ class Upstreams:
             await asyncio.sleep(period)
 
     async def check(self, upstream: Upstream, period: float = 0.0) -> None:
-        """Check an address that is down or doubted, or from which nothing was heard for a period.
-
-        Args:
-            upstream: one of `each`.
-            period: seconds.
-        """
+        """Check an address that is down or doubted, or that was not heard for `period` seconds."""
         is_quiet = self._clock() - upstream.heard_at >= period
         if upstream.is_up and not upstream.is_doubted and not is_quiet:
             return
@@ -388,13 +374,10 @@ class Upstreams:
             self.succeeded(upstream)
 
     def reload(self) -> list[str]:
-        """Read the files of TLS again, for later connections.
-
-        Returns:
-            The files, as ``key file`` texts.
+        """Read the files of TLS again for later connections; return them as ``key file`` texts.
 
         Raises:
-            UpstreamError: one cannot be used; the old ones stay in use.
+            UpstreamError: a file cannot be used; the old ones stay in use.
         """
         keys = self._keys.tls
         if keys is None:
@@ -413,9 +396,9 @@ class Upstreams:
 class _Opened(asyncio.Protocol):
     """Takes the place of a connection's protocol until `dial` returns.
 
-    Event loops call `connection_made` some steps before `create_connection` returns. What ends
-    `create_connection` in between ends the connection: asyncio calls `connection_lost`, uvloop does
-    not.
+    Event loops call `connection_made` some steps before `create_connection` returns. When
+    `create_connection` is cancelled in between, the connection ends; asyncio then calls
+    `connection_lost`, and uvloop does not.
 
     Attributes:
         received: bytes that have come.
@@ -427,11 +410,11 @@ class _Opened(asyncio.Protocol):
         self.is_lost = False
 
     def data_received(self, data: bytes) -> None:
-        """Keep what a broker sends before it is asked."""
+        """Keep what the broker sends unasked."""
         self.received += data
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)
-        """Take note."""
+        """Note the end."""
         self.is_lost = True
 
 
@@ -439,22 +422,17 @@ class _Check(asyncio.Protocol):
     """One check of an address.
 
     Attributes:
-        answered: done when the address has shown that it is up.
+        answered: a future that is done when the address has shown that it is up.
     """
 
     def __init__(self, *, is_asking: bool) -> None:
-        """Prepare for the connection.
-
-        Args:
-            is_asking: send a CONNECT and wait for its CONNACK.
-        """
         self._is_asking = is_asking
         self._received = b""
         self._transport: asyncio.Transport
         self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is established."""
+        """Send a CONNECT where that is wanted."""
         self._transport = cast("asyncio.Transport", transport)
         if self._is_asking:
             connect = Connect(
@@ -467,7 +445,7 @@ class _Check(asyncio.Protocol):
             self.answered.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        """A CONNACK says that the broker is there, also one that refuses, but for unavailable."""
+        """Handle the answer: any CONNACK shows a broker, unless it says "server unavailable"."""
         if self.answered.done():
             return
         self._received += data
@@ -481,7 +459,7 @@ class _Check(asyncio.Protocol):
                 self.answered.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended."""
+        """Fail, unless the check is done."""
         if not self.answered.done():
             self.answered.set_exception(exc or ConnectionError("it closed the connection"))
 
@@ -497,13 +475,12 @@ class _Check(asyncio.Protocol):
 
 
 class _TcpOptions(NamedTuple):
-    """Options of TCP that are not the same for all upstreams.
+    """TCP options that differ between upstreams; None leaves an option to the kernel.
 
     Attributes:
         unsent_bytes: see `Upstreams`.
-        retransmissions: None for those of the kernel.
-        give_up_ms: until a connection is lost on which nothing is acknowledged, or nothing is read;
-            None for what the kernel does.
+        retransmissions: bounds of the retransmission timeout.
+        give_up_ms: time after which a connection is lost on which nothing is acknowledged or read.
     """
 
     unsent_bytes: int | None
@@ -533,19 +510,13 @@ def _as_tls(keys: UpstreamTlsKeys) -> Tls:
 async def _open_socket(
     address: UpstreamAddress, options: _TcpOptions, seconds: float
 ) -> socket.socket:
-    """Return a connected socket, with the options of connections to a broker.
+    """Return a socket that was connected to an address within some seconds.
 
     A name may have several IP addresses. Each of them gets an equal share of the time that is left,
     so that one that drops packets does not hide the others.
 
-    Args:
-        address: from the file.
-        options: of TCP.
-        seconds: for all of it.
-
     Raises:
-        OSError: it cannot be connected.
-        TimeoutError: nor in time.
+        OSError: it cannot be connected, or not in time.
     """
     loop = asyncio.get_running_loop()
     if address.socket_path is not None:
@@ -565,7 +536,7 @@ async def _open_socket(
 
 async def _connected(family: int, place: Any, options: _TcpOptions) -> socket.socket:
     is_tcp = family != socket.AF_UNIX
-    # Event loops set TCP_NODELAY on a socket whose protocol is given as TCP.
+    # Event loops set TCP_NODELAY on a socket whose protocol is IPPROTO_TCP.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP if is_tcp else 0)
     try:
         sock.setblocking(False)
@@ -579,14 +550,10 @@ async def _connected(family: int, place: Any, options: _TcpOptions) -> socket.so
 
 
 def _set_options(sock: socket.socket, options: _TcpOptions) -> None:
-    """Set what a TCP connection to a broker needs.
+    """Set the options of a TCP connection to a broker.
 
-    No packet waits for an acknowledgement of the last one (TCP_NODELAY). An idle connection stays
-    known on its way, and its end is noticed (SO_KEEPALIVE), as is that of a busy one
-    (TCP_USER_TIMEOUT).
-
-    Raises:
-        OSError: the kernel refuses one.
+    With TCP_NODELAY, no packet waits for the acknowledgement of the one before. SO_KEEPALIVE keeps
+    an idle connection known to firewalls and detects its end, TCP_USER_TIMEOUT that of a busy one.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     set_keepalive(sock, _KEEPALIVE)

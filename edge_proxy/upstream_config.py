@@ -1,4 +1,4 @@
-"""The keys that say where an upstream broker is and how to reach it, checked."""
+"""The keys under `upstream`: addresses of a broker and how to connect to it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DEFAULT_TLS_PORT: Final = 8883
 _DAY: Final = 86_400
 _UNIX: Final = "unix:"
 _LONGEST_PROTOCOL: Final = 255
-"""Bytes of a protocol name of ALPN (RFC 7301)."""
+"""Bytes of the longest protocol name of ALPN (RFC 7301)."""
 _LONGEST_SOCKET_PATH: Final = 107
-"""Bytes that `sun_path` of Linux holds beside its end."""
+"""Bytes of the longest path in `sun_path` of Linux."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class UpstreamAddress:
     """One address of an upstream broker.
 
     Attributes:
-        name: as it stands in the file.
-        host: name or address; "" for a Unix socket.
-        port: TCP port, or 0.
+        name: the text in the file.
+        host: host name or IP address; "" for a Unix socket.
+        port: TCP port; 0 for a Unix socket.
         socket_path: file name of a Unix socket, or None.
     """
 
@@ -51,11 +51,7 @@ class UpstreamAddress:
 
 
 def read_address(text: str, default_port: int = DEFAULT_PORT) -> UpstreamAddress:
-    """Return an address of the file.
-
-    Args:
-        text: host:port, host, [IPv6 address]:port or unix:/path.
-        default_port: where it names none.
+    """Return the address in a text: host:port, host, [IPv6 address]:port or unix:/path.
 
     Raises:
         ValueError: with what is allowed.
@@ -81,7 +77,7 @@ def _check_address(text: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_check_address)]
-"""Where a broker is: host:port, host, or unix:/path."""
+"""Address of a broker: host:port, host, or unix:/path."""
 
 
 def _check_protocol(name: str) -> str:

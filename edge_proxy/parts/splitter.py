@@ -324,7 +324,7 @@ class Splitter:
         return "", 0
 
     async def _new_id(self) -> bytes:
-        """Return a new message identifier, whose random bytes differ also after a restored backup."""
+        """Return a new message identifier, with random bytes for the case of a restored backup."""
         if not self._number % NUMBERS:
             self._number = await self._in_thread(self._spool.reserve_numbers)
         number = self._number.to_bytes(NUMBER_BYTES)

@@ -2,8 +2,8 @@
 
 Packet ids pass through the proxy unchanged, because each client has a connection of its own to the
 broker. The map records where a message is: it *waits* in the outbox, or it was *sent* and the
-client has not finished it. The broker sees an acknowledgement only after the client sent it, and
-the client can send it only for a message that was sent.
+client has not finished it. The broker gets an acknowledgement only after the client has sent it,
+and the client can send it only for a message that was sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Outcome(Enum):
 
     Attributes:
         UNKNOWN: no such message came on this connection; the broker may know it.
-        HELD: the message has not been sent yet; the broker must not see the acknowledgement.
+        HELD: the message was not sent yet; the broker must not get the acknowledgement.
         RECEIVED: a QoS 2 message has arrived; PUBREL and PUBCOMP follow.
         DELIVERED: the client has accepted it.
         REFUSED: the client answered with a reason code of 0x80 or above.
@@ -39,21 +39,20 @@ class Outcome(Enum):
 
 
 _SPARE_EXPIRIES: Final = 64
-"""Times of messages that have left, and are kept beside as many as wait."""
+"""How many expiry times of messages that have left are kept beside those that wait."""
 
 _RECEIVED: Final = 3
-"""Stands for the QoS of a QoS 2 message whose PUBREC has come."""
+"""Stands for the QoS of a message of QoS 2 whose PUBREC has come."""
 
 
 class AckMap:
     """Packet id to message, from its PUBLISH until the client has finished with it.
 
-    Invariants: `n_waiting` messages are in the outbox, `n_inflight` others were sent; no packet id
-    is in both places. There is no reference to a message that was sent: the broker keeps it for a
-    repetition.
+    Invariants: `n_waiting` messages are in the outbox, `n_inflight` others were sent, and no packet
+    id is in both places. The map does not keep a message that was sent: the broker can repeat it.
 
     Attributes:
-        waiting_bytes: what the messages in the outbox count towards limits.
+        waiting_bytes: bytes for which the messages in the outbox count towards limits.
     """
 
     __slots__ = ("_expiring", "_repeats", "_sent", "_waiting", "waiting_bytes")
@@ -101,14 +100,10 @@ class AckMap:
         self._sent[packet_id] = qos
 
     def pass_run_on(self, packet_ids: bytes | bytearray, qos: int) -> bool:
-        """Record several at once.
-
-        Args:
-            packet_ids: two bytes each.
-            qos: of all.
+        """Record several messages of a QoS as sent, by their packet ids of two bytes each.
 
         Returns:
-            False, and nothing has changed, where one of them is 0 or in use, or comes twice.
+            False where a packet id is 0, in use, or comes twice; then nothing has changed.
         """
         new = dict.fromkeys(_numbers(packet_ids), qos)
         if (
@@ -140,7 +135,7 @@ class AckMap:
         heapify(self._expiring)
 
     def sent(self, packet_id: int) -> bool:
-        """A message that waited is being sent; return whether the broker has repeated it (DUP)."""
+        """Record a waiting message as sent; return whether the broker had sent it with DUP."""
         delivery = self._forget(packet_id)
         self._sent[packet_id] = delivery.qos
         is_dup = packet_id in self._repeats
@@ -153,10 +148,10 @@ class AckMap:
         return delivery
 
     def acknowledge(self, packet_type: int, packet_id: int, reason_code: int) -> Outcome:
-        """Take a PUBACK, PUBREC or PUBCOMP of the client.
+        """Handle a PUBACK, PUBREC or PUBCOMP of the client.
 
-        The broker judges an acknowledgement for another QoS than the message's, and a PUBCOMP
-        before the PUBREC.
+        One for another QoS than the message's, and a PUBCOMP before the PUBREC, are left to the
+        broker to judge.
         """
         qos = self._sent.get(packet_id)
         if qos is None:
@@ -176,13 +171,10 @@ class AckMap:
         return Outcome.REFUSED if is_refused else Outcome.DELIVERED
 
     def finish_run(self, packet_ids: bytes | bytearray) -> int:
-        """Take PUBACK packets of success.
-
-        Args:
-            packet_ids: two bytes each.
+        """Handle PUBACK packets of success, by their packet ids of two bytes each.
 
         Returns:
-            How many of the first have finished a message; the next one has not.
+            How many of the first ones have finished a message; the next one has not.
         """
         sent = self._sent
         numbers = _numbers(packet_ids)

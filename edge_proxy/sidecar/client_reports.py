@@ -17,14 +17,9 @@ if TYPE_CHECKING:
 
 
 class ProxyReports:
-    """What can be asked about a proxy's clients: those that their broker has accepted."""
+    """Reports on a proxy's clients that their broker has accepted."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Begin without clients; `attach` adds them.
-
-        Args:
-            clock: returns monotonic seconds.
-        """
         self._clock = clock
         self._shared: Shared | None = None
         self._upstreams: Upstreams | None = None
@@ -52,7 +47,7 @@ class ProxyReports:
         return report(subject_of_last(last, shared.threshold_l), self._clock())
 
     def withholding(self) -> Sequence[Metric]:
-        """Return what became of all clients' large messages."""
+        """Return the metrics of large messages, over all clients."""
         return () if self._shared is None else self._shared.outbox_rules.record.metrics()
 
     def proxy(self) -> Mapping[str, Any] | None:
@@ -124,6 +119,6 @@ def _subject_of(proxied: ProxiedClient, threshold_l: Callable[[Link], float | No
         ledger=client.ledger,
         n_inflight=client.acks.n_inflight,
         threshold_l=threshold_l,
-        n_apart=client.runs.n_messages,
-        apart_bytes=client.runs.n_bytes,
+        n_apart=client.qos0_backlog.n_messages,
+        apart_bytes=client.qos0_backlog.n_bytes,
     )

@@ -1,31 +1,30 @@
-"""The way from the broker to one client: packets are parsed, withheld and sent.
+"""Packets on their way from the broker to one client: they are parsed, withheld and sent.
 
 Theory of operation. Every packet but PUBLISH is passed on unchanged, at once, whatever waits. So is
 a small PUBLISH while the outbox is empty, the client's connection has room and its inflight window
-is not full: the received bytes, together with their neighbours. Where only the connection has no
-room, small messages of QoS 0 wait as the bytes that they are (`waiting_runs`). Every other PUBLISH
-becomes a delivery in the outbox, whose gate may withhold it, and is encoded again when it leaves.
+is not full; its bytes stay together with those around it. Where only the connection has no room,
+small messages of QoS 0 wait as bytes (`Qos0Backlog`). Every other PUBLISH becomes a delivery in the
+outbox, whose gate may withhold it, and is encoded again when it leaves.
 
 Two windows bound QoS 1 and 2. The client's own Receive Maximum bounds what is sent to it and not
-acknowledged. What waits here counts in the broker's window alone, which is larger: the proxy asks
-for `ProxyLimits.upstream_receive_maximum` in CONNECT
-(`penstock.edge_proxy.sidecar.proxied_client`). So withheld messages take no place from small ones,
-and reading goes on whatever is withheld.
+acknowledged. What waits here only counts in the broker's window, which is larger: the proxy asks
+for `ProxyLimits.upstream_receive_maximum` in CONNECT (`proxied_client`). So withheld messages take
+no place from small ones, and reading goes on whatever is withheld.
 
-Nothing bounds QoS 0 but a limit of what waits. At that limit, a message is dropped and counted if
-something is withheld, because PINGRESP and acknowledgements come the same way. If nothing is, the
-client is merely slow: the proxy stops reading from the broker, which sees the same back-pressure as
-without a proxy. Reading also stops while the payload store takes nothing more.
+QoS 0 is only bounded by a limit of what waits. At that limit, a message is dropped and counted if
+something is withheld, because PINGRESP and acknowledgements come on the same connection. If nothing
+is withheld, the client is merely slow: the proxy stops reading from the broker, which gets the same
+back-pressure as without a proxy. Reading also stops while the payload store has no room.
 
-While reading is stopped, a PINGRESP of the broker cannot be seen. The proxy then answers PINGREQ
-itself, as it does for a broker that says nothing (`penstock.edge_proxy.sidecar.pings`), and later
-discards as many PINGRESP packets of the broker. PINGREQ is passed on in any case, so that the
-broker's Keep Alive is kept.
+While the proxy does not read, it cannot see the broker's PINGRESP. It then answers PINGREQ itself,
+as it does for a silent broker (`pings`), and later discards as many of the broker's PINGRESPs.
+PINGREQ is passed on in any case, so that the client's Keep Alive is met at the broker.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from typing import Final, cast
 
 from penstock.broker.errors import ProtocolError
@@ -63,80 +62,112 @@ from penstock.edge_proxy.sidecar.ack_map import AckMap, Outcome
 from penstock.edge_proxy.sidecar.direction import Direction, check_first_byte
 from penstock.edge_proxy.sidecar.link_samplers import LinkSamplers
 from penstock.edge_proxy.sidecar.pings import Pings
-from penstock.edge_proxy.sidecar.publish_properties import PublishProperties
-from penstock.edge_proxy.sidecar.qos0_backlog import Qos0Backlog
+from penstock.edge_proxy.sidecar.publish_cache import PublishProperties
 from penstock.edge_proxy.sidecar.shared import Shared
 
 MAX_URGENT_BYTES: Final = 64 * 1024
-"""Bytes passed on to a client's full connection before the proxy stops reading from the broker:
-thousands of acknowledgements, to a client that reads none of them."""
+"""Bytes that are written to a full connection of a client before the proxy stops reading from the
+broker. They are thousands of acknowledgements, for a client that reads none of them."""
 
 MAX_PACKET_SIZE: Final = 5 + MAX_REMAINING_LENGTH
-"""Bytes of the largest packet that the format knows."""
+"""Bytes of the largest packet that MQTT allows."""
 
 MAX_PACKET_IDS: Final = 65_535
-"""Packet Identifiers: the Receive Maximum of a client that names none (MQTT 5.0, 3.1.2.11.3)."""
+"""Number of packet identifiers: the default Receive Maximum of a client (MQTT 5.0, 3.1.2.11.3)."""
 
 RETRY_SECONDS: Final = 1.0
-"""Until a payload that the store has refused is offered again: other clients may have made room."""
+"""After so long, a payload that the store has refused is offered again: there may be room."""
 
 _PINGRESP: Final = 0xD0
 _DISCONNECT: Final = 0xE0
 
 _MOST_PUBACKS: Final = 256
-"""That are taken at once: more gain nothing."""
+"""How many PUBACK packets are handled at once: more would gain nothing."""
 
 _QOS_0: Final = frozenset({0x30, 0x31})
 _RUN_BYTES: Final = frozenset({0x32, 0x33, 0x34, 0x35})
-"""First bytes of PUBLISH packets of QoS 0, and of others without DUP."""
+"""First bytes of PUBLISH packets of QoS 0, and of other ones without DUP."""
 
 _ANSWERS: Final = frozenset({0x40, 0x50, 0x62, 0x70})
 """First bytes of PUBACK, PUBREC, PUBREL and PUBCOMP."""
 
 _LEAST_RUN_BYTES: Final = 4
-"""Of a PUBLISH: its fixed header and the length of its topic."""
+"""Bytes of the fixed header of a short PUBLISH and the length of its topic."""
 
 _BEFORE_CONNACK: Final = frozenset({PacketType.CONNACK, PacketType.AUTH})
 
 
+class Qos0Backlog:
+    """Small messages of QoS 0 that wait for a full connection, as bytes, oldest first.
+
+    A client that is merely slow gets everything in the order in which it came. So packets that are
+    like their neighbours stay together, and cost the proxy as little as those that pass at once.
+
+    Attributes:
+        n_messages: how many messages wait.
+        n_bytes: their payload bytes.
+    """
+
+    __slots__ = ("_runs", "n_bytes", "n_messages")
+
+    def __init__(self) -> None:
+        self._runs: deque[tuple[bytes, int, int]] = deque()
+        self.n_messages = 0
+        self.n_bytes = 0
+
+    def add(self, data: bytes, n_messages: int, n_bytes: int) -> None:
+        """Add packets, with the number of messages (at least one) and of their payload bytes."""
+        self._runs.append((data, n_messages, n_bytes))
+        self.n_messages += n_messages
+        self.n_bytes += n_bytes
+
+    def take(self) -> tuple[bytes, int]:
+        """Remove and return the oldest (packets, number of messages); there must be some."""
+        data, n_messages, n_bytes = self._runs.popleft()
+        self.n_messages -= n_messages
+        self.n_bytes -= n_bytes
+        return data, n_messages
+
+    def clear(self) -> int:
+        """Drop everything and return how many messages that were."""
+        n_messages = self.n_messages
+        self._runs.clear()
+        self.n_messages = self.n_bytes = 0
+        return n_messages
+
+
 class ClientSide:
-    """The way to one client.
+    """The packets for one client, and the account of them.
 
     Invariants: until `close`, ``ledger.matched`` is the sum of delivered, expired, dropped, waiting
     and inflight messages; no more than `receive_maximum` messages are inflight. See
     `check_invariants`.
 
     Attributes:
-        receive_maximum: of the client: QoS 1 and 2 messages that it takes unacknowledged.
-        refusals: packets for the broker, about messages that expired or had too many properties.
-        outbox: the waiting messages, but those in `runs`.
-        runs: small messages of QoS 0 that wait for a full connection, and came before those in
-            `outbox`.
-        acks: where each QoS 1 and 2 message is.
-        ledger: the account of this client.
-        samplers: of this client's path.
-        connack: the broker's CONNACK once it has come, before that None.
+        receive_maximum: the client's Receive Maximum.
+        refusals: packets for the broker about messages that expired or had too many properties.
+        outbox: the waiting messages, but those in `qos0_backlog`.
+        qos0_backlog: small messages of QoS 0 that wait for a full connection. They came before
+            those in `outbox`.
+        acks: knows where each QoS 1 and 2 message is.
+        ledger: the counts of this client's messages.
+        samplers: samplers of this client's path.
+        connack: the broker's CONNACK; None before it.
         disconnect: reason code of the broker's DISCONNECT; None before it.
         pings: PINGREQ packets without an answer, and whether the broker is silent.
         is_paused: the client's transport has called `pause_writing`.
-        is_unreadable: a payload cannot be read back from its store: the connection must end.
+        is_unreadable: a payload cannot be read back from its store, so that the connection must
+            end.
         wants_pump: something may be able to leave.
     """
 
     def __init__(self, shared: Shared, link: Link, connect: Connect) -> None:
-        """Make the way to a client that has sent its CONNECT.
-
-        Args:
-            shared: of the proxy.
-            link: to this client.
-            connect: of this client.
-        """
         self._shared = shared
         self._link = link
         self._version = connect.protocol_version
         self._limits = shared.limits
         self._buffer = ReceiveBuffer(shared.limits.maximum_packet_size)
-        self._backlog: list[bytes] = []
+        self._unread_chunks: list[bytes] = []
         self._leftover = b""
         self._is_stopped = False
         self._retry_at: float | None = None
@@ -152,7 +183,7 @@ class ClientSide:
         self._n_expired = 0  # of those that were acknowledged to the broker
         self.ledger = Ledger()
         self.outbox = make_outbox(link, self.ledger, shared.outbox_rules)
-        self.runs = Qos0Backlog()
+        self.qos0_backlog = Qos0Backlog()
         self.acks = AckMap()
         self.samplers = LinkSamplers(shared.samplers, link, shared.guard)
         self.receive_maximum: int = connect.properties.get("receive_maximum", MAX_PACKET_IDS)
@@ -167,7 +198,7 @@ class ClientSide:
     @property
     def n_waiting(self) -> int:
         """Messages that wait to be sent."""
-        return self.outbox.n_messages + self.runs.n_messages
+        return self.outbox.n_messages + self.qos0_backlog.n_messages
 
     # -- from the broker ------------------------------------------------------------------
 
@@ -177,7 +208,7 @@ class ClientSide:
         return not self._is_stopped and self._urgent_bytes <= MAX_URGENT_BYTES
 
     def receive_data(self, chunk: bytes, now: float) -> None:
-        """Take bytes from the broker.
+        """Handle bytes from the broker.
 
         Raises:
             PeerError: the broker breaks the protocol.
@@ -187,7 +218,7 @@ class ClientSide:
         if pings.silent_since is not None:
             pings.heard_again()
         if self._is_stopped:
-            self._backlog.append(chunk)
+            self._unread_chunks.append(chunk)
             return
         data = self._buffer.receive_data(chunk)
         if data:
@@ -198,7 +229,7 @@ class ClientSide:
         end = len(data)
         begin = position = 0
         passes: bool | None
-        waits = self.is_paused or self.runs.n_messages > 0
+        waits = self.is_paused or self.qos0_backlog.n_messages > 0
         try:
             while position < end:
                 run_end = self._take_run(data, position, now, waits=waits)
@@ -234,8 +265,8 @@ class ClientSide:
         """Stop reading from the broker.
 
         Args:
-            leftover: received bytes, beginning with the message for which there is no room.
-            retry_at: monotonic seconds at which to try again; None for once the outbox has room.
+            leftover: received bytes, beginning with the message that has no room.
+            retry_at: monotonic seconds at which to try again; None for when the outbox has room.
         """
         self._is_stopped = True
         self._leftover = leftover
@@ -243,11 +274,11 @@ class ClientSide:
         self._answer_pings()
 
     def _receive_other(self, packet: bytes, start: int) -> bool:
-        """Take a packet that is no PUBLISH; return whether it is passed on unchanged.
+        """Handle a packet other than PUBLISH; return whether it is passed on unchanged.
 
         Args:
-            packet: the whole of it.
-            start: where its variable header begins.
+            packet: the whole packet.
+            start: offset of its variable header.
         """
         if packet[0] == _PINGRESP:
             return self.pings.answered()
@@ -264,7 +295,7 @@ class ClientSide:
         return True
 
     def _tell_maximum_packet_size(self, connack: ConnAck) -> bool:
-        """Put the proxy's own limit into a CONNACK of MQTT 5, where it is the lower one.
+        """Put the proxy's own limit into a CONNACK of MQTT 5, where it is lower.
 
         Returns:
             Whether the packet can pass as it is.
@@ -281,20 +312,20 @@ class ClientSide:
     # -- PINGREQ -----------------------------------------------------------------------------
 
     def pinged(self, now: float) -> None:
-        """The client has sent a PINGREQ, which is passed on."""
+        """Note that the client has sent a PINGREQ, which is passed on."""
         self.pings.pinged(now)
         if self._is_stopped or self.pings.is_covered:
             self._answer_pings()
 
     def _answer_pings(self) -> None:
-        """Answer PINGREQ packets in place of the broker, which is not read from, or is silent."""
+        """Answer PINGREQ in place of a broker that is silent, or is not being read from."""
         if self.pings.n_unanswered and self._urgent_bytes <= MAX_URGENT_BYTES:
             self._put(write_packet(PingResp(), self._version) * self.pings.take_unanswered())
 
     # -- PUBLISH -----------------------------------------------------------------------------
 
     def _read_header(self, data: bytes, position: int) -> tuple[int, int]:
-        """Return (where the body starts, where it ends); (0, 0) while bytes are missing."""
+        """Return the offsets (start, end) of a packet's body; (0, 0) while bytes are missing."""
         check_first_byte(data[position], Direction.DOWNSTREAM, self._version)
         if self.connack is None and data[position] >> 4 not in _BEFORE_CONNACK:
             name = PacketType(data[position] >> 4).name
@@ -306,7 +337,7 @@ class ClientSide:
         return start, start + length
 
     def _pass_on(self, data: bytes, begin: int, end: int) -> None:
-        """Put a run of whole packets into `out` unchanged."""
+        """Send whole packets unchanged."""
         if begin < end:
             self._put(data if end - begin == len(data) else data[begin:end])
 
@@ -317,7 +348,7 @@ class ClientSide:
             self._urgent_bytes += len(data)
 
     def _is_full(self, qos: int) -> bool:
-        """Say whether a PUBLISH of a QoS finds no room, so that reading must stop."""
+        """Say whether there is no room for a PUBLISH of a QoS, so that reading must stop."""
         if qos:
             window = self._limits.upstream_receive_maximum
             if self.acks.n_waiting < window:
@@ -334,7 +365,7 @@ class ClientSide:
         return not self.outbox.n_withheld and not self._room_for_qos_0(1)
 
     def _room_for_qos_0(self, payload_bytes: int) -> int:
-        """Return how many messages of QoS 0 and of a size may wait, beside those that do."""
+        """Return how many more messages of QoS 0 and of a size may wait."""
         limits = self._limits
         n_messages, n_bytes = self._waiting_at_qos_0()
         # The last message may be larger than what is left.
@@ -343,27 +374,27 @@ class ClientSide:
 
     def _waiting_at_qos_0(self) -> tuple[int, int]:
         """Return (messages of QoS 0 that wait, their payload bytes)."""
-        outbox, acks, runs = self.outbox, self.acks, self.runs
+        outbox, acks, backlog = self.outbox, self.acks, self.qos0_backlog
         return (
-            outbox.n_messages - acks.n_waiting + runs.n_messages,
-            outbox.n_bytes - acks.waiting_bytes + runs.n_bytes,
+            outbox.n_messages - acks.n_waiting + backlog.n_messages,
+            outbox.n_bytes - acks.waiting_bytes + backlog.n_bytes,
         )
 
     def _receive_publish(
         self, data: bytes, first_byte: int, start: int, stop: int, now: float
     ) -> bool | None:
-        """Take one PUBLISH.
+        """Handle one PUBLISH.
 
         Args:
             data: received bytes.
-            first_byte: of the packet.
-            start: where its variable header begins in `data`.
-            stop: where it ends.
+            first_byte: first byte of the packet.
+            start: offset of its variable header in `data`.
+            stop: offset of its end.
             now: monotonic seconds.
 
         Returns:
-            Whether it is passed on unchanged; None, and nothing has changed, where the store has no
-            room for its payload.
+            Whether it is passed on unchanged; None where the payload store has no room, and nothing
+            has changed.
         """
         qos = first_byte >> 1 & 3
         topic_end, packet_id, properties_at, payload_at = read_publish_head(
@@ -386,7 +417,7 @@ class ClientSide:
         if (
             not is_large
             and not self.outbox.n_messages
-            and not self.runs.n_messages
+            and not self.qos0_backlog.n_messages
             and not self.is_paused
             and (not qos or acks.n_inflight < self.receive_maximum)
         ):
@@ -421,20 +452,20 @@ class ClientSide:
         return False
 
     def _take_run(self, data: bytes, position: int, now: float, *, waits: bool) -> int:
-        """Take packets for which nothing has to be done one by one.
+        """Handle several packets at once that need no work one by one.
 
-        Like `read_publish_head`, it reads the packets, itself: of a busy stream each packet costs a
-        comparison of its first bytes, where the way of each takes some microseconds. What is out of
-        the ordinary, or wrong, goes that way.
+        It does what `_receive_publish` does for ordinary packets, for which each packet of a busy
+        stream then costs a comparison of its first bytes instead of some microseconds. Unusual and
+        wrong packets are left to the plain way.
 
         Args:
             data: received bytes.
-            position: where the first packet begins.
+            position: offset of the first packet.
             now: monotonic seconds.
-            waits: QoS 0 is to wait; everything else that is taken is to be passed on.
+            waits: QoS 0 is to wait. The caller passes on everything else that is handled.
 
         Returns:
-            Where the last of them ends; 0, and nothing has changed, where the first is not for this
+            Offset of the end of the last packet handled; 0 where the first one is left to the plain
             way.
         """
         if self.connack is None:
@@ -452,10 +483,10 @@ class ClientSide:
         return 0 if waits else self._pass_run(data, position, now)
 
     def _take_qos_0(self, data: bytes, position: int, *, waits: bool) -> int:
-        """Take packets of QoS 0, of any topics and sizes; see `_take_run`."""
+        """Handle packets of QoS 0, of any topics and sizes; see `_take_run`."""
         limits = self._limits
         if waits and self._shared.outbox_rules.is_first is not None:
-            return 0  # what comes later may be first
+            return 0  # a later message may have to go first
         topics = self._shared.topics.known
         offset = 1 if self._version == MQTT_5 else 0
         end = len(data)
@@ -491,7 +522,7 @@ class ClientSide:
             run_end = end_of_equal_heads(data, data[position:payload_at], stop, size, run_end)
             n_found = (run_end - position) // size
             if waits:
-                self.runs.add(data[position:run_end], n_found, n_found * payload_bytes)
+                self.qos0_backlog.add(data[position:run_end], n_found, n_found * payload_bytes)
             n_messages += n_found
             position = run_end
         self.ledger.matched += n_messages
@@ -500,7 +531,7 @@ class ClientSide:
         return position if n_messages else 0
 
     def _pass_run(self, data: bytes, position: int, now: float) -> int:
-        """Book packets of QoS 1 or 2 that are like the first; see `_take_run`."""
+        """Count packets of QoS 1 or 2 that are like the first one as sent; see `_take_run`."""
         first_byte = data[position]
         end = len(data)
         if first_byte not in _RUN_BYTES or end - position < _LEAST_RUN_BYTES:
@@ -540,7 +571,7 @@ class ClientSide:
         return run_end
 
     def _drop(self, reason: str) -> bool:
-        """Drop a message that has just come; return that it is not passed on."""
+        """Drop a message that has just come; return False, as it is not passed on."""
         self.ledger.matched += 1
         self.ledger.drop(reason)
         return False
@@ -548,8 +579,8 @@ class ClientSide:
     def _drop_for_properties(self, qos: int, packet_id: int) -> None:
         """Refuse a message with more properties than the proxy reads.
 
-        If the connection were closed instead, the broker would send the message again to a session
-        that persists, and the client would never get anything else.
+        If the connection were closed instead, the broker would send the message again to a
+        persistent session, and the client would never get anything else.
         """
         self._drop("properties")
         if qos:
@@ -563,33 +594,30 @@ class ClientSide:
     # -- to the client ----------------------------------------------------------------------
 
     def pause_sending(self) -> None:
-        """The client's connection has too many unsent bytes."""
+        """Note that the client's connection has too many unsent bytes."""
         self.is_paused = True
 
     def resume_sending(self) -> None:
-        """The client's connection has room again."""
+        """Note that the client's connection has room again."""
         self.is_paused = False
         self._urgent_bytes = 0
         self.wants_pump = True
 
     def link_changed(self) -> None:
-        """A sampler has a new estimate: ask the gate again."""
+        """Ask the gate again, as a sampler has a new estimate."""
         self.outbox.link_changed()
         self.wants_pump = True
 
     @property
     def has_more(self) -> bool:
-        """Whether `pump` or `data_to_send` has more once what there was is written."""
+        """Whether `pump` or `data_to_send` has more to do once what there was is written."""
         return self.is_unreadable or (not self.is_paused and (self.wants_pump or self._has_reader))
 
     def pump(self, now: float) -> None:
-        """Move messages that may be sent now from the outbox into `out`.
-
-        Args:
-            now: monotonic seconds.
+        """Take messages that may be sent now from the outbox.
 
         Raises:
-            PeerError: in bytes from the broker that were not parsed before for want of room.
+            PeerError: in bytes from the broker that were not parsed before, as there was no room.
         """
         while self.wants_pump and not self.is_paused:
             self.wants_pump = False
@@ -599,11 +627,11 @@ class ClientSide:
             self._go_on_reading(now)
 
     def _fill_out(self, now: float) -> None:
-        """Move messages into `out`; `wants_pump` where more can follow once these are written."""
+        """Take messages from the outbox; set `wants_pump` where more can follow after these."""
         outbox, acks = self.outbox, self.acks
         while self._out_bytes < self._limits.write_high_bytes:
-            if self.runs.n_messages:  # everything in the outbox came later
-                run, n_messages = self.runs.take()
+            if self.qos0_backlog.n_messages:  # everything in the outbox came later
+                run, n_messages = self.qos0_backlog.take()
                 self._put(run)
                 self.ledger.delivered += n_messages
                 continue
@@ -620,7 +648,7 @@ class ClientSide:
                 break
         else:
             self.wants_pump = True
-        # Where it has passed, the client's window is full, and an acknowledgement comes first.
+        # A time in the past means that the client's window is full: an acknowledgement comes first.
         again = outbox.look_again_at
         self._look_again_at = again if again is not None and again > now else None
         if self.ledger.expired != self._n_expired:
@@ -628,7 +656,7 @@ class ClientSide:
             self._refuse_expired(now)
 
     def next_deadline(self) -> float | None:
-        """Return when `handle_timeout` has work, in monotonic seconds, or None for never."""
+        """Return when `handle_timeout` is due, in monotonic seconds; None for never."""
         first = self.samplers.next_at
         ping_at = self.pings.due_at
         if ping_at is not None and (first is None or ping_at < first):
@@ -640,7 +668,7 @@ class ClientSide:
         return first
 
     def handle_timeout(self, fileno: int, now: float) -> None:
-        """Sample the client's path, and ask for a pump where the gate or the store is to be asked.
+        """Sample the client's path, and set `wants_pump` where the gate or the store is due.
 
         Args:
             fileno: file descriptor of the client's socket, or -1.
@@ -671,13 +699,13 @@ class ClientSide:
         self._retry_at = None
         leftover, self._leftover = self._leftover, b""
         self._scan(leftover, now)
-        while self._backlog and not self._is_stopped:
-            self.receive_data(self._backlog.pop(0), now)
+        while self._unread_chunks and not self._is_stopped:
+            self.receive_data(self._unread_chunks.pop(0), now)
 
     def data_to_send(self) -> list[Buffer]:
-        """Return what is to be written now; of a payload that is read in pieces, the next one.
+        """Return what is to be written now; of a payload that is read in pieces, the next piece.
 
-        While the transport is full, such a payload is not read, and what comes after it stays.
+        While the transport is full, such a payload is not read, and what follows it waits.
         """
         out = self._out
         if not self._has_reader:
@@ -704,12 +732,12 @@ class ClientSide:
         return bool(self._out) and not self.is_unreadable
 
     def _send(self, delivery: Delivery, now: float) -> bool:
-        """Put a message that has left the outbox into `out`; return False if it cannot be read."""
+        """Send a message that has left the outbox; return False if it cannot be read."""
         message = delivery.message
         qos = delivery.qos
         payload = self._shared.begin_to_read(message.payload)
         if payload is None:
-            # The broker still has a message of QoS 1 or 2, and sends it on the next connection.
+            # The broker still has a message of QoS 1 or 2 and sends it on the next connection.
             self.is_unreadable = qos > 0
             if not qos:
                 self.ledger.drop("payload_lost")
@@ -749,10 +777,10 @@ class ClientSide:
             self.ledger.delivered += 1
 
     def _refuse_expired(self, now: float) -> None:
-        """Tell the broker which messages will not be delivered, to free its inflight window.
+        """Tell the broker which messages have expired, to free its inflight window.
 
-        A reason code of 0x80 or above ends the exchange [MQTT-4.4.0-2] and is true: the client
-        never gets the message. Only MQTT 5.0 has expiry, so there always is such a code.
+        A reason code of 0x80 or above ends the exchange [MQTT-4.4.0-2], and is true, as the client
+        never gets the message. Only MQTT 5.0 has expiry, so that there always is such a code.
         """
         for delivery in self.acks.take_expired(now):
             code = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
@@ -761,7 +789,7 @@ class ClientSide:
     # -- acknowledgements and the end -------------------------------------------------------
 
     def acknowledged(self, packet_type: int, packet_id: int, reason_code: int, now: float) -> bool:
-        """Take a client's acknowledgement; return whether the broker may see it."""
+        """Handle a client's acknowledgement; return whether it is passed on to the broker."""
         outcome = self.acks.acknowledge(packet_type, packet_id, reason_code)
         if outcome is Outcome.HELD:
             self._shared.logger.warning(
@@ -789,14 +817,10 @@ class ClientSide:
         return True
 
     def acknowledged_run(self, data: bytes, position: int) -> int:
-        """Take PUBACK packets that end small messages and say nothing more; all are passed on.
-
-        Args:
-            data: received bytes.
-            position: where the first begins.
+        """Handle several PUBACK packets without a reason code for small messages at once.
 
         Returns:
-            Where the last of them ends; `position` where the first is for `acknowledged`.
+            Offset of the end of the last one; `position` where the first one is for `acknowledged`.
         """
         if self._arrivals or self.samplers.wants_acknowledgements:
             return position
@@ -817,11 +841,11 @@ class ClientSide:
     def _observe_latency(
         self, packet_id: int, outcome: Outcome, sent_at: float | None, now: float
     ) -> None:
-        """Take the latency of a large message, or of a small one that a sampler has timed.
+        """Record the latency of a large message, or of a small one that a sampler has timed.
 
         Args:
-            packet_id: of the acknowledged message.
-            outcome: of the acknowledgement.
+            packet_id: packet identifier of the acknowledged message.
+            outcome: effect of the acknowledgement.
             sent_at: monotonic seconds at which a timed message was sent; None for others.
             now: monotonic seconds.
         """
@@ -835,9 +859,9 @@ class ClientSide:
             self._arrivals.pop(packet_id, None)
 
     def close(self) -> None:
-        """Drop waiting messages of QoS 0, and leave those of QoS 1 and 2 to the broker."""
+        """End: drop waiting messages of QoS 0, and leave those of QoS 1 and 2 to the broker."""
         self.outbox.drop_qos0("connection_lost")
-        self.ledger.drop("connection_lost", self.runs.clear())
+        self.ledger.drop("connection_lost", self.qos0_backlog.clear())
         self.ledger.moved += self.ledger.outstanding()
         self.samplers.forget()
         gate = self._shared.gate

@@ -1,9 +1,9 @@
-"""The client's bytes after CONNECT: passed on unchanged, and parsed frame by frame.
+"""The client's bytes after CONNECT, which pass unchanged and are followed packet by packet.
 
-Theory of operation. A frame is passed on as its bytes arrive, never collected, so that a client
-that publishes a large message takes no memory here and adds no delay. Only the first bytes of a
-PUBACK, PUBREC or PUBCOMP are parsed, for the message that they finish; PINGREQ and DISCONNECT are
-noted. Between two frames, and only there, the proxy may insert a packet of its own.
+Theory of operation. A packet is passed on as its bytes arrive and is not collected, so that a large
+message of the client takes no memory here and is not delayed. Only the first bytes of a PUBACK,
+PUBREC or PUBCOMP are parsed, to find the message that it finishes. PINGREQ and DISCONNECT are
+noted. The proxy inserts packets of its own only between two packets.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ OnAcknowledgement: TypeAlias = Callable[[int, int, int], bool]
 """Called with (packet type, packet id, reason code); returns whether the packet is passed on."""
 
 OnAcknowledgements: TypeAlias = Callable[[bytes, int], int]
-"""Called with (received bytes, position of a PUBACK); takes it and others behind it that are passed
-on, and returns where the last of them ends; the position where the first is to be asked about."""
+"""Called with (received bytes, offset of a PUBACK). It handles this one and others behind it, which
+are passed on, and returns the offset of their end. It returns the offset of the first one where
+`OnAcknowledgement` is to be called for it."""
 
 OnPing: TypeAlias = Callable[[], None]
 """Called for each PINGREQ that is passed on."""
@@ -35,14 +36,14 @@ _PINGREQ: Final = 0xC0
 _DISCONNECT: Final = 0xE0
 _ACKNOWLEDGEMENTS: Final = frozenset({PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP})
 _LOOKED_AT_BYTES: Final = 3
-"""Packet id and reason code; properties may follow."""
+"""Bytes of the packet id and the reason code; properties may follow."""
 
 
 class ClientStream:
-    """Follows one client's frames.
+    """Follows the packets of one client.
 
-    Invariant: the passed-on bytes end inside a frame exactly while `_rest_bytes` is above 0 and the
-    frame is not being discarded.
+    Invariant: the passed-on bytes end within a packet exactly while `_rest_bytes` is above 0 and
+    the packet is not being discarded.
 
     Attributes:
         has_disconnected: the client has sent a DISCONNECT.
@@ -69,14 +70,14 @@ class ClientStream:
         on_acknowledgements: OnAcknowledgements,
         on_ping: OnPing,
     ) -> None:
-        """Begin at a frame boundary.
+        """Begin between two packets.
 
         Args:
             version: protocol version of the client's CONNECT.
-            maximum_packet_size: bytes of the largest frame to pass on; see `allow`.
-            on_acknowledgement: asked about each PUBACK, PUBREC and PUBCOMP.
-            on_acknowledgements: takes PUBACK packets that need not be looked at one by one.
-            on_ping: told of each PINGREQ.
+            maximum_packet_size: bytes of the largest packet to pass on; see `allow`.
+            on_acknowledgement: is called for each PUBACK, PUBREC and PUBCOMP.
+            on_acknowledgements: is called for PUBACK packets before `on_acknowledgement`.
+            on_ping: is called for each PINGREQ.
         """
         self._version = version
         self._maximum_packet_size = maximum_packet_size
@@ -90,29 +91,29 @@ class ClientStream:
         self.has_disconnected = False
 
     def allow(self, maximum_packet_size: int) -> None:
-        """Pass on no larger frames than this from now on, if that is less than before."""
+        """Lower the size of the largest packet to pass on, if this is less than before."""
         self._maximum_packet_size = min(self._maximum_packet_size, maximum_packet_size)
 
     def insert(self, frame: bytes) -> bytes:
-        """Return a packet of the proxy's own if it may be sent now; else b"", and keep it."""
+        """Return a packet of the proxy's own if it may be sent now; else keep it and return b""."""
         if self._rest_bytes and not self._is_discarding:
             self._insertions.append(frame)
             return b""
         return frame
 
     def end(self) -> None:
-        """Drop the callbacks, which breaks the reference cycle of their owner and this stream."""
+        """Drop the callbacks, which breaks the reference cycle with their owner."""
         self._on_acknowledgement = _pass_nothing
         self._on_acknowledgements = _take_none
         self._on_ping = _tell_nobody
 
     def receive_data(self, chunk: bytes, out: list[bytes]) -> None:
-        """Take bytes from the client and append what is to be passed on to `out`.
+        """Handle bytes from the client, and append to `out` what is to be passed on.
 
         Raises:
-            MalformedPacketError: a frame or an acknowledgement cannot be parsed.
-            ProtocolError: a packet that is too large, or that a client never sends here. The bytes
-                before it are passed on.
+            MalformedPacketError: a packet cannot be parsed.
+            ProtocolError: a packet is too large, or not allowed here. The bytes before it are
+                passed on.
         """
         data = self._tail + chunk if self._tail else chunk
         self._tail = b""
@@ -155,9 +156,9 @@ class ClientStream:
                 out.append(data[begin:position])
 
     def _pass_run(self, data: bytes, position: int) -> int:
-        """Pass on whole packets of one kind; return where the last of them ends.
+        """Pass on several whole packets of one kind at once; return the offset of their end.
 
-        What is out of the ordinary, or wrong, is left to `_read_header`.
+        Unusual and wrong packets are left to `_read_header`.
         """
         if data[position] == _PUBACK:
             return self._on_acknowledgements(data, position)
@@ -175,13 +176,13 @@ class ClientStream:
         return position
 
     def _skip(self, position: int, end: int) -> int:
-        """Return the position after the frame's available bytes."""
+        """Return the offset after the available bytes of the packet."""
         n_bytes = min(self._rest_bytes, end - position)
         self._rest_bytes -= n_bytes
         return position + n_bytes
 
     def _read_header(self, data: bytes, position: int) -> tuple[int, int]:
-        """Return (where the body starts, its bytes); (0, 0) while bytes are missing."""
+        """Return (offset of the body, its length); (0, 0) while bytes are missing."""
         first_byte = data[position]
         check_first_byte(first_byte, Direction.UPSTREAM, self._version)
         if first_byte >> 4 == PacketType.CONNECT:
@@ -192,7 +193,7 @@ class ClientStream:
         return start, length
 
     def _passes(self, data: bytes, position: int, start: int, length: int) -> bool:
-        """Return whether an acknowledgement is passed on, once its relevant bytes are there."""
+        """Return whether an acknowledgement, whose first bytes are there, is passed on."""
         packet_type = data[position] >> 4
         is_mqtt_5 = self._version == ProtocolVersion.MQTT_5
         if length < 2 or (length > 2 and not is_mqtt_5):

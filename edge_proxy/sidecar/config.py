@@ -1,4 +1,4 @@
-"""The proxy's file: listeners, a broker, limits and plugins; checked completely at start."""
+"""Reads and checks the proxy's file: listeners, the broker, limits and plugins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ALL_INTERFACES: Final = frozenset({None, "0.0.0.0", "::"})  # noqa: S104 (recog
 _THIS_MACHINE: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 _SHORT_FORM: Final = re.compile(r"^listeners(\.default)?(?=\.|$)")
-"""Where the keys of `listener` stand while they are read."""
+"""Path in problems of the keys of `listener`, which are read as those of `listeners.default`."""
 
 Identity: TypeAlias = Literal["none", "proxy_v2", "user_property"]
 """How the broker is told who a client is."""
@@ -131,22 +131,14 @@ class ProxyConfig:
 
     Attributes:
         file: its name as the user gave it.
-        listeners: by name, in the order of the file; at least one.
-        upstream: the broker behind the proxy.
-        identity: how it is told who a client is.
-        drain_seconds: how long a stop waits for withheld messages.
-        server_reference: what MQTT 5 clients are told at a stop; None for nothing.
-        limits: what clients may take.
-        plugins: short name of a plugin to its keys, in the order of the file.
+        keys: its top level.
+        listeners: listeners by name, in the order of the file; at least one.
+        plugins: keys of each plugin by its short name, in the order of the file.
     """
 
     file: str
+    keys: ProxyKeys
     listeners: Mapping[str, Listener]
-    upstream: UpstreamKeys
-    identity: Identity
-    drain_seconds: float
-    server_reference: str | None
-    limits: ProxyLimits
     plugins: Mapping[str, Mapping[str, Any]]
 
 
@@ -163,7 +155,7 @@ def parse_proxy_config(document: str | Mapping[str, Any], file: str) -> ProxyCon
     """Check a proxy file given as YAML text or as a mapping.
 
     Raises:
-        ConfigError: as `load_proxy_config`.
+        ConfigError: with every wrong place that was found.
     """
     mapping = parse_mapping(document, file) if isinstance(document, str) else document
     reading = FileReading(file)
@@ -175,20 +167,12 @@ def parse_proxy_config(document: str | Mapping[str, Any], file: str) -> ProxyCon
         _check_no_circle(keys.upstream, listeners.values(), reading)
     if reading.problems:
         raise ConfigError(file, reading.problems)
-    return ProxyConfig(
-        file=file,
-        listeners=listeners,
-        upstream=keys.upstream,
-        identity=keys.identity,
-        drain_seconds=keys.drain_seconds,
-        server_reference=keys.server_reference,
-        limits=keys.limits,
-        plugins={name: own or {} for name, own in keys.plugins.items()},
-    )
+    plugins = {name: own or {} for name, own in keys.plugins.items()}
+    return ProxyConfig(file, keys, listeners, plugins)
 
 
 def _listeners(keys: ProxyKeys, reading: FileReading) -> dict[str, Listener]:
-    """Return the listeners; their problems are noted."""
+    """Return the listeners, and note their problems."""
     if keys.listener is not None and keys.listeners is not None:
         reading.wrong("listener", "listeners beside it", "one of the two")
         return {}
@@ -201,7 +185,7 @@ def _listeners(keys: ProxyKeys, reading: FileReading) -> dict[str, Listener]:
                 "no such key: the size class of a subscription is for the broker to know",
             )
     listeners = read_listeners(section, reading).listeners
-    if keys.listener is not None:  # problems name what stands in the file
+    if keys.listener is not None:  # problems are to name the keys of the file
         reading.problems[:] = [
             replace(problem, path=_SHORT_FORM.sub("listener", problem.path))
             for problem in reading.problems

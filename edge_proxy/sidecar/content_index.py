@@ -1,8 +1,8 @@
 """Stores equal payloads once, although they arrive once for each subscriber.
 
-A broker sends a message to each of its clients, so the proxy receives its payload as often as it
-has subscribers. Waiting payloads are looked up by their content: equal bytes are stored once, in
-memory or in the payload store of a plugin, and freed with their last reference.
+A broker sends a message to each of its subscribers, so that the proxy receives its payload several
+times. Waiting payloads are looked up by their content: equal bytes are stored once, in memory or in
+the payload store of a plugin, and freed with their last reference.
 """
 
 from __future__ import annotations
@@ -50,17 +50,12 @@ class IndexedPayload:
 class ContentIndex:
     """Keeps equal payloads once, by their SHA-256, and each of them in a `PayloadStore`.
 
-    The digest alone decides: two payloads with the same digest cannot be constructed, so no client
-    gets a payload that was meant for another. A store that wants a copy for each subscriber gets
-    each payload as it comes.
+    Comparing digests suffices: nobody can construct two payloads with the same digest, so that no
+    client gets a payload that was meant for another. A store that wants a copy for each subscriber
+    gets each payload as it comes.
     """
 
     def __init__(self, store: PayloadStore | None = None) -> None:
-        """Begin without payloads.
-
-        Args:
-            store: for payloads longer than `STORED_ABOVE_BYTES`; None for memory.
-        """
         self.store = PayloadStore() if store is None else store
         self._copies = overridden(self.store.copy, PayloadStore.copy) is not None
         self._by_digest: WeakValueDictionary[bytes, IndexedPayload] = WeakValueDictionary()

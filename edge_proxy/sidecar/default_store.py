@@ -1,8 +1,8 @@
-"""Where payloads wait if the proxy's file says nothing: in memory, then in files of bounded size.
+"""The default payload store of the proxy: memory, then files of bounded size.
 
-A window of withheld messages, of many clients, is more than a process may hold in memory unasked,
-and less than what a disk has. So the store spills, as the plugin `memory` does with ``store:
-spill``; the plugin replaces it.
+Withheld messages of many clients are more than a process should keep in memory unasked, and less
+than a disk has. So the store spills, as the plugin `memory` does with ``store: spill``. The plugin
+replaces it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,15 @@ from penstock.plugins.memory.spill_file import SpillFile
 from penstock.plugins.memory.store import MemoryPlugin
 
 DISK_LIMIT: Final = 10**9
-"""Bytes. A thousand different pictures of 1 MB, each once for all clients: enough for 50 clients
-that have mosquitto's window of 20 withheld, all different; no system runs full from it."""
+"""Most bytes in files: a thousand different pictures of 1 MB, which suffice for 50 clients with
+mosquitto's window of 20 messages withheld, all different. They fill no ordinary disk."""
 
 DIRECTORY: Final = "/var/tmp"  # noqa: S108 (the files have no name)
-"""For temporary files on a disk: /tmp is in memory on many systems, which would save none."""
+"""Directory for temporary files on a disk; /tmp is in memory on many systems."""
 
 
 def choose_store(plugins: LoadedPlugins, logger: logging.Logger) -> PayloadStore | None:
-    """Return the store of the proxy's file, else the default one; None for memory alone.
-
-    Args:
-        plugins: of the proxy's file.
-        logger: for what an operator should know.
-    """
+    """Return the store of the proxy's file, else the default one; None for memory alone."""
     if any(isinstance(plugin, MemoryPlugin) for plugin in plugins.plugins):
         return plugins.payload_store
     return plugins.payload_store or _make_default_store(logger)

@@ -1,4 +1,4 @@
-"""The two ways through the proxy, and the packets that may go each way."""
+"""The two directions through the proxy, and the packets that are allowed in each."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _FIRST_BYTES: Final = {
     Direction.UPSTREAM: _BOTH_WAYS | {0x10, 0x82, 0xA2, 0xC0, 0xE0},
     Direction.DOWNSTREAM: _BOTH_WAYS | {0x20, 0x90, 0xB0, 0xD0},
 }
-"""Packet types and flags of Tables 2-1 and 2-2 of every version, by direction."""
+"""First bytes that are allowed in each direction, by Tables 2-1 and 2-2 of every version."""
 
 _OF_MQTT_5: Final = frozenset({0xE0, 0xF0})
-"""DISCONNECT and AUTH, which MQTT 5.0 has in both directions."""
+"""First bytes of DISCONNECT and AUTH, which MQTT 5.0 allows in both directions."""
 
 _VERSION_NAMES: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 
@@ -47,12 +47,12 @@ def check_first_byte(first_byte: int, direction: Direction, version: int) -> Non
 
     Args:
         first_byte: packet type and flags.
-        direction: of the packet.
+        direction: direction of the packet.
         version: protocol version of the client's CONNECT.
 
     Raises:
         MalformedPacketError: no packet has this type and these flags [MQTT-2.1.3-1].
-        ProtocolError: such a packet never has this direction in this version.
+        ProtocolError: such a packet is not allowed in this direction in this version.
     """
     if first_byte in _FIRST_BYTES[direction]:
         return

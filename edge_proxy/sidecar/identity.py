@@ -1,8 +1,8 @@
-"""Who a client is, as the broker behind the proxy is told.
+"""Tells the broker behind the proxy who a client is.
 
-A client's network connection and its TLS end at the proxy: the broker sees the proxy's address and
-certificate. So that its log, its limits and its access control can still tell clients apart, the
-proxy says who each of them is: in a header of the PROXY protocol, or in user properties of CONNECT.
+A client's network connection and its TLS end at the proxy, so that the broker sees the proxy's
+address and certificate. The proxy says who each client is in a header of the PROXY protocol or in
+user properties of CONNECT. So the broker's log, limits and access control can distinguish clients.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All samplers of one client's path; an exception in one of them affects no delivery."""
+"""Calls all samplers of one client's path; an exception in one of them affects no delivery."""
 
 from __future__ import annotations
 
@@ -11,27 +11,15 @@ from penstock.broker.sending.core_context import times_packets
 
 
 class LinkSamplers:
-    """Passes the events of one link to each sampler, and calls it once in each of its periods.
+    """Passes the events of one link to each sampler, and calls each once in its period.
 
     Attributes:
-        next_at: monotonic seconds at which `sample` is due, or None for never.
+        next_at: monotonic seconds at which `sample` is due; None for never.
     """
 
     __slots__ = ("_due_at", "_guard", "_link", "_samplers", "_spares", "_timing", "next_at")
 
-    def __init__(
-        self,
-        samplers: Sequence[LinkSampler],
-        link: Link,
-        guard: Guard,
-    ) -> None:
-        """Begin with a link that is not connected.
-
-        Args:
-            samplers: of the proxy.
-            link: to this client.
-            guard: for their calls.
-        """
+    def __init__(self, samplers: Sequence[LinkSampler], link: Link, guard: Guard) -> None:
         self._samplers = samplers
         self._timing = tuple(sampler for sampler in samplers if times_packets(sampler))
         self._spares = len(self._timing) == 1 and self._timing[0].is_sparing
@@ -41,7 +29,7 @@ class LinkSamplers:
         self.next_at: float | None = None
 
     def connected(self, now: float) -> None:
-        """The client was accepted: sample it from now on."""
+        """Sample the client from now on, as it was accepted."""
         for sampler in self._samplers:
             self._guard.call(sampler, sampler.connected, self._link, now, otherwise=None)
             if sampler.period is not None:
@@ -49,14 +37,11 @@ class LinkSamplers:
         self.next_at = min(self._due_at.values(), default=None)
 
     def sample(self, fileno: int, now: float) -> bool:
-        """Ask the samplers whose period has passed.
+        """Call the samplers whose period has passed; return whether there is a new estimate.
 
         Args:
             fileno: file descriptor of the client's socket, or -1.
             now: monotonic seconds.
-
-        Returns:
-            Whether the link has a new estimate.
         """
         is_news = False
         for sampler, at in self._due_at.items():
@@ -69,7 +54,7 @@ class LinkSamplers:
         return is_news
 
     def sent(self, packet_id: int, payload_bytes: int, now: float) -> None:
-        """A QoS 1 or 2 PUBLISH was handed to the client's connection."""
+        """Note that a PUBLISH of QoS 1 or 2 was handed to the client's connection."""
         link = self._link
         if self._timing and not (self._spares and now < link.quiet_until):
             self._guard.tell_each(
@@ -77,13 +62,7 @@ class LinkSamplers:
             )
 
     def sent_run(self, packet_ids: bytes | bytearray, payload_bytes: int, now: float) -> None:
-        """Several of them were, like each other.
-
-        Args:
-            packet_ids: two bytes each.
-            payload_bytes: of each.
-            now: monotonic seconds.
-        """
+        """Note several of them, of one size, by their packet ids of two bytes each."""
         if self._timing and not (self._spares and now < self._link.quiet_until):
             for high, low in zip(packet_ids[::2], packet_ids[1::2], strict=True):
                 self.sent(high << 8 | low, payload_bytes, now)
@@ -97,7 +76,7 @@ class LinkSamplers:
         return bool(self._timing) and waits
 
     def acknowledged(self, packet_id: int, now: float) -> bool:
-        """Its PUBACK or PUBREC has come; return whether the link has a new estimate."""
+        """Note a PUBACK or PUBREC; return whether there is a new estimate."""
         is_news = False
         if not self.wants_acknowledgements:
             return False
@@ -109,7 +88,7 @@ class LinkSamplers:
         return is_news
 
     def forget(self) -> None:
-        """The client has left."""
+        """Note that the client has left."""
         self._due_at.clear()
         self.next_at = None
         self._guard.tell_each(self._samplers, lambda sampler: sampler.forget(self._link))

@@ -1,15 +1,15 @@
 """One client and its connection to the broker, without the network.
 
-Theory of operation. The client speaks first: its CONNECT has the protocol version and causes a
-connection to the broker. From then on the client's bytes go upstream unchanged (`client_stream`),
-and the broker's go downstream through the outbox (`client_side`). When either side ends, both end.
-Messages that the client has not acknowledged by then, sent or withheld, are unacknowledged for the
-broker, too, which sends them again to a session that persists.
+Theory of operation. The client's CONNECT has the protocol version, and makes the proxy connect to
+the broker. From then on, the client's bytes go upstream unchanged (`client_stream`), and the
+broker's go downstream through the outbox (`client_side`). When either connection ends, both end.
+The broker has no acknowledgement of messages that the client has not acknowledged by then, sent or
+withheld, and sends them again to a persistent session.
 
-The CONNECT of MQTT 3.1.1 is passed on unchanged. In that of MQTT 5.0 three properties are the
-proxy's own (`upstream_connect`). Topic Alias Maximum is left out: the meaning of an alias depends
-on earlier packets, so aliases would break where messages overtake each other. Receive Maximum is
-the proxy's, which keeps to the client's own itself. Maximum Packet Size is at most the proxy's.
+A CONNECT of MQTT 3.1.1 is passed on unchanged. In one of MQTT 5.0, three properties are the proxy's
+(`upstream_connect`). Topic Alias Maximum is left out: the meaning of an alias depends on earlier
+packets, so that aliases break where messages overtake each other. Receive Maximum is the proxy's
+own, and the proxy observes the client's. Maximum Packet Size is at most the proxy's.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ class ProxiedClient:
     """One client and its connection to the broker.
 
     Attributes:
-        client: the way to the client; only once `wants_broker`.
-        link: to the client.
+        client: the packets for the client; it exists once `wants_broker`.
+        link: the network path to the client.
         version: protocol version of the CONNECT; before it, 3.1.1.
         fileno: file descriptor of the client's socket, or -1; set by `ClientTransport`.
-        wants_broker: CONNECT has come: a connection to the broker is needed.
-        is_closing: both connections are to be closed after everything to be sent was written.
+        wants_broker: CONNECT has come, so that a connection to the broker is needed.
+        is_closing: both connections are to be closed once everything was written.
         is_unanswered: it is closing because the broker has not answered the CONNECT.
-        is_cut_off: it is closing because the broker has ended the connection, or sent something
-            else, in place of a CONNACK.
-        has_given_up: the client has left while the broker had not answered its CONNECT.
-        has_left: the client's connection has ended before that to the broker.
+        is_cut_off: it is closing because the broker has ended the connection or sent something else
+            in place of a CONNACK.
+        has_given_up: the client has left before the broker had answered its CONNECT.
+        has_left: the client's connection has ended before the one to the broker.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class ProxiedClient:
         identity: ClientIdentity | None = None,
         connack_timeout_seconds: float,
     ) -> None:
-        """Take a client that has just connected to the proxy.
+        """Begin with a client that has just connected to the proxy.
 
         Args:
-            shared: of the proxy.
+            shared: what all clients share.
             peer: address of the client, for the log.
             now: monotonic seconds.
             listener: name of the listener that it has connected to.
-            refusal: reason code that answers its CONNECT; None: the CONNECT goes to the broker.
-            identity: what the CONNECT of MQTT 5 tells the broker of it; None for nothing.
+            refusal: reason code that answers its CONNECT; None passes the CONNECT to the broker.
+            identity: what a CONNECT of MQTT 5 tells the broker about the client; None for nothing.
             connack_timeout_seconds: time from its CONNECT to the broker's CONNACK.
         """
         self._shared = shared
@@ -117,7 +117,7 @@ class ProxiedClient:
     # -- what `ClientTransport` calls ------------------------------------------------------------
 
     def receive_data(self, direction: Direction, chunk: bytes, now: float) -> None:
-        """Take bytes in a direction; a peer's fault never raises here."""
+        """Handle bytes of a direction; a peer's fault never raises here."""
         self._now = now
         if self.is_closing:
             return
@@ -134,32 +134,29 @@ class ProxiedClient:
             self._peer_failed(direction, error)
 
     def broker_connected(self) -> None:
-        """The connection to the broker is established."""
+        """Note that the connection to the broker is established."""
         self._has_broker = True
         if self.has_left:
             self._end(self._how_it_ended(Direction.UPSTREAM, ""))
 
     def broker_unreachable(self, reason: str) -> None:
-        """There will be no connection to the broker: close that of the client.
+        """Close the client's connection, as there will be none to the broker.
 
-        A CONNACK would be the last word to many clients: MQTT.js and mosquitto_sub do not try again
-        after one that refuses, and do after a connection that was closed.
-
-        Args:
-            reason: for the log.
+        A CONNACK would be worse: MQTT.js and mosquitto_sub do not connect again after one that
+        refuses, and do so after a connection that was closed.
         """
         if not self.is_closing:
             self._end(f"closed: {reason}")
 
     def connection_lost(self, direction: Direction, now: float, reason: str = "") -> None:
-        """The connection whose bytes have a direction has ended.
+        """Note that a connection has ended.
 
-        A client may send all of its packets and leave at once. Over TLS and WebSocket, its end is
-        then known while the connection to the broker is still being established. The proxied ends
-        after what has come was passed on.
+        A client may send all of its packets and leave at once. Over TLS and WebSocket, its end may
+        then be known while the connection to the broker is still being established. What has come
+        is passed on before all ends.
 
         Args:
-            direction: UPSTREAM for that of the client, DOWNSTREAM for that of the broker.
+            direction: UPSTREAM for the client's connection, DOWNSTREAM for the broker's.
             now: monotonic seconds.
             reason: why it ended; "" where it was closed normally.
         """
@@ -171,17 +168,12 @@ class ProxiedClient:
                 self.has_given_up = self.client.connack is None
             if self.wants_broker and not self._has_broker and not reason:
                 return
-        # A stranger that has sent no CONNECT is a load balancer's health check, all day.
+        # One without a CONNECT is a load balancer's health check, which comes all day.
         level = logging.INFO if self.wants_broker else logging.DEBUG
         self._end(self._how_it_ended(direction, reason), level)
 
     def _how_it_ended(self, direction: Direction, reason: str) -> str:
-        """Return why one of the connections has ended, for the log.
-
-        Args:
-            direction: of its bytes.
-            reason: as the transport has it; "" where it was closed normally.
-        """
+        """Return why a connection has ended, for the log; arguments as of `connection_lost`."""
         if not reason and self.wants_broker:
             if self._stream.has_disconnected:
                 return "the client has disconnected"
@@ -204,7 +196,7 @@ class ProxiedClient:
 
     @property
     def answer(self) -> int | None:
-        """Reason code of the broker's CONNACK; None as long as there is none."""
+        """Reason code of the broker's CONNACK; None before it."""
         connack = self.client.connack if self.wants_broker else None
         return None if connack is None else connack.reason_code
 
@@ -215,12 +207,12 @@ class ProxiedClient:
 
     @property
     def is_broker_silent(self) -> bool:
-        """Whether the broker says nothing on this connection, not to PINGREQ either."""
+        """Whether the broker says nothing on this connection, and answers no PINGREQ."""
         return self.wants_broker and self.client.pings.silent_since is not None
 
     @property
     def is_drained(self) -> bool:
-        """Whether the client has been sent everything, and has acknowledged it."""
+        """Whether the client was sent everything and has acknowledged it."""
         if self.is_closing or not self._is_accepted:
             return True
         return not self.client.n_waiting and not len(self.client.acks)
@@ -231,9 +223,9 @@ class ProxiedClient:
         """End both connections, and send an MQTT 5 client the reason.
 
         Args:
-            reason_code: of its DISCONNECT.
+            reason_code: reason code of its DISCONNECT.
             now: monotonic seconds.
-            server_reference: another server, of which its DISCONNECT tells; None for none.
+            server_reference: Server Reference of its DISCONNECT, or None.
         """
         self._now = now
         if not self.is_closing:
@@ -251,13 +243,13 @@ class ProxiedClient:
             if client.is_unreadable and not out and not self.is_closing:
                 self._payload_lost()
             if out or client.has_rest or client.is_unreadable:
-                return out  # a packet that has begun and cannot go on has nothing behind it
+                return out  # nothing may follow a packet that cannot be completed
         last_words, self._last_words = self._last_words, []
         return last_words
 
     @property
     def has_rest(self) -> bool:
-        """Whether the client's connection, which is to be closed, gets something before."""
+        """Whether something is still to be sent before the client's connection is closed."""
         return self.wants_broker and self.client.has_rest
 
     def wants_reading(self, direction: Direction) -> bool:
@@ -269,14 +261,14 @@ class ProxiedClient:
         return self._has_broker and not self._is_broker_paused
 
     def pause_sending(self, direction: Direction) -> None:
-        """The transport for bytes of a direction has too many unsent bytes."""
+        """Note that the transport which sends bytes of a direction is full."""
         if direction is Direction.UPSTREAM:
             self._is_broker_paused = True
         elif self.wants_broker:
             self.client.pause_sending()
 
     def resume_sending(self, direction: Direction) -> None:
-        """The transport for bytes of a direction has room again."""
+        """Note that the transport which sends bytes of a direction has room again."""
         if direction is Direction.UPSTREAM:
             self._is_broker_paused = False
         elif self.wants_broker:
@@ -286,7 +278,7 @@ class ProxiedClient:
         """Send the client's waiting messages, as far as its connection has room.
 
         Args:
-            unsent_bytes: what the client's transport has taken and not sent.
+            unsent_bytes: bytes that the client's transport has not sent yet.
             now: monotonic seconds.
         """
         if not self._is_accepted or self.is_closing:
@@ -311,7 +303,7 @@ class ProxiedClient:
         return bool(self._last_words) or (self.wants_broker and self.client.has_more)
 
     def next_deadline(self) -> float | None:
-        """Return when `handle_timeout` has work, in monotonic seconds, or None for never."""
+        """Return when `handle_timeout` is due, in monotonic seconds; None for never."""
         if self.is_closing:
             return None
         if not self.wants_broker:
@@ -328,7 +320,8 @@ class ProxiedClient:
                 self._end("no CONNECT in time")
             return
         if self._connack_due is not None and now >= self._connack_due:
-            self._no_connack()
+            self.is_unanswered = True
+            self._end(f"closed: no CONNACK in {self._connack_timeout_seconds:g} s")
             return
         self.client.handle_timeout(self.fileno, now)
         pings = self.client.pings
@@ -347,7 +340,7 @@ class ProxiedClient:
         """Collect the CONNECT; bytes that come with it follow it upstream.
 
         Raises:
-            PeerError: this is no CONNECT.
+            PeerError: this is not a CONNECT.
         """
         data = self._buffer.receive_data(chunk)
         if not data:
@@ -400,14 +393,14 @@ class ProxiedClient:
         self.client.pinged(self._now)
 
     def _look_for_connack(self, now: float) -> None:
-        """Take the broker's answer to CONNECT, once it has come."""
+        """Handle the broker's CONNACK, once it has come."""
         connack = self.client.connack
         if connack is None:
             return
         if connack.reason_code:  # the connection ends here [MQTT-3.2.2-7]
             self._end(f"refused by the broker: {describe_reason_code(connack.reason_code)}")
             return
-        # MQTT 3.1.1 tells nobody which Client Identifier the broker has given.
+        # MQTT 3.1.1 does not say which Client Identifier the broker has assigned.
         given = connack.properties.get("assigned_client_identifier")
         self.link.client_id = given or self.link.client_id or self._peer
         self._stream.allow(connack.properties.get("maximum_packet_size", MAX_PACKET_SIZE))
@@ -417,18 +410,13 @@ class ProxiedClient:
         self.client.wants_pump = True
         self.client.samplers.connected(now)
 
-    def _no_connack(self) -> None:
-        """End: the broker has neither answered the CONNECT nor closed the connection."""
-        self.is_unanswered = True
-        self._end(f"closed: no CONNACK in {self._connack_timeout_seconds:g} s")
-
     # -- the end --------------------------------------------------------------------------------
 
     def _peer_failed(self, direction: Direction, error: PeerError) -> None:
         """End both connections for the fault of one side."""
         self._note_cut_off(direction)
         if direction is Direction.DOWNSTREAM:
-            if not self.is_cut_off:  # else as where there is no broker
+            if not self.is_cut_off:  # else it is as if there were no broker
                 self._disconnect(ReasonCode.UNSPECIFIED_ERROR)
         elif self._is_accepted:
             self._disconnect(error.reason_code)
@@ -460,12 +448,7 @@ class ProxiedClient:
             self._last_words.append(write_packet(connack, self.version))
 
     def _end(self, reason: str, level: int = logging.INFO) -> None:
-        """Close the ledger, once, and log its sums.
-
-        Args:
-            reason: for the log.
-            level: of the line in the log.
-        """
+        """End both connections, once, and log the reason and what became of the messages."""
         if self.is_closing:
             return
         self.is_closing = True
@@ -483,7 +466,7 @@ class ProxiedClient:
         shared.logger.log(level, "%s: ended: %s%s", self, reason, account)
 
     def _leave(self) -> None:
-        """Let reports tell of the client as one that has gone, without what waited for it."""
+        """Keep a report of the client as one that has gone, without what waited for it."""
         shared, client, link = self._shared, self.client, self.link
         if shared.by_client_id.get(link.client_id) is not self:
             return  # a newer connection of the same client
@@ -505,13 +488,7 @@ class ProxiedClient:
 
 
 def upstream_connect(connect: Connect, frame: bytes, limits: ProxyLimits) -> bytes:
-    """Return a CONNECT as the broker gets it.
-
-    Args:
-        connect: as read.
-        frame: its bytes; returned unchanged for versions before MQTT 5.0.
-        limits: of the proxy.
-    """
+    """Return a CONNECT as the broker gets it: `frame` itself for versions before MQTT 5.0."""
     if connect.protocol_version != ProtocolVersion.MQTT_5:
         return frame
     properties = {

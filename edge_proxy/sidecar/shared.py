@@ -1,4 +1,4 @@
-"""What all clients of one proxy share, and the ledgers of those that have left."""
+"""State that all clients of one proxy share, and the ledgers of those that have left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.broker.outbox.outbox_limits import OutboxRules
 from penstock.broker.payload import PIECE_BYTES, Payload, PayloadReader
 from penstock.broker.plugin_guard import Guard
 from penstock.edge_proxy.sidecar.content_index import ContentIndex
-from penstock.edge_proxy.sidecar.topic_cache import TopicCache
+from penstock.edge_proxy.sidecar.publish_cache import TopicCache
 
 if TYPE_CHECKING:
     from penstock.edge_proxy.sidecar.config import ProxyLimits
@@ -53,22 +53,22 @@ class Shared:
     """What all clients of one proxy share.
 
     Attributes:
-        limits: of one client.
+        limits: limits of one client.
         gate: the delivery gate.
-        outbox_rules: common to the outboxes of all clients.
-        samplers: write what they learn of each client's path.
-        topics: cached data of each topic.
-        payloads: waiting payloads, each once.
-        logger: for what an operator should know.
-        counters: of connections that were refused.
-        ended: the sum of the ledgers of clients that have left. What they had not acknowledged has
-            `moved`: the broker sends it again to a session that persists.
+        outbox_rules: rules of the outboxes of all clients.
+        samplers: samplers of the clients' paths.
+        topics: cache of topics.
+        payloads: waiting payloads, each stored once.
+        logger: logger of the proxy.
+        counters: counts of connections that were refused.
+        ended: sum of the ledgers of clients that have left. What they had not acknowledged counts
+            as `moved`: the broker sends it again to a persistent session.
         running: clients that have sent a CONNECT to the broker, until they end.
         by_client_id: the clients that the broker has accepted, by Client Identifier.
-        last_clients: those that have left last.
-        n_ended: how many have left; clients that the broker refused are not counted.
+        last_clients: the clients that have left last.
+        n_ended: how many clients have left, without those that the broker has refused.
         extension_errors: exceptions raised by plugins, by the name of the plugin.
-        guard: for each call into a plugin.
+        guard: makes each call into a plugin.
         user_properties_ignored: CONNECT packets with a user property for the gate whose value it
             could not use.
     """
@@ -82,15 +82,6 @@ class Shared:
         samplers: Sequence[LinkSampler] = (),
         payload_store: PayloadStore | None = None,
     ) -> None:
-        """Begin without clients.
-
-        Args:
-            limits: from the proxy's file.
-            logger: for what an operator should know.
-            gate: None for no withholding.
-            samplers: in the order of the file.
-            payload_store: None for payloads in memory.
-        """
         self.limits = limits
         self.logger = logger
         self.counters = Counters()
@@ -124,16 +115,16 @@ class Shared:
         return self.guard.call(self.gate, self.gate.threshold_l, link, otherwise=None)
 
     def keep(self, data: bytes) -> Payload | None:
-        """Return what stands for a payload; None where its store has no room for it."""
+        """Store a payload and return its handle; None where its store has no room for it."""
         payloads = self.payloads
         return self.guard.call(payloads.store, payloads.keep, data, otherwise=None)
 
     def read(self, read: Callable[[], _Read]) -> _Read | None:
-        """Return what a call reads of a payload; None where its store cannot read it back."""
+        """Return what a call reads of a payload; None where the store cannot read it back."""
         return self.guard.call(self.payloads.store, read, otherwise=None)
 
     def begin_to_read(self, payload: Payload) -> bytes | PayloadReader | None:
-        """Return a payload, or what reads it in pieces; None where it cannot be read back."""
+        """Return a payload, or a reader of its pieces; None where it cannot be read back."""
         return self.read(partial(_begin_to_read, payload))
 
     def introduce(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> None:
@@ -146,10 +137,10 @@ class Shared:
 
 
 def _begin_to_read(payload: Payload) -> bytes | PayloadReader:
-    """Return a payload, or what reads it in pieces.
+    """Return a payload, or a reader of its pieces.
 
-    Also one in memory is read in pieces: the reader refers to what the index shares, so that equal
-    payloads are found until the last client has the last piece.
+    A payload in memory is read in pieces, too: the reader refers to what the index shares, so that
+    equal payloads are found until the last client has the last piece.
 
     Raises:
         OSError: its store cannot read it back.

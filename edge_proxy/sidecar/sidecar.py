@@ -77,36 +77,36 @@ class Sidecar:
         plugins = load_plugins(config, listeners=config.listeners, clients=reports, is_proxy=True)
         _check_plugins(plugins, config)
         self.shared = Shared(
-            config.limits,
+            config.keys.limits,
             logger=self._logger,
             gate=plugins.gate,
             samplers=plugins.samplers,
             payload_store=choose_store(plugins, self._logger),
         )
         self.upstreams = Upstreams(
-            config.upstream,
+            config.keys.upstream,
             self._logger,
-            check_header=LOCAL_HEADER if config.identity == "proxy_v2" else b"",
+            check_header=LOCAL_HEADER if config.keys.identity == "proxy_v2" else b"",
         )
         reports.attach(self.shared, self.upstreams)
         self._reception = Reception(
             Admission(
                 self.shared.counters,
                 connections=self._connections(sum(one.open_files for one in plugins.plugins)),
-                connections_per_address=config.limits.connections_per_address,
+                connections_per_address=config.keys.limits.connections_per_address,
             ),
             self.shared.counters,
             self._logger,
             clock=time.monotonic,
-            timeout=config.limits.connect_timeout_seconds,
+            timeout=config.keys.limits.connect_timeout_seconds,
         )
         self._clients = ProxiedClients(
             self.shared,
             self._reception,
             self.upstreams,
-            connack_timeout_seconds=config.upstream.connack_timeout_seconds,
-            identity=config.identity,
-            server_reference=config.server_reference,
+            connack_timeout_seconds=config.keys.upstream.connack_timeout_seconds,
+            identity=config.keys.identity,
+            server_reference=config.keys.server_reference,
         )
         self._plugins = plugins
         await plugins.start()
@@ -116,7 +116,7 @@ class Sidecar:
                 listener,
                 self._reception,
                 self._clients.accept,
-                maximum_packet_size=config.limits.maximum_packet_size,
+                maximum_packet_size=config.keys.limits.maximum_packet_size,
             )
             self._listening.append(listening)
             await listening.open()
@@ -126,7 +126,7 @@ class Sidecar:
     def _connections(self, files_of_plugins: int) -> int:
         """Return how many clients may be connected at a time."""
         most = most_connections(files_each=FILES_OF_A_CLIENT, files_elsewhere=files_of_plugins)
-        wanted = self._config.limits.connections
+        wanted = self._config.keys.limits.connections
         if wanted is not None and wanted > most:
             self._logger.warning(
                 "limits.connections: %d, but the process may have files for %d, two each; allow it "
@@ -172,7 +172,7 @@ class Sidecar:
         for listening in self._listening:
             listening.close()
         self._reception.close()
-        seconds = self._config.drain_seconds
+        seconds = self._config.keys.drain_seconds
         if seconds and (n_left := self._clients.drain()):
             self._logger.info(
                 "waiting %g s at most for the messages of %d clients", seconds, n_left

@@ -29,10 +29,10 @@ from penstock.edge_proxy.sidecar.shared import Shared
 from penstock.edge_proxy.upstream import Upstream, Upstreams
 
 MAX_TURNS: Final = 16
-"""Times that one proxied client may pump and write before other proxied clients are served."""
+"""How often one client may pump and write before other clients are served."""
 
 _OUT_OF_SERVICE: Final = frozenset({ReasonCode.SERVER_UNAVAILABLE, ReasonCode.SERVER_BUSY})
-"""Reason codes of CONNACK that another client will get, too."""
+"""Reason codes of CONNACK by which a broker serves no client."""
 
 _ELSEWHERE: Final = ReasonCode.USE_ANOTHER_SERVER
 
@@ -43,16 +43,16 @@ class ProxiedClients:
     Everything runs on the loop's thread.
 
     Attributes:
-        shared: of the proxy.
-        reception: of its listeners.
+        shared: what all clients share.
+        reception: what the proxy's listeners share.
         upstreams: addresses of the broker.
-        running: the transports of clients that are connected.
+        running: the transports of connected clients.
         clock: returns monotonic seconds.
         identity: how the broker is told who a client is.
         connack_timeout_seconds: time from a CONNECT to the broker's CONNACK.
-        lingering: sockets of brokers whose clients have left.
+        lingering: sockets to the broker whose clients have left.
         is_draining: a client is disconnected as soon as nothing waits for it.
-        server_reference: what clients are told then; None for nothing.
+        server_reference: another server, of which clients are told at a stop; or None.
     """
 
     def __init__(
@@ -65,16 +65,6 @@ class ProxiedClients:
         identity: Identity = "none",
         server_reference: str | None = None,
     ) -> None:
-        """Make it, inside a running event loop.
-
-        Args:
-            shared: of the proxy.
-            reception: of its listeners.
-            upstreams: addresses of the broker.
-            connack_timeout_seconds: time from a CONNECT to its CONNACK.
-            identity: how the broker is told who a client is.
-            server_reference: what clients are told at a stop; None for nothing.
-        """
         self.shared = shared
         self.reception = reception
         self.upstreams = upstreams
@@ -112,7 +102,7 @@ class ProxiedClients:
             client_transport.broker_unreachable(f"no connection to {self.upstreams}: {error!r}")
 
     def ended(self, client_transport: ClientTransport) -> None:
-        """Both connections of a proxied client have ended."""
+        """Note that both connections of a client have ended."""
         self.running.discard(client_transport)
         if not self.running and self._none_left is not None and not self._none_left.done():
             self._none_left.set_result(None)
@@ -152,22 +142,16 @@ class ProxiedClients:
 
 
 class ClientTransport:
-    """The two transports of one proxied client, and its timer.
+    """The two transports of one client, and its timer.
 
     Attributes:
         arrival: the client's connection.
-        proxied: the proxied client they serve; set once there is a place for the client.
-        logger: of the proxy.
-        upstream: the address that the connection to the broker goes to; set by `ProxiedClients`.
+        proxied: the client that they serve; set once there is a place for it.
+        logger: logger of the proxy.
+        upstream: the address of the connection to the broker; set by `ProxiedClients`.
     """
 
     def __init__(self, clients: ProxiedClients, arrival: AcceptedConnection) -> None:
-        """Wait for a client.
-
-        Args:
-            clients: of the proxy.
-            arrival: the client's connection.
-        """
         self._clients = clients
         self.arrival = arrival
         self._loop = asyncio.get_running_loop()
@@ -190,7 +174,7 @@ class ClientTransport:
     # -- told by the two sides ------------------------------------------------------------
 
     def connected(self, direction: Direction, transport: asyncio.Transport) -> None:
-        """The transport of bytes in a direction is there."""
+        """Note that the transport which receives bytes of a direction is connected."""
         if direction is Direction.UPSTREAM:
             self._client_connected(transport)
             return
@@ -219,15 +203,14 @@ class ClientTransport:
             self._begin(arrival.accepted_at)
 
     def _transport(self, direction: Direction) -> asyncio.Transport | None:
-        """Return the transport of bytes in a direction, as long as there is one."""
+        """Return the transport which receives bytes of a direction, while there is one."""
         return self._client if direction is Direction.UPSTREAM else self._broker
 
     def _begin(self, since: float | None = None) -> None:
-        """Take part: there is a place for this client.
+        """Begin to serve the client, as there is a place for it.
 
         Args:
-            since: monotonic seconds from which the time for its CONNECT counts; None for this
-                moment.
+            since: monotonic seconds from which the time for its CONNECT counts; None for now.
         """
         arrival = self.arrival
         clients = self._clients
@@ -270,13 +253,13 @@ class ClientTransport:
         return self.proxied is not None and self.proxied.is_accepted
 
     def reached(self, upstream: Upstream) -> None:
-        """Note the address that the connection to the broker goes to."""
+        """Note the address of the connection to the broker."""
         self.upstream = upstream
         if self._broker is not None:
             upstream.n_connections += 1
 
     def _note_answer(self, proxied: ProxiedClient) -> None:
-        """Judge the address by the broker's CONNACK, which has come if it has one."""
+        """Note by the broker's CONNACK, once it has come, whether the address is up."""
         answer = proxied.answer
         if answer is None or self.upstream is None:
             return
@@ -297,13 +280,13 @@ class ClientTransport:
             self._clients.upstreams.succeeded(self.upstream)
 
     def held_in_layer(self, n_bytes: int) -> None:
-        """Do nothing: a layer holds a packet at most, as the proxied client does."""
+        """Do nothing: a layer holds one packet at most, as the client does anyway."""
 
     def received(self, direction: Direction, chunk: bytes) -> None:
-        """Bytes of a direction have come."""
+        """Handle bytes of a direction."""
         proxied = self.proxied
         if proxied is None:
-            # Not paused earlier: uvloop begins to read after `connection_made` in any case.
+            # uvloop begins to read after `connection_made` even if reading was paused there.
             self._early += chunk
             if self._client is not None:
                 self._client.pause_reading()
@@ -320,10 +303,10 @@ class ClientTransport:
             self._note_answer(proxied)
 
     def half_closed(self, direction: Direction) -> None:
-        """A peer has closed its direction: its transport closes, and must not take long.
+        """Limit the time in which a transport closes whose peer has half-closed its connection.
 
-        A transport closes when everything written was sent. A peer that has closed its own
-        direction and reads nothing would keep it open without end.
+        A transport closes when everything written was sent. A half-closed peer that reads nothing
+        would keep it open without end.
         """
         if self._transport(direction) is not None and self._close_timer is None:
             self._close_timer = self._loop.call_later(
@@ -338,21 +321,21 @@ class ClientTransport:
         self.abort()
 
     def paused(self, direction: Direction) -> None:
-        """The transport for bytes of a direction is full.
+        """Note that the transport which sends bytes of a direction is full.
 
-        That happens only while `serve` writes, which then handles the rest.
+        That only happens while `serve` writes, which then does what follows.
         """
         if self.proxied is not None:
             self.proxied.pause_sending(direction)
 
     def resumed(self, direction: Direction) -> None:
-        """The transport for bytes of a direction has room again."""
+        """Serve again, as the transport which sends bytes of a direction has room."""
         if self.proxied is not None:
             self.proxied.resume_sending(direction)
             self.serve()
 
     def lost(self, direction: Direction, error: Exception | None) -> None:
-        """The transport of bytes in a direction has ended."""
+        """Note that the transport which receives bytes of a direction has ended."""
         was_there = self._transport(direction) is not None
         proxied = self.proxied
         if direction is Direction.DOWNSTREAM:
@@ -365,7 +348,7 @@ class ClientTransport:
         else:
             self._client = None
             self.arrival.leave_to_kernel()
-            if proxied is None:  # cut off, or left while it waited for a place
+            if proxied is None:  # the client has left while it waited for a place
                 self._end()
                 return
             proxied.fileno = -1
@@ -377,13 +360,13 @@ class ClientTransport:
         self.serve()
 
     def broker_unreachable(self, reason: str) -> None:
-        """There will be no connection to the broker."""
+        """Note that there will be no connection to the broker."""
         if self.proxied is not None:
             self.proxied.broker_unreachable(reason)
             self.serve()
 
     def close(self, reason_code: ReasonCode, *, server_reference: str | None = None) -> None:
-        """End the proxied client normally; a client that waits for a place is dropped."""
+        """Disconnect the client; drop one that waits for a place."""
         if self.proxied is None:
             self.abort()
             return
@@ -407,11 +390,7 @@ class ClientTransport:
     # -- what the proxied client wants -----------------------------------------------------------
 
     def serve(self, now: float | None = None) -> None:
-        """Do what the proxied client wants.
-
-        Args:
-            now: monotonic seconds; None to look at the clock.
-        """
+        """Do what the client wants; `now` is None where the clock is to be read."""
         proxied = self.proxied
         if proxied is None:
             return
@@ -420,7 +399,7 @@ class ClientTransport:
         client = self._client
         for _turn in range(MAX_TURNS):
             proxied.pump(0 if client is None else client.get_write_buffer_size(), now)
-            # Upstream bytes stay in the proxied client until there is a connection to the broker.
+            # Upstream bytes wait until there is a connection to the broker.
             broker = self._broker
             wrote_up = broker is not None and _write(broker, proxied, Direction.UPSTREAM)
             wrote_down = client is not None and _write(client, proxied, Direction.DOWNSTREAM)
@@ -440,7 +419,7 @@ class ClientTransport:
         self._set_timer(proxied, now)
 
     def _read_or_not(self, proxied: ProxiedClient) -> None:
-        """Start or stop reading from either side, as the proxied client wants."""
+        """Start or stop reading from either side, as the client wants."""
         wanted = proxied.wants_reading(Direction.UPSTREAM)
         if wanted != self._is_client_read and _read(self._client, is_wanted=wanted):
             self._is_client_read = wanted
@@ -478,10 +457,10 @@ class ClientTransport:
             )
 
     def _note_silence(self, proxied: ProxiedClient) -> None:
-        """Tell of a broker that says nothing, or that does so no more.
+        """Note that the broker is silent on this connection, or is heard again.
 
-        Where a check has found out that none of its clients can be heard there, and another address
-        is up, the client is disconnected: it comes to that one.
+        Where a check has found the address down and another one is up, the client is disconnected
+        so that it connects to the other one.
         """
         upstreams, upstream = self._clients.upstreams, self.upstream
         if upstream is None or self._broker is None or proxied.is_closing:
@@ -495,12 +474,12 @@ class ClientTransport:
             self.close(ReasonCode.SERVER_BUSY)
 
     def _failed(self, proxied: ProxiedClient, error: Exception, now: float) -> None:
-        """End a proxied client that the proxy itself has failed: one, and not all."""
+        """End this client after a fault of the proxy; the others go on."""
         self.logger.error("%s: closed after a fault of the proxy", proxied, exc_info=error)
         proxied.close(ReasonCode.UNSPECIFIED_ERROR, now)
 
     def _close(self) -> None:
-        """Close the transports once they have sent the rest, or when time is up."""
+        """Close the transports once they have sent the rest, or when the time is over."""
         proxied, upstream = self.proxied, self.upstream
         if (
             proxied is not None
@@ -523,7 +502,7 @@ class ClientTransport:
             self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_SECONDS, self.abort)
         for transport in transports:
             if transport.is_closing() or (transport is self._client and self._has_rest):
-                continue  # the rest goes as there is room for it, then this is called again
+                continue  # this is called again when the rest was sent
             self._end_transport(transport)
 
     @property
@@ -533,9 +512,9 @@ class ClientTransport:
     def _end_transport(self, transport: asyncio.Transport) -> None:
         """Close a transport once what was written to it is sent.
 
-        The kernel discards what it still has to send where it gets bytes for a closed socket. So
-        the socket of a broker that may still be sending to a client that has left is shut down in
-        its one direction, and what comes is read and discarded until the broker closes it, too.
+        The kernel discards unsent bytes when bytes come for a closed socket. A broker may still be
+        sending to a client that has left. So its socket is only shut down in the direction to the
+        broker, and what comes is read and discarded until the broker closes it, too.
         """
         proxied = self.proxied
         is_left = transport is self._broker and proxied is not None and proxied.has_left
@@ -548,7 +527,7 @@ class ClientTransport:
             self._is_broker_read = True
 
     def _end(self) -> None:
-        """Both connections are gone."""
+        """Free everything, as both connections are gone."""
         if self._close_timer is not None:
             self._close_timer.cancel()
         self.arrival.end()
@@ -580,42 +559,35 @@ def _read(transport: asyncio.Transport | None, *, is_wanted: bool) -> bool:
 
 
 class _Side(asyncio.Protocol):
-    """One of the two network connections of a proxied client."""
+    """The protocol of one of the two connections; it receives bytes of `direction`."""
 
     def __init__(self, client_transport: ClientTransport, direction: Direction) -> None:
-        """Prepare for the connection.
-
-        Args:
-            client_transport: of the proxied client.
-            direction: of the bytes that it receives: UPSTREAM for the client's.
-        """
         self._client_transport = client_transport
         self._direction = direction
-        self._other = (
-            Direction.DOWNSTREAM if direction is Direction.UPSTREAM else Direction.UPSTREAM
-        )
+        is_up = direction is Direction.UPSTREAM
+        self._other = Direction.DOWNSTREAM if is_up else Direction.UPSTREAM
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is established."""
+        """Report the connection."""
         # uvloop's transports are no subclasses of asyncio's.
         self._client_transport.connected(self._direction, cast("asyncio.Transport", transport))
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Report received bytes."""
         self._client_transport.received(self._direction, data)
 
     def pause_writing(self) -> None:
-        """The transport has too many unsent bytes."""
+        """Report too many unsent bytes."""
         self._client_transport.paused(self._other)
 
     def resume_writing(self) -> None:
-        """The transport has room again."""
+        """Report room for more."""
         self._client_transport.resumed(self._other)
 
     def eof_received(self) -> None:
-        """The peer has closed its direction: the transport closes once everything is sent."""
+        """Report a half-closed peer; the transport closes once everything is sent."""
         self._client_transport.half_closed(self._direction)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended."""
+        """Report the end of the connection."""
         self._client_transport.lost(self._direction, exc)

@@ -361,7 +361,7 @@ EDGE_PROXY_PURE: Final = frozenset(
         "edge_proxy.sidecar.link_samplers",
         "edge_proxy.sidecar.proxied_client",
         "edge_proxy.sidecar.shared",
-        "edge_proxy.sidecar.topic_cache",
+        "edge_proxy.sidecar.publish_cache",
     }
 )
 

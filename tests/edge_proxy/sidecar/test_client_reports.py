@@ -71,7 +71,7 @@ def test_the_account_of_a_slow_client_balances() -> None:
     proxied.broker_sends(publish("small"))
     proxied.proxied.pause_sending(DOWN)
     proxied.broker_sends(publish("small", 3), publish("small", 4))
-    assert proxied.proxied.client.runs.n_messages == 2
+    assert proxied.proxied.client.qos0_backlog.n_messages == 2
     found = reports.report("c")
     assert found is not None
     ledger = found.ledger

@@ -359,8 +359,8 @@ def test_what_a_slow_client_has_to_wait_for_is_the_brokers_very_bytes(version: i
         proxied.broker_sends_bytes(data[begin : begin + 50])
         client.check_invariants()
     assert not proxied.client_got
-    assert client.runs.n_messages == client.n_waiting == 40
-    assert client.runs.n_bytes == sum(len(packet.payload) for packet in packets)
+    assert client.qos0_backlog.n_messages == client.n_waiting == 40
+    assert client.qos0_backlog.n_bytes == sum(len(packet.payload) for packet in packets)
     proxied.broker_sends(publish("a", 300), publish("a"), PingResp())
     assert proxied.to_client() == [PingResp()]
     proxied.proxied.resume_sending(DOWN)
@@ -380,7 +380,7 @@ def test_what_waits_as_bytes_is_bounded_and_dropped_when_the_client_goes() -> No
         proxied.proxied.pause_sending(DOWN)
         proxied.broker_sends(*(publish("a", 10) for _ in range(9)))
         client = proxied.proxied.client
-        assert client.runs.n_messages == client.n_waiting == n_waiting
+        assert client.qos0_backlog.n_messages == client.n_waiting == n_waiting
         assert not proxied.proxied.wants_reading(DOWN)
         assert not proxied.proxied.is_drained
         proxied.proxied.connection_lost(UP, proxied.now)

@@ -27,10 +27,11 @@ def test_the_address_of_the_broker_is_enough() -> None:
     """All else has defaults: the MQTT port of all interfaces, no plugins."""
     config = parse_proxy_config("upstream: {address: broker.example}", "proxy.yaml")
     assert config.listeners == {"default": Listener(name="default", host="0.0.0.0", port=1883)}
-    assert [str(one) for one in config.upstream.read_addresses()] == ["broker.example:1883"]
-    assert config.upstream.connect_timeout_seconds == 5.0
-    assert (config.identity, config.drain_seconds, config.server_reference) == ("none", 5.0, None)
-    assert (config.limits, config.plugins) == (ProxyLimits(), {})
+    assert [str(one) for one in config.keys.upstream.read_addresses()] == ["broker.example:1883"]
+    assert config.keys.upstream.connect_timeout_seconds == 5.0
+    keys = config.keys
+    assert (keys.identity, keys.drain_seconds, keys.server_reference) == ("none", 5.0, None)
+    assert (config.keys.limits, config.plugins) == (ProxyLimits(), {})
 
 
 def test_every_key_is_taken() -> None:
@@ -51,12 +52,12 @@ def test_every_key_is_taken() -> None:
         "proxy.yaml",
     )
     assert config.listeners == {"default": Listener(name="default", host="::1", port=2000)}
-    assert config.upstream == UpstreamKeys(
+    assert config.keys.upstream == UpstreamKeys(
         address="10.0.0.1:2001", connect_timeout_seconds=1.0, connack_timeout_seconds=8.0
     )
-    assert config.identity == "proxy_v2"
-    assert (config.drain_seconds, config.server_reference) == (9.0, "other.example")
-    assert config.limits == ProxyLimits(
+    assert config.keys.identity == "proxy_v2"
+    assert (config.keys.drain_seconds, config.keys.server_reference) == (9.0, "other.example")
+    assert config.keys.limits == ProxyLimits(
         connections=7,
         connections_per_address=8,
         maximum_packet_size=256,

@@ -140,8 +140,8 @@ def test_a_broker_behind_a_sidecar_leaves_it_the_port_of_clients(tmp_path: Path)
     command = prepare_sidecar(broker.sidecar or {}, tmp_path)
     assert command[1:-2] == ["-m", "penstock", "proxy"]
     config = load_proxy_config(command[-1])
-    assert [str(each) for each in config.upstream.read_addresses()] == ["127.0.0.1:1884"]
-    assert config.limits.queued_messages == 7
+    assert [str(each) for each in config.keys.upstream.read_addresses()] == ["127.0.0.1:1884"]
+    assert config.keys.limits.queued_messages == 7
     assert console_address(broker) == CONSOLE
     assert version(broker).startswith("mosquitto 2")
     assert " behind a sidecar, penstock " in version(broker)
