@@ -53,20 +53,20 @@ if TYPE_CHECKING:
 
 PROGRAM: Final = "penstock spark"
 INGEST: Final = "ingest"
-"""Name of the query of `stream`, and of its checkpoint."""
+"""Name of the query of `stream` and of its checkpoint."""
 
 INTERRUPTED: Final = 130
-"""Exit status of a program that Ctrl-C has ended, as shells give it."""
+"""Exit status of a program that Ctrl-C has ended."""
 
 LONG_RUN_MESSAGES: Final = 2_000_000
-"""Waiting messages from which Java's second compiler saves more than it takes: some 12 s of
-processor time against 9 us a row."""
+"""With so many waiting messages, the second compiler of Java saves more than its 12 s of processor
+time: 9 us a row."""
 
 ENDING_SECONDS: Final = 5.0
-"""For which Java may still end after it has given half of an answer."""
+"""How long Java may take to end after it has given half of an answer."""
 
 START_PATIENCE_SECONDS: Final = 30.0
-"""For a queue that does not answer when the program starts: its address may be wrong."""
+"""How long a queue may take to answer when the program starts: its address may be wrong."""
 
 app = CommandLine()
 
@@ -96,16 +96,16 @@ TRIGGER_HELP: Final = f"{AVAILABLE_NOW}, or SECONDS between two micro-batches."
 
 
 class StopSignals:
-    """Counts SIGINT and SIGTERM: one ends the run in good order, a second one ends it at once.
+    """Counts SIGINT and SIGTERM: the first ends the run in good order, the second at once.
 
-    One that comes while Spark starts ends the run as soon as that is done.
+    A signal that comes while Spark starts ends the run as soon as Spark has started.
     """
 
     def __init__(self) -> None:
         self.count = 0
 
     def install(self) -> None:
-        """Handle the two signals: Spark would fail the queries on them."""
+        """Handle the two signals, on which Spark would fail the queries."""
         signal.signal(signal.SIGINT, self._note)
         signal.signal(signal.SIGTERM, self._note)
 
@@ -307,7 +307,7 @@ def read_sink(output: str, compact: str | None) -> Sink:
     """Return the sink of `stream`.
 
     Raises:
-        OptionError: `compact` is no size, or the output no folder of this machine.
+        OptionError: `compact` is not a size, or the output not a folder of this machine.
     """
     size = None if compact is None else read_bytes("--compact", compact)
     try:
@@ -319,13 +319,10 @@ def read_sink(output: str, compact: str | None) -> Sink:
 
 
 def with_wait(texts: Mapping[str, str], trigger_seconds: float | None) -> dict[str, str]:
-    """Return options of the source by which it waits for less than the time between two triggers.
+    """Return options of the source with a `waitSeconds` shorter than the time between triggers.
 
-    Spark warns of a query that falls behind where an idle one is held for longer.
-
-    Args:
-        texts: options of the source; one that says how long stays.
-        trigger_seconds: see `running.run`.
+    Spark warns of a query that falls behind where an idle one is held for longer. A value of the
+    user's stays.
     """
     is_said = any(name.lower() == "waitseconds" for name in texts)
     if is_said or trigger_seconds is None:
@@ -334,20 +331,12 @@ def with_wait(texts: Mapping[str, str], trigger_seconds: float | None) -> dict[s
 
 
 def is_short(trigger_seconds: float | None, n_waiting: int) -> bool:
-    """Return whether a run is expected to end within minutes.
-
-    Args:
-        trigger_seconds: see `running.run`.
-        n_waiting: messages in the queues.
-    """
+    """Say whether a run is expected to end within minutes, with so many messages in the queues."""
     return trigger_seconds is None and n_waiting < LONG_RUN_MESSAGES
 
 
 def check_queue(source: SourceOptions) -> int:
-    """Ask for the queues once, before Spark takes seconds to start.
-
-    Returns:
-        How many messages they hold, for whatever group.
+    """Return how many messages the queues hold; called before Spark takes seconds to start.
 
     Raises:
         QueueUnavailableError: they do not answer, or there is no such queue.
@@ -381,17 +370,17 @@ def run(
     """Start Spark, run queries and stop Spark.
 
     Args:
-        build: returns the queries, none for a dry run, and what to call when they begin to run.
-        java: that Spark uses.
-        outputs: folders and URIs that sinks write; they are held against other runs.
-        storage: the same of the checkpoints.
-        log_file: of Spark.
-        report: file for the counts; None for none.
-        about: what is run, for people.
-        master: of Spark.
-        settings: of Spark.
+        build: returns the queries (none for a dry run) and a function to call when they begin.
+        java: the Java that Spark uses.
+        outputs: folders and URIs of sinks, which are locked against other runs.
+        storage: folder or URI of the checkpoints, which is locked, too.
+        log_file: file for Spark's log.
+        report: file for the counts, or None.
+        about: what is run, for a line on the terminal.
+        master: Spark's master.
+        settings: Spark's settings.
         trigger_seconds: see `running.run`.
-        metrics: HOST:PORT; None for none.
+        metrics: HOST:PORT for Prometheus, or None.
         short_run: see `session.java_options`.
     """
     places = [*outputs, storage]
@@ -449,7 +438,7 @@ def run(
 
 
 def say(text: str) -> None:
-    """Print a line of the program's."""
+    """Print a line with the program's name."""
     typer.echo(f"{PROGRAM}: {text}")
 
 
@@ -468,7 +457,7 @@ def _start_spark(
 
 
 def _stop(session: SparkSession) -> None:
-    """Stop Spark, unless its Java has ended by itself, which another error tells."""
+    """Stop Spark, unless its Java has ended by itself, which another error reports."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415
 
     with suppress(Py4JError, OSError):
@@ -476,7 +465,7 @@ def _stop(session: SparkSession) -> None:
 
 
 def _java_has_ended() -> bool:
-    """Say whether Spark's Java process is gone, or goes now."""
+    """Say whether Spark's Java process has ended, or ends now."""
     from pyspark import SparkContext  # noqa: PLC0415 - Spark takes a while
 
     java = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001
@@ -490,18 +479,13 @@ def _java_has_ended() -> bool:
 
 
 def _is_told(record: logging.LogRecord) -> bool:
-    """Say whether a record is for users: py4j logs what it raises as well, with tracebacks."""
+    """Say whether a log record is for users: py4j also logs what it raises, with tracebacks."""
     return not record.getMessage().startswith("Exception while sending command")
 
 
 @contextmanager
 def _naming_log(log_file: Path) -> Iterator[None]:
-    """Say where Spark's log is, in errors of the block.
-
-    Raises:
-        JavaGoneError: Java ended while the block ran.
-        BridgeError: the block's, with the log's name.
-    """
+    """Add the place of Spark's log to errors of the block, and recognise the end of Java."""
     from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError  # noqa: PLC0415
 
     logging.getLogger().addFilter(_is_told)
@@ -512,7 +496,7 @@ def _naming_log(log_file: Path) -> Iterator[None]:
             raise JavaGoneError from error
         except Py4JJavaError:
             raise
-        except Py4JError as error:  # half of an answer, as when Java ends amid it
+        except Py4JError as error:  # as when Java ends amid an answer
             if _java_has_ended():
                 raise JavaGoneError from error
             raise
@@ -525,11 +509,7 @@ def _naming_log(log_file: Path) -> Iterator[None]:
 
 @contextmanager
 def _in_folder(file: Path) -> Iterator[None]:
-    """Work in a file's folder.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
+    """Work in a file's folder, where it exists."""
     folder = file.resolve().parent
     with chdir(folder if folder.is_dir() else Path.cwd()):
         yield
@@ -556,10 +536,7 @@ def prepare() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the program.
-
-    Args:
-        argv: arguments; None for those of the process.
+    """Run the program with some arguments, by default those of the process.
 
     Returns:
         0; 1 where a query failed, the queue did not answer or a folder cannot be written; 2 for

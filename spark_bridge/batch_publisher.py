@@ -1,7 +1,7 @@
-"""Uploads rows to a broker's stage, and has it publish them; importable without Spark.
+"""Uploads rows to a broker's stage, and has the broker publish them; importable without Spark.
 
-A task uploads the rows of its partition under a name that no other attempt has. The driver then
-names the attempts that count. The broker publishes their rows, and knows the batch from then on.
+A task uploads the rows of its partition under a name of its attempt. The driver then names the
+attempts that count. The broker publishes their rows, and remembers the batch.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Stage(NamedTuple):
     """What one attempt of a task has uploaded.
 
     Attributes:
-        partition: of the task.
-        name: of the attempt; no other attempt has it.
-        n_rows: that it has.
+        partition: number of the task's partition.
+        name: name of the attempt, which no other attempt has.
+        n_rows: how many rows it has uploaded.
     """
 
     partition: int
@@ -44,11 +44,11 @@ class BatchPublisher:
 
     Args:
         options: checked options.
-        writer: its name, the same on the driver and in tasks.
-        client: None makes one from the options.
-        log: where the driver is told what was not published; None for this module's logger.
-        sleep: how to wait between two attempts, seconds.
-        clock: monotonic seconds.
+        writer: name of the writer, the same on the driver and in tasks.
+        client: client of the server; None makes one from the options.
+        log: logger; None for this module's.
+        sleep: see `Patience`.
+        clock: see `Patience`.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class BatchPublisher:
         """Upload the rows of a partition.
 
         Args:
-            partition: its number.
-            names: of the columns.
-            rows: the values of each row.
+            partition: number of the partition.
+            names: names of the columns.
+            rows: values of each row.
 
         Raises:
             RowError: a row cannot be published; nothing of the partition will be.
@@ -102,12 +102,12 @@ class BatchPublisher:
         """Have the broker publish the stages as a batch, once; return when it is done.
 
         Args:
-            query: name of what makes the batches.
+            query: name of the query that makes the batches.
             batch: number of the batch.
-            stages: the attempts that count; their partitions follow each other.
+            stages: the attempts that count, which are published in the order of their partitions.
 
         Returns:
-            What became of it; None where there are no rows.
+            What became of the batch; None where there are no rows.
 
         Raises:
             PublishError: the server refuses, does not answer for ``retrySeconds``, or no row was

@@ -1,4 +1,4 @@
-"""Writes the archive that lets Spark's Java start in about half the time, once per machine."""
+"""Writes the archive of Spark's classes, with which Java starts in about half the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors between the queue and Spark, each with a text that a user can act on."""
+"""Errors of the bridge, each with a text that tells the user what to do."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MORE_MEMORY: Final = (
 )
 
 _NO_CAUSE: Final = "(no cause message)"
-"""Of Spark, where a Python process of its own ended and its answer with it."""
+"""Spark's text where one of its Python processes has ended without an answer."""
 
 _OUT_OF_MEMORY: Final = ("OutOfMemoryError", "SparkContext was shut down")
-"""In Spark's texts where Java has had no memory left: it ends the context, then itself."""
+"""In Spark's texts where Java has run out of memory and has ended."""
 
 _CAUSES: Final = ("Caused by: ", ": ")
-"""Beginnings of lines in Java's texts that name an error or its cause."""
+"""Beginnings of the lines in Java's texts that name an error or its cause."""
 
 
 class BridgeError(Exception):
@@ -101,14 +101,8 @@ def one_line(error: BaseException) -> str:
     """Return the one line of an error that a user needs.
 
     Spark wraps an error of a Python source in a traceback of two processes. If it contains one of
-    our own errors, that error's line is returned; otherwise the innermost cause that Java names, or
-    the first line with text.
-
-    Args:
-        error: any exception, Spark's own included.
-
-    Returns:
-        A text without line breaks.
+    our own errors, this returns that error's line; otherwise the innermost cause that Java names,
+    or the first line with text.
     """
     lines = str(error).strip().splitlines() or [type(error).__name__]
     for line in reversed(lines):
@@ -130,10 +124,10 @@ def one_line(error: BaseException) -> str:
 
 
 def step_line(error: BaseException) -> str:
-    """Return the one line of an error that Spark raised when it was given a step.
+    """Return the one line of an error that Spark raised for a step of a pipeline.
 
-    Some have no class in PySpark, such as that of a format whose package is missing. They come as
-    Java's own, whose innermost cause says less than they do.
+    Some have no class in PySpark, such as the error of a missing format. They come as Java's own
+    errors, whose text says more than their innermost cause.
     """
     java = getattr(error, "java_exception", None)
     return one_line(error) if java is None else " ".join(str(java.getMessage()).split())

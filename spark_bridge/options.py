@@ -1,6 +1,6 @@
 """The options of ``format("penstock")`` as a source, checked before anything is read.
 
-Their names are written as those of Spark's own sources, and Spark reads them in any case.
+Their names follow those of Spark's own sources. Spark accepts them in upper and lower case.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ from penstock.spark_bridge.server import ServerOptions
 DEFAULT_GROUP: Final = "spark"
 
 DEFAULT_MAX_ROWS_PER_TRIGGER: Final = 250_000
-"""A few seconds of work: a killed query repeats no more than that, and commits to the queue as
-often."""
+"""A few seconds of work, which is what a killed query repeats."""
 
 DEFAULT_MAX_BYTES_PER_TRIGGER: Final = 128 * 1024 * 1024
-"""A row group of Parquet. Of all of it in one task, Spark's Parquet writer makes some copies, which
-Java's default of 1 GiB has room for."""
+"""A row group of Parquet. Spark's Parquet writer copies all of it several times in one task. Java's
+default of 1 GiB of memory suffices for that."""
 
 DEFAULT_WAIT_SECONDS: Final = 1.0
 
 DEFAULT_LARGE_ABOVE_BYTES: Final = 10_000
-"""The broker's own ``threshold_s`` where the policy file has none."""
+"""The broker's default of ``threshold_s``."""
 
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
-"""In place of an offset in JSON, as in Spark's Kafka source."""
+"""Stand for offsets in JSON, as in Spark's Kafka source."""
 
 Address: TypeAlias = tuple[str, int]
 """Host and port."""
@@ -46,9 +45,8 @@ Address: TypeAlias = tuple[str, int]
 PlaceOption: TypeAlias = (
     Literal["group", "earliest", "latest"] | float | Mapping[str, Mapping[int, int]]
 )
-"""Where a query begins or ends: where its group stands, an end of the queue, the first message
-that arrived at or after a time (seconds since the Unix epoch), or offsets by queue and physical
-queue."""
+"""Where a query begins or ends: the position of its group, an end of the queue, the first message
+that arrived at or after a time (seconds since 1970), or offsets by queue and physical queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,18 +58,18 @@ class RedisOptions:
 
     Attributes:
         server: address of the only server.
-        cluster: of some nodes of a cluster.
+        cluster: addresses of some nodes of a cluster.
         sentinels: addresses of sentinels.
-        master: the name that the master has there.
+        master: name of the master at the sentinels.
         db: number of the database.
-        prefix: begins the name of each key.
+        prefix: beginning of the name of each key.
         user: ACL user; "" for `default`.
-        password_file: its first line is the password; "" for none.
-        sentinel_user: the same of the sentinels.
-        sentinel_password_file: likewise.
+        password_file: file whose first line is the password, or "".
+        sentinel_user: ACL user of the sentinels.
+        sentinel_password_file: file whose first line is the password of the sentinels, or "".
         ca_file: PEM file of the authorities of servers and sentinels; "" for no TLS.
-        certificate_file: PEM file of the client's certificate; "" for none.
-        key_file: PEM file of its key.
+        certificate_file: PEM file of the client's certificate, or "".
+        key_file: PEM file of the certificate's key.
     """
 
     server: Address | None = None
@@ -95,24 +93,26 @@ class SourceOptions(ServerOptions):
 
     Attributes:
         queues: names of the logical queues.
-        group: the query's group in each, of kind ``offsets``; created where it is missing. A queue
-            keeps what its group has not committed. For streams only.
+        group: the query's group in each queue, of kind ``offsets``; it is created where it is
+            missing. A queue keeps what its group has not committed. It is for streams only.
         starting_position: where a query without a checkpoint begins.
         ending_position: where a batch read ends.
         columns: names of the columns, in the order of a row.
         topic_filters: MQTT topic filters, of which a message must match one; empty for all
             messages.
         max_rows_per_trigger: messages of one micro-batch at most, over all queues.
-        max_bytes_per_trigger: the same in stored bytes, about. A larger message is read alone.
-        min_partitions: tasks of a micro-batch or a batch read, at least: long physical queues are
-            split. 0 for one task for each physical queue with messages.
+        max_bytes_per_trigger: stored bytes of one micro-batch at most, about. A larger message is
+            read alone.
+        min_partitions: least number of tasks of a micro-batch or a batch read, for which long
+            physical queues are split; 0 for a task for each physical queue with messages.
         large_above_bytes: payload bytes above which a message is of the size class ``large``.
         fail_on_data_loss: whether the query fails when a queue no longer holds messages that it
             has not read. False logs what is missing and reads on.
-        wait_seconds: for how long the server may hold the question for the next micro-batch while
-            nothing is there. A query that is stopped ends as much later.
-        redis: where tasks read messages themselves, of queues of the engine `redis`; None for tasks
-            that read at `url`, too.
+        wait_seconds: how long the server may hold the request for the next micro-batch while
+            nothing is there, in addition to `timeout_seconds`. A query that is stopped ends as much
+            later.
+        redis: Redis servers from which tasks read messages themselves; None for tasks that read
+            from `url`.
     """
 
     queues: tuple[str, ...]
@@ -332,7 +332,7 @@ def _offsets(text: str) -> Mapping[str, Mapping[int, int]] | None:
 
 
 Reader: TypeAlias = tuple[str, Callable[[str, str], Any]]
-"""An option's attribute, and what makes its value of its name and text."""
+"""An option's attribute, and the function that makes its value from its name and text."""
 
 SERVER_READERS: Final[Mapping[str, Reader]] = {
     "token": ("token", read_text),
@@ -362,7 +362,7 @@ _READERS: Final[Mapping[str, Reader]] = {
 """Attribute and reader of each option, in the order of the documentation."""
 
 _REDIS: Final = "redis."
-"""Begins an attribute of `RedisOptions`."""
+"""Marks an attribute of `RedisOptions`."""
 
 _REDIS_READERS: Final[Mapping[str, Reader]] = {
     "redis": ("redis.server", _address),
@@ -379,16 +379,16 @@ _REDIS_READERS: Final[Mapping[str, Reader]] = {
     "redisCertificateFile": ("redis.certificate_file", read_name),
     "redisKeyFile": ("redis.key_file", read_name),
 }
-"""The same of `RedisOptions`."""
+"""Attribute and reader of the options of `RedisOptions`."""
 
 _ALL_READERS: Final = {**_READERS, **_REDIS_READERS}
 _PLACES: Final = ("redis", "redisSentinels", "redisCluster")
-"""Options of which one says where the servers are."""
+"""Options that say where the servers are, of which one is allowed."""
 
 OPTION_NAMES: Final = tuple(_READERS)
-"""Every option's name, but for those of Redis."""
+"""The names of all options but those of Redis."""
 REDIS_OPTION_NAMES: Final = tuple(_REDIS_READERS)
-"""The names of those."""
+"""The names of the options of Redis."""
 
 
 def read_texts(
@@ -397,9 +397,9 @@ def read_texts(
     """Turn Spark's option texts into the values of attributes.
 
     Args:
-        texts: option names, in any case, to their texts.
+        texts: option names, in upper and lower case, to their texts.
         readers: attribute and reader of each option.
-        needed: options that there must be.
+        needed: options that are required.
 
     Raises:
         OptionError: an option is missing, unknown or out of range; the text names it.
@@ -422,12 +422,6 @@ def read_texts(
 
 def read_options(texts: Mapping[str, str]) -> SourceOptions:
     """Turn Spark's option texts into checked values.
-
-    Args:
-        texts: option names, in any case, to their texts.
-
-    Returns:
-        The options, defaults filled in.
 
     Raises:
         OptionError: an option is missing, unknown or out of range; the text names it.
@@ -492,4 +486,4 @@ _WITH: Final = {
     "redisCertificateFile": "with redisCaFile and redisKeyFile",
     "redisKeyFile": "with redisCaFile and redisCertificateFile",
 }
-"""What an option needs."""
+"""What an option requires."""

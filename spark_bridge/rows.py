@@ -1,9 +1,9 @@
-"""Messages of a range as one Arrow record batch, a column at a time.
+"""Converts the messages of a range to an Arrow record batch, column by column.
 
-A gateway answers with frames. A frame's columns are Arrow's own buffers but for their order and
-their lengths in origin of offsets. So fixed-width columns are joined and taken as they are, and a
-text is decoded once for all messages of its frame that share it. No Python runs for each message,
-except for those whose MQTT 5 properties are all different.
+A gateway answers with frames. The columns of a frame are Arrow's own buffers, but in another order
+and with lengths in place of offsets. So fixed-width columns are joined and used as they are, and a
+text is decoded once for all messages of its frame that share it. No Python code runs for each
+message, unless their MQTT 5 properties are all different.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TYPES: Final = {
 
 _MICROSECONDS: Final = 1_000_000.0
 _LATEST_SECONDS: Final = 253_402_300_799.0
-"""The end of the year 9999, behind which Spark's timestamps do not go."""
+"""The end of the year 9999, where Spark's timestamps end."""
 
 _WIDTHS: Final = {"enqueued_at": 8, "qos": 1}
 _FIXED: Final = {
@@ -59,12 +59,12 @@ _TEXTS: Final = ("topic", "publisher", "properties")
 
 
 class RowOrigin(NamedTuple):
-    """Where messages are from, and what decides about columns that are derived.
+    """Where messages are from, and how derived columns are computed.
 
     Attributes:
-        queue: the logical queue.
-        physical_queue: its number.
-        key: setting of the queue that says what a message's key is; None for none.
+        queue: name of the logical queue.
+        physical_queue: number of the physical queue.
+        key: setting of the queue that says what a message's key is, or None.
         large_above_bytes: payload bytes above which a message is large.
     """
 
@@ -85,18 +85,13 @@ def arrow_schema(names: Sequence[str]) -> pa.Schema:
 
 @dataclass
 class Texts:
-    """A column of texts: each distinct one once, and the index of each message's."""
+    """A column of texts: the distinct texts, and the index of each message's text."""
 
     distinct: list[bytes]
     indexes: list[pa.Array]
 
     def column(self, values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
-        """Return a value for each message.
-
-        Args:
-            values: for each distinct text.
-            arrow_type: of the values.
-        """
+        """Return a value for each message, by the values of the distinct texts."""
         indexes = pa.concat_arrays(self.indexes)
         first = values[0]
         if all(value is None for value in values):
@@ -107,11 +102,11 @@ class Texts:
 
 
 class Columns(Protocol):
-    """Messages as they come, of which not every column may have come.
+    """Messages as they came, perhaps without some columns.
 
     Attributes:
-        n_messages: one or more.
-        texts: `topic`, `publisher` and `properties`.
+        n_messages: number of messages, one or more.
+        texts: the columns `topic`, `publisher` and `properties`.
     """
 
     n_messages: int
@@ -125,13 +120,10 @@ class Columns(Protocol):
 
 
 class Frames:
-    """The columns of a row of frames, all with the same ones left out.
-
-    Args:
-        body: frames of kind records; not empty.
+    """The columns of frames of kind records that all lack the same columns.
 
     Raises:
-        ValueError: `body` is not a row of whole frames.
+        ValueError: `body` does not consist of whole frames.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -191,7 +183,7 @@ class Frames:
 
 
 def numbers(pieces: Sequence[memoryview], n: int, arrow_type: pa.DataType) -> pa.Array:
-    """Return a fixed-width column that lies in pieces, little-endian."""
+    """Return a fixed-width column that comes in pieces, little-endian."""
     return pa.Array.from_buffers(arrow_type, n, [None, pa.py_buffer(b"".join(pieces))])
 
 
@@ -286,13 +278,7 @@ _OF_PROPERTIES: Final[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = {
 
 
 def to_record_batch(came: Columns, columns: Sequence[str], origin: RowOrigin) -> pa.RecordBatch:
-    """Return messages in their order.
-
-    Args:
-        came: has the columns of a range that `columns` need.
-        columns: names of the source's columns.
-        origin: where the messages are from.
-    """
+    """Return messages as the named columns of the source, for which `came` has what they need."""
     rows = _Rows(came, origin)
     arrays = [rows.column(name) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))

@@ -1,6 +1,6 @@
-"""The columns of a message in Spark, and what of a message each needs.
+"""The columns of a message in Spark, and the parts of a message that each needs.
 
-Importable without pyarrow, for `penstock spark --help`.
+It is importable without pyarrow, for `penstock spark --help`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 USER_PROPERTIES: Final = "MAP<STRING, ARRAY<STRING>>"
-"""A name may come more than once; its values are in their order."""
+"""Spark's type of User Properties: a name may come several times, with its values in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,10 @@ class Column:
     """A column of the source.
 
     Attributes:
-        name: of the column.
-        spark_type: as in Spark's DDL.
-        nullable: whether a message may lack it.
-        needs: columns of a range that must cross the wire for it.
+        name: name of the column.
+        spark_type: type in Spark's DDL.
+        nullable: a message may lack it.
+        needs: columns of a range that must be transferred for it.
     """
 
     name: str
@@ -45,12 +45,7 @@ COLUMNS: Final = (
     Column("response_topic", "STRING", True, ("properties",)),
     Column("correlation_data", "BINARY", True, ("properties",)),
     Column("expiry_seconds", "BIGINT", True, ("properties",)),
-    Column(
-        "user_properties",
-        USER_PROPERTIES,
-        True,
-        ("properties",),
-    ),
+    Column("user_properties", USER_PROPERTIES, True, ("properties",)),
     Column("key", "STRING", True, ("topic", "publisher", "properties")),
     Column("size_class", "STRING", False, ("payload_bytes",)),
     Column("properties", "STRING", True, ("properties",)),
@@ -64,11 +59,11 @@ COLUMNS: Final = (
 BY_NAME: Final = {column.name: column for column in COLUMNS}
 
 DEFAULT_COLUMNS: Final = tuple(one.name for one in COLUMNS if one.name != "properties")
-"""All but the raw form of what other columns hold."""
+"""All columns but `properties`, whose content other columns have."""
 
 
 def spark_ddl(names: Sequence[str]) -> str:
-    """Return columns for Spark."""
+    """Return columns as Spark's DDL."""
     columns = [BY_NAME[name] for name in names]
     return ", ".join(
         f"`{one.name}` {one.spark_type}{'' if one.nullable else ' NOT NULL'}" for one in columns

@@ -1,9 +1,9 @@
-"""A Spark session for one machine: small, quiet, local, and quick to start.
+"""Builds the Spark session of the program: on one machine, quiet, and quick to start.
 
-Most of the time before Spark's first row goes into loading and compiling Spark's classes. Two
-settings shorten that: a compiler that stops at the first level, for runs that end after a few
-minutes, and a *class archive* (Java's class data sharing) with Spark's parsed classes. `prepare` of
-the program writes the archive once per machine.
+Most of the time before the first row goes into loading and compiling Spark's classes. Two measures
+shorten it: a compiler that stops at its first level, for runs that end after a few minutes, and a
+*class archive* (Java's class data sharing) with Spark's parsed classes. ``penstock spark prepare``
+writes the archive once per machine.
 """
 
 from __future__ import annotations
@@ -76,15 +76,15 @@ _RENAMING: Final = (
 _OWN_PATH: Final = "PENSTOCK_PYTHONPATH"
 
 _LONG_RUN_JAVA: Final = ("-XX:+UseParallelGC",)
-"""Two tasks wait for each pause: all cores collect, without a concurrent collector thread."""
+"""Options for a long run: garbage is collected by all cores, without a concurrent thread."""
 _SHORT_RUN_JAVA: Final = (*_LONG_RUN_JAVA, "-XX:TieredStopAtLevel=1")
 
 
 def class_archive_path(java: Java, environment: Mapping[str, str]) -> Path:
     """Return the path of the class archive of this Java and this Spark; it may not exist.
 
-    An archive fits one Java, one set of jars at one place and one garbage collector. All of them
-    are in the file's name, so that none is ever used for another.
+    An archive fits one Java, one set of jars at one place and one garbage collector. The file's
+    name depends on all of them.
     """
     jars = Path(pyspark.__file__).parent / "jars"
     fitting = f"{java.program} {java.version} {jars} {' '.join(_LONG_RUN_JAVA)}"
@@ -101,9 +101,8 @@ def worker_python(environment: Mapping[str, str]) -> Path:
     """Return the program that starts this Python for Spark's workers.
 
     Spark puts a zip of itself first on the path of its Python processes, of which a query uses half
-    a dozen. Each then compiles Spark's modules again, for half a second. This environment has the
-    same modules compiled, so a script removes the zip from the path and adds the user's own path
-    from ``PENSTOCK_PYTHONPATH``.
+    a dozen. Each would compile Spark's modules again, for half a second, which this environment has
+    compiled. So a script replaces the path by the user's own from ``PENSTOCK_PYTHONPATH``.
     """
     text = f'#!/bin/sh\nexport PYTHONPATH="${_OWN_PATH}"\nexec {shlex.quote(sys.executable)} "$@"\n'
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -116,18 +115,15 @@ def worker_python(environment: Mapping[str, str]) -> Path:
             Path(file.name).chmod(0o700)
             Path(file.name).replace(script)
         except OSError:
-            # No place to write: slower, but it works.
+            # Without a place to write, it is slower, but it works.
             return Path(sys.executable)
     return script
 
 
 def name_pythons(master: str, environment: MutableMapping[str, str]) -> None:
-    """Say in the environment which Python the driver and Spark's workers are.
+    """Set in the environment which Python the driver and Spark's workers use.
 
-    Args:
-        master: of Spark. The machines of a cluster may have another Python, which the user names in
-            ``PYSPARK_PYTHON``.
-        environment: of this process.
+    The machines of a cluster may have another Python, which the user names in ``PYSPARK_PYTHON``.
     """
     environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if _is_local(master):
@@ -145,9 +141,8 @@ def java_options(*, short_run: bool, archive: Path | None, write_archive: bool =
     """Return the options of the driver's Java.
 
     Args:
-        short_run: whether the run ends within minutes, so that a quick start matters more than peak
-            speed.
-        archive: the class archive; None for none. Java ignores one that does not fit.
+        short_run: the run ends within minutes, so that a quick start matters more than peak speed.
+        archive: the class archive, or None. Java ignores one that does not fit.
         write_archive: write the archive when Java ends instead of using it.
     """
     options = list(_SHORT_RUN_JAVA if short_run else _LONG_RUN_JAVA)
@@ -169,12 +164,9 @@ def build_session(
 
     Args:
         master: Spark's master, as ``local[2]`` or ``spark://host:port``.
-        java_settings: options of the driver's Java, see ``java_options``.
-        settings: Spark settings that override ours.
-        log_file: for Spark's log and everything it prints; None leaves them on standard error.
-
-    Returns:
-        The session; the caller stops it.
+        java_settings: options of the driver's Java; see ``java_options``.
+        settings: Spark's settings that override ours.
+        log_file: file for Spark's log and what it prints; None leaves them on standard error.
 
     Raises:
         SessionError: Spark does not start with these settings.
@@ -201,16 +193,12 @@ def build_session(
 
 
 def write_checkpoints_by_rename(spark: SparkSession) -> None:
-    """Have Spark write checkpoints on disks of this machine without a program for each file.
+    """Have Spark write checkpoints on disks of this machine without starting programs.
 
-    Spark asks Hadoop's `FileContext`, which runs ``readlink`` some five times for each file, as
-    Java had no call for it once: twenty processes for a micro-batch. Hadoop's `FileSystem` renames
-    a file by a call of the system. It does not refuse to replace a file that another run has just
-    written; that no other run writes is what the locks of the folders are for. A setting of the
-    user's stays.
-
-    Args:
-        spark: a session whose queries are not started.
+    Spark uses Hadoop's `FileContext`, which runs ``readlink`` some five times for each file: twenty
+    processes for a micro-batch. Hadoop's `FileSystem` renames a file by a system call. It would
+    replace a file that another run has just written, which the locks of the folders prevent. A
+    setting of the user's stays. Call it before queries are started.
     """
     if spark.conf.get(CHECKPOINT_FILES, None) is not None:
         return
@@ -223,13 +211,10 @@ def write_checkpoints_by_rename(spark: SparkSession) -> None:
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[list[int]]:
-    """Note Ctrl-C inside the block, and leave its handler as it was, which Spark replaces.
+    """Collect Ctrl-C inside the block, and restore its handler, which Spark replaces.
 
-    A KeyboardInterrupt while Java starts would leave it: PySpark deletes the file that Java is to
-    write, without which it does not notice that this process has gone.
-
-    Yields:
-        Gets the signals that come.
+    A KeyboardInterrupt while Java starts would leave Java running: PySpark deletes the file that
+    Java is to write, without which Java does not notice that this process has gone.
     """
     held: list[int] = []
     if threading.current_thread() is not threading.main_thread():

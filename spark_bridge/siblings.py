@@ -1,15 +1,15 @@
-"""The sources of one query: they read as one group, under one name, and commit their minimum.
+"""Coordinates several sources of one query, which read as one group and commit their minimum.
 
 Theory of operation. A self-join, a union and two ``load()``s have several sources in one query.
 Spark runs each in a Python process of its own on the driver, and tells it neither the query nor the
-checkpoint. All of them have one folder, though: that of the driver's temporary files.
+checkpoint. But all of them share the folder of the driver's temporary files.
 
-A query without a checkpoint needs a name, as which its group belongs to it. The first source makes
-it and leaves it in the folder, where the next ones find it until a micro-batch runs: Spark asks all
-sources of a query where a batch ends before it runs the batch. From then on the name stands in the
+A query without a checkpoint needs a name to which its group belongs. The first source makes the
+name and leaves it in the folder, where the next ones find it until a micro-batch runs: Spark asks
+all sources where a batch ends before it runs the batch. From then on, the name is in the
 checkpoint, in the position of each source.
 
-What a source may still ask for stands in a file that it has locked. A commit is the least of all
+Each source writes its position to a file that it has locked. A commit is the minimum over all
 sources whose process lives.
 """
 
@@ -34,15 +34,15 @@ if sys.platform != "win32":
 
 _FOLDERS: Final = "SPARK_LOCAL_DIRS"
 _OF_DRIVER: Final = "blockmgr-"
-"""Begins the name of a folder that is of one driver, and is deleted with it."""
+"""Begins the name of a folder that belongs to one driver, and is deleted with it."""
 
 
 class Siblings:
-    """What one source knows of the others of its query.
+    """The other sources of a source's query.
 
     Args:
-        folder: of the driver; None where there is none, and each source is alone.
-        scope: server and group; sources of other ones are none of this source's.
+        folder: the driver's folder; None where each source is alone.
+        scope: server and group. Sources with another scope are ignored.
     """
 
     def __init__(self, folder: Path | None, scope: str) -> None:
@@ -74,18 +74,13 @@ class Siblings:
                 return name
 
     def end_new(self) -> None:
-        """Give the next query another name: a micro-batch of this one runs."""
+        """Give the next query another name, as a micro-batch of this one runs."""
         if self._folder is not None:
             with self._alone():
                 self._path("new").unlink(missing_ok=True)
 
     def hold(self, name: str, position: Position) -> None:
-        """Say from where on this source may still ask for messages.
-
-        Args:
-            name: of the query.
-            position: below which it asks for nothing any more.
-        """
+        """Tell the others that this source of a query reads nothing below a position any more."""
         if self._folder is None:
             return
         text = json.dumps([name, position.to_json()]).encode()
@@ -98,7 +93,7 @@ class Siblings:
             os.pwrite(self._file, text, 0)
 
     def least(self, name: str, position: Position) -> Position:
-        """Return what all sources of the query are done with, this one having come so far."""
+        """Return the minimum of this source's new position and those of the other sources."""
         if self._folder is None:
             return position
         self.hold(name, position)
@@ -130,7 +125,7 @@ class Siblings:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep the other sources out of the folder."""
+        """Lock the folder against other sources."""
         lock = os.open(self._path("lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,10 +1,10 @@
-"""Rows of a DataFrame to MQTT: ``df.writeStream.format("penstock")`` and ``df.write``.
+"""Publishes rows of a DataFrame to MQTT: ``df.writeStream.format("penstock")`` and ``df.write``.
 
-How a row is published once. A task uploads its rows to the broker's stage and publishes nothing. On
-the driver, Spark calls ``commit`` with what the tasks that count have returned, and the broker
-publishes their rows as the batch (query id, batch number). Where Spark repeats a batch after a
-crash, with the same split or another one, the broker knows the batch and publishes nothing. The
-query id is Spark's own, from the checkpoint.
+Why each row is published once: a task only uploads its rows to the broker's stage. On the driver,
+Spark calls ``commit`` with what the tasks that count have returned, and the broker publishes their
+rows as the batch (query id, batch number). Where Spark repeats a batch after a crash, with the same
+split or another one, the broker recognises it and publishes nothing. The query id is Spark's own,
+from the checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.spark_bridge.sink_options import SinkOptions, read_sink_options
 from penstock.spark_bridge.sink_rows import check_columns
 
 QUERY_ID: Final = "sql.streaming.queryId"
-"""Under which Spark tells a task the id of its query."""
+"""Name of the property in which Spark tells a task the id of its query."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Staged(WriterCommitMessage):
     """What a task tells the driver.
 
     Attributes:
-        stage: that it has uploaded.
-        writer: of the stage. Spark makes another writer on the driver for the commit of a
-            micro-batch.
-        query_id: of the query, from its checkpoint; "" of a batch write.
+        stage: what it has uploaded.
+        writer: name of the writer of the stage. Spark makes another writer on the driver for the
+            commit of a micro-batch.
+        query_id: id of the query, from its checkpoint; "" for a batch write.
     """
 
     stage: Stage
@@ -45,12 +45,7 @@ class Staged(WriterCommitMessage):
 
 
 class _Writer:
-    """What both writers have in common; Spark pickles it for each task.
-
-    Args:
-        schema: of the rows.
-        texts: the options.
-    """
+    """What both writers have in common; Spark pickles it for each task."""
 
     def __init__(self, schema: StructType, texts: Mapping[str, str]) -> None:
         self._options: SinkOptions = read_sink_options(texts)
@@ -78,7 +73,7 @@ class _Writer:
             publisher.close()
 
     def _give_up(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Delete what tasks have uploaded; where none has told of it, it expires."""
+        """Delete what tasks have uploaded; uploads of which no task has told expire."""
         for writer in {one.writer for one in _staged(messages)}:
             publisher = BatchPublisher(self._options, writer)
             publisher.give_up()
@@ -86,7 +81,7 @@ class _Writer:
 
 
 def _staged(messages: list[WriterCommitMessage | None]) -> list[Staged]:
-    """Return what tasks with rows have told."""
+    """Return the messages of tasks that had rows."""
     return [one for one in messages if isinstance(one, Staged) and one.stage.n_rows]
 
 
@@ -133,7 +128,7 @@ class BatchWriter(_Writer, DataSourceWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish them, once."""
         staged = _staged(messages)
-        if staged:  # a colon stands in no query id
+        if staged:  # no query id has a colon
             self._publish(f"write:{self._options.write_id or self._writer}", 0, staged)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -1,4 +1,4 @@
-"""Rows of a DataFrame to rows of the broker's API; importable without Spark."""
+"""Converts rows of a DataFrame to rows of the broker's API; importable without Spark."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def check_columns(types: Mapping[str, str], defaults: Mapping[str, Any]) -> None
 def to_row(
     names: Sequence[str], values: Iterable[Any], defaults: Mapping[str, Any], place: str
 ) -> tuple[dict[str, Any], int]:
-    """Return a row as the API takes it, and the bytes of its payload.
+    """Return (a row as the API takes it, bytes of its payload).
 
     Args:
-        names: of the columns.
-        values: of the row.
-        defaults: by column, in place of null.
-        place: of the row, for errors.
+        names: names of the columns.
+        values: values of the row.
+        defaults: values in place of null, by column.
+        place: place of the row, for errors.
 
     Raises:
         RowError: a value is missing or of a wrong kind.

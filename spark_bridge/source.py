@@ -1,15 +1,15 @@
 """Penstock's queues as a Spark data source: ``spark.readStream.format("penstock")``.
 
-How reading is exactly once. Spark writes a micro-batch's end position to its checkpoint before it
-runs, so a killed query asks for the same range again, and the queue answers a range the same way
-until it is committed. The sink recognises a repeated batch by its number (the file sink lists each
-batch's files in one atomic step). Spark calls ``commit`` with the end of a finished micro-batch
-only when it plans the *following* one, so the queue always holds at least the last batch: deleted
-messages are never asked for again.
+Why each message is read exactly once: Spark writes the end of a micro-batch to its checkpoint
+before the batch runs. So a killed query asks for the same range again, and the queue answers a
+range in the same way until it is committed. The sink recognises a repeated batch by its number; the
+file sink lists each batch's files in one atomic step. Spark calls ``commit`` with the end of a
+finished micro-batch only when it plans the *following* one. So the queue always holds at least the
+last batch, and deleted messages are never asked for again.
 
-A group belongs to one query, by a name in its checkpoint (`offsets`): it is claimed when the first
-micro-batch runs, whose end is in the checkpoint by then. Several sources of one query have one name
-(`siblings`).
+A group belongs to one query, by a name in the query's checkpoint (`offsets`). It is claimed when
+the first micro-batch runs, whose end is in the checkpoint by then. Several sources of one query
+have one name (`siblings`).
 
 Three kinds of processes make a reader from the same options: the driver (offsets, plans, commits),
 a planner, and each task. They share no memory.
@@ -63,12 +63,7 @@ def register(spark: SparkSession) -> None:
 
 
 class QueuePartition(InputPartition):
-    """What one task reads.
-
-    Args:
-        wanted: ranges, each of one physical queue; each with the settings of its queue, or None
-            where none are needed.
-    """
+    """What one task reads: ranges, each with the settings of its queue where it needs them."""
 
     def __init__(self, wanted: Sequence[tuple[Range, ReadSettings | None]]) -> None:
         self.wanted = wanted
@@ -86,13 +81,12 @@ class PenstockDataSource(DataSource):
         """Return the columns of a message, after checking the options.
 
         Raises:
-            OptionError: an option is wrong. Spark calls this in ``load()``, the best place to
-                report it.
+            OptionError: an option is wrong. Spark calls this in ``load()``.
         """
         return spark_ddl(read_options(self._texts()).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader of what the queues hold, for any group; it commits nothing."""
+        """Return a reader of what the queues hold, for no group."""
         options = self._checked(schema)
         if options.starting_position in ("group", "latest"):
             raise OptionError(
@@ -115,7 +109,7 @@ class PenstockDataSource(DataSource):
         return BatchWriter(schema, self._texts())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: ARG002, FBT001, N802
-        """Return a writer that publishes each micro-batch, whatever the output mode is."""
+        """Return a writer that publishes each micro-batch, in any output mode."""
         return StreamWriter(schema, self._texts())
 
     def _checked(self, schema: StructType) -> SourceOptions:
@@ -152,7 +146,7 @@ class BatchReader(DataSourceReader):
         start = self._queue.located(options.starting_position or "earliest")
         end = self._queue.located(options.ending_position or "latest")
         found = _partitions(self._queue, start, end)
-        # Spark takes no partition for one that it has to read.
+        # Spark replaces an empty list by a partition of its own.
         return found or [QueuePartition(())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -164,8 +158,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows the queues; Spark stores the position.
 
     Args:
-        options: of the source.
-        queue: reads; None for a reader of the options.
+        options: options of the source.
+        queue: reader of the queues; None makes one.
         siblings: the other sources of the query; None for those of this driver.
     """
 
@@ -187,7 +181,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_held = self._is_claimed = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the start of a query without a checkpoint, or with that of its first batch alone.
+        """Return the start of a query whose checkpoint has no finished batch.
 
         Spark asks again until there is a micro-batch, and once more to repeat the first one.
         """
@@ -200,7 +194,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return the limit of a micro-batch; that in bytes has no place in it."""
+        """Return the limit of a micro-batch in rows; Spark knows no limit in bytes."""
         return ReadMaxRows(self._options.max_rows_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
@@ -210,7 +204,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the end of the next micro-batch; ``start`` where nothing waits.
 
-        Asks the server once, and waits there while nothing is to be read.
+        It sends one request, which the server holds while there is nothing to read.
         """
         options = self._options
         given = self._position(start)
@@ -219,7 +213,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._name:
             self._name = given.reader or self._siblings.new_name()
             self._queue.check_group(self._name)
-        # A queue that the query did not read before begins where its group stands.
+        # A queue that is new to the query begins at the position of its group.
         position = Position({**self._joined.named(self._name).queues, **given.queues})
         self._hold(position)
         is_limited = not isinstance(limit, ReadAllAvailable)
@@ -237,14 +231,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Position(ends).to_json()
 
     def _end(self, begin: QueuePosition, end: QueuePosition) -> QueuePosition:
-        """Return the end of a micro-batch in a queue as the checkpoint is to have it."""
+        """Return the end of a micro-batch in a queue for the checkpoint."""
         if end.is_at(begin):
             return begin
         first = begin.first if begin.first == begin.following else None
         return replace(end, reader=self._name, first=first)
 
     def _hold(self, position: Position) -> None:
-        """Have the other sources of the query leave what this one may still ask for."""
+        """Tell the other sources of the query from where on this one may still read."""
         if not self._is_held:
             self._is_held = True
             self._siblings.hold(self._name or position.reader, position)
@@ -271,7 +265,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(self._queue, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Delete from the queues what no source of the query will ask for again."""
+        """Delete from the queues what no source of the query will read again."""
         position = self._position(end)
         name = self._name or position.reader
         self._queue.commit(self._siblings.least(name, position))

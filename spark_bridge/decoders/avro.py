@@ -1,4 +1,4 @@
-"""Avro by fastavro: one datum, with or without the header of the single-object encoding."""
+"""Decodes Avro by fastavro: one datum, with or without the header of the single-object encoding."""
 
 from __future__ import annotations
 

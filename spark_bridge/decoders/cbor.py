@@ -1,4 +1,4 @@
-"""CBOR (RFC 8949) by cbor2."""
+"""Decodes CBOR (RFC 8949) by cbor2."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Final, NoReturn
 from penstock.spark_bridge.decoders.contract import DecodeError, Decoder, needed_for, new_decoder
 
 _REFERENCES: Final = (25, 28, 29, 256)
-"""Tags by which a few bytes stand for a large value, again and again."""
+"""Tags of references, by which a few bytes may stand for a large value many times."""
 
 
 def load() -> Decoder:
     """Return the decoder of CBOR maps.
 
-    Of a tag that cbor2 does not know, the value is taken; a key that is a number becomes a text.
+    A tag that cbor2 does not know is ignored. A key that is a number becomes a text.
 
     Raises:
         OptionError: cbor2 is not installed.

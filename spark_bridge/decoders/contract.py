@@ -1,7 +1,7 @@
-"""What every decoder is: payload in, JSON text out, and the schema of that text if it is known.
+"""The interface of decoders: they turn a payload into JSON text, and may know its schema.
 
-Spark parses JSON with a schema, fast and with all of its types. So a decoder in Python only has to
-produce a JSON object. From there on, all formats take the same way.
+Spark parses JSON with a schema fast, with all of its types. So a decoder in Python only has to
+produce a JSON object. From there on, all formats are handled in the same way.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from uuid import UUID
 from penstock.spark_bridge.errors import OptionError
 
 EXTRA: Final = "decoders"
-"""Extra of the distribution that brings the libraries."""
+"""The extra of the distribution that installs the libraries."""
 
 _SURPRISES: Final[tuple[type[Exception], ...]] = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError),
     *(TypeError, ValueError),
 )
-"""What libraries raise for bytes that their authors did not think of."""
+"""Exceptions that libraries raise for unexpected bytes, beside their own."""
 
 JSON_OBJECT: Final = "STRING"
 """Type of a column that holds JSON text, for what has no fixed columns."""
@@ -77,7 +77,7 @@ def new_decoder(
 
     Args:
         read: returns the object in a payload.
-        failures: what it raises for a payload that is not of the format, beside `_SURPRISES`.
+        failures: exceptions of `read` for a payload that is not of the format.
         schema: see `Decoder`.
         nothing: a value that becomes null.
     """
@@ -113,7 +113,7 @@ def _quoted(name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON has for a value, in the form that Spark reads back as the type it was."""
+    """Return a value as JSON has it, in a form that Spark reads back as the original type."""
     if isinstance(value, bytes | bytearray):
         return base64.b64encode(value).decode()
     if isinstance(value, date | datetime | time):

@@ -1,4 +1,4 @@
-"""Protocol Buffers by a descriptor file: the output of ``protoc --include_imports -o FILE``."""
+"""Decodes Protocol Buffers by a descriptor file, the output of ``protoc --include_imports``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TYPES: Final = {
     17: "INT",
     18: "BIGINT",
 }
-"""FieldDescriptor's type to Spark's; unsigned ones to the next that holds all their values."""
+"""Spark's type for each type of a FieldDescriptor; for unsigned ones, a type that is large enough."""
 _ENUM: Final = 14
 
 

@@ -1,7 +1,7 @@
-"""Sparkplug B (specification 3.0, chapter 6.4): payloads of Protocol Buffers with typed metrics.
+"""Decodes Sparkplug B (specification 3.0, chapter 6.4): Protocol Buffers with typed metrics.
 
-Group, message type, edge node and device stand in the topic. A metric that is sent by its alias has
-no name: aliases are told in BIRTH messages, to which a view can join the others.
+Group, message type, edge node and device are in the topic. A metric that is sent by its alias has
+no name. BIRTH messages have the names of aliases, and a view can join them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,8 @@ _MESSAGES: Final = {
     "Parameter": "name:9:1 type:13:2 int_value:13:3 long_value:4:4 float_value:2:5 "
     "double_value:1:6 boolean_value:8:7 string_value:9:8",
 }
-"""Message type to its fields, as ``name:type:number``; a type is a number of protobuf's or a name.
-
-Fields that are not here (metadata, property sets, extensions) are passed over.
-"""
+"""The fields of each message type, as ``name:type:number``. A type is a number of Protocol Buffers or
+a name here. Other fields (metadata, property sets, extensions) are ignored."""
 
 _DATA_TYPES: Final = (
     *("Unknown", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64"),

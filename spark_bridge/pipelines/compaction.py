@@ -1,13 +1,14 @@
 """Joins the small Parquet files of a sink into larger ones.
 
-Each micro-batch leaves a file for each task. Spark's list of a folder's files is in its folder
-``_spark_metadata``: a compact file with all files of the batches up to its own, and a file for each
-batch after it. Only files of the compact one are joined: it is then replaced in one step, and with
-it the list. A run that is killed before that step leaves a file that no list has, and one that is
-killed after it leaves files that no list has any more. A note names both kinds before anything is
-touched, and `sink_folder.prepare_folder` deletes those that no list has.
+Each micro-batch leaves a file for each task. Spark lists the files in ``_spark_metadata``: one
+compact list has all batches up to its own, and there is a list for each batch after it. Only files
+of the compact list are joined; then the list is replaced in one step. A run that is killed before
+that step leaves a joined file that no list has. One that is killed after it leaves old files that
+no list has any more. A note names both kinds before anything is touched, and
+`sink_folder.prepare_folder` deletes those that no list has.
 
-The sink's query must not run. Readers that hold an older list may miss files and must begin again.
+The sink's query must not run meanwhile. Readers with an older list may miss files and must begin
+again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A pipeline's file, checked before Spark starts.
+"""Reads and checks a pipeline's file before Spark starts.
 
-What Spark has words for is said in those words: options of sources and sinks, DDL, SQL. So the file
-only names things and puts them in order. SQL and DDL are texts here; Spark checks them when it has
-started, before any query runs.
+The file uses Spark's own terms where Spark has some: options of sources and sinks, DDL and SQL. SQL
+and DDL are texts here. Spark checks them when it has started, before any query runs.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from penstock.spark_bridge.sink_options import read_sink_options
 AVAILABLE_NOW: Final = "available-now"
 
 EXAMPLE: Final = Path(__file__).with_name("example.yaml")
-"""A pipeline that begins with the telemetry of the demo."""
+"""An example pipeline for the telemetry of the demo."""
 
 EXAMPLE_URL: Final = "http://127.0.0.1:8080"
 EXAMPLE_QUEUE: Final = "telemetry"
 
 INFER: Final = "infer"
-"""Of `schema`: the columns are those of a sample of the queue."""
+"""Value of `schema` for the columns of a sample of the queue."""
 
 MESSAGES: Final = "messages"
 DECODED: Final = "decoded"
@@ -44,10 +43,10 @@ BUILT_IN: Final = {
     DECODED: "those that could be decoded, with `data`",
     QUARANTINED: "the others, with `reason` and `detail`",
 }
-"""View that each pipeline has, to what it holds; the last two only with `decode`."""
+"""The views that each pipeline has, with what they hold; the last two only with `decode`."""
 
 QUARANTINE: Final = "quarantine"
-"""Name of the sink that is added where none takes `QUARANTINED`, and its folder in `storage`."""
+"""Name of the sink that is added for `QUARANTINED` where there is none, and of its folder."""
 
 READ_ONCE: Final = "read-once"
 """Name of the query of several sinks. No sink can have it."""
@@ -61,7 +60,7 @@ TO_MQTT: Final = "penstock"
 DEFAULT_COMPACT_SECONDS: Final = 3_600.0
 
 _GROUP: Final = "group"
-"""Option of the source that each sink has a value of its own for."""
+"""Option of the source that has another value for each sink."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _GROUP_PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -100,18 +99,19 @@ class Decode:
     """How payloads become columns; the keys under `decode`.
 
     Attributes:
-        format: of the payloads.
+        format: format of the payloads.
         schema: columns of the payload as Spark's DDL, for JSON and CBOR; `infer` takes those of a
-            sample when the pipeline is first run. A message without a value for a column that is
-            NOT NULL is quarantined as `incomplete`.
-        schema_file: an Avro schema in JSON, or what ``protoc --include_imports -o FILE`` writes.
+            sample in the first run. A message without a value for a column that is NOT NULL is
+            quarantined as `incomplete`.
+        schema_file: file with an Avro schema in JSON, or the output of
+            ``protoc --include_imports -o FILE``.
         message: message type of Protocol Buffers, such as ``plant.Reading``.
-        sample: messages from which a schema is inferred, at most.
-        refuse: reason to a condition in SQL, over the columns of `messages` and `data`: a message
-            for which it is true is quarantined for that reason.
-        arrays: whether a JSON payload that is an array of objects is a row for each of them.
-        rescue: whether the view `decoded` has `rescued`, a map of the fields of JSON or CBOR that
-            the schema does not name, each as text.
+        sample: from how many messages a schema is inferred, at most.
+        refuse: conditions in SQL over the columns of `messages` and `data`, by reason. A message
+            for which one is true is quarantined for that reason.
+        arrays: a JSON payload that is an array of objects becomes a row for each of them.
+        rescue: the view `decoded` has a column `rescued`, a map to texts of the fields of JSON or
+            CBOR that the schema does not name.
     """
 
     format: Literal["json", "cbor", "avro", "protobuf", "sparkplugB"]
@@ -147,9 +147,9 @@ class Table:
     """Data to join with; the keys under `tables.NAME`.
 
     Attributes:
-        format: any that Spark reads.
-        options: of that format, such as `path`.
-        schema: columns as DDL; None for those that the format tells.
+        format: any format that Spark reads.
+        options: options of the format, such as `path`.
+        schema: columns as DDL; None where the format has them.
     """
 
     format: Text = "parquet"
@@ -163,14 +163,15 @@ class Sink:
 
     Attributes:
         view: name of the view; None for the sink's own name.
-        format: any that Spark writes streams to.
-        options: of that format, such as `path`.
-        table: of a catalog, in place of a `path`.
-        mode: Spark's output mode; files have `append` alone.
+        format: any format that Spark writes streams to.
+        options: options of the format, such as `path`.
+        table: table of a catalog, in place of a `path`.
+        mode: Spark's output mode; files only have `append`.
         partition_by: columns whose values become folders.
-        group: of the queue, as which the sink's query reads; None for ``PIPELINE-SINK``.
+        group: group of the queue as which the sink's query reads; None for ``PIPELINE-SINK``.
         compact: size of the files into which smaller ones are joined; None leaves them as they are.
-        compact_every: seconds between two times, in a run that goes on; at its end in any case.
+        compact_every: seconds between two such times in a run that goes on; it is also done at the
+            end.
     """
 
     view: Text | None = None
@@ -223,16 +224,16 @@ class Pipeline:
     """A pipeline's file.
 
     Attributes:
-        name: begins the names of the groups as which the sinks read.
-        storage: folder or URI of the checkpoints, and of what the last run was.
+        name: beginning of the names of the groups as which the sinks read.
+        storage: folder or URI of the checkpoints and of the record of the last run.
         source: options of ``format("penstock")``.
-        sinks: name to where a view's rows go.
+        sinks: sinks by name.
         trigger: seconds between two micro-batches; `available-now` reads what is there and ends.
         decode: how payloads become columns; None leaves them as they are.
-        expires_at: a timestamp in SQL, over the columns of `messages` and `data`: a message whose
+        expires_at: a timestamp in SQL over the columns of `messages` and `data`. A message whose
             lifetime ended before its micro-batch began is dropped and counted. None drops none.
-        tables: name to data to join with.
-        views: name to a query over the views and tables before it.
+        tables: tables to join with, by name.
+        views: queries over the views and tables before them, by name.
         reads_once: whether one query reads and decodes the messages for all sinks of files and of
             ``penstock`` whose views keep no state. They read as the group ``PIPELINE-read-once``,
             wait for the slowest of them, and fail together. A sink that was there before keeps its
@@ -259,7 +260,7 @@ class Pipeline:
 
     @property
     def all_sinks(self) -> dict[str, Sink]:
-        """Name to sink, that for the quarantine included."""
+        """All sinks by name, including the one for the quarantine."""
         if self.decode is None or self._has_quarantine:
             return dict(self.sinks)
         path = f"{self.storage.rstrip('/')}/{QUARANTINE}"
@@ -295,7 +296,7 @@ class Pipeline:
         return f"{self.storage.rstrip('/')}/checkpoints"
 
     def decoder_options(self) -> DecoderOptions | None:
-        """Return what makes the decoder of the payloads; None where Spark has it.
+        """Return the options of the decoder of the payloads; None where Spark decodes them.
 
         Raises:
             OSError: the schema file cannot be read.
@@ -367,7 +368,7 @@ def read_pipeline(path: Path, file: str) -> Pipeline:
 
 
 def _problems(pipeline: Pipeline) -> Iterator[ConfigProblem]:
-    """Yield what is wrong between keys."""
+    """Yield contradictions between keys."""
     if _GROUP in {name.lower() for name in pipeline.source}:
         yield ConfigProblem(
             f"source.{_GROUP}",
@@ -409,7 +410,7 @@ def _problems_of_sinks(pipeline: Pipeline, views: set[str]) -> Iterator[ConfigPr
 def _problems_of_places(pipeline: Pipeline) -> Iterator[ConfigProblem]:
     """Yield the sinks that write where another one, or the run itself, writes.
 
-    What the run itself writes may lie in the folder of a sink: it is in no list of that.
+    What the run itself writes may lie in the folder of a sink, as it is in no list of the sink's.
     """
     own = {"checkpoints": pipeline.checkpoints}
     for name, sink in pipeline.all_sinks.items():

@@ -1,6 +1,6 @@
-"""Payloads as columns: in Spark for JSON, and for other formats by a decoder in Spark's workers.
+"""Decodes payloads into columns: JSON by Spark, other formats by decoders in Spark's workers.
 
-No payload fails a query. One that cannot be used has a `reason`, which counts and filters, and a
+No payload fails a query. One that cannot be used has a `reason`, for counts and filters, and a
 `detail` for people:
 
 * ``malformed``: not of the format, or a field of another type;
@@ -58,16 +58,16 @@ def mark(
     arrays: bool = False,
     rescue: bool = False,
 ) -> DataFrame:
-    """Return the messages with `data`, `reason`, `detail` and `expired`; all of them, and counted.
+    """Return all messages with `data`, `reason`, `detail` and `expired`, and have them counted.
 
     Args:
         messages: rows of the source.
         schema: columns of the payload.
-        options: of the decoder; None for JSON.
-        refuse: reason to condition in SQL.
+        options: options of the decoder; None for JSON.
+        refuse: conditions in SQL by reason.
         expires_at: timestamp in SQL; None for never.
-        arrays: whether an array of objects is a row for each of them; for JSON.
-        rescue: whether there is `rescued`, with what the schema does not name.
+        arrays: an array of objects becomes a row for each of them.
+        rescue: add the column `rescued`.
     """
     text = f.col(PAYLOAD).cast("string")
     decoded = messages
@@ -111,7 +111,7 @@ def mark(
         decoded = decoded.withColumn(
             DETAIL, f.when(is_refused, f.lit(condition)).otherwise(f.col(DETAIL))
         ).withColumn(REASON, f.when(is_refused, f.lit(reason)).otherwise(f.col(REASON)))
-    # The time of a micro-batch is in its checkpoint: repeated, it drops the same messages.
+    # Its time is in the checkpoint, so that a repeated micro-batch drops the same messages.
     is_over = f.lit(False) if expires_at is None else f.expr(expires_at) < f.current_timestamp()
     decoded = decoded.withColumn(
         EXPIRED,
@@ -140,10 +140,10 @@ def unusable(marked: DataFrame) -> DataFrame:
 
 
 def _within(text: Column, kind: DataType) -> Column:
-    """Return a text as JSON of a type in `data`, and in `_corrupt` what is not of it.
+    """Parse a text as JSON of a type into `data`; `_corrupt` has a text that is not of the type.
 
-    Spark reads the first value of a text and passes over what follows, such as another object on
-    the next line. What is one value within an object, and within an array (`_is_one`), is one.
+    Spark reads the first value of a text and ignores what follows, such as another object on the
+    next line. So the text is parsed within an object, and within an array (`_is_one`).
     """
     told = StructType().add(DATA, kind).add(_CORRUPT, "string")
     within = f.concat(f.lit(f'{{"{DATA}":'), text, f.lit("}"))
@@ -183,7 +183,7 @@ def _json_column(options: DecoderOptions) -> Any:
         columns = [pa.array(texts, pa.string()), pa.array(errors, pa.string())]
         return pa.StructArray.from_arrays(columns, names=["json", "error"])
 
-    # Read by Spark, which knows no annotations that are texts.
+    # Spark reads the annotations, and does not understand texts.
     decode.__annotations__ = {"payloads": pa.Array, "return": pa.Array}
     return arrow_udf(decode, "json STRING, error STRING")  # type: ignore[call-overload]
 
@@ -208,9 +208,9 @@ def sample_texts(options: SourceOptions, decoder: DecoderOptions | None, limit: 
     """Return some of the queue's payloads as JSON texts; they stay in the queue.
 
     Args:
-        options: of the source.
-        decoder: None for payloads that are JSON.
-        limit: payloads of each physical queue at most, the oldest ones.
+        options: options of the source.
+        decoder: options of the decoder; None for JSON.
+        limit: how many payloads of each physical queue are taken at most, the oldest ones.
 
     Raises:
         SampleError: the queue is empty.
@@ -236,7 +236,7 @@ def sample_texts(options: SourceOptions, decoder: DecoderOptions | None, limit: 
         try:
             text = payload.decode() if decoder is None else load_decoder(decoder).to_json(payload)
         except (UnicodeDecodeError, DecodeError):
-            continue  # as when it is read: one that cannot be decoded has no columns
+            continue  # a payload that cannot be decoded has no columns
         texts.append(text)
     return texts
 

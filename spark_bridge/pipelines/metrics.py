@@ -1,6 +1,6 @@
-"""Figures of streaming queries for Prometheus, from Spark's own reports.
+"""Metrics of streaming queries for Prometheus, from Spark's own reports.
 
-Also for a program of your own: ``spark.streams.addListener(QueryMetrics("127.0.0.1:9464"))``.
+A program of the user's may use it, too: ``spark.streams.addListener(QueryMetrics("HOST:PORT"))``.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class QueryMetrics(StreamingQueryListener):
         self.port: int = self._server.server_address[1]
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -105,19 +105,19 @@ class QueryMetrics(StreamingQueryListener):
             self._lag.labels(query, *name.split("/")).set(messages)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """Count it as running."""
+        """Count a query as running."""
         query = self._names[str(event.id)] = event.name or str(event.id)
         self._running.labels(query).set(1)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
-        """Add what it did."""
+        """Add a report of a query."""
         self.add(json.loads(event.progress.json))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
         """Do nothing: the figures stay as they are."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
-        """Count it as ended."""
+        """Count a query as ended."""
         query = self._names.get(str(event.id), str(event.id))
         self._running.labels(query).set(0)
         self._failures.labels(query).inc(int(event.exception is not None))

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a table on a terminal, lines anywhere else."""
+"""Shows the progress of a run: as a table on a terminal, as lines anywhere else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.spark_bridge.pipelines.running import Summaries, Summary
 
 LINE_SECONDS: Final = 5.0
-"""Between two lines of one run; the last one comes at its end."""
+"""Seconds between two lines of a query."""
 
 
 def describe(name: str, summary: Summary) -> str:
@@ -35,9 +35,9 @@ class Display:
     """Shows a run's progress; use it as a context manager.
 
     Args:
-        console: where to.
-        say: prints a line where that is no terminal.
-        clock: monotonic seconds.
+        console: console to show it on.
+        say: prints a line where the console is not a terminal.
+        clock: returns monotonic seconds.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
 """Runs the queries of a pipeline to their end.
 
-A query that follows its queue runs until somebody asks the run to stop. Then all read what still
-waits, and the messages of the last micro-batch are deleted from the queue, as Spark itself would do
-so only when it plans another one.
+A query that follows its queue runs until the run is asked to stop. Then all queries read what still
+waits, and the messages of the last micro-batch are deleted from the queue. Spark itself would do so
+only when it plans another micro-batch.
 
-The folder of a sink of files is swept before a run and after it: files that a killed run has left
-are in no list of Spark's.
+Before and after a run, the folders of file sinks are cleaned of files that a killed run has left,
+which are in no list of Spark's.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from penstock.spark_bridge.sink_folder import (
 )
 
 _LOOK_SECONDS: Final = 0.25
-"""Time to wait for each running query before all are asked for their progress."""
+"""How long each running query is waited for before all are asked for their progress."""
 
 _RELEASE_SECONDS: Final = 5.0
-"""Without a new micro-batch for so long, the last one's messages are deleted from the queue."""
+"""After so long without a new micro-batch, the messages of the last one are deleted."""
 
 _TASKS_END_SECONDS: Final = 10.0
-"""How long the tasks of a stopped query may take to end; Spark interrupts them."""
+"""How long the tasks of a stopped query may take to end, which Spark interrupts."""
 
 _TASKS_LOOK_SECONDS: Final = 0.02
 
 WORKER_IS_LATE: Final = "Python worker failed to connect back"
-"""Spark fails a query whose Python worker has not started within 10 s, as on a busy machine. There
-is no setting for it, and the checkpoint is valid."""
+"""Spark fails a query with this text when a Python worker has not started within 10 s, as on a busy
+machine. There is no setting for it. The checkpoint stays valid."""
 
 UPDATE: Final = "update"
-"""Spark's output mode of the rows that have changed."""
+"""Spark's output mode in which only changed rows are written."""
 
 _STARTS: Final = 3
-"""Of queries whose workers are late."""
+"""How often a query is started whose workers are late."""
 
 _STOPS_AT_ONCE: Final = 2
-"""Requests to stop after which nothing more is read."""
+"""After so many requests to stop, nothing more is read."""
 
 
 class PipelineError(BridgeError):
@@ -71,12 +71,20 @@ class Query:
     """A streaming query from a queue to one sink, or to several.
 
     Attributes:
+<<<<<<< HEAD
         name: of the query in Spark.
         rows: what is written; of several sinks, what is read for them.
         source: whose group is committed.
         sinks: where to, by name.
         checkpoint: path or URI of a folder of this query's own.
         write: writes a micro-batch to several sinks; None where Spark writes to the one sink.
+=======
+        name: name of the query in Spark.
+        rows: the rows that are written.
+        source: options of the source, whose group is committed.
+        sink: the sink.
+        checkpoint: path or URI of the query's own checkpoint folder.
+>>>>>>> 721bc1bd (Spark bridge: plainer text; tests of what older checkpoints were are gone)
     """
 
     name: str
@@ -92,13 +100,13 @@ class Summary:
     """What one query did in this run.
 
     Attributes:
-        rows: messages read.
-        micro_batches: those that had any.
-        seconds: duration of these, from the request for the queue's offsets to Spark's commit log.
-        late_groups: rows that reached an aggregate after their window was complete; Spark drops and
+        rows: how many messages were read.
+        micro_batches: how many micro-batches had messages.
+        seconds: their duration, from the request for the queue's offsets to Spark's commit log.
+        late_groups: rows that reached an aggregate after their window was complete. Spark drops and
             counts them when it has grouped a micro-batch.
-        observed: counts of the payloads: ``messages``, ``expired``, and each reason for the
-            quarantine; {} where the query decodes none.
+        observed: counts of payloads: ``messages``, ``expired``, and each reason for the quarantine;
+            {} where the query decodes none.
         rate: rows per second of the newest micro-batch.
         lag: messages that wait behind it, by ``QUEUE/NUMBER`` of the physical queue.
     """
@@ -113,7 +121,7 @@ class Summary:
 
 
 Summaries = Mapping[str, Summary]
-"""Query to what it did."""
+"""Summaries by the name of the query."""
 
 
 def run(
@@ -129,16 +137,13 @@ def run(
 
     Args:
         spark: a session that knows the source (see ``session.build_session``).
-        queries: what to run.
-        trigger_seconds: seconds from one micro-batch to the next, until the caller stops the run;
+        queries: the queries to run.
+        trigger_seconds: seconds from one micro-batch to the next, until the run is asked to stop;
             None reads what the queue holds now, and ends.
-        stop_requests: returns how often the run was asked to stop; called twice a second. From two
-            on it ends at once, with the rest left in the queue.
-        on_progress: called with the counts so far whenever they have changed.
-        tell: called with a line for each file that is deleted.
-
-    Returns:
-        The counts of this run.
+        stop_requests: returns how often the run was asked to stop; called twice a second. After two
+            requests it ends at once and leaves the rest in the queue.
+        on_progress: is called with the counts so far whenever they have changed.
+        tell: is called with a line for each file that is deleted.
 
     Raises:
         PipelineError: a query failed; the others were stopped. Their checkpoints are valid: the
@@ -154,7 +159,7 @@ def run(
 
 
 class _Running:
-    """A query and its counts; it is started again for the second part of a run."""
+    """A query and its counts; it is started again for the last part of a run."""
 
     def __init__(self, query: Query) -> None:
         self.query = query
@@ -169,7 +174,7 @@ class _Running:
         }
 
     def join(self) -> None:
-        """Create the query's group where it is missing."""
+        """Create the query's group, if it does not exist."""
         queue = QueueReader(self.query.source)
         try:
             queue.join()
@@ -177,10 +182,10 @@ class _Running:
             queue.close()
 
     def release(self) -> None:
-        """Delete the messages that the last finished micro-batch read.
+        """Delete the messages that the last finished micro-batch has read.
 
-        Its report comes after Spark has written its number to the checkpoint's commit log, so Spark
-        never asks for it again.
+        Spark reports a batch after it has written its number to the commit log, and then never asks
+        for it again.
         """
         ends = self.totals.ends
         if ends and ends != self.released:
@@ -211,16 +216,16 @@ class _Run:
         self._tell = tell
 
     def run(self) -> None:
-        """Follow the queue if the options ask for that, then read the rest, then commit."""
+        """Follow the queue if there is a trigger, then read the rest, then commit."""
         self._prepare_folders()
-        # All groups are there before one commits: what a group has not read stays in the queue.
+        # All groups must exist before one commits, so that the queue keeps what they have to read.
         for one in self._running:
             one.join()
         seconds = self._trigger_seconds
         while seconds is not None and not self._stop_requests():
             self._go(self._running, stop_at=1, processingTime=f"{seconds} seconds")
             self._tidy(is_over=False)
-        # One after the other: none needs to be quick, and each has some Python processes.
+        # One after the other, as each has some Python processes.
         for one in self._running:
             if self._stop_requests() < _STOPS_AT_ONCE:
                 self._go([one], stop_at=_STOPS_AT_ONCE, availableNow=True)
@@ -233,7 +238,7 @@ class _Run:
         return {one.query.name: _summary(one.totals) for one in self._running}
 
     def _go(self, running: list[_Running], *, stop_at: int, **trigger: Any) -> None:
-        """Start queries and watch them; again where a worker of Spark's did not start in time.
+        """Start queries and watch them; start again where a Python worker was late.
 
         Raises:
             PySparkException: one of them failed.
@@ -254,7 +259,7 @@ class _Run:
         """Start queries.
 
         Raises:
-            PipelineError: Spark refuses a sink, such as one whose package it lacks. None runs.
+            PipelineError: Spark refuses a sink, such as one whose package it lacks; none runs.
         """
         for one in running:
             query = one.query
@@ -270,11 +275,11 @@ class _Run:
                 raise PipelineError(f"sink {names}: {step_line(error)}") from error
 
     def _watch(self, running: list[_Running], *, stop_at: int) -> None:
-        """Wait until the queries have ended, or one has failed, or files are to be joined.
+        """Wait until the queries have ended, one has failed, or files are to be joined.
 
         Args:
             running: queries that were started.
-            stop_at: stop them after so many requests.
+            stop_at: after so many requests they are stopped.
         """
         streams = [one.stream for one in running if one.stream is not None]
         try:
@@ -282,7 +287,7 @@ class _Run:
                 if self._stop_requests() >= stop_at or any(map(_failure, streams)):
                     break
                 for stream in streams:
-                    # Takes fractions of seconds, whatever its annotation says.
+                    # It takes fractions of seconds, although its annotation says otherwise.
                     stream.awaitTermination(_LOOK_SECONDS)  # type: ignore[arg-type]
                 self._collect()
                 if stop_at < _STOPS_AT_ONCE and self._is_time_to_compact():
@@ -303,7 +308,7 @@ class _Run:
         return any(now >= at for one in self._running for at in one.compact_at.values())
 
     def _collect(self) -> None:
-        """Read the queries' reports, and release what idle ones have finished."""
+        """Read the queries' reports, and release the messages of idle ones."""
         has_changed = False
         now = time.monotonic()
         for one in self._running:
@@ -319,7 +324,7 @@ class _Run:
             self._on_progress(self.summaries())
 
     def _tidy(self, *, is_over: bool) -> None:
-        """Delete what stopped queries have left, and join small files where it is time."""
+        """Delete what stopped queries have left, and join small files where that is due."""
         self._wait_for_tasks()
         self._prepare_folders()
         now = time.monotonic()
@@ -354,7 +359,7 @@ class _Run:
     def _wait_for_tasks(self) -> None:
         """Wait until the tasks of stopped queries have ended.
 
-        A query that is stopped tells them to end and does not wait; until then they write.
+        Stopping a query does not wait for its tasks, which may go on writing for a moment.
         """
         java = self._spark.sparkContext._jsc  # noqa: SLF001 - no other access to tasks
         tracker = java.sc().statusTracker()
@@ -368,8 +373,12 @@ class _Run:
 def _start(query: Query, **trigger: Any) -> StreamingQuery:
     """Start a query.
 
+<<<<<<< HEAD
     Raises:
         PySparkException, Py4JJavaError: Spark refuses a sink.
+=======
+    Spark has no update mode for sinks in Python. A batch write of a known name publishes nothing.
+>>>>>>> 721bc1bd (Spark bridge: plainer text; tests of what older checkpoints were are gone)
     """
     writer = query.rows.writeStream.queryName(query.name).trigger(**trigger)
     writer = writer.option("checkpointLocation", query.checkpoint)

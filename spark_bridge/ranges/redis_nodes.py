@@ -1,18 +1,17 @@
 """Reads ranges of messages from the Redis servers that keep them, without a gateway.
 
-Theory of operation. A range names the incarnation of its queue and a physical queue, which together
-are the beginning of its keys; so a task needs nothing but the server that has them. It only reads,
-from two hashes that have a message by its offset, and the state of the physical queue, by commands
-that the server answers without a function: `HMGET` takes a quarter of the time. A message never
-changes, so a range is read the same way however often.
+Theory of operation. Keys begin with the incarnation of a queue and a physical queue, which a range
+names. So a task only needs the server that has them. It reads two hashes, which map offsets to
+messages, and the state of the physical queue, by commands without a function: `HMGET` takes a
+quarter of the time. As a message never changes, a range is always read in the same way.
 
-First comes what the server keeps beside some thousands of messages, which tells their sizes. Then
-messages come, some MiB in a piece. The next piece is asked for before this one is handed over, so
-that server and task work at the same time.
+The task first requests what the server keeps beside some thousands of messages, which has their
+sizes. Then it requests messages, some MiB in a piece. It requests the next piece before it hands
+over this one, so that server and task work at the same time.
 
-`ROLE` goes with each request: a server that is no master any more may lack messages that the master
-has, which must not be taken for lost. Whatever else goes wrong with the server is no answer: the
-server is looked for again when the caller asks again.
+Each request includes `ROLE`: a server that is not the master any more may lack messages that the
+master has, which must not be taken for lost. Any other failure of the server counts as no answer:
+the server is looked for again when the caller repeats the request.
 """
 
 from __future__ import annotations
@@ -52,18 +51,18 @@ from penstock.spark_bridge.rows import RowOrigin, to_record_batch
 from penstock.spark_bridge.schema import wire_columns
 
 COMMAND_MESSAGES: Final = 1_000
-"""Of one command: others wait as long as the server takes for it, a millisecond for 1 KB each."""
+"""Messages of one command. Others wait while the server handles it, a millisecond for 1 KB each."""
 PIECE_MESSAGES: Final = 4_000
 PIECE_BYTES: Final = 4 * 1024 * 1024
-"""Payload bytes of a piece at most, unless one message alone is longer."""
+"""Most payload bytes of a piece, unless one message alone is longer."""
 AHEAD_MESSAGES: Final = 20_000
-"""Whose sizes are asked for at a time."""
+"""How many messages' sizes are requested at a time."""
 READ_BYTES: Final = 256 * 1024
 ANSWER_SECONDS: Final = 5.0
-"""For more of an answer at most, after which another server is looked for; as a gateway does."""
+"""Longest wait for more of an answer, after which another server is looked for."""
 
 _OF_BODY: Final = frozenset({"payload", "qos", "publisher", "properties"})
-"""Columns of a range for which the messages themselves are needed."""
+"""Columns of a range that need the messages themselves."""
 _GONE: Final = 410
 _OTHER: Final = 409
 _BAD: Final = 400
@@ -75,10 +74,10 @@ class _Cut:
     """Some messages whose sizes are known.
 
     Attributes:
-        offsets: of those that match.
-        infos: what the server keeps beside each.
-        next_offset: where to read on.
-        looked_at: messages below that, with those that do not match.
+        offsets: offsets of the messages that match.
+        infos: what the server keeps beside each of them.
+        next_offset: offset at which to read on.
+        looked_at: how many messages lie below that, including those that do not match.
     """
 
     offsets: Sequence[int]
@@ -210,7 +209,7 @@ class RedisRanges:
             start = past
 
     def _cut(self, offsets: range, infos: Sequence[bytes | None]) -> Iterator[_Cut]:
-        """Yield pieces whose payloads are not too many; one without any where nothing matches."""
+        """Yield cuts of a limited size; one without messages where none matches."""
         there: Sequence[int] = offsets
         told = [info for info in infos if info is not None]
         if len(told) < len(infos):

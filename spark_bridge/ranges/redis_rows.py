@@ -1,9 +1,9 @@
-"""Messages as a Redis server keeps them, as columns.
+"""Columns of messages as a Redis server keeps them.
 
 Theory of operation. The server has two values for a message (`messages.INFO` and `messages.BODY`).
-Both begin with fields of a fixed width, and nearly all messages of one publisher agree in the rest,
-but for the payload. So a column is a slice of all values at once, and what is a text is decoded
-once for all values that share it.
+Both begin with fields of a fixed width. In the rest, nearly all messages of one publisher are
+equal but for the payload. So a column is a slice of all values at once, and a text is decoded once
+for all values that share it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from penstock.spark_bridge.rows import Texts
 _WALL: Final = (24, 32)
 _SIZE: Final = (32, 36)
 _KEY_BYTES: Final = (37, 39)
-"""First byte of a field of `INFO`, and the byte behind it."""
+"""Offsets of fields in `INFO`: the first byte, and the byte behind the last."""
 
 _TO_THE_END: Final = 1 << 30
-"""More than a value has; a slice without an end is refused by Arrow 26."""
+"""More bytes than a value has, as Arrow 26 refuses a slice without an end."""
 
 
 def topic_of(info: bytes) -> bytes:
@@ -41,9 +41,9 @@ class RedisRows:
     """Messages of one physical queue.
 
     Args:
-        offsets: of each; one or more.
+        offsets: offset of each message; one or more.
         infos: what the server keeps beside each.
-        bodies: each as it was stored; None where no column needs that.
+        bodies: each message as it was stored; None where no column needs that.
     """
 
     def __init__(

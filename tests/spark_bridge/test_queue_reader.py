@@ -224,7 +224,6 @@ def test_a_plan_is_one_request() -> None:
         (at(q0=0, q1=0), 1, "offsets 0 to 0 of physical queue 0 left the queue"),
         (at(q0=0, q1=0, q5=0), 0, "physical queue 5 is gone"),
         (at("94bb0a51", q0=0, q1=0), 0, "deleted and created again"),
-        (at("", q0=3, q1=0), 0, "ends at offset 2"),
     ],
 )
 def test_a_plan_from_a_place_that_the_queue_lost_fails_the_query(
@@ -314,8 +313,6 @@ def test_commit_deletes_below_the_position() -> None:
         patient.commit(at(q0=1, q1=0))
     assert queue.earliest == {0: 1, 1: 0}
     assert queue.requests == ["queue", "commit", "commit"]
-    patient.commit(at("", q0=2, q1=0))  # an older checkpoint
-    assert queue.earliest == {0: 2, 1: 0}
 
 
 @pytest.mark.parametrize(("retention", "most", "left"), [(60, None, 0), (60, 10, 1), (None, 10, 1)])

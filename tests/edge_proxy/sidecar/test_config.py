@@ -189,8 +189,8 @@ def test_the_files_in_the_documentation_load(
     texts = re.findall(r"```yaml\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
     first, second, third = (parse_proxy_config(text, "proxy.yaml") for text in texts)
     assert first.listeners["default"].port == 1883
-    assert [one.port for one in first.upstream.read_addresses()] == [1884]
+    assert [one.port for one in first.keys.upstream.read_addresses()] == [1884]
     validate_config(ProbingConfig, first.plugins["probing"], "proxy.yaml", "")
     validate_config(WithholdingConfig, first.plugins["withholding"], "proxy.yaml", "")
     assert list(second.listeners) == ["default", "tls", "web", "local"]
-    assert [one.port for one in third.upstream.read_addresses()] == [8883, 8883]
+    assert [one.port for one in third.keys.upstream.read_addresses()] == [8883, 8883]

@@ -14,8 +14,8 @@ from penstock.spark_bridge.pipelines.metrics import QueryMetrics
 def report(**more: Any) -> dict[str, Any]:
     """Return a report of a micro-batch as Spark gives it."""
     source = {
-        "endOffset": {"queue": "q", "next": {"0": 5}},
-        "latestOffset": {"queue": "q", "next": {"0": 7}},
+        "endOffset": {"q": {"next": {"0": 5}}},
+        "latestOffset": {"q": {"next": {"0": 7}}},
     }
     return {
         "id": "some id",
