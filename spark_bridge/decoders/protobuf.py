@@ -37,7 +37,7 @@ _TYPES: Final = {
     17: "INT",
     18: "BIGINT",
 }
-"""Spark's type for each type of a FieldDescriptor; for unsigned ones, a type that is large enough."""
+"""Spark's type for each type of a FieldDescriptor; unsigned ones get the next larger type."""
 _ENUM: Final = 14
 
 

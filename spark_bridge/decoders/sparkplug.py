@@ -36,8 +36,8 @@ _MESSAGES: Final = {
     "Parameter": "name:9:1 type:13:2 int_value:13:3 long_value:4:4 float_value:2:5 "
     "double_value:1:6 boolean_value:8:7 string_value:9:8",
 }
-"""The fields of each message type, as ``name:type:number``. A type is a number of Protocol Buffers or
-a name here. Other fields (metadata, property sets, extensions) are ignored."""
+"""The fields of each message type, as ``name:type:number``. A type is a number of Protocol Buffers
+or a name here. Other fields (metadata, property sets, extensions) are ignored."""
 
 _DATA_TYPES: Final = (
     *("Unknown", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64"),
