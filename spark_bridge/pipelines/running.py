@@ -71,20 +71,12 @@ class Query:
     """A streaming query from a queue to one sink, or to several.
 
     Attributes:
-<<<<<<< HEAD
-        name: of the query in Spark.
-        rows: what is written; of several sinks, what is read for them.
-        source: whose group is committed.
-        sinks: where to, by name.
-        checkpoint: path or URI of a folder of this query's own.
-        write: writes a micro-batch to several sinks; None where Spark writes to the one sink.
-=======
         name: name of the query in Spark.
-        rows: the rows that are written.
+        rows: the rows that are written; for several sinks, what is read for them.
         source: options of the source, whose group is committed.
-        sink: the sink.
+        sinks: the sinks by name.
         checkpoint: path or URI of the query's own checkpoint folder.
->>>>>>> 721bc1bd (Spark bridge: plainer text; tests of what older checkpoints were are gone)
+        write: writes a micro-batch to several sinks; None where Spark writes to the one sink.
     """
 
     name: str
@@ -373,12 +365,8 @@ class _Run:
 def _start(query: Query, **trigger: Any) -> StreamingQuery:
     """Start a query.
 
-<<<<<<< HEAD
     Raises:
         PySparkException, Py4JJavaError: Spark refuses a sink.
-=======
-    Spark has no update mode for sinks in Python. A batch write of a known name publishes nothing.
->>>>>>> 721bc1bd (Spark bridge: plainer text; tests of what older checkpoints were are gone)
     """
     writer = query.rows.writeStream.queryName(query.name).trigger(**trigger)
     writer = writer.option("checkpointLocation", query.checkpoint)
