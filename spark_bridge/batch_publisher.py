@@ -151,12 +151,7 @@ class BatchPublisher:
         self._client.close()
 
     def _upload(
-        self,
-        name: str,
-        place: int,
-        chunk: Sequence[dict[str, Any]],
-        partition: int,
-        n_before: int,
+        self, name: str, place: int, chunk: Sequence[dict[str, Any]], partition: int, n_before: int
     ) -> None:
         try:
             self._patiently(lambda: self._client.stage(self._writer, name, place, chunk))

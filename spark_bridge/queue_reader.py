@@ -48,12 +48,7 @@ from penstock.spark_bridge.offsets import (
     ranges_between,
     resume,
 )
-from penstock.spark_bridge.options import (
-    EARLIEST_OFFSET,
-    LATEST_OFFSET,
-    PlaceOption,
-    SourceOptions,
-)
+from penstock.spark_bridge.options import EARLIEST_OFFSET, LATEST_OFFSET, PlaceOption, SourceOptions
 from penstock.spark_bridge.ranges.gateway import GatewayRanges, Piece
 from penstock.spark_bridge.rows import RowOrigin
 from penstock.spark_bridge.server import NO_ANSWER, Patience, make_client

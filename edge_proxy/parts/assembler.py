@@ -31,12 +31,7 @@ from typing import Final, NamedTuple
 
 from penstock.broker.counters import count
 from penstock.broker.errors import MalformedPacketError
-from penstock.broker.extensions import (
-    PUBLISHER_PROPERTY,
-    MessageSink,
-    Receipt,
-    SinkCounts,
-)
+from penstock.broker.extensions import PUBLISHER_PROPERTY, MessageSink, Receipt, SinkCounts
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MQTT_5, PacketType
 from penstock.broker.mqtt.properties import read_publish_properties, write_properties

@@ -16,12 +16,7 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from typing import Final, NamedTuple
 
-from penstock.broker.durable.database_file import (
-    DatabaseFileError,
-    Format,
-    behind_links,
-    in_words,
-)
+from penstock.broker.durable.database_file import DatabaseFileError, Format, behind_links, in_words
 from penstock.broker.durable.disk_reserve import DiskReserve
 from penstock.broker.durable.plugin_database import PluginDatabase
 from penstock.broker.errors import PenstockError
@@ -325,8 +320,7 @@ class Spool(PluginDatabase):
     def cut(self, packet_id: int, message_id: bytes, sent_bytes: int) -> None:
         """Note how far a message was cut, and that its parts are published."""
         self._execute(
-            "INSERT OR REPLACE INTO cutting VALUES (?, ?, ?)",
-            (packet_id, message_id, sent_bytes),
+            "INSERT OR REPLACE INTO cutting VALUES (?, ?, ?)", (packet_id, message_id, sent_bytes)
         )
 
     def end_cutting(self, packet_id: int | None) -> None:

@@ -24,7 +24,6 @@ PINGREQ is passed on in any case, so that the client's Keep Alive is met at the 
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 from typing import Final, cast
 
 from penstock.broker.errors import ProtocolError
@@ -51,11 +50,7 @@ from penstock.broker.mqtt.writer import publish_header, write_packet
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.priority_outbox import make_outbox
-from penstock.broker.payload import (
-    JOIN_BELOW_BYTES,
-    STORED_ABOVE_BYTES,
-    PayloadReader,
-)
+from penstock.broker.payload import JOIN_BELOW_BYTES, STORED_ABOVE_BYTES, PayloadReader
 from penstock.broker.sending.outgoing_properties import outgoing_properties
 from penstock.broker.sending.write_queue import Buffer
 from penstock.edge_proxy.sidecar.ack_map import AckMap, Outcome
@@ -63,6 +58,7 @@ from penstock.edge_proxy.sidecar.direction import Direction, check_first_byte
 from penstock.edge_proxy.sidecar.link_samplers import LinkSamplers
 from penstock.edge_proxy.sidecar.pings import Pings
 from penstock.edge_proxy.sidecar.publish_cache import PublishProperties
+from penstock.edge_proxy.sidecar.qos0_backlog import Qos0Backlog
 from penstock.edge_proxy.sidecar.shared import Shared
 
 MAX_URGENT_BYTES: Final = 64 * 1024
@@ -95,45 +91,6 @@ _LEAST_RUN_BYTES: Final = 4
 """Bytes of the fixed header of a short PUBLISH and the length of its topic."""
 
 _BEFORE_CONNACK: Final = frozenset({PacketType.CONNACK, PacketType.AUTH})
-
-
-class Qos0Backlog:
-    """Small messages of QoS 0 that wait for a full connection, as bytes, oldest first.
-
-    A client that is merely slow gets everything in the order in which it came. So packets that are
-    like their neighbours stay together, and cost the proxy as little as those that pass at once.
-
-    Attributes:
-        n_messages: how many messages wait.
-        n_bytes: their payload bytes.
-    """
-
-    __slots__ = ("_runs", "n_bytes", "n_messages")
-
-    def __init__(self) -> None:
-        self._runs: deque[tuple[bytes, int, int]] = deque()
-        self.n_messages = 0
-        self.n_bytes = 0
-
-    def add(self, data: bytes, n_messages: int, n_bytes: int) -> None:
-        """Add packets, with the number of messages (at least one) and of their payload bytes."""
-        self._runs.append((data, n_messages, n_bytes))
-        self.n_messages += n_messages
-        self.n_bytes += n_bytes
-
-    def take(self) -> tuple[bytes, int]:
-        """Remove and return the oldest (packets, number of messages); there must be some."""
-        data, n_messages, n_bytes = self._runs.popleft()
-        self.n_messages -= n_messages
-        self.n_bytes -= n_bytes
-        return data, n_messages
-
-    def clear(self) -> int:
-        """Drop everything and return how many messages that were."""
-        n_messages = self.n_messages
-        self._runs.clear()
-        self.n_messages = self.n_bytes = 0
-        return n_messages
 
 
 class ClientSide:

@@ -11,12 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from penstock.broker.config.checked_yaml import (
-    FileReading,
-    parse_mapping,
-    read_mapping,
-    show,
-)
+from penstock.broker.config.checked_yaml import FileReading, parse_mapping, read_mapping, show
 from penstock.broker.config.key_types import STRICT, Positive, PositiveSize, Seconds, Size
 from penstock.broker.config.listener_config import Listener, read_listeners
 from penstock.broker.errors import ConfigError

@@ -9,18 +9,8 @@ from collections.abc import Mapping, Sequence
 from penstock.broker.config.secret_file import warn_of_readers
 from penstock.broker.counters import by_name
 from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.events import (
-    Callbacks,
-    ClientSubscribed,
-    ClientUnsubscribed,
-    SessionEnded,
-)
-from penstock.broker.extensions import (
-    LOCAL_CLIENT_PREFIX,
-    LocalClients,
-    Plugin,
-    PluginContext,
-)
+from penstock.broker.events import Callbacks, ClientSubscribed, ClientUnsubscribed, SessionEnded
+from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, LocalClients, Plugin, PluginContext
 from penstock.edge_proxy.uplink.config import UplinkConfig
 from penstock.edge_proxy.uplink.connecting import recorded_states
 from penstock.edge_proxy.uplink.lanes import LARGE, Lane, lanes_of, leaving_lane

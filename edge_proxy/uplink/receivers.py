@@ -8,21 +8,14 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.errors import PeerError, ProtocolError
 from penstock.broker.extensions import PUBLISHER_PROPERTY
 from penstock.broker.message import SITE_PROPERTY
-from penstock.broker.mqtt.data_types import (
-    read_variable_byte_integer,
-    write_variable_byte_integer,
-)
+from penstock.broker.mqtt.data_types import read_variable_byte_integer, write_variable_byte_integer
 from penstock.broker.mqtt.enums import MQTT_5, PacketType
 from penstock.broker.mqtt.packets import ConnAck, Disconnect, Packet, SubAck, UnsubAck
 from penstock.broker.mqtt.properties import read_publish_properties, write_properties
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.mqtt.writer import publish_header
-from penstock.edge_proxy.uplink.connecting import (
-    UplinkRefusedError,
-    read_connack,
-    refusal_in_words,
-)
+from penstock.edge_proxy.uplink.connecting import UplinkRefusedError, read_connack, refusal_in_words
 from penstock.edge_proxy.uplink.packet_stream import Buffer
 from penstock.edge_proxy.uplink.suspects import SentItem
 

@@ -8,11 +8,7 @@ from typing import Final
 
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.edge_proxy.uplink.config import ReconnectKeys
-from penstock.edge_proxy.uplink.connecting import (
-    NO_BRIDGES,
-    NO_RETAIN,
-    RelaySettings,
-)
+from penstock.edge_proxy.uplink.connecting import NO_BRIDGES, NO_RETAIN, RelaySettings
 from penstock.edge_proxy.upstream import Upstream
 
 SHORT_SECONDS: Final = 10.0

@@ -177,12 +177,7 @@ class Uplink:
         self._n_passed = 0
         self._quiet_since = 0.0
         self._retained_up = RetainedUp(
-            self.up_id,
-            local_clients,
-            keys,
-            lane,
-            self.remapping.up_filters(),
-            self._own_prefix,
+            self.up_id, local_clients, keys, lane, self.remapping.up_filters(), self._own_prefix
         )
         self._absence = Absence(clock, f"connecting to {self.address}")
         self._has_left = False  # it leaves, and has no sessions: the cloud may have some

@@ -9,13 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from penstock.spark_bridge.decoders.contract import (
-    Decoder,
-    column,
-    needed_for,
-    new_decoder,
-    struct,
-)
+from penstock.spark_bridge.decoders.contract import Decoder, column, needed_for, new_decoder, struct
 from penstock.spark_bridge.decoders.protobuf import as_dict, failures, message_class, parse
 
 _PACKAGE: Final = "org.eclipse.tahu.protobuf"

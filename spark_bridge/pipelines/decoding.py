@@ -114,8 +114,7 @@ def mark(
     # Its time is in the checkpoint, so that a repeated micro-batch drops the same messages.
     is_over = f.lit(False) if expires_at is None else f.expr(expires_at) < f.current_timestamp()
     decoded = decoded.withColumn(
-        EXPIRED,
-        f.col(REASON).isNull() & f.coalesce(is_over, f.lit(False)),
+        EXPIRED, f.col(REASON).isNull() & f.coalesce(is_over, f.lit(False))
     )
     reasons = (MALFORMED, INCOMPLETE, *refuse)
     counts = [f.count(f.lit(1)).alias(MESSAGES), f.count_if(f.col(EXPIRED)).alias(EXPIRED)]
