@@ -75,18 +75,6 @@ def test_a_refusal_has_a_code_of_its_table(version: int, code: int) -> None:
         assert came == b""
 
 
-@pytest.mark.mqtt5("3.2.2-15", "4.13.1-1")
-def test_a_packet_larger_than_the_broker_takes_ends_the_connection() -> None:
-    """The Maximum Packet Size of CONNACK is the largest that passes."""
-    broker = VirtualBroker(Limits(maximum_packet_size=300))
-    client = broker.connect()
-    assert client.connack.properties["maximum_packet_size"] == 300
-    client.publish("t", bytes(300 - 7))
-    assert not client.is_lost
-    client.publish("t", bytes(300 - 6))
-    assert_closed(client, ReasonCode.PACKET_TOO_LARGE)
-
-
 @pytest.mark.mqtt5("3.1.2-24", "3.2.2-19", "3.2.2-20")
 @IN_EACH_VERSION
 def test_a_refusal_fits_into_the_smallest_packet(version: int) -> None:
@@ -133,14 +121,3 @@ def test_a_client_that_takes_no_connack_is_not_accepted(maximum: int) -> None:
         assert client.is_lost
         assert client.inbox == []
         assert kept.take(Publish).topic == "t"
-
-
-@pytest.mark.mqtt5("3.2.2-16")
-@pytest.mark.mqtt311("3.1.3-6")
-@IN_EACH_VERSION
-def test_an_assigned_identifier_is_nobody_elses(version: int) -> None:
-    """Not even where a client has chosen one that the broker would have made."""
-    broker = VirtualBroker()
-    early = broker.connect("assigned-1", version)
-    assert broker.connect("", version).session.client_id == "assigned-2"
-    assert not early.is_lost

@@ -305,34 +305,6 @@ def test_plain_client_identifiers_are_accepted(version: int, client_id: str) -> 
     assert client.session.client_id == client_id
 
 
-@pytest.mark.mqtt5("3.1.3-6", "3.1.3-7", "3.2.2-16")
-@pytest.mark.mqtt311("3.1.3-6")
-@IN_EACH_VERSION
-def test_clients_without_identifier_do_not_share_a_session(version: int) -> None:
-    """Each gets an identifier of its own, and is a client as any other under it."""
-    broker = VirtualBroker()
-    one, other = broker.connect("", version), broker.connect("", version)
-    assert not one.is_lost
-    one.subscribe("t")
-    other.publish("t", b"x")
-    assert (one.payloads(), other.payloads()) == ([b"x"], [])
-    if version == 5:
-        names = {c.connack.properties["assigned_client_identifier"] for c in (one, other)}
-        assert names == {session.client_id for session in broker.core.sessions}
-        assert len(names) == 2
-
-
-@pytest.mark.mqtt5("3.1.3-7")
-def test_an_assigned_identifier_finds_the_session_again() -> None:
-    """It is as if the client had sent it."""
-    broker = VirtualBroker()
-    client = broker.connect("", **keep(5))
-    name = client.connack.properties["assigned_client_identifier"]
-    client.subscribe("t", 1)
-    client.lose()
-    assert broker.connect(name, **keep(5)).connack.session_present
-
-
 # -- wills
 
 
@@ -393,51 +365,6 @@ def test_a_client_without_a_will_leaves_in_silence(version: int) -> None:
     assert watcher.inbox == []
 
 
-@pytest.mark.mqtt5("3.1.2-8")
-@pytest.mark.parametrize(
-    ("delay", "expiry", "due"), [(0, 100, 0), (20, 100, 20), (20, 10, 10), (20, 0, 0)]
-)
-def test_a_will_waits_for_its_delay_or_the_end_of_its_session(
-    delay: int, expiry: int, due: int
-) -> None:
-    """Whichever comes first."""
-    broker = VirtualBroker()
-    _, watcher = pair(broker, 5)
-    will = Will("w", b"gone", properties={"will_delay_interval": delay})
-    broker.connect("c", will=will, **keep(5, expiry)).lose()
-    if due:
-        broker.advance(due - 0.1)
-        assert watcher.inbox == []
-        broker.advance(0.2)
-    assert watcher.payloads() == [b"gone"]
-
-
-@pytest.mark.mqtt5("3.1.2-8", "3.1.3-9")
-@pytest.mark.parametrize("is_taken_over", [False, True])
-def test_a_client_that_is_back_in_time_has_no_will_of_before(*, is_taken_over: bool) -> None:
-    """Back in its session before the delay is over, it was not gone."""
-    broker = VirtualBroker()
-    _, watcher = pair(broker, 5)
-    will = Will("w", b"gone", properties={"will_delay_interval": 20})
-    client = broker.connect("c", will=will, **keep(5))
-    if not is_taken_over:
-        client.lose()
-        broker.advance(19)
-    broker.connect("c", **keep(5))
-    broker.advance(1000)
-    assert watcher.inbox == []
-
-
-@pytest.mark.mqtt5("3.1.3-10")
-def test_the_user_properties_of_a_will_keep_their_order() -> None:
-    """Names may come twice, and each stays in its place."""
-    broker = VirtualBroker()
-    _, watcher = pair(broker, 5)
-    pairs = [("b", "1"), ("a", "2"), ("b", "0"), ("", "")]
-    broker.connect("c", will=Will("w", b"", properties={"user_property": pairs})).lose()
-    assert watcher.take(Publish).properties["user_property"] == pairs
-
-
 # -- keep-alive and what a client asks for
 
 
@@ -455,14 +382,6 @@ def test_the_clients_own_keep_alive_holds(version: int) -> None:
     broker.advance(0.2)
     assert_closed(client, ReasonCode.KEEP_ALIVE_TIMEOUT)
     assert watcher.payloads() == [b"gone"]
-
-
-@pytest.mark.mqtt5("3.1.2-28")
-@pytest.mark.parametrize("properties", [{}, {"request_response_information": 0}])
-def test_response_information_comes_to_who_asks_for_it_only(properties: dict[str, int]) -> None:
-    """A client that does not ask is not told."""
-    client = VirtualBroker().connect("c", properties=properties)
-    assert "response_information" not in client.connack.properties
 
 
 @pytest.mark.mqtt5("3.1.2-29")

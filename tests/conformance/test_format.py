@@ -136,28 +136,6 @@ def test_a_property_with_what_is_no_string_is_refused(
     assert_closed(client, MALFORMED)
 
 
-@pytest.mark.mqtt5("1.5.4-3")
-@pytest.mark.mqtt311("1.5.3-3")
-@IN_EACH_VERSION
-def test_a_byte_order_mark_stays_in_its_place(version: int) -> None:
-    """U+FEFF is a character of a topic as any other."""
-    broker = VirtualBroker()
-    plain, marked = broker.connect("a", version), broker.connect("b", version)
-    plain.subscribe("t")
-    marked.subscribe("\ufefft")
-    broker.connect("p", version).publish("\ufefft", b"x")
-    assert marked.take(Publish).topic == "\ufefft"
-    assert plain.inbox == []
-
-
-@pytest.mark.mqtt5("1.5.5-1")
-def test_a_length_longer_than_needed_is_malformed() -> None:
-    """The property length of a PUBLISH takes one byte where one is enough."""
-    client = VirtualBroker().connect()
-    client.send_bytes(frame(0x30, "0001 74 8000 78"))
-    assert_closed(client, MALFORMED)
-
-
 @pytest.mark.mqtt5("2.1.3-1")
 @pytest.mark.mqtt311("2.2.2-1", "2.2.2-2")
 @pytest.mark.parametrize(
@@ -292,13 +270,3 @@ def test_suback_and_unsuback_repeat_the_packet_identifier(version: int) -> None:
     client.send(Subscribe(0x4321, (SubscriptionRequest("a"),)), Unsubscribe(0x8765, ("a",)))
     assert client.take(SubAck).packet_id == 0x4321
     assert client.take(UnsubAck).packet_id == 0x8765
-
-
-@pytest.mark.mqtt5("2.2.2-1")
-def test_a_message_without_properties_has_a_property_length_of_0() -> None:
-    """A byte of 0 stands behind the topic of a PUBLISH and the identifier of a SUBACK."""
-    broker = VirtualBroker()
-    client = broker.connect("c")
-    client.subscribe("t", 1)
-    assert answer(client, Publish("t", b"x")).hex() == "30050001740078"
-    assert answer(client, Subscribe(7, (SubscriptionRequest("u"),))).hex() == "900400070000"

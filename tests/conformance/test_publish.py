@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from penstock.broker.config.limits import Limits
 from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.mqtt.packets import (
     PingReq,
@@ -204,29 +201,6 @@ def test_subscribers_get_topics_that_match_their_filter(version: int) -> None:
 # -- properties
 
 
-@pytest.mark.mqtt5("3.3.2-4", "3.3.2-15", "3.3.2-16", "3.3.2-17", "3.3.2-18", "3.3.2-20")
-@pytest.mark.parametrize("qos", [0, 1, 2])
-def test_properties_are_passed_on_as_they_came(qos: int) -> None:
-    """To who is there, to who comes back, and to who subscribes later."""
-    broker = VirtualBroker()
-    properties: dict[str, Any] = {
-        "payload_format_indicator": 1,
-        "content_type": "text/pl\u00e4in",
-        "response_topic": "answers/to/me",
-        "correlation_data": b"\x00\xff",
-        "user_property": [("z", "1"), ("a", "2"), ("z", "1"), ("", "")],
-    }
-    publisher, subscriber = pair(broker, 5, 2)
-    away = broker.connect("away", **keep(5))
-    away.subscribe("t", 2)
-    away.lose()
-    publisher.publish("t", b"x", qos=qos, retain=True, packet_id=qos, properties=properties)
-    assert subscriber.take(Publish).properties == properties
-    assert retained(broker)[0].properties == properties
-    came = broker.connect("away", **keep(5)).take_all(Publish)
-    assert [packet.properties for packet in came] == ([properties] if qos else [])
-
-
 @pytest.mark.mqtt5("3.3.2-14")
 @pytest.mark.parametrize("topic", ["a/+", "#"])
 def test_a_response_topic_has_no_wildcard(topic: str) -> None:
@@ -234,24 +208,6 @@ def test_a_response_topic_has_no_wildcard(topic: str) -> None:
     client = VirtualBroker().connect()
     client.publish("t", properties={"response_topic": topic})
     assert_closed(client, PROTOCOL_ERROR)
-
-
-@pytest.mark.mqtt5("3.3.2-5", "3.3.2-6")
-def test_expiry_counts_the_time_in_the_broker() -> None:
-    """What is queued or retained goes out with what is left of its time, or not at all."""
-    broker = VirtualBroker()
-    publisher, subscriber = pair(broker, 5, 1)
-    subscriber.lose()
-    for name, interval in (("long", 100), ("short", 20)):
-        publisher.publish(name, b"", qos=1, properties={"message_expiry_interval": interval})
-        publisher.publish(
-            f"r/{name}", b"x", retain=True, properties={"message_expiry_interval": interval}
-        )
-    broker.advance(30)
-    again = broker.connect("s", **keep(5))
-    found = [*again.take_all(Publish), *retained(broker, "r/#")]
-    left = {packet.topic: packet.properties["message_expiry_interval"] for packet in found}
-    assert left == {"long": 70, "r/long": 70}
 
 
 @pytest.mark.mqtt5("3.3.4-6", "4.13.1-1")
@@ -281,19 +237,6 @@ def test_overlapping_subscriptions_bring_the_highest_qos(version: int) -> None:
     assert subscriber.inbox == []
     if version == 5:
         assert sorted(packet.properties["subscription_identifier"]) == [1, 2]
-
-
-@pytest.mark.mqtt5("3.3.4-7")
-def test_more_than_receive_maximum_ends_the_connection() -> None:
-    """A QoS 2 message that waits for its PUBREL counts."""
-    broker = VirtualBroker(Limits(receive_maximum=2))
-    client = broker.connect()
-    assert client.connack.properties["receive_maximum"] == 2
-    for packet_id in (1, 2):
-        client.publish("t", qos=2, packet_id=packet_id)
-    assert len(client.take_all(PubRec)) == 2
-    client.publish("t", qos=2, packet_id=3)
-    assert_closed(client, ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
 
 
 @pytest.mark.mqtt5("3.3.4-9", "3.3.4-10", "4.9.0-1", "4.9.0-2", "4.9.0-3")

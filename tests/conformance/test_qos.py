@@ -6,8 +6,6 @@ import pytest
 
 from penstock.broker.config.limits import Limits
 from penstock.broker.mqtt.packets import (
-    ConnAck,
-    Disconnect,
     PubAck,
     PubComp,
     Publish,
@@ -48,25 +46,6 @@ def test_a_session_lasts_as_long_as_its_connection(version: int) -> None:
     broker.advance(1e7)
     broker.connect("p", version).publish("t", b"x", qos=1)
     assert subscriber.payloads() == [b"x"]
-
-
-@pytest.mark.mqtt5("4.1.0-2", "3.1.2-23")
-@pytest.mark.parametrize("is_told_at_the_end", [False, True])
-def test_a_session_ends_when_its_expiry_interval_is_over(*, is_told_at_the_end: bool) -> None:
-    """The one of CONNECT, or the one that DISCONNECT has changed it to."""
-    broker = VirtualBroker()
-    for seconds, session_present in ((59, True), (61, False)):
-        interval = 1000 if is_told_at_the_end else 60
-        client = broker.connect(
-            "c", clean_start=True, properties={"session_expiry_interval": interval}
-        )
-        if is_told_at_the_end:
-            client.send(Disconnect(0, {"session_expiry_interval": 60}))
-        else:
-            client.lose()
-        broker.advance(seconds)
-        again = broker.connect("c", **keep(5))
-        assert again.connack == ConnAck(session_present, 0, again.connack.properties)
 
 
 # -- 4.3.1
@@ -209,26 +188,6 @@ def test_what_was_sent_does_not_expire(qos: int) -> None:
 
 
 # -- 4.3.3, receiver
-
-
-@pytest.mark.mqtt5("4.3.3-8", "4.3.3-10", "4.3.3-11", "4.3.3-12")
-@pytest.mark.mqtt311("4.3.3-2")
-@IN_EACH_VERSION
-def test_qos_2_is_delivered_once_whatever_is_repeated(version: int) -> None:
-    """Up to PUBREL, on this connection and the next; then the identifier is free again."""
-    broker = VirtualBroker()
-    _, subscriber = pair(broker, version)
-    publisher = broker.connect("q", version, **keep(version))
-    publisher.publish("t", b"1", qos=2, packet_id=7)
-    publisher.publish("t", b"1", qos=2, packet_id=7, dup=True)
-    assert publisher.inbox == [PubRec(7), PubRec(7)]
-    publisher = come_back(publisher)
-    publisher.publish("t", b"1", qos=2, packet_id=7, dup=True)
-    publisher.send(PubRel(7))
-    assert publisher.inbox == [PubRec(7), PubComp(7)]
-    assert subscriber.payloads() == [b"1"]
-    publisher.publish("t", b"2", qos=2, packet_id=7)
-    assert subscriber.payloads() == [b"2"]
 
 
 @pytest.mark.mqtt5("4.3.3-9")

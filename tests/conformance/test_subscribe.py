@@ -57,29 +57,6 @@ def test_reserved_bits_of_the_options_are_refused(version: int, options: int) ->
     assert broker.core.tree.n_subscriptions == 0
 
 
-@pytest.mark.mqtt5("3.8.3-3")
-@pytest.mark.parametrize("qos", [0, 1, 2])
-def test_no_local_keeps_ones_own_messages_away(qos: int) -> None:
-    """Of this client identifier, on whichever connection; those of others come."""
-    broker = VirtualBroker()
-    client = broker.connect("c", **keep(5))
-    client.subscribe("t", 2, no_local=True)
-    client.publish("t", b"own", qos=qos, packet_id=qos)
-    client.lose()
-    client = broker.connect("c", **keep(5))
-    client.publish("t", b"own", qos=qos, packet_id=qos + 1 if qos else 0)
-    broker.connect("p").publish("t", b"other", qos=qos, packet_id=qos)
-    assert client.payloads() == [b"other"]
-
-
-@pytest.mark.mqtt5("3.8.3-4", "4.13.1-1")
-def test_no_local_with_a_shared_subscription_is_refused() -> None:
-    """Who else should get the message then?"""
-    client = VirtualBroker().connect()
-    client.send(Subscribe(1, (SubscriptionRequest("$share/g/t", no_local=True),)))
-    assert_closed(client, PROTOCOL_ERROR)
-
-
 @pytest.mark.mqtt5("3.8.4-1", "3.8.4-2", "3.8.4-5", "3.8.4-6", "3.8.4-7", "3.9.3-1", "3.9.3-2")
 @pytest.mark.mqtt311("3.8.4-1", "3.8.4-2", "3.8.4-4", "3.8.4-5", "3.9.3-1", "3.9.3-2")
 @IN_EACH_VERSION
@@ -170,20 +147,6 @@ def test_only_the_very_same_filter_is_removed(version: int, other: str) -> None:
     client.inbox.clear()
     client.publish("a/b", b"x")
     assert client.inbox == []
-
-
-@pytest.mark.mqtt5("3.10.4-4", "3.10.4-6", "3.11.3-1")
-@pytest.mark.mqtt311("3.10.4-4", "3.10.4-6")
-@IN_EACH_VERSION
-def test_one_unsuback_answers_for_each_filter_in_order(version: int) -> None:
-    """A filter that stands twice is there the first time only."""
-    client = VirtualBroker().connect("c", version)
-    for topic_filter in ("a", "b", "c"):
-        client.subscribe(topic_filter)
-    client.send(Unsubscribe(9, ("b", "x", "a", "b")))
-    missing = ReasonCode.NO_SUBSCRIPTION_EXISTED
-    assert client.inbox == [UnsubAck(9, (0, missing, 0, missing) if version == 5 else ())]
-    assert list(client.session.subscriptions) == ["c"]
 
 
 @pytest.mark.mqtt5("3.10.4-2", "3.10.4-3")

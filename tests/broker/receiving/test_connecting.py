@@ -94,15 +94,6 @@ def test_the_same_identifier_takes_the_session_over() -> None:
     assert new.payloads() == [b"x"]
 
 
-@pytest.mark.mqtt5("3.1.0-2")
-def test_a_second_connect_is_a_protocol_error() -> None:
-    """[MQTT-3.1.0-2]."""
-    client = VirtualBroker().connect()
-    client.send(Connect(client_id="c", protocol_version=5))
-    assert client.take(Disconnect).reason_code == ReasonCode.PROTOCOL_ERROR
-    assert client.is_lost
-
-
 def test_the_first_packet_must_be_connect() -> None:
     """[MQTT-3.1.0-1]: and nothing is answered to what cannot be a client."""
     client = VirtualClient(VirtualBroker(), 4)
