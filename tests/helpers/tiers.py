@@ -66,9 +66,11 @@ MORE: Final = {
     "tests/broker/process/test_memory_trim.py::test_what_a_few": "a backlog is given back",
     "tests/campaigns/": "tests/system/test_persistence kills a broker with each kind of state",
     "tests/fuzz/": "tests/broker/mqtt has random and damaged packets",
-    "tests/models/test_papers.py": "test_main runs each command of `penstock plan`",
-    "tests/models/visibility/test_trial.py": "test_simulation has the same queue in virtual time",
-    "tests/models/withholding/test_links_report.py": "test_simulation has the same policies",
+    "tests/models/papers/patterns/test_live_run.py": "the simulation has the same patterns",
+    "tests/models/papers/test_evaluations.py::test_each_evaluation": "test_main runs each command",
+    "tests/models/papers/visibility/test_live_run.py": "the simulation has the same queue",
+    "tests/models/papers/withholding/test_policies_on_links.py": "a simulation has the policies",
+    "tests/models/planner/test_live_run.py": "the planner's models have tests without a broker",
     "tests/plugins/queue/engines/contract/test_machine.py": (
         "the other files have the rules one by one"
     ),
@@ -76,10 +78,9 @@ MORE: Final = {
     "tests/spark_bridge/pipelines/test_building.py::test_what_has_changed": (
         "views are built and refused"
     ),
-    "tests/spark_bridge/pipelines/test_running.py::test_a_run_that_follows": "the example runs",
-    "tests/spark_bridge/pipelines/test_running.py::test_a_sink_is_a_table": "the example runs",
-    "tests/spark_bridge/pipelines/test_running.py::test_the_page_goes": "the example runs",
-    "tests/spark_bridge/pipelines/test_running.py::test_what_a_killed": "the example runs",
+    "tests/spark_bridge/pipelines/test_running.py::test_the_example": "a run follows a queue",
+    "tests/spark_bridge/pipelines/test_running.py::test_the_page_goes": "a run follows a queue",
+    "tests/spark_bridge/pipelines/test_running.py::test_what_a_killed": "a run follows a queue",
     "tests/spark_bridge/test_class_archive.py": "Spark starts without the archive, too",
     "tests/spark_bridge/test_sink.py::test_a_pipeline_publishes": "a detection becomes a command",
     "tests/spark_bridge/test_source.py::test_a_batch_that_failed": "a query follows a queue",
@@ -119,6 +120,7 @@ MORE: Final = {
     "tests/system/test_netem_scenarios.py": "test_netem_run runs a scenario",
     "tests/system/test_one_name.py": "the suite imports what is installed",
     "tests/system/test_open_files.py": "tests/broker/network/test_open_files has the limit",
+    "tests/system/test_queue_durability.py": "engines/test_group_commit has a disk that refuses",
     "tests/system/test_queue_page.py": "tests/plugins/queue/http has each request",
     f"{_RESTART}_after_a_restart_of_the_broker[mqtt_js]": "other clients come back",
     "tests/system/test_sidecar_stalled_subscribers.py": "test_stalled_subscribers has the broker",
