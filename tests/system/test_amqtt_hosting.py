@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
-from pwdlib import PasswordHash
-from pwdlib.hashers.argon2 import Argon2Hasher
 
 from tests.helpers.paho_client import MQTT_3_1_1, MQTT_5, PahoClient
 from tests.helpers.process import SECONDS, BrokerProcess, running_broker
@@ -151,69 +149,6 @@ def test_plugin_from_amqtts_documentation(start: Start, client: Connect, tmp_pat
     assert received(ann) == ("answer", b"b why 3")
     assert broker.stop() == 0
     assert log.read_text() == "3 messages"
-
-
-def test_password_file_of_amqtt(start: Start, client: Connect, tmp_path: Path) -> None:
-    """A file of Argon2 hashes lets in who knows the password."""
-    passwords = tmp_path / "passwords"
-    hashed = PasswordHash((Argon2Hasher(),)).hash("secret")
-    passwords.write_text(f"# users\nuser:{hashed}\n")
-    broker = start(
-        "plugins:\n- amqtt.plugins.authentication.FileAuthPlugin:\n"
-        f"    password_file: {passwords}\n"
-    )
-    for version in (MQTT_3_1_1, MQTT_5):
-        assert client(broker, "right", version).connect("user", "secret")
-        assert not client(broker, "wrong", version).connect("user", "guess")
-        assert not client(broker, "unknown", version).connect("other", "secret")
-        assert not client(broker, "anonymous", version).connect()
-
-
-def test_topic_plugins_of_amqtt(start: Start, client: Connect) -> None:
-    """The access control list and the taboo plugin keep clients to their topics."""
-    broker = start(
-        "plugins:\n"
-        "  amqtt.plugins.authentication.AnonymousAuthPlugin:\n"
-        "  amqtt.plugins.topic_checking.TopicTabooPlugin:\n"
-        "  amqtt.plugins.topic_checking.TopicAccessControlListPlugin:\n"
-        "    acl: {reader: ['#'], anonymous: [public/#]}\n"
-        "    publish-acl: {writer: [public/+, prohibited]}\n"
-    )
-    reader, writer, nobody = client(broker, "r"), client(broker, "w"), client(broker, "n")
-    assert reader.connect("reader")
-    assert writer.connect("writer")
-    assert nobody.connect()
-    assert nobody.subscribe("public/#")
-    assert not nobody.subscribe("private")
-    assert reader.subscribe("#")
-    writer.publish("prohibited", b"taboo")
-    writer.publish("private", b"not listed")
-    nobody.publish("public/1", b"may not publish")
-    writer.publish("public/2", b"data")
-    assert received(reader) == ("public/2", b"data")
-    assert received(nobody) == ("public/2", b"data")
-
-
-@pytest.mark.parametrize(
-    ("plugins", "said"),
-    [
-        (
-            "plugins: {amqtt.plugins.authentication.FileAuthPlugin: {password_fil: x}}",
-            "FileAuthPlugin.password_fil: read an unknown key; allowed: one of password_file",
-        ),
-        ("plugins: {no.such.Plugin: }", "No module named 'no'"),
-        ("listeners: {default: {type: ws}}", "the same key in lines 1 and 2"),
-    ],
-)
-def test_wrong_file_ends_with_status_2_and_one_clear_line(
-    start: Start, plugins: str, said: str
-) -> None:
-    """A mistake in the file is told by file and place, without a traceback."""
-    broker = start(plugins)
-    assert broker.wait() == 2
-    assert "policy.yaml: " in broker.log
-    assert said in broker.log
-    assert "Traceback" not in broker.log
 
 
 def test_amqtts_persistence_plugin_keeps_what_it_keeps(tmp_path: Path, client: Connect) -> None:
