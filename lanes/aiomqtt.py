@@ -15,10 +15,10 @@ from penstock.lanes.client import Client as _TwoLanes
 
 
 class _PahoClient(_TwoLanes):
-    """The paho client below: an event loop serves each lane by itself.
+    """The paho client inside aiomqtt's: an event loop serves each lane by itself.
 
     Attributes:
-        event_loop: that one.
+        event_loop: the event loop of the aiomqtt client.
     """
 
     event_loop: asyncio.AbstractEventLoop
@@ -26,12 +26,12 @@ class _PahoClient(_TwoLanes):
     loop_write = mqtt.Client.loop_write
 
     def wake(self) -> None:
-        """Look at the large lane soon."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        """Make the event loop serve the large lane soon."""
+        with contextlib.suppress(RuntimeError):  # a closed loop
             self.event_loop.call_soon_threadsafe(self.loop_misc)
 
     def _do_on_disconnect(self, *args: Any, **more: Any) -> None:
-        """End the large lane, too: aiomqtt calls `disconnect` on no lost connection."""
+        """End the large lane, too: aiomqtt does not call `disconnect` for a lost connection."""
         self._end_lane()
         super()._do_on_disconnect(*args, **more)
 
@@ -43,7 +43,7 @@ class Client(_aiomqtt.Client):  # type: ignore[no-redef]
         """As `aiomqtt.Client`."""
         super().__init__(*args, **more)
         paho: Any = self._client
-        paho.__class__ = _PahoClient  # aiomqtt makes it itself
+        paho.__class__ = _PahoClient  # aiomqtt offers no way to pass a client
         paho.event_loop = self._loop
         asked = more.get("protocol")
         paho.begin(may_have_lanes=asked in (None, _aiomqtt.ProtocolVersion.V5))

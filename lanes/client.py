@@ -1,17 +1,19 @@
 """A paho client with two lanes.
 
 Theory of operation. The application's client is the *first lane*: a paho client with its own client
-id, session, will and callbacks. Where the CONNACK says that the broker knows lanes, a second
-connection for large messages follows (`penstock.lanes.large_lane`). Where it does not, or where
-that connection fails, the first lane has all messages, as without this module.
+id, session, will and callbacks. If the CONNACK says that the broker supports lanes, the client
+opens a second connection for large messages (`penstock.lanes.large_lane`). If the broker does not,
+or if that connection fails, the first lane carries all messages, as without this module.
 
-A topic is on one lane at a time, so that its messages do not overtake each other. What is published
-to a topic goes to the large lane while an earlier message of it is there. A large message is *held*
-there while an earlier one of its topic is on the first lane, or while the lane is being connected.
+The messages of a topic use one lane at a time, so that they do not overtake each other. While an
+earlier message of its topic is on the large lane, a message goes there, too. A large message is
+*held* while an earlier one of its topic may be on the first lane, and while the large lane is being
+connected. To learn that the broker has all earlier messages of QoS 0, which it does not
+acknowledge, the client sends a *barrier* behind them: an UNSUBSCRIBE that changes nothing.
 
-In MQTT 5 the CONNECT and CONNACK of the first lane tell. A program that asks for no version of MQTT
-gets 3.1.1 from paho. There, the second connection asks in MQTT 5, once, and is closed where the
-broker has no lanes.
+In MQTT 5, the CONNECT and the CONNACK of the first lane negotiate lanes. A program that names no
+version of MQTT gets 3.1.1 from paho. Then the second connection, of MQTT 5, asks once, and closes
+if the broker has no lanes.
 """
 
 from __future__ import annotations
@@ -33,24 +35,27 @@ from penstock.lanes import large_lane
 from penstock.lanes.large_lane import LOGGER, PATIENCE_SECONDS, LargeLane
 
 LARGE_ABOVE: Final = 10_000
-"""Payload bytes above which a message is large, until the broker has said otherwise."""
+"""A message is large if its payload has more bytes, unless the CONNACK names another limit."""
 
 SUFFIX: Final = ".large-lane"
-"""Of the large lane's client id."""
+"""The end of the large lane's client id; the first lane's id precedes it."""
 
 MOST_ID_BYTES: Final = 65_535
-"""Of a client id (MQTT 5.0, 1.5.4)."""
+"""The longest client id (MQTT 5.0, 1.5.4). With a longer one of the large lane, there is one
+connection."""
 
 MOST_TOPICS: Final = 1000
-"""Of messages of QoS 0 that may be on their way on the first lane: with more, any may be."""
+"""The number of topics remembered between two barriers. Once it is reached, a message of any topic
+may be on the first lane."""
 
 ANY_TOPIC: Final = b"#"
-"""Stands for all topics among those of messages on their way."""
+"""Stands for all topics in a set of topics."""
 
 RECEIVED: Final = mqtt.mqtt_ms_wait_for_pubcomp, mqtt.mqtt_ms_resend_pubrel
-"""States of a message of QoS 2 that the broker has."""
+"""The states of a message of QoS 2 that the broker has received."""
 
 LEAVING: Final = (_ConnectionState.MQTT_CS_DISCONNECTING, _ConnectionState.MQTT_CS_DISCONNECTED)
+"""The states of a client after `disconnect`."""
 
 
 class Client(mqtt.Client):
@@ -66,18 +71,18 @@ class Client(mqtt.Client):
         """Begin with one lane.
 
         Args:
-            may_have_lanes: the application has not asked for MQTT 3.
+            may_have_lanes: whether the application has not asked for MQTT 3.
         """
         self._lane: LargeLane | None = None
         self._may_have_lanes = may_have_lanes
         if may_have_lanes and not self._client_id and self._protocol != mqtt.MQTTv5:
-            # MQTT 3.1.1 does not tell which one is assigned.
+            # A CONNACK of MQTT 3.1.1 does not contain an assigned client id.
             self._client_id = uuid.uuid4().hex.encode()
         self._large_above: float = math.inf
         self._on_lane: dict[bytes, int] = {}
-        self._recent: set[bytes] = set()
-        self._asked_for: set[bytes] = set()
-        self._answer: int | None = None
+        self._since_barrier: set[bytes] = set()
+        self._before_barrier: set[bytes] = set()
+        self._barrier: int | None = None
         self._knows_none = self._is_looping = False
         self._leaving: tuple[float, Any, Any] | None = None
 
@@ -90,13 +95,13 @@ class Client(mqtt.Client):
         super().connect_async(*args, **more)
 
     def _send_connect(self, keepalive: int) -> MQTTErrorCode:
-        """Name the large lane, which may follow."""
+        """Name the large lane, which may follow, in the CONNECT."""
         lane = self._lane or self._new_lane()
         given = self._connect_properties
         if lane is not None and self._protocol == mqtt.MQTTv5:
             size = {"size": "small"} if lane.is_awaited else {}
-            told = {"lane_of": lane._client_id.decode(), **size}
-            self._connect_properties = large_lane.connect_properties(given, **told)
+            lane_id = lane._client_id.decode()
+            self._connect_properties = large_lane.connect_properties(given, lane_of=lane_id, **size)
         try:
             return super()._send_connect(keepalive)
         finally:
@@ -106,18 +111,13 @@ class Client(mqtt.Client):
         """Prepare a large lane, if there may be one."""
         if self._may_have_lanes and not (self._knows_none or self._client_mode):
             lane_id = (self._client_id.decode() or uuid.uuid4().hex) + SUFFIX
-            self._may_have_lanes = len(lane_id.encode()) <= MOST_ID_BYTES
-            if self._may_have_lanes:
+            if len(lane_id.encode()) <= MOST_ID_BYTES:
                 self._lane = LargeLane(self, lane_id)
                 self._large_above = LARGE_ABOVE
-            else:
-                most = MOST_ID_BYTES - len(SUFFIX)
-                what = f"client id of {len(self._client_id)} bytes; allowed with two: {most}"
-                LOGGER.warning("one connection for all messages: %s", what)
         return self._lane
 
     def lane_properties(self) -> Properties:
-        """Return the properties of the large lane's CONNECT, as far as they are those of this."""
+        """Return the properties that the large lane's CONNECT has in common with this lane's."""
         if self._protocol == mqtt.MQTTv5:
             return large_lane.connect_properties(self._connect_properties)
         properties = large_lane.connect_properties(None, waits="yes")
@@ -125,14 +125,14 @@ class Client(mqtt.Client):
         return properties
 
     def _handle_connack(self) -> MQTTErrorCode:
-        """See whether there are to be two lanes."""
-        code, told, own_id = large_lane.read_connack(self)
+        """Read from the CONNACK whether there will be two lanes."""
+        code, properties, own_id = large_lane.read_connack(self)
         if self._lane is not None and not code:
-            self._recent.clear()
-            self._asked_for.clear()
-            self._answer = None
-            if self._protocol != mqtt.MQTTv5 or large_lane.LANE_OF in told:
-                self.take_large_above(told)
+            self._since_barrier.clear()
+            self._before_barrier.clear()
+            self._barrier = None
+            if self._protocol != mqtt.MQTTv5 or large_lane.LANE_OF in properties:
+                self.take_large_above(properties)
                 if self._sockpairR is None:
                     self._sockpairR, self._sockpairW = mqtt._socketpair_compat()
                 self._lane.be_lane_of(own_id, is_clean=bool(self._check_clean_session()))
@@ -141,21 +141,21 @@ class Client(mqtt.Client):
                 self.have_no_lane(own_id)
         return super()._handle_connack()
 
-    def take_large_above(self, told: dict[str, str]) -> None:
-        """Take from a CONNACK what is large."""
-        above = told.get("penstock-large-above", "")
+    def take_large_above(self, properties: dict[str, str]) -> None:
+        """Take the limit of large messages from the user properties of a CONNACK."""
+        above = properties.get("penstock-large-above", "")
         self._large_above = int(above) if above.isdecimal() else LARGE_ABOVE
 
     def have_no_lane(self, own_id: str) -> None:
-        """Have one connection, as the broker knows nothing else."""
+        """Keep to one connection: the broker has no lanes."""
         LOGGER.info("%s: one connection for all messages: the broker has no lanes", own_id)
-        self._knows_none = self._protocol != mqtt.MQTTv5  # which costs a connection to find out
+        self._knows_none = self._protocol != mqtt.MQTTv5  # do not ask again
         self._end_lane()
 
     def disconnect(
         self, reasoncode: ReasonCode | None = None, properties: Properties | None = None
     ) -> MQTTErrorCode:
-        """As `paho.mqtt.client.Client.disconnect`; what was published before goes first."""
+        """As `paho.mqtt.client.Client.disconnect`, after sending what was published before."""
         lane = self._lane
         if lane is None or not lane.is_up or self._sock is None:
             self._end_lane()
@@ -171,12 +171,12 @@ class Client(mqtt.Client):
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _leave(self, lane: LargeLane) -> None:
-        """Go on with `disconnect`: the large lane first."""
+        """Continue a `disconnect`: the large lane leaves first."""
         if self._leaving is None:
             return
         until, reasoncode, properties = self._leaving
         if lane.is_up and lane._sock is not None:
-            # A socket that is closed with unread answers takes back what it has not sent.
+            # Closing a socket with unread answers discards what it has not sent.
             if not lane.has_left and (not lane.is_busy() or mqtt.time_func() >= until):
                 lane.leave()
             return
@@ -185,7 +185,7 @@ class Client(mqtt.Client):
         super().disconnect(reasoncode, properties)
 
     def _end_lane(self) -> None:
-        """Have one connection for all messages."""
+        """Close the large lane; the first one carries all messages."""
         if self._lane is not None:
             self._lane.has_left = True
             self._lane._sock_close()
@@ -194,11 +194,11 @@ class Client(mqtt.Client):
         self._large_above = math.inf
 
     def _has_loop(self) -> bool:
-        """Say whether something serves the sockets, as far as can be known."""
+        """Tell whether a loop serves the sockets, as far as can be known."""
         return bool(self._thread or self._is_looping or self._on_socket_register_write)
 
     def wake(self) -> None:
-        """Have the loop look at the large lane."""
+        """Make the loop serve the large lane soon."""
         with contextlib.suppress(AttributeError, BlockingIOError):  # there is no loop
             self._sockpairW.send(mqtt.sockpair_data)  # type: ignore[union-attr]
 
@@ -220,14 +220,18 @@ class Client(mqtt.Client):
                 message = self._hold(is_large, topic, payload, qos, retain, properties)
                 if message is not None:
                     return message.info
-            if not qos and len(self._recent) < MOST_TOPICS:
-                self._recent.add(topic.encode())
+            if not qos and len(self._since_barrier) < MOST_TOPICS:
+                self._since_barrier.add(topic.encode())
         return super().publish(topic, payload, qos, retain, properties)
 
     def _hold(
         self, is_large: Any, topic: str, payload: Any, qos: int, *more: Any
     ) -> mqtt.MQTTMessage | None:
-        """Publish on the large lane, soon or now; None where it is for the first lane."""
+        """Publish on the large lane, at once or later.
+
+        Returns:
+            the message, or None if it is for the first lane.
+        """
         encoded, (retain, properties) = topic.encode(), more
         with self._out_message_mutex:
             lane = self._lane
@@ -254,46 +258,46 @@ class Client(mqtt.Client):
             return message
 
     def release(self) -> None:
-        """Send on the large lane what need not be held, each topic in order."""
+        """Send the held messages that need not wait any longer, each topic in order."""
         with self._out_message_mutex:
             lane = self._lane
             if lane is None or not lane.is_up or not lane.held:
                 return
             n_held = Counter(message._topic for message in lane.held)
-            is_here = {topic: self._may_be_here(topic, n) for topic, n in n_held.items()}
+            must_wait = {topic: self._must_wait(topic, n) for topic, n in n_held.items()}
             held, lane.held = lane.held, []
             for message in held:
-                if is_here[message._topic]:
+                if must_wait[message._topic]:
                     lane.held.append(message)
                 else:
                     lane.put(message)
-            if lane.held and self._answer is None and self._sock is not None:
-                self._asked_for, self._recent = self._recent, set()
-                _, self._answer = super().unsubscribe(large_lane.NOWHERE)
+            if lane.held and self._barrier is None and self._sock is not None:
+                self._before_barrier, self._since_barrier = self._since_barrier, set()
+                _, self._barrier = super().unsubscribe(large_lane.BARRIER)
 
-    def _may_be_here(self, topic: bytes, n_held: int) -> bool:
-        """Say whether something before the held messages of a topic may be on the first lane."""
+    def _must_wait(self, topic: bytes, n_held: int) -> bool:
+        """Tell whether an earlier message of a topic may be on the first lane."""
         if self._on_lane[topic] > n_held:
-            return False  # it is on the large lane
-        for topics in (self._recent, self._asked_for):
+            return False  # the earlier one is on the large lane
+        for topics in (self._since_barrier, self._before_barrier):
             if topic in topics or ANY_TOPIC in topics or len(topics) == MOST_TOPICS:
                 return True
         return any(message._topic == topic for message in self._out_messages.values())
 
     def _send_subscribe(self, *args: Any, **more: Any) -> Any:
-        self._recent.add(ANY_TOPIC)  # what is published next may be for this subscription
+        self._since_barrier.add(ANY_TOPIC)  # what is published next may be for this subscription
         return super()._send_subscribe(*args, **more)
 
     def _handle_unsuback(self) -> MQTTErrorCode:
-        if self._answer != int.from_bytes(self._in_packet["packet"][:2], "big"):
+        if self._barrier != int.from_bytes(self._in_packet["packet"][:2], "big"):
             return super()._handle_unsuback()
-        self._answer = None
-        self._asked_for.clear()
+        self._barrier = None
+        self._before_barrier.clear()
         self.release()
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def left_lane(self, topic: bytes) -> None:
-        """Note that the broker has a message that was on the large lane."""
+        """Count a message of the large lane that the broker has received."""
         with self._out_message_mutex:
             n_messages = self._on_lane.pop(topic, 0)
             if n_messages > 1:
@@ -302,7 +306,7 @@ class Client(mqtt.Client):
     def take_back(self, lane: LargeLane) -> None:
         """Publish on this lane what the large one has not delivered.
 
-        Behind a DISCONNECT it waits for the next connection, as with one lane.
+        After a DISCONNECT, it waits for the next connection, as with one lane.
         """
         with self._out_message_mutex:
             sent, unsent0, held = lane.take_all()
@@ -325,7 +329,7 @@ class Client(mqtt.Client):
             self._on_lane.clear()
 
     def tell_published(self, mid: int, reason: ReasonCode, properties: Properties) -> None:
-        """Tell the application that a message of the large lane is published."""
+        """Call the application's `on_publish` for a message of the large lane."""
         callback: Any = self.on_publish
         is_old = self._callback_api_version == CallbackAPIVersion.VERSION1
         if callback:
@@ -340,7 +344,7 @@ class Client(mqtt.Client):
 
     def ack(self, mid: int, qos: int) -> MQTTErrorCode:
         """As `paho.mqtt.client.Client.ack`."""
-        if mid <= 65_535:  # those of the large lane are above
+        if mid < large_lane.LANE_IDS:
             return super().ack(mid, qos)
         lane = self._lane
         return MQTTErrorCode.MQTT_ERR_NO_CONN if lane is None else lane.ack(mid, qos)
@@ -355,14 +359,14 @@ class Client(mqtt.Client):
                 rc = super()._loop(timeout) if lane is None else self._turn(lane, timeout)
                 if rc or lane is None or not self._thread_terminate:
                     return rc
-                # As with one lane, `loop_stop` lets the loop go on until all is delivered.
+                # As with one lane, the loop continues after `loop_stop` until all is delivered.
                 if self._leaving is None and not (lane.is_awaited and lane.is_busy()):
                     return rc
         finally:
             self._is_looping = False
 
     def _turn(self, lane: LargeLane, timeout: float) -> MQTTErrorCode:
-        """Serve both lanes, when there is something for one of them."""
+        """Wait for events of both lanes, and serve them."""
         lane.tend(mqtt.time_func())
         self._leave(lane)
         own, other = self._sock, lane._sock
@@ -376,7 +380,7 @@ class Client(mqtt.Client):
             readable, writable, _ = select.select([own, other, waker], writes, [], seconds)
         except (TypeError, ValueError, OSError):  # one of them was closed
             return super()._loop(0.0)
-        # The rest of paho's `_loop`: small messages first.
+        # The rest of paho's `_loop`; small messages come first.
         rc = self.loop_read() if own in readable or is_pending else MQTTErrorCode.MQTT_ERR_SUCCESS
         if self._sockpairR in readable:
             with contextlib.suppress(BlockingIOError):
@@ -389,7 +393,7 @@ class Client(mqtt.Client):
             lane.serve()
         return rc
 
-    # What an application's own loop calls, which may know of one socket alone.
+    # An application's own loop calls these. It may know only the first lane's socket.
 
     def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
         """As `paho.mqtt.client.Client.loop_read`."""

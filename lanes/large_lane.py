@@ -1,11 +1,11 @@
-"""The second connection of a client with two lanes: the large messages of both directions.
+"""The second connection of a client with two lanes: large messages of both directions.
 
-Theory of operation. It is one more paho client, which no application sees. It has no subscriptions
-and no will: the broker sends it the large messages of the first lane's subscriptions, as its
-CONNECT asks for. They are handed to the first lane's callbacks. It has no thread: the loop of the
-first lane serves both sockets, so that the callbacks run in the thread that the application
-expects, one at a time. Only the TCP connection and the handshakes of TLS and WebSocket are made in
-a thread, because they block, and alarms must not wait for them.
+Theory of operation. The large lane is a second paho client, which the application does not see. It
+has no subscriptions and no will: its CONNECT asks the broker for the large messages of the first
+lane's subscriptions. It passes them to the first lane's callbacks. It has no thread: the first
+lane's loop serves both sockets, so that the callbacks run one at a time, in the thread that the
+application expects. Only the TCP connection and the handshakes of TLS and WebSocket are made in a
+thread, because they block and alarms must not wait for them.
 """
 
 from __future__ import annotations
@@ -30,36 +30,37 @@ if TYPE_CHECKING:
 LOGGER: Final = logging.getLogger("penstock.lanes")
 
 LANE_OF: Final = "penstock-lane-of"
-"""User property: in CONNECT the Client Identifier of the other lane; in CONNACK the same where that
-client has a session, and empty where it has none yet."""
+"""A user property. In the CONNECT it is the Client Identifier of the other lane; in the CONNACK it
+is the same if that client has a session, and empty if it has none yet."""
 
 SESSION_SECONDS: Final = 120
-"""The least time for which the session outlives the connection, so that the broker sends again what
-was lost with it."""
+"""The lane's session outlives its connection for at least so long, so that the broker can send
+again what was lost with the connection."""
 
 PATIENCE_SECONDS: Final = 10.0
-"""For so long large messages wait for this lane before they go on the first one: as long as the
-broker lets them wait for it (`lane_takeover_seconds`)."""
+"""Large messages wait for this lane for so long before the first one carries them: as long as they
+wait in the broker (`lane_takeover_seconds`)."""
 
 PROBE_SECONDS: Final = 3.0
-"""The same while nothing has told that the broker knows lanes."""
+"""The same while it is unknown whether the broker has lanes."""
 
 MOST_PROBES: Final = 3
-"""Connections that may end without a CONNACK before the broker is taken for one without lanes."""
+"""After so many connections without a CONNACK, the broker is considered to have no lanes."""
 
 LANE_IDS: Final = 1 << 16
-"""Added to the Packet Identifiers of received messages: those of the first lane may be the same."""
+"""Added to the Packet Identifiers of received messages, to tell them from those of the first
+lane."""
 
-NOWHERE: Final = "penstock/lanes/none"
-"""To unsubscribe from this topic changes nothing; the answer comes when the broker has handled what
-was sent before."""
+BARRIER: Final = "penstock/lanes/none"
+"""A barrier is an UNSUBSCRIBE from this topic. It changes nothing, and the broker answers it after
+it has handled what was sent before."""
 
 _SETTINGS: Final = (  # noqa: SIM905 (a list of one word a line)
     "_userdata _transport _host _port _keepalive _bind_address _connect_timeout _username "
     "_password _proxy _ssl _ssl_context _tls_insecure _websocket_path _websocket_extra_headers "
     "_max_inflight_messages _manual_ack suppress_exceptions"
 ).split()
-"""What is copied from the first lane for each connection."""
+"""The attributes that are copied from the first lane before each connection."""
 
 
 def user_properties(properties: Properties | None) -> dict[str, str]:
@@ -67,10 +68,10 @@ def user_properties(properties: Properties | None) -> dict[str, str]:
     return dict(getattr(properties, "UserProperty", ()))
 
 
-def connect_properties(properties: Properties | None, **told: str) -> Properties:
-    """Return a copy of the properties of a CONNECT, with user properties of ours."""
+def connect_properties(properties: Properties | None, **user: str) -> Properties:
+    """Return a copy of the properties of a CONNECT, with Penstock's user properties added."""
     own = copy.deepcopy(properties or Properties(PacketTypes.CONNECT))
-    for name, value in told.items():
+    for name, value in user.items():
         own.UserProperty = (f"penstock-{name.replace('_', '-')}", value)
     return own
 
@@ -84,7 +85,7 @@ def read_connack(client: mqtt.Client) -> tuple[int, dict[str, str], str]:
     packet = bytes(client._in_packet["packet"])
     properties = Properties(PacketTypes.CONNACK)
     if client._protocol == mqtt.MQTTv5:
-        with contextlib.suppress(Exception):  # paho says what is wrong
+        with contextlib.suppress(Exception):  # paho reports what is wrong
             properties.unpack(packet[2:])
     own_id = getattr(properties, "AssignedClientIdentifier", client._client_id.decode())
     return (*packet, 1, 1)[1], user_properties(properties), own_id
@@ -112,7 +113,7 @@ def put(client: mqtt.Client, message: mqtt.MQTTMessage) -> None:
 
 
 def _of_first(name: str) -> Any:
-    """Return the property of a callback for sockets, which paho calls with the client of each."""
+    """Return a property with the first lane's callback for sockets."""
     return property(lambda lane: getattr(lane._first(), name, None))
 
 
@@ -120,30 +121,30 @@ class LargeLane(mqtt.Client):
     """The lane of large messages.
 
     Attributes:
-        is_wanted: the broker knows lanes.
-        is_up: the broker has taken it for a lane of the first one, and it is connected.
-        is_awaited: large messages are held while it is not up.
-        has_left: its DISCONNECT is sent, or about to be.
-        held: messages that are to be sent on it, in order; guarded by the lock of both lanes.
+        is_wanted: whether the first lane is connected to a broker that may have lanes.
+        is_up: whether it is connected and the broker has accepted it as the first one's lane.
+        is_awaited: whether large messages are held while it is not up.
+        has_left: whether its DISCONNECT is sent, or about to be.
+        held: the messages to be sent on it, in order; the lock of both lanes guards them.
     """
 
     def __init__(self, first: Client, client_id: str) -> None:
-        """Prepare a lane that `tend` connects, once `be_lane_of` was called.
+        """Prepare a lane, which `tend` connects after `be_lane_of`.
 
         Args:
             first: the first lane, which the application sees.
-            client_id: of this lane.
+            client_id: the Client Identifier of this lane.
         """
         super().__init__(CallbackAPIVersion.VERSION2, client_id, protocol=mqtt.MQTTv5)
         self._first = weakref.ref(first)
-        # One lock for both, as callbacks of one lane publish on the other.
+        # Both share one lock, as callbacks of one lane publish on the other.
         self._out_message_mutex = first._out_message_mutex
         self._in_callback_mutex = first._in_callback_mutex
         # Makes paho leave all writing to the loop.
         self._thread = threading.current_thread()
-        self._first_id = self._told = ""
+        self._first_id = self._reported = ""
         self._sent: dict[int, tuple[bytes, int]] = {}
-        self._answers: dict[int, bytes] = {}
+        self._barriers: dict[int, bytes] = {}
         self._unsent0: list[Any] = []
         self._dialled: deque[mqtt.SocketLike | Exception] = deque()
         self._is_dialling = False
@@ -156,7 +157,7 @@ class LargeLane(mqtt.Client):
 
     @property
     def first(self) -> Client:
-        """The first lane, whose loop calls."""
+        """The first lane, whose loop serves this one."""
         return self._first()  # type: ignore[return-value]
 
     on_socket_open = _of_first("on_socket_open")
@@ -167,16 +168,16 @@ class LargeLane(mqtt.Client):
     # -- the connection ------------------------------------------------------------------------
 
     def be_lane_of(self, client_id: str, *, is_clean: bool) -> None:
-        """Connect as a lane of the first lane, which is connected.
+        """Connect as the lane of the first one, which has connected.
 
         Args:
-            client_id: of the first lane.
-            is_clean: it has asked for a new session.
+            client_id: the Client Identifier of the first lane.
+            is_clean: whether the first lane has asked for a new session.
         """
         if client_id != self._first_id:
             self._clean_start = is_clean
         is_same = client_id == self._first_id and self.first.protocol == mqtt.MQTTv5
-        if self._sock is not None and not is_same:  # in MQTT 3.1.1 the broker closes this lane
+        if self._sock is not None and not is_same:  # with MQTT 3.1.1 the broker closes this lane
             self._sock_close()
             self._lost("the first lane has connected", is_reached=False)
         self._first_id = client_id
@@ -188,7 +189,7 @@ class LargeLane(mqtt.Client):
         self._patience_ends = now + (PROBE_SECONDS if self._n_probes else PATIENCE_SECONDS)
 
     def tend(self, now: float) -> None:
-        """Do what is due: connect, keep alive, or wait no more."""
+        """Connect, keep the connection alive, or give up waiting, as is due."""
         if not self.is_wanted or (self.is_up and now < self._misc_at and not self.held):
             return
         first = self.first
@@ -220,19 +221,19 @@ class LargeLane(mqtt.Client):
     def _open_socket(self) -> None:
         try:
             self._dialled.append(super()._create_socket())
-        except Exception as error:  # noqa: BLE001 (whatever it is, the lane is tried again)
+        except Exception as error:  # noqa: BLE001 (after any error the lane tries again)
             self._dialled.append(error)
         first = self._first()
         if first is not None:
             first.wake()
 
     def _create_socket(self) -> mqtt.SocketLike:
-        """Return the socket that was opened."""
+        """Return the socket that the thread has opened."""
         return cast("mqtt.SocketLike", self._dialled.popleft())
 
     def _connect(self) -> None:
-        told = {"lane_of": self._first_id, "size": "large", "yields": "yes"}
-        properties = connect_properties(self.first.lane_properties(), **told)
+        user = {"lane_of": self._first_id, "size": "large", "yields": "yes"}
+        properties = connect_properties(self.first.lane_properties(), **user)
         expiry = getattr(properties, "SessionExpiryInterval", 0)
         properties.SessionExpiryInterval = max(expiry, SESSION_SECONDS)
         self._connect_properties = properties
@@ -240,7 +241,7 @@ class LargeLane(mqtt.Client):
         self.reconnect()
 
     def _keep_unsent0(self) -> None:
-        """Keep messages of QoS 0 that paho takes for lost: nothing of them has arrived."""
+        """Keep unsent messages of QoS 0, which paho would drop: the broker has not got them."""
         for packet in self._out_packet:
             if packet["command"] & 0xF0 == mqtt.PUBLISH and not packet["qos"]:
                 packet["pos"], packet["to_process"] = 0, len(packet["packet"])
@@ -248,7 +249,7 @@ class LargeLane(mqtt.Client):
         self._out_packet.clear()
 
     def _handle_connack(self) -> MQTTErrorCode:
-        """Be the large lane, or let it be."""
+        """Become the large lane, if the broker agrees."""
         code, told, _ = read_connack(self)
         why = ""
         if code:
@@ -268,29 +269,29 @@ class LargeLane(mqtt.Client):
         self._clean_start = False
         self._delay = 0.0
         self.is_up = self.is_awaited = True
-        level = logging.WARNING if self._told else logging.INFO
+        level = logging.WARNING if self._reported else logging.INFO
         LOGGER.log(level, "%s: two connections", self._first_id)
-        self._told = ""
+        self._reported = ""
         rc = super()._handle_connack()
         self._out_packet.extend(self._unsent0)
         self._unsent0.clear()
         return rc
 
     def on_disconnect(self, *_: Any) -> None:
-        """Connect again after a while, unless it has left."""
+        """Connect again after a delay, unless it has left."""
         self._lost("connection lost")
 
     def _lost(self, why: str, *, is_reached: bool = True) -> None:
-        """Connect again after a while; large messages wait, for some time."""
+        """Connect again after a delay; large messages wait for a time."""
         if self.has_left:
             self.first.wake()
             return
         first = self.first
         LOGGER.info("%s: the connection for large messages: %s", self._first_id, why)
         self.is_up = False
-        for topic in self._answers.values():
+        for topic in self._barriers.values():
             first.left_lane(topic)
-        self._answers.clear()
+        self._barriers.clear()
         least, most = first._reconnect_min_delay, first._reconnect_max_delay
         self._delay = min(2 * self._delay or least, most)
         self._dial_at = mqtt.time_func() + self._delay
@@ -300,17 +301,17 @@ class LargeLane(mqtt.Client):
                 first.have_no_lane(self._first_id)
 
     def _give_up(self, why: str) -> None:
-        """Let the first lane have all messages until this one is up after all."""
-        if why != self._told:
+        """Let the first lane carry all messages until this one is up."""
+        if why != self._reported:
             what = f"the one for large messages, {self._client_id.decode()}, has failed: {why}"
             level = logging.INFO if self._n_probes else logging.WARNING
             LOGGER.log(level, "%s: one connection for all messages: %s", self._first_id, what)
-            self._told = why
+            self._reported = why
         self.is_awaited = False
         self.first.take_back(self)
 
     def leave(self) -> None:
-        """Send DISCONNECT behind what is to be sent; the session ends if that of the first does."""
+        """Send DISCONNECT behind what is unsent; the session ends if that of the first one does."""
         self.has_left = True
         properties = None
         if not getattr(self.first.lane_properties(), "SessionExpiryInterval", 0):
@@ -319,11 +320,11 @@ class LargeLane(mqtt.Client):
         self.disconnect(properties=properties)
 
     def is_busy(self) -> bool:
-        """Say whether something that was published is not with the broker."""
-        return bool(self.held or self._out_packet or self._out_messages or self._answers)
+        """Tell whether the broker has not yet received all that was published."""
+        return bool(self.held or self._out_packet or self._out_messages or self._barriers)
 
     def serve(self) -> None:
-        """Read and write what can be, without waiting."""
+        """Read and write what is possible without waiting."""
         self.loop_read()
         while self.has_pending():
             self.loop_read()
@@ -331,10 +332,10 @@ class LargeLane(mqtt.Client):
             self.loop_write()
 
     def has_pending(self) -> bool:
-        """Say whether TLS or WebSocket have bytes that the socket does not show."""
+        """Tell whether TLS or WebSocket have bytes that `select` does not show."""
         return bool(getattr(self._sock, "pending", int)())
 
-    # -- what is published ---------------------------------------------------------------------
+    # -- publishing ----------------------------------------------------------------------------
 
     def put(self, message: mqtt.MQTTMessage) -> None:
         """Publish a message; the caller holds the lock of both lanes."""
@@ -342,34 +343,34 @@ class LargeLane(mqtt.Client):
         put(self, message)
 
     def take_all(self) -> tuple[list[mqtt.MQTTMessage], list[Any], list[mqtt.MQTTMessage]]:
-        """Take back what the broker may not have.
+        """Take back what the broker may not have received.
 
         Returns:
-            (what was not acknowledged, packets of QoS 0 that were not sent, what was held).
+            (unacknowledged messages, unsent packets of QoS 0, held messages).
         """
         self._keep_unsent0()
         taken = list(self._out_messages.values()), self._unsent0, self.held
         self._out_messages.clear()
         self._sent.clear()
-        self._answers.clear()
+        self._barriers.clear()
         self._inflight_messages = 0
         self._unsent0, self.held = [], []
         return taken
 
     def on_publish(self, _lane: Any, _userdata: Any, mid: int, reason: Any, more: Any) -> None:
-        """Tell the application. A message of QoS 0 is sent, but not yet with the broker."""
+        """Tell the application. The broker may not have received a message of QoS 0 yet."""
         topic, qos = self._sent.pop(mid)
         if qos:
             self.first.left_lane(topic)
         else:
-            _, answer = self.unsubscribe(NOWHERE)
-            if answer is not None:
-                self._answers[answer] = topic
+            _, barrier = self.unsubscribe(BARRIER)
+            if barrier is not None:
+                self._barriers[barrier] = topic
         self.first.tell_published(mid, reason, more)
 
     def on_unsubscribe(self, _lane: Any, _userdata: Any, mid: int, *_: Any) -> None:
-        """Note that a message of QoS 0 is with the broker."""
-        self.first.left_lane(self._answers.pop(mid, b""))
+        """Note that the broker has received a message of QoS 0."""
+        self.first.left_lane(self._barriers.pop(mid, b""))
 
     def _mid_generate(self) -> int:
         return self.first._mid_generate()
@@ -379,7 +380,7 @@ class LargeLane(mqtt.Client):
         self.first.wake()
         return rc
 
-    # -- what is received, and what else the application is told -------------------------------
+    # -- receiving and logging -----------------------------------------------------------------
 
     def _handle_on_message(self, message: mqtt.MQTTMessage) -> None:
         if message.qos:
