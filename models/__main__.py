@@ -214,13 +214,13 @@ def lease(
     The result is printed as Markdown: how long messages take, how many wait, who is busy.
     """
     from penstock.models.kernels.lease_messages import LeasedMessages  # noqa: PLC0415
-    from penstock.models.kernels.lease_setting import Setting  # noqa: PLC0415
+    from penstock.models.kernels.lease_setting import LeaseSetting  # noqa: PLC0415
     from penstock.models.kernels.lease_simulation import Effort  # noqa: PLC0415 - numpy
     from penstock.models.planner.lease_tables import queue_tables  # noqa: PLC0415
 
     output = Output(context, figures)
     try:
-        setting = Setting(
+        setting = LeaseSetting(
             cast("Order", order),  # it is checked
             senders,
             receivers,

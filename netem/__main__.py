@@ -12,7 +12,7 @@ import typer
 
 from penstock.broker.config.command_line import CommandLine
 from penstock.netem.errors import NetemError, RunError
-from penstock.netem.links.link_file import LinkPlan, read_link
+from penstock.netem.links.link_file import LinkFile, read_link
 from penstock.netem.links.network import DEFAULT_CONGESTION_CONTROL, Link, Network
 from penstock.netem.runs.scenario import Scenario
 from penstock.netem.runs.scenario_file import names, read_scenario
@@ -187,7 +187,7 @@ def _time_of(scenario: Scenario) -> str:
     return f"{least / SECONDS_A_MINUTE:.0f} to {most / SECONDS_A_MINUTE:.0f} min"
 
 
-def _hold(made: Link, plan: LinkPlan) -> None:
+def _hold(made: Link, plan: LinkFile) -> None:
     """Print each change of the link and switch it as standard input says; never return."""
     told = 0
     rest = b""

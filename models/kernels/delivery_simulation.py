@@ -59,7 +59,7 @@ class StageOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DeliveryOutcome:
     """The results of a simulation.
 
     Attributes:
@@ -150,7 +150,7 @@ def follow(path: Path, draws: Draws) -> Iterator[Step]:
         numbers, times = numbers[passed], departures
 
 
-def simulate(path: Path, n_messages: int, rng: np.random.Generator) -> Outcome:
+def simulate(path: Path, n_messages: int, rng: np.random.Generator) -> DeliveryOutcome:
     """Run one simulation.
 
     Args:
@@ -183,10 +183,12 @@ def simulate(path: Path, n_messages: int, rng: np.random.Generator) -> Outcome:
     responses = times[counted] - draws.created[numbers[counted]]
     if not len(responses):
         nothing = np.full(N_QUANTILES, math.nan)
-        return Outcome(n_counted, 0.0, math.nan, nothing, tuple(outcomes))
+        return DeliveryOutcome(n_counted, 0.0, math.nan, nothing, tuple(outcomes))
     quantiles = np.quantile(responses, np.linspace(0, 1, N_QUANTILES))
     success_ratio = len(responses) / n_counted
-    return Outcome(n_counted, success_ratio, float(responses.mean()), quantiles, tuple(outcomes))
+    return DeliveryOutcome(
+        n_counted, success_ratio, float(responses.mean()), quantiles, tuple(outcomes)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ class Effort:
             " messages each; means and 95 % confidence intervals (bootstrap over runs)."
         )
 
-    def run(self, path: Path) -> list[Outcome]:
+    def run(self, path: Path) -> list[DeliveryOutcome]:
         """Simulate a path; equal replications of two paths meet equal peers."""
         n_messages = self.messages // self.replications
         return [

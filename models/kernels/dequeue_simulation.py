@@ -62,7 +62,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class DequeueSetting:
     """The parameters of a run; the defaults are table 1 of paper 000 and the reading above.
 
     Attributes:
@@ -103,7 +103,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DequeueOutcome:
     """The results of a run.
 
     Attributes:
@@ -119,7 +119,7 @@ class Outcome:
     requests_per_second: float
 
 
-def simulate(setting: Setting, rng: Random) -> Outcome:
+def simulate(setting: DequeueSetting, rng: Random) -> DequeueOutcome:
     """Run one simulation.
 
     Args:
@@ -132,7 +132,7 @@ def simulate(setting: Setting, rng: Random) -> Outcome:
 class _Simulation:
     """The events of a run, by time."""
 
-    def __init__(self, setting: Setting, rng: Random) -> None:
+    def __init__(self, setting: DequeueSetting, rng: Random) -> None:
         self._setting = setting
         self._rng = rng
         self._now = 0.0
@@ -162,7 +162,7 @@ class _Simulation:
             controller.take_turn()
         return controller
 
-    def run(self) -> Outcome:
+    def run(self) -> DequeueOutcome:
         setting = self._setting
         for _ in range(setting.devices):
             self._at(self._rng.random() * setting.period, self._enqueue)
@@ -174,7 +174,7 @@ class _Simulation:
         hits, misses, messages, requests = (
             after - earlier for after, earlier in zip(self._counts(), before, strict=True)
         )
-        return Outcome(
+        return DequeueOutcome(
             messages / setting.seconds,
             hits / max(hits + misses, 1),
             messages / max(hits, 1),

@@ -15,7 +15,7 @@ settled."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class LeaseSetting:
     """A queue between senders and receivers; the defaults are the paper's.
 
     Attributes:
@@ -87,7 +87,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class LeaseFigures:
     """The quantities that the paper's figures show of a setting.
 
     Attributes:
@@ -103,14 +103,14 @@ class Figures:
     broker_utilisation: float
 
 
-def analytic(setting: Setting) -> Figures:
+def analytic(setting: LeaseSetting) -> LeaseFigures:
     """Return what the open Jackson network of two M/M/N stages says, which knows no order."""
     sent, passed = setting.arrival_rate, setting.deliveries
     at_sender = mmn_waiting(sent, setting.sender_rate, setting.sender_threads)
     at_broker = mmn_waiting(passed, setting.broker_rate, setting.broker_threads)
     number = sent * (at_sender + 1 / setting.sender_rate)
     number += passed * (at_broker + 1 / setting.broker_rate)
-    return Figures(
+    return LeaseFigures(
         number / sent + setting.link_seconds,
         sent * at_sender + passed * at_broker,
         sent / (setting.sender_threads * setting.sender_rate),

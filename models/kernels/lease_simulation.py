@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.models.kernels.lease_messages import Messages
-from penstock.models.kernels.lease_setting import Figures, Order, Setting
+from penstock.models.kernels.lease_setting import LeaseFigures, LeaseSetting, Order
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LeaseOutcome:
     """The results of a simulation.
 
     Attributes:
@@ -36,44 +36,44 @@ class Outcome:
         n_duplicates: messages that the receiver got once more, for each time.
     """
 
-    figures: Figures
+    figures: LeaseFigures
     n_messages: int
     n_deliveries: int
     n_duplicates: int
 
 
-Measure: TypeAlias = Callable[[Outcome], float]
+Measure: TypeAlias = Callable[[LeaseOutcome], float]
 """A function that reads a figure of an outcome."""
 
 
-def delivery(outcome: Outcome) -> float:
+def delivery(outcome: LeaseOutcome) -> float:
     """Return the mean delivery time, seconds."""
     return outcome.figures.delivery
 
 
-def waiting(outcome: Outcome) -> float:
+def waiting(outcome: LeaseOutcome) -> float:
     """Return the mean number of messages that wait."""
     return outcome.figures.waiting
 
 
-def sender_utilisation(outcome: Outcome) -> float:
+def sender_utilisation(outcome: LeaseOutcome) -> float:
     """Return the utilisation of the senders' threads."""
     return outcome.figures.sender_utilisation
 
 
-def broker_utilisation(outcome: Outcome) -> float:
+def broker_utilisation(outcome: LeaseOutcome) -> float:
     """Return the utilisation of the broker's threads."""
     return outcome.figures.broker_utilisation
 
 
-def duplicates(outcome: Outcome) -> float:
+def duplicates(outcome: LeaseOutcome) -> float:
     """Return how many of 100 messages were delivered once more."""
     return 100 * outcome.n_duplicates / outcome.n_messages
 
 
-def figure_of(figures: Figures, measure: Measure) -> float:
+def figure_of(figures: LeaseFigures, measure: Measure) -> float:
     """Return the analytic figure that a measure reads."""
-    return measure(Outcome(figures, 1, 0, 0))
+    return measure(LeaseOutcome(figures, 1, 0, 0))
 
 
 class Draws(NamedTuple):
@@ -91,7 +91,7 @@ class Draws(NamedTuple):
     deliveries: Iterator[tuple[float, bool]]
 
 
-def draw(setting: Setting, seconds: float, rng: np.random.Generator) -> Draws:
+def draw(setting: LeaseSetting, seconds: float, rng: np.random.Generator) -> Draws:
     """Draw what chance decides in a simulation.
 
     Args:
@@ -111,7 +111,7 @@ def draw(setting: Setting, seconds: float, rng: np.random.Generator) -> Draws:
     return Draws(created, services, _deliveries(setting, receiving))
 
 
-def _deliveries(setting: Setting, rng: np.random.Generator) -> Iterator[tuple[float, bool]]:
+def _deliveries(setting: LeaseSetting, rng: np.random.Generator) -> Iterator[tuple[float, bool]]:
     n = 1024
     while True:
         services = rng.exponential(1 / setting.broker_rate, n)
@@ -120,8 +120,8 @@ def _deliveries(setting: Setting, rng: np.random.Generator) -> Iterator[tuple[fl
 
 
 def simulate(
-    setting: Setting, messages: Messages, seconds: float, rng: np.random.Generator
-) -> Outcome:
+    setting: LeaseSetting, messages: Messages, seconds: float, rng: np.random.Generator
+) -> LeaseOutcome:
     """Run one simulation, from an empty queue until all messages are delivered.
 
     Args:
@@ -138,14 +138,14 @@ def simulate(
     n_messages = len(created)
     delivered = np.array(queue.delivered)
     waited = float((begun - created).sum()) + queue.waited
-    figures = Figures(
+    figures = LeaseFigures(
         float((delivered - created).mean()) + setting.link_seconds if n_messages else math.nan,
         waited / seconds,
         _busy(begun, sent, seconds) / (setting.sender_threads * seconds),
         _busy(np.array(queue.begun), np.array(queue.ended), seconds)
         / (setting.broker_threads * seconds),
     )
-    return Outcome(figures, n_messages, len(queue.begun), queue.n_duplicates)
+    return LeaseOutcome(figures, n_messages, len(queue.begun), queue.n_duplicates)
 
 
 def _begin_in_senders(
@@ -177,12 +177,12 @@ class _Queue:
         begun: when each delivery began.
         ended: when each delivery ended.
         waited: seconds of all messages from arrival, or from being visible again, to a delivery.
-        n_duplicates: the number of duplicates, as in `Outcome`.
+        n_duplicates: the number of duplicates, as in `LeaseOutcome`.
     """
 
     def __init__(
         self,
-        setting: Setting,
+        setting: LeaseSetting,
         messages: Messages,
         sent: NDArray[np.float64],
         deliveries: Iterator[tuple[float, bool]],
@@ -292,7 +292,7 @@ class Effort:
             " intervals (bootstrap over runs)."
         )
 
-    def run(self, setting: Setting, make: Callable[[Order], Messages]) -> list[Outcome]:
+    def run(self, setting: LeaseSetting, make: Callable[[Order], Messages]) -> list[LeaseOutcome]:
         """Simulate a setting; equal replications of two settings meet equal messages.
 
         Args:

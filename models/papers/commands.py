@@ -24,7 +24,7 @@ from penstock.models.papers.withholding.plot import draw, draw_trace
 from penstock.models.papers.withholding.recorded_traces import Trace, read_traces
 from penstock.models.papers.withholding.report import describe, sweep_tables, traces_table
 from penstock.models.papers.withholding.rtt_trace import generate_trace, read_trace
-from penstock.models.papers.withholding.simulation import Answers, Setting
+from penstock.models.papers.withholding.simulation import Answers, WithholdingSetting
 from penstock.models.papers.withholding.sweep import Sweep, run
 from penstock.netem.errors import NetemError
 
@@ -130,7 +130,7 @@ def withholding(
         del tables["reported"]  # the paper's numbers are of its own traces
     output.tell(describe(results), tables, partial(draw, results))
     if plot_trace is not None:
-        setting = Setting(sweep.middle_threshold(), periods[0], answers=read_by)
+        setting = WithholdingSetting(sweep.middle_threshold(), periods[0], answers=read_by)
         write(partial(draw_trace, sweep.traces[0], setting), plot_trace, "--plot-trace")
 
 

@@ -18,8 +18,8 @@ import numpy as np
 from penstock.models.kernels import dequeue_simulation as dequeue
 from penstock.models.kernels.closed_forms import UnstableError, mmn_waiting
 from penstock.models.kernels.lease_messages import LeasedMessages
-from penstock.models.kernels.lease_setting import Setting
-from penstock.models.kernels.lease_simulation import Outcome, simulate
+from penstock.models.kernels.lease_setting import LeaseSetting
+from penstock.models.kernels.lease_simulation import LeaseOutcome, simulate
 from penstock.models.planner.costs import Costs
 from penstock.models.planner.fleet import BackEnd, Fleet
 from penstock.netem.figures.estimates import Estimate, mean_estimate
@@ -59,7 +59,7 @@ class Receivers:
 
     count: int
     utilisation: float
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[LeaseOutcome]
     seconds: float
     quantile_wait: float
 
@@ -126,7 +126,7 @@ def predict(fleet: Fleet, costs: Costs, name: str, count: int) -> Receivers:
     seconds = MESSAGES / rate
     offered = rate / back_end.success_ratio
     try:
-        setting = Setting(
+        setting = LeaseSetting(
             "any",
             1,
             count,
@@ -159,7 +159,7 @@ class Strategy:
     """
 
     name: str
-    outcome: dequeue.Outcome
+    outcome: dequeue.DequeueOutcome
     busy_ratio: float
 
 
@@ -183,7 +183,7 @@ def strategies(fleet: Fleet, costs: Costs, name: str) -> list[Strategy]:
     n_devices = min(100, math.ceil(rate))
     found = []
     for strategy in STRATEGIES:
-        setting = dequeue.Setting(
+        setting = dequeue.DequeueSetting(
             strategy,
             asked,
             SLEEP_TIME,
@@ -205,7 +205,7 @@ def strategies(fleet: Fleet, costs: Costs, name: str) -> list[Strategy]:
     return found
 
 
-def _busy(outcome: dequeue.Outcome, costs: dequeue.Costs) -> float:
+def _busy(outcome: dequeue.DequeueOutcome, costs: dequeue.Costs) -> float:
     messages = outcome.messages_per_second
     hits = messages / outcome.messages_per_hit if outcome.messages_per_hit else 0.0
     misses = hits / outcome.hit_ratio - hits if outcome.hit_ratio else outcome.requests_per_second

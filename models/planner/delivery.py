@@ -24,7 +24,7 @@ import numpy as np
 
 from penstock.models.kernels.closed_forms import OnOff
 from penstock.models.kernels.delivery_path import BROKER, NETWORK, SUBSCRIBER, Path, Stage
-from penstock.models.kernels.delivery_simulation import Outcome, simulate
+from penstock.models.kernels.delivery_simulation import DeliveryOutcome, simulate
 from penstock.models.planner.costs import Costs
 from penstock.models.planner.fleet import Devices, Fleet, Subscribers
 from penstock.models.planner.load import (
@@ -77,7 +77,7 @@ class Delivery:
     """
 
     variant: Variant
-    outcomes: list[Outcome]
+    outcomes: list[DeliveryOutcome]
     light: float
     wire_seconds: float
     simulated_ratio: float

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.models.kernels.lease_setting import Setting, analytic
+from penstock.models.kernels.lease_setting import LeaseSetting, analytic
 from penstock.models.kernels.lease_simulation import (
-    Outcome,
+    LeaseOutcome,
     broker_utilisation,
     delivery,
     duplicates,
@@ -18,7 +18,7 @@ from penstock.netem.figures.estimates import mean_estimate
 from penstock.netem.figures.figure_file import Table
 
 
-def queue_tables(setting: Setting, outcomes: Sequence[Outcome]) -> dict[str, Table]:
+def queue_tables(setting: LeaseSetting, outcomes: Sequence[LeaseOutcome]) -> dict[str, Table]:
     """Return what independent runs of a queue found.
 
     The analytic network stands beside it where it describes the queue: out of order, and with

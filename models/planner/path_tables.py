@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.models.kernels.delivery_path import Path
-from penstock.models.kernels.delivery_simulation import Outcome
+from penstock.models.kernels.delivery_simulation import DeliveryOutcome
 from penstock.netem.figures.estimates import mean_estimate
 from penstock.netem.figures.figure_file import Table
 
 SHARES: Final = (0.5, 0.9, 0.99)
 
 
-def path_tables(path: Path, outcomes: Sequence[Outcome]) -> dict[str, Table]:
+def path_tables(path: Path, outcomes: Sequence[DeliveryOutcome]) -> dict[str, Table]:
     """Return what independent runs of a path found, beside the closed forms.
 
     Args:
@@ -38,7 +38,7 @@ def path_tables(path: Path, outcomes: Sequence[Outcome]) -> dict[str, Table]:
     return {"path": Table(columns, rows), "stages": _stages(path, outcomes)}
 
 
-def _stages(path: Path, outcomes: Sequence[Outcome]) -> Table:
+def _stages(path: Path, outcomes: Sequence[DeliveryOutcome]) -> Table:
     rows = []
     for number, stage in enumerate(path.stages):
         found = [one.stages[number] for one in outcomes]

@@ -37,7 +37,7 @@ from penstock.netem.figures.estimates import (
     sum_of,
 )
 from penstock.netem.figures.intervals import Interval, union
-from penstock.netem.figures.outcomes import Outcome, Promises, join, keep_account
+from penstock.netem.figures.outcomes import MessageOutcome, Promises, join, keep_account
 from penstock.netem.figures.table_rows import MemoryRow, Tables
 from penstock.netem.figures.withheld_times import Accuracy, find_impaired, judge_withholding
 from penstock.netem.runs.scenario import Scenario, Target
@@ -159,7 +159,7 @@ class Measures:
         self._figures: dict[tuple[str, str, str | None], Figure] = {}
 
     @cached_property
-    def outcomes(self) -> dict[tuple[str, int], list[Outcome]]:
+    def outcomes(self) -> dict[tuple[str, int], list[MessageOutcome]]:
         """The outcome of each message, by broker and seed."""
         return join(self.tables)
 
@@ -172,9 +172,9 @@ class Measures:
         }
 
     @cached_property
-    def _in_units(self) -> dict[tuple[str, str, str | None], dict[Unit, list[Outcome]]]:
+    def _in_units(self) -> dict[tuple[str, str, str | None], dict[Unit, list[MessageOutcome]]]:
         """Outcomes by broker, stream and group, which is None for all in focus, and by unit."""
-        found: dict[tuple[str, str, str | None], dict[Unit, list[Outcome]]] = {}
+        found: dict[tuple[str, str, str | None], dict[Unit, list[MessageOutcome]]] = {}
         for (broker, seed), outcomes in self.outcomes.items():
             for each in outcomes:
                 group, unit = self._places[broker, seed, each.subscriber]
@@ -201,7 +201,7 @@ class Measures:
         """
         return self._units.get((stream, group), [])
 
-    def in_unit(self, broker: str, unit: Unit) -> list[Outcome]:
+    def in_unit(self, broker: str, unit: Unit) -> list[MessageOutcome]:
         """Return what came to the subscribers in focus of a unit."""
         name, seed = unit
         return [
@@ -210,7 +210,9 @@ class Measures:
             if each.is_focus and self._places[broker, seed, each.subscriber][1] == name
         ]
 
-    def by_unit(self, broker: str, stream: str, group: str | None = None) -> list[list[Outcome]]:
+    def by_unit(
+        self, broker: str, stream: str, group: str | None = None
+    ) -> list[list[MessageOutcome]]:
         """Return the outcomes of a stream, a list for each of `units`.
 
         Args:

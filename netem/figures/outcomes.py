@@ -11,7 +11,7 @@ from typing import NamedTuple
 from penstock.netem.figures.table_rows import MessageRow, Tables
 
 
-class Outcome(NamedTuple):
+class MessageOutcome(NamedTuple):
     """A message that a subscriber was to get.
 
     Attributes:
@@ -57,7 +57,7 @@ class Promises:
     repeated: int
 
 
-def join(tables: Tables) -> dict[tuple[str, int], list[Outcome]]:
+def join(tables: Tables) -> dict[tuple[str, int], list[MessageOutcome]]:
     """Return for each broker and seed what became of each message at each subscriber."""
     came: dict[tuple[str, int, str, str, str, int], list[float]] = defaultdict(list)
     for row in tables.deliveries:
@@ -66,7 +66,7 @@ def join(tables: Tables) -> dict[tuple[str, int], list[Outcome]]:
     streams: dict[tuple[str, int, str, str], list[MessageRow]] = defaultdict(list)
     for message in tables.messages:
         streams[message.broker, message.seed, message.publisher, message.stream].append(message)
-    outcomes: dict[tuple[str, int], list[Outcome]] = defaultdict(list)
+    outcomes: dict[tuple[str, int], list[MessageOutcome]] = defaultdict(list)
     for row_ in tables.expected:
         broker, seed, subscriber = row_.broker, row_.seed, row_.subscriber
         for message in streams[broker, seed, row_.publisher, row_.stream]:
@@ -75,12 +75,12 @@ def join(tables: Tables) -> dict[tuple[str, int], list[Outcome]]:
             )
             first = min(times, default=math.inf)
             outcomes[broker, seed].append(
-                Outcome(message, subscriber, row_.is_focus, row_.qos, first, len(times))
+                MessageOutcome(message, subscriber, row_.is_focus, row_.qos, first, len(times))
             )
     return dict(outcomes)
 
 
-def keep_account(outcomes: Iterable[Outcome]) -> Promises:
+def keep_account(outcomes: Iterable[MessageOutcome]) -> Promises:
     """Return how promises were kept to subscribers of one broker in one run.
 
     A redelivery is no reordering: only when each message came first counts. Streams are separate

@@ -33,7 +33,7 @@ from penstock.netem.figures.canvas import (
 )
 from penstock.netem.figures.colours import find_focus, find_over, paint
 from penstock.netem.figures.measures import Measures, percent, show, show_bytes
-from penstock.netem.figures.outcomes import Outcome
+from penstock.netem.figures.outcomes import MessageOutcome
 from penstock.netem.figures.size_plots import draw_memory_by_latency, draw_sizes
 from penstock.netem.runs.run_file import RunInfo
 
@@ -171,7 +171,7 @@ def _foot(names: list[str]) -> float:
     return 0.045 if len(names) < 2 else 0.12
 
 
-def _scatter(axes: Axes, outcomes: list[Outcome], colour: str) -> None:
+def _scatter(axes: Axes, outcomes: list[MessageOutcome], colour: str) -> None:
     """Draw messages: small ones as dots, large ones as rings."""
     came = [each for each in outcomes if each.copies]
     alpha = 0.35 if len(came) > MANY_MESSAGES else 1.0
@@ -202,7 +202,10 @@ def _scatter(axes: Axes, outcomes: list[Outcome], colour: str) -> None:
 
 
 def _shapes(
-    measures: Measures, streams: list[str], came: dict[str, list[Outcome]], held_from: list[str]
+    measures: Measures,
+    streams: list[str],
+    came: dict[str, list[MessageOutcome]],
+    held_from: list[str],
 ) -> list[Any]:
     """Return what the shapes of `draw_latencies` mean: those that are there."""
     sizes = [measures.scenario.traffic[stream].payload_bytes for stream in streams]

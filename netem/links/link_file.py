@@ -41,7 +41,7 @@ class _File:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkPlan:
+class LinkFile:
     """The content of a link file.
 
     Attributes:
@@ -55,7 +55,7 @@ class LinkPlan:
     changes: Changes | None
 
 
-def read_link(path: Path) -> LinkPlan:
+def read_link(path: Path) -> LinkFile:
     """Read a link from a file.
 
     Raises:
@@ -69,7 +69,7 @@ def read_link(path: Path) -> LinkPlan:
         raise error.of(path) from error
 
 
-def _understand(mapping: Any) -> LinkPlan:
+def _understand(mapping: Any) -> LinkFile:
     file = fit(_File, mapping)
     seed = 0 if file.on_off is None else file.on_off.seed
     profiles = draw_profiles(file.profiles, seed, "")
@@ -77,4 +77,4 @@ def _understand(mapping: Any) -> LinkPlan:
         words = f"read {file.begin!r}; allowed: {', '.join(profiles)}"
         raise MistakesError([Mistake(("begin",), words)])
     changes = make_changes(file.on_off, file.trace, profiles, seed)
-    return LinkPlan(profiles, profiles[file.begin], changes)
+    return LinkFile(profiles, profiles[file.begin], changes)

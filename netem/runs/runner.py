@@ -70,7 +70,7 @@ EVERYTHING: Final = "everything"
 
 
 @dataclass(slots=True)
-class Outcome:
+class RunOutcome:
     """The results of a run.
 
     Attributes:
@@ -97,7 +97,7 @@ def planned_seconds(scenario: Scenario) -> float:
     return scenario.rounds * a_round
 
 
-def run_scenario(scenario: Scenario, display: Display) -> Outcome:
+def run_scenario(scenario: Scenario, display: Display) -> RunOutcome:
     """Run all of it.
 
     Args:
@@ -109,7 +109,7 @@ def run_scenario(scenario: Scenario, display: Display) -> Outcome:
         NetemError: networks cannot be had, or a broker is not installed.
         OSError: what is written in between cannot be, such as on a full disk.
     """
-    outcome = Outcome()
+    outcome = RunOutcome()
     left = planned_seconds(scenario)
     rounds = itertools.product(
         enumerate(scenario.seeds, start=1), parts(scenario), scenario.groups()
@@ -199,7 +199,7 @@ class _Round:
         self._memory_due_at = time.monotonic()
         self._families = Families({})
 
-    def run(self, outcome: Outcome, teller: _Teller) -> None:
+    def run(self, outcome: RunOutcome, teller: _Teller) -> None:
         """Run the round and add what came out of it."""
         scenario, topologies = self._scenario, self._topologies
         teller.stage("brokers start")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from penstock.models.kernels.dequeue_simulation import Outcome, Setting, simulate
+from penstock.models.kernels.dequeue_simulation import DequeueOutcome, DequeueSetting, simulate
 from penstock.models.papers.paper_figures import Claim, Reported, paper_tables
 from penstock.netem.figures.estimates import (
     Estimate,
@@ -73,8 +73,8 @@ class Results:
     """
 
     rates: Sequence[int]
-    by_rate: Mapping[str, Mapping[int, Sequence[Outcome]]]
-    by_sleep_time: Mapping[float, Sequence[Outcome]]
+    by_rate: Mapping[str, Mapping[int, Sequence[DequeueOutcome]]]
+    by_sleep_time: Mapping[float, Sequence[DequeueOutcome]]
 
     def found(self, label: str, rate: int, name: str) -> Estimate:
         """Return an attribute of outcomes, with its interval."""
@@ -87,11 +87,11 @@ class Results:
         return _over(self.by_rate[label][rate], self.by_rate[other][other_rate], name)
 
 
-def _values(outcomes: Sequence[Outcome], name: str) -> list[float]:
+def _values(outcomes: Sequence[DequeueOutcome], name: str) -> list[float]:
     return [getattr(one, name) for one in outcomes]
 
 
-def _over(some: Sequence[Outcome], others: Sequence[Outcome], name: str) -> Estimate:
+def _over(some: Sequence[DequeueOutcome], others: Sequence[DequeueOutcome], name: str) -> Estimate:
     ours, theirs = mean_of(_values(some, name)), mean_of(_values(others, name))
     return bootstrap(len(some), ratio(ours, theirs))
 
@@ -110,8 +110,8 @@ def run(
 
     def outcomes(
         strategy: str, rate: int, sleep_time: float, controllers: int = 10, min_messages: int = 1
-    ) -> list[Outcome]:
-        setting = Setting(
+    ) -> list[DequeueOutcome]:
+        setting = DequeueSetting(
             strategy,
             rate,
             sleep_time,

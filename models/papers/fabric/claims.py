@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from penstock.models.papers.fabric.setting import Setting
+from penstock.models.papers.fabric.setting import FabricSetting
 from penstock.models.papers.fabric.sweep import (
     COPY_NAMES,
     DETECTION_TIMES,
@@ -203,7 +203,7 @@ def _two_failures(results: Results) -> Iterator[Claim]:
 
 def _products(results: Results) -> Iterator[Claim]:
     """Yield what repeats elsewhere add to the paper's method."""
-    every: list[Setting] = [faulty(name, "repeat") for name in FAULTS]
+    every: list[FabricSetting] = [faulty(name, "repeat") for name in FAULTS]
     every += [
         two_failures(COUNTER_ROTATING, "repeat", needs_all_copies=copies) for copies in COPY_NAMES
     ]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from random import Random
 
-from penstock.models.papers.fabric.setting import NODES, Fault, Setting
+from penstock.models.papers.fabric.setting import NODES, FabricSetting, Fault
 from penstock.plugins.queue.fabric.rings import RingQueue, Rings
 
 
@@ -29,7 +29,7 @@ class Cluster:
         served: messages that each node has served as master, by second.
     """
 
-    def __init__(self, setting: Setting, rng: Random) -> None:
+    def __init__(self, setting: FabricSetting, rng: Random) -> None:
         self.rings = Rings(NODES, setting.directions)
         self._setting = setting
         self._rng = rng
@@ -135,7 +135,7 @@ class Epoch:
         self.groups = groups
 
 
-def _epochs(rings: Rings, setting: Setting) -> Iterator[Epoch]:
+def _epochs(rings: Rings, setting: FabricSetting) -> Iterator[Epoch]:
     """Yield the epochs of a run.
 
     With `needs_all_copies`, nodes that are isolated are replaced by the next ones of the ring; else
@@ -158,7 +158,7 @@ def _epochs(rings: Rings, setting: Setting) -> Iterator[Epoch]:
         yield Epoch(begins, ends, groups)
 
 
-def _isolation(fault: Fault, setting: Setting) -> tuple[float, float]:
+def _isolation(fault: Fault, setting: FabricSetting) -> tuple[float, float]:
     """Return from when to when a node is isolated; infinite where it is not."""
     out = fault.begins + setting.failure_detection_time
     if fault.slowness < math.inf or out >= fault.ends:

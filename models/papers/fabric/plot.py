@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from penstock.models.papers.fabric.setting import Setting
+from penstock.models.papers.fabric.setting import FabricSetting
 from penstock.models.papers.fabric.sweep import (
     COPY_NAMES,
     DETECTION_TIMES,
@@ -48,7 +48,7 @@ def draw(results: Results, file: Path) -> None:
 
 
 def _over_time(
-    results: Results, axes: Any, setting: Setting, label: str, colour: str, style: str = "-"
+    results: Results, axes: Any, setting: FabricSetting, label: str, colour: str, style: str = "-"
 ) -> None:
     seconds = list(zip(*(one.stored for one in results.by_point[setting]), strict=True))
     means = [sum(each) / len(each) for each in seconds]

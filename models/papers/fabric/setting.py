@@ -40,7 +40,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class FabricSetting:
     """A run; the defaults are paper 001's section 3.4.2 and the readings here.
 
     Attributes:

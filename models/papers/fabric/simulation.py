@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from penstock.models.papers.fabric.cluster import Cluster
-from penstock.models.papers.fabric.setting import NODES, Setting
+from penstock.models.papers.fabric.setting import NODES, FabricSetting
 from penstock.plugins.queue.fabric.consistent_hashing import ConsistentHashing
 from penstock.plugins.queue.fabric.enqueue import Attempt, SlowdownExclusion
 from penstock.plugins.queue.fabric.rings import RingQueue
@@ -26,7 +26,7 @@ N_KEYS = 2000
 
 
 @dataclass(slots=True)
-class Outcome:
+class FabricOutcome:
     """The results of a run; lists have an entry for each second.
 
     Attributes:
@@ -72,7 +72,7 @@ class _Run:
         rng: all chance.
     """
 
-    def __init__(self, setting: Setting, rng: Random) -> None:
+    def __init__(self, setting: FabricSetting, rng: Random) -> None:
         self._setting = setting
         self._rng = rng
         self._cluster = Cluster(setting, rng)
@@ -92,7 +92,7 @@ class _Run:
         self._balancer_phase = rng.random() * setting.balancer_seconds
         self._latencies: list[float] = []
         n_bins = math.ceil(setting.seconds)
-        self.outcome = Outcome([0] * n_bins, [0] * n_bins, [0] * n_bins, self._cluster.served)
+        self.outcome = FabricOutcome([0] * n_bins, [0] * n_bins, [0] * n_bins, self._cluster.served)
 
     def _hash_keys(self) -> Sequence[RingQueue]:
         """Return the physical queue of each key; the circle is another one in each run."""
@@ -102,7 +102,7 @@ class _Run:
         found = (circle.node_of(f"client {number}") for number in range(N_KEYS))
         return [names[name] for name in found if name is not None]
 
-    def run(self) -> Outcome:
+    def run(self) -> FabricOutcome:
         """Let messages come until the time is over, and wait for all answers."""
         setting, rng, events = self._setting, self._rng, self._events
         arrival = rng.expovariate(setting.rate)
@@ -222,7 +222,7 @@ class _Run:
             where[-1] += 1
 
 
-def simulate(setting: Setting, rng: Random) -> Outcome:
+def simulate(setting: FabricSetting, rng: Random) -> FabricOutcome:
     """Run one simulation.
 
     Args:

@@ -8,8 +8,8 @@ from random import Random
 from statistics import pvariance
 from typing import Final, TypeAlias
 
-from penstock.models.papers.fabric.setting import Distribution, Fault, Setting
-from penstock.models.papers.fabric.simulation import Outcome, simulate
+from penstock.models.papers.fabric.setting import Distribution, FabricSetting, Fault
+from penstock.models.papers.fabric.simulation import FabricOutcome, simulate
 from penstock.models.papers.paired_runs import PairedRuns
 from penstock.netem.figures.figure_file import Table
 from penstock.plugins.queue.fabric.rings import CLOCKWISE, COUNTER_ROTATING, Direction, Rings
@@ -44,20 +44,22 @@ FAULTS: Final[Mapping[str, Fault]] = {
 }
 """The faults of one node of five, by name."""
 
-Measure: TypeAlias = Callable[[Outcome], float]
+Measure: TypeAlias = Callable[[FabricOutcome], float]
 
 
-def one_failure(distribution: Distribution, *, needs_all_copies: bool) -> Setting:
+def one_failure(distribution: Distribution, *, needs_all_copies: bool) -> FabricSetting:
     """Return the test of section 3.4.2."""
     return faulty("killed", distribution, needs_all_copies=needs_all_copies)
 
 
-def faulty(name: str, distribution: Distribution, *, needs_all_copies: bool = True) -> Setting:
+def faulty(
+    name: str, distribution: Distribution, *, needs_all_copies: bool = True
+) -> FabricSetting:
     """Return the same test with another fault."""
-    return Setting(distribution, (FAULTS[name],), needs_all_copies=needs_all_copies)
+    return FabricSetting(distribution, (FAULTS[name],), needs_all_copies=needs_all_copies)
 
 
-def with_pauses(slowdown_detection_time: float) -> Setting:
+def with_pauses(slowdown_detection_time: float) -> FabricSetting:
     """Return the test of section 3.4.3."""
     return replace(
         one_failure("exclusion", needs_all_copies=False),
@@ -68,9 +70,9 @@ def with_pauses(slowdown_detection_time: float) -> Setting:
 
 def two_failures(
     directions: tuple[Direction, ...], distribution: Distribution, *, needs_all_copies: bool
-) -> Setting:
+) -> FabricSetting:
     """Return the test of section 3.4.4."""
-    return Setting(
+    return FabricSetting(
         distribution,
         (Fault("D", FAILS_AT), Fault("E", SECOND_FAILS_AT)),
         directions,
@@ -80,7 +82,7 @@ def two_failures(
     )
 
 
-def settings() -> list[Setting]:
+def settings() -> list[FabricSetting]:
     """Return all that is simulated, each once."""
     found = [
         *(
@@ -117,7 +119,7 @@ class Effort:
     replications: int = 20
     load_ratio: float = 1.0
 
-    def run(self, setting: Setting) -> list[Outcome]:
+    def run(self, setting: FabricSetting) -> list[FabricOutcome]:
         """Simulate a setting; equal replications of two settings have equal seeds."""
         rate, capacity = (self.load_ratio * each for each in (setting.rate, setting.capacity))
         loaded = replace(setting, rate=rate, capacity=capacity)
@@ -127,7 +129,7 @@ class Effort:
         ]
 
 
-Results: TypeAlias = PairedRuns[Setting, Outcome]
+Results: TypeAlias = PairedRuns[FabricSetting, FabricOutcome]
 
 
 def run(effort: Effort, tell: Callable[[str], None]) -> Results:
@@ -144,23 +146,23 @@ def run(effort: Effort, tell: Callable[[str], None]) -> Results:
     return Results(found)
 
 
-def errors(outcome: Outcome) -> float:
+def errors(outcome: FabricOutcome) -> float:
     """Return the errors to clients."""
     return not_stored(outcome) + sum(outcome.refused)
 
 
-def not_stored(outcome: Outcome) -> float:
+def not_stored(outcome: FabricOutcome) -> float:
     """Return the errors to clients whose message was not stored in time."""
     return sum(outcome.failed)
 
 
-def throughput(outcome: Outcome) -> float:
+def throughput(outcome: FabricOutcome) -> float:
     """Return messages/s that were stored in time, from the failure on."""
     after = outcome.stored[int(FAILS_AT) :]
     return sum(after) / len(after)
 
 
-def variance(outcome: Outcome) -> float:
+def variance(outcome: FabricOutcome) -> float:
     """Return the variance of the throughput of single seconds, from the failure on."""
     return pvariance(outcome.stored[int(FAILS_AT) :])
 
@@ -168,7 +170,7 @@ def variance(outcome: Outcome) -> float:
 def kept(first_second: float, rate: float, seconds: float = SHORT_DETECTION) -> Measure:
     """Return the measure: share of the rate that was stored in the seconds from a time on."""
 
-    def measure(outcome: Outcome) -> float:
+    def measure(outcome: FabricOutcome) -> float:
         after = outcome.stored[int(first_second) : int(first_second + seconds)]
         return sum(after) / seconds / rate
 
@@ -178,7 +180,7 @@ def kept(first_second: float, rate: float, seconds: float = SHORT_DETECTION) -> 
 def low_seconds(share: float, rate: float) -> Measure:
     """Return the measure: longest run of seconds that stored less than a share of the rate."""
 
-    def measure(outcome: Outcome) -> float:
+    def measure(outcome: FabricOutcome) -> float:
         longest, length = 0, 0
         for count in outcome.stored:
             length = length + 1 if count < share * rate else 0
@@ -188,13 +190,13 @@ def low_seconds(share: float, rate: float) -> Measure:
     return measure
 
 
-def busiest(outcome: Outcome) -> float:
+def busiest(outcome: FabricOutcome) -> float:
     """Return messages/s of which the busiest node was master in the last seconds of a run."""
     seconds = int(SHORT_DETECTION)
     return max(sum(served[-seconds:]) / seconds for served in outcome.served.values())
 
 
-def most_masters(setting: Setting) -> int:
+def most_masters(setting: FabricSetting) -> int:
     """Return how many physical queues a node is master of at most when all faults have come."""
     masters = list(
         Rings("ABCDE", setting.directions).masters([one.node for one in setting.faults]).values()
@@ -240,7 +242,7 @@ _HEADINGS: Final = (
 )
 
 
-def _cells(results: Results, setting: Setting) -> list[str]:
+def _cells(results: Results, setting: FabricSetting) -> list[str]:
     found = [
         (not_stored, ",.0f"),
         (lambda outcome: sum(outcome.refused), ",.0f"),

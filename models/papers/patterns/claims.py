@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Final
 
-from penstock.models.kernels.delivery_simulation import Outcome
+from penstock.models.kernels.delivery_simulation import DeliveryOutcome
 from penstock.models.papers.paper_figures import Claim, Relation, Reported
 from penstock.models.papers.patterns.sweep import (
     ARRIVAL_RATES,
@@ -64,7 +64,7 @@ def _success(
 
 
 def _within(results: Results, cell: Cell, seconds: float, value: float) -> Reported:
-    def figure(outcome: Outcome) -> float:
+    def figure(outcome: DeliveryOutcome) -> float:
         return outcome.within(seconds)
 
     light = cell.path().light_load()
@@ -98,7 +98,7 @@ def _traffic(results: Results) -> Iterator[Reported]:
     first, last = ARRIVAL_RATES[0], ARRIVAL_RATES[-1]
     short, long, small, large, short_served, long_served = LIMITS
 
-    def ninety(outcome: Outcome) -> float:
+    def ninety(outcome: DeliveryOutcome) -> float:
         return outcome.quantile(0.9)
 
     for limit, share, seconds in ((long, 0.58, 16.0), (short, 0.48, 3.0)):
@@ -123,35 +123,30 @@ def _traffic(results: Results) -> Iterator[Reported]:
 
 def claims(results: Results) -> Iterator[Claim]:
     """Yield what paper 003 says of its figures, whether it holds here, and what was found."""
-    for figure, is_reliable in (("7", True), ("9", False)):
-        by_on = [
-            results.gain(
-                Cell(is_reliable, more, on, each), Cell(is_reliable, less, on, each), success
-            )
-            for on in SUBSCRIBER_ON
-            for each in LIFETIMES
+    pairs = {
+        "T_ON of the publisher": [
+            ((more, on, each), (less, on, each))
+            for on, each in product(SUBSCRIBER_ON, LIFETIMES)
             for less, more in pairwise(PUBLISHER_ON)
-        ]
-        yield _all(f"figure {figure}: a longer T_ON of the publisher gives more success", by_on)
-        by_subscriber = [
-            results.gain(
-                Cell(is_reliable, on, more, each), Cell(is_reliable, on, less, each), success
-            )
-            for on in PUBLISHER_ON
-            for each in LIFETIMES
+        ],
+        "T_ON of the subscriber": [
+            ((on, more, each), (on, less, each))
+            for on, each in product(PUBLISHER_ON, LIFETIMES)
             for less, more in pairwise(SUBSCRIBER_ON)
-        ]
-        claim = f"figure {figure}: a longer T_ON of the subscriber gives more success"
-        yield _all(claim, by_subscriber)
-        by_lifetime = [
-            results.gain(
-                Cell(is_reliable, on, each, more), Cell(is_reliable, on, each, less), success
-            )
-            for on in PUBLISHER_ON
-            for each in SUBSCRIBER_ON
+        ],
+        "lifetime": [
+            ((on, each, more), (on, each, less))
+            for on, each in product(PUBLISHER_ON, SUBSCRIBER_ON)
             for less, more in pairwise(LIFETIMES)
-        ]
-        yield _all(f"figure {figure}: a longer lifetime gives more success", by_lifetime)
+        ],
+    }
+    for figure, is_reliable in (("7", True), ("9", False)):
+        for name, points in pairs.items():
+            gains = [
+                results.gain(Cell(is_reliable, *more), Cell(is_reliable, *less), success)
+                for more, less in points
+            ]
+            yield _all(f"figure {figure}: a longer {name} gives more success", gains)
     yield _close_at_ten_seconds(results)
     quicker = [
         results.gain(Cell(True, on, each, 10.0), Cell(False, on, each, 10.0), response)

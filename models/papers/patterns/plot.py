@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.models.kernels.delivery_simulation import N_QUANTILES, Outcome
+from penstock.models.kernels.delivery_simulation import N_QUANTILES, DeliveryOutcome
 from penstock.models.papers.patterns.sweep import (
     ARRIVAL_RATES,
     LIFETIMES,
@@ -74,7 +74,7 @@ def _draw_responses(results: Results, axes: Any, number: str, *, is_reliable: bo
 
 
 def _draw_limits(
-    results: Results, axes: Any, title: str, figure: Callable[[Outcome], float]
+    results: Results, axes: Any, title: str, figure: Callable[[DeliveryOutcome], float]
 ) -> None:
     for limit in LIMITS:
         found = [results.found(limit.cell(rate), figure) for rate in ARRIVAL_RATES]

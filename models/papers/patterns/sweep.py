@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from penstock.models.kernels.closed_forms import OnOff
 from penstock.models.kernels.delivery_path import PUBLISHER, SUBSCRIBER, Path, Stage, compose
-from penstock.models.kernels.delivery_simulation import Effort, Outcome
+from penstock.models.kernels.delivery_simulation import DeliveryOutcome, Effort
 from penstock.models.papers.paired_runs import PairedRuns
 from penstock.netem.figures.estimates import Estimate, agrees, mean_estimate
 from penstock.netem.figures.figure_file import Table
@@ -112,18 +112,18 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Results(PairedRuns[Cell, Outcome]):
+class Results(PairedRuns[Cell, DeliveryOutcome]):
     """The outcomes of each point, and single queues beside their closed forms."""
 
     checks: Sequence[Check]
 
 
-def success(outcome: Outcome) -> float:
+def success(outcome: DeliveryOutcome) -> float:
     """Return the success rate."""
     return outcome.success_ratio
 
 
-def response(outcome: Outcome) -> float:
+def response(outcome: DeliveryOutcome) -> float:
     """Return the mean response time of successes, seconds."""
     return outcome.response
 
@@ -151,7 +151,7 @@ def run(effort: Effort, tell: Callable[[str], None]) -> Results:
         effort: to be spent on each.
         tell: gets a line about each finished step.
     """
-    by_cell: dict[Cell, list[Outcome]] = {}
+    by_cell: dict[Cell, list[DeliveryOutcome]] = {}
     todo = list(dict.fromkeys(cells()))
     for number, cell in enumerate(todo, 1):
         by_cell[cell] = effort.run(cell.path())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from penstock.models.kernels.closed_forms import in_turn_response
-from penstock.models.kernels.lease_setting import Setting, analytic
+from penstock.models.kernels.lease_setting import LeaseSetting, analytic
 from penstock.models.kernels.lease_simulation import (
     Measure,
     broker_utilisation,
@@ -105,7 +105,11 @@ def claims(results: Results) -> Iterator[Claim]:
 
 
 def _agree(
-    results: Results, claim: str, points: Iterable[Setting], measure: Measure, floor: float = 0.0
+    results: Results,
+    claim: str,
+    points: Iterable[LeaseSetting],
+    measure: Measure,
+    floor: float = 0.0,
 ) -> Claim:
     found = [(results.found(each, measure), figure_of(analytic(each), measure)) for each in points]
     standings = [agrees(one, value, max(TOLERANCE, floor / value)) for one, value in found]
@@ -217,7 +221,7 @@ def _utilisation(results: Results) -> Iterator[Claim]:
     )
 
 
-def _above(results: Results, setting: Setting, measure: Measure, other: Measure) -> Estimate:
+def _above(results: Results, setting: LeaseSetting, measure: Measure, other: Measure) -> Estimate:
     return results.gain(setting, setting, measure, other)
 
 
@@ -282,7 +286,7 @@ def _arrival_rates(results: Results) -> Iterator[Claim]:
         )
 
 
-def _point(setting: Setting | None) -> Setting:
+def _point(setting: LeaseSetting | None) -> LeaseSetting:
     assert setting is not None  # noqa: S101 - the text names no point at which a stage overflows
     return setting
 

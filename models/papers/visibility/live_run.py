@@ -31,8 +31,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from penstock.models.kernels.lease_messages import LeasedMessages
-from penstock.models.kernels.lease_setting import Setting
-from penstock.models.kernels.lease_simulation import Draws, Outcome, draw, simulate
+from penstock.models.kernels.lease_setting import LeaseSetting
+from penstock.models.kernels.lease_simulation import Draws, LeaseOutcome, draw, simulate
 from penstock.models.papers.model_vs_measured import Compared, Unit
 from penstock.netem.errors import RunError
 from penstock.netem.runs.broker_process import RunningBroker, queue_command, reserved_port
@@ -42,16 +42,16 @@ SPEED: Final = 0.25
 """The rates of a run over the paper's."""
 _RATES: Final = {"arrival_rate": 30.0 * SPEED, "sender_rate": 10.0 * SPEED}
 SETTINGS: Final = {
-    "out of order, failures known at once": Setting(
+    "out of order, failures known at once": LeaseSetting(
         "any", 7, 7, 0.88, **_RATES, broker_rate=10.0 * SPEED
     ),
-    "out of order, visibility timeout 4 s": Setting(
+    "out of order, visibility timeout 4 s": LeaseSetting(
         "any", 7, 7, 0.88, **_RATES, broker_rate=10.0 * SPEED, visibility_timeout=4.0
     ),
-    "in order, visibility timeout 4 s": Setting(
+    "in order, visibility timeout 4 s": LeaseSetting(
         "arrived", 7, 7, 0.88, **_RATES, broker_rate=10.0 * SPEED, visibility_timeout=4.0
     ),
-    "in order of keys, one key, failures known at once": Setting(
+    "in order of keys, one key, failures known at once": LeaseSetting(
         "settled", 7, 7, 0.88, 4.0 * SPEED, 10.0 * SPEED, 10.0 * SPEED
     ),
 }
@@ -126,7 +126,7 @@ def run(effort: Effort, seed: int, tell: Callable[[str], None]) -> list[Compared
     return found
 
 
-def run_setting(setting: Setting, effort: Effort, seed: int) -> list[QueueRun]:
+def run_setting(setting: LeaseSetting, effort: Effort, seed: int) -> list[QueueRun]:
     """Run the queues of a setting, until all messages are delivered and settled.
 
     Raises:
@@ -159,7 +159,7 @@ def _rngs(effort: Effort, seed: int) -> list[np.random.Generator]:
     return [np.random.default_rng([seed, number]) for number in range(effort.queues)]
 
 
-def _figures_of(outcome: Outcome, seconds: float) -> Figures:
+def _figures_of(outcome: LeaseOutcome, seconds: float) -> Figures:
     return Figures(
         outcome.n_messages,
         outcome.figures.delivery * outcome.n_messages,
@@ -170,7 +170,7 @@ def _figures_of(outcome: Outcome, seconds: float) -> Figures:
 
 
 @contextmanager
-def _gateway(setting: Setting, names: Sequence[str]) -> Iterator[str]:
+def _gateway(setting: LeaseSetting, names: Sequence[str]) -> Iterator[str]:
     """Run a gateway with some queues; yield its URL."""
     group = {
         "order": "key" if setting.order == "settled" else "any",
@@ -222,7 +222,7 @@ class QueueRun:
     """
 
     name: str
-    setting: Setting
+    setting: LeaseSetting
     draws: Draws
     late: list[float] = field(default_factory=list)
     stored: list[int] = field(default_factory=list)

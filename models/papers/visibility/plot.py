@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.models.kernels.lease_setting import Order, Setting, analytic
+from penstock.models.kernels.lease_setting import LeaseSetting, Order, analytic
 from penstock.models.kernels.lease_simulation import (
     Measure,
     broker_utilisation,
@@ -30,7 +30,7 @@ from penstock.models.papers.visibility.sweep import (
     unequal,
 )
 
-Point = Callable[[Order, int, float], Setting]
+Point = Callable[[Order, int, float], LeaseSetting]
 """A function that returns a point of a figure by order, threads and q."""
 
 
@@ -84,11 +84,11 @@ def draw(results: Results, file: Path) -> None:
             axes.legend(fontsize=7)
 
 
-def _broker_varies(order: Order, threads: int, reliability: float) -> Setting:
+def _broker_varies(order: Order, threads: int, reliability: float) -> LeaseSetting:
     return unequal(order, FIXED_THREADS, threads, reliability)
 
 
-def _sender_varies(order: Order, threads: int, reliability: float) -> Setting:
+def _sender_varies(order: Order, threads: int, reliability: float) -> LeaseSetting:
     return unequal(order, threads, FIXED_THREADS, reliability)
 
 
@@ -96,7 +96,7 @@ def _line(
     results: Results,
     axes: Any,
     places: Sequence[float],
-    points: Sequence[Setting],
+    points: Sequence[LeaseSetting],
     measure: Measure,
     label: str,
     colour: str,

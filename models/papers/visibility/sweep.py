@@ -9,11 +9,11 @@ from typing import Final
 
 from penstock.models.kernels.closed_forms import UnstableError
 from penstock.models.kernels.lease_messages import LeasedMessages, VisibleMessages
-from penstock.models.kernels.lease_setting import Order, Setting, analytic
+from penstock.models.kernels.lease_setting import LeaseSetting, Order, analytic
 from penstock.models.kernels.lease_simulation import (
     Effort,
+    LeaseOutcome,
     Measure,
-    Outcome,
     broker_utilisation,
     delivery,
     duplicates,
@@ -45,49 +45,49 @@ UNSTABLE: Final = "overflows"
 
 
 @dataclass(frozen=True)
-class Results(PairedRuns[Setting, Outcome]):
+class Results(PairedRuns[LeaseSetting, LeaseOutcome]):
     """The outcomes of each point.
 
     Attributes:
         leased: outcomes of the points of figure 11 in order, on the queue's own leases.
     """
 
-    leased: Mapping[Setting, Sequence[Outcome]]
+    leased: Mapping[LeaseSetting, Sequence[LeaseOutcome]]
 
 
-def equal(order: Order, threads: int, reliability: float) -> Setting:
+def equal(order: Order, threads: int, reliability: float) -> LeaseSetting:
     """Return a point of figures 11 and 13."""
-    return Setting(order, threads, threads, reliability)
+    return LeaseSetting(order, threads, threads, reliability)
 
 
-def unequal(order: Order, senders: int, brokers: int, reliability: float = 0.99) -> Setting:
+def unequal(order: Order, senders: int, brokers: int, reliability: float = 0.99) -> LeaseSetting:
     """Return a point of figure 12."""
-    return Setting(order, senders, brokers, reliability)
+    return LeaseSetting(order, senders, brokers, reliability)
 
 
-def slow(threads: int, service_time: float) -> Setting | None:
+def slow(threads: int, service_time: float) -> LeaseSetting | None:
     """Return a point of figure 14; None where a stage overflows."""
     rate = 1 / round(service_time, 6)  # 0.1 + 0.04 is the point 0.14
     try:
-        return Setting("any", threads, threads, 0.99, 30.0, rate, rate)
+        return LeaseSetting("any", threads, threads, 0.99, 30.0, rate, rate)
     except UnstableError:
         return None
 
 
-def busy(threads: int, arrival_rate: float) -> Setting | None:
+def busy(threads: int, arrival_rate: float) -> LeaseSetting | None:
     """Return a point of figure 15; None where a stage overflows."""
     try:
-        return Setting("any", threads, threads, 0.88, arrival_rate)
+        return LeaseSetting("any", threads, threads, 0.88, arrival_rate)
     except UnstableError:
         return None
 
 
-def timed(order: Order, timeout: float | None) -> Setting:
+def timed(order: Order, timeout: float | None) -> LeaseSetting:
     """Return a point of the table of visibility timeouts."""
-    return Setting(order, 7, 7, 0.88, visibility_timeout=timeout)
+    return LeaseSetting(order, 7, 7, 0.88, visibility_timeout=timeout)
 
 
-def settings() -> Iterator[Setting]:
+def settings() -> Iterator[LeaseSetting]:
     """Yield every point, some more than once."""
     for order in ORDERS:
         for reliability in RELIABILITIES:
@@ -203,7 +203,7 @@ def _sweep(
     results: Results,
     title: str,
     values: Sequence[float],
-    point: Callable[[int, float], Setting | None],
+    point: Callable[[int, float], LeaseSetting | None],
     unit: str,
 ) -> Table:
     names: tuple[tuple[str, str, Measure], ...] = (

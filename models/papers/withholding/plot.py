@@ -20,7 +20,7 @@ from penstock.models.papers.withholding.claims import (
     verdicts,
 )
 from penstock.models.papers.withholding.clairvoyant import least_latencies
-from penstock.models.papers.withholding.simulation import Setting, simulate
+from penstock.models.papers.withholding.simulation import WithholdingSetting, simulate
 from penstock.models.papers.withholding.sweep import (
     BASELINE,
     CLAIRVOYANT,
@@ -73,7 +73,7 @@ SHOWN: Final = (BASELINE, "conservative", "probabilistic", "historic")
 """The policies that have a panel, from the top; the clairvoyant one comes last."""
 
 
-def draw_trace(trace: Sequence[float], setting: Setting, file: Path) -> None:
+def draw_trace(trace: Sequence[float], setting: WithholdingSetting, file: Path) -> None:
     """Write the latency of each large message over time, with a panel for each policy.
 
     Congested seconds are shaded: those whose RTT is above threshold_l.

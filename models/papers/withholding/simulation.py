@@ -28,7 +28,7 @@ Answers = Literal["period", "arrival"]
 
 
 @dataclass(frozen=True)
-class Setting:
+class WithholdingSetting:
     """Parameters of a simulation, besides policy and trace.
 
     Attributes:
@@ -54,7 +54,7 @@ class Prober:
             otherwise 0. Always 0 with ``period``.
     """
 
-    def __init__(self, trace: Sequence[float], setting: Setting) -> None:
+    def __init__(self, trace: Sequence[float], setting: WithholdingSetting) -> None:
         self.overdue = 0
         self._trace = trace
         self._setting = setting
@@ -93,7 +93,7 @@ class Prober:
 def simulate(
     policy: Policy,
     trace: Sequence[float],
-    setting: Setting,
+    setting: WithholdingSetting,
     arrivals: Sequence[Arrival] | None = None,
 ) -> list[float]:
     """Return the end-to-end latency of each large message: network latency plus sojourn.
@@ -139,7 +139,9 @@ def rtt_at(trace: Sequence[float], second: int) -> float:
     return trace[min(second, len(trace) - 1)]
 
 
-def _situation(prober: Prober, setting: Setting, message: Arrival, second: int) -> Situation:
+def _situation(
+    prober: Prober, setting: WithholdingSetting, message: Arrival, second: int
+) -> Situation:
     arrival, scale = message
     return Situation(
         l_now=scale * prober.rtt() / 2,

@@ -9,7 +9,7 @@ from typing import Final
 
 from penstock.models.papers.withholding.clairvoyant import least_latencies
 from penstock.models.papers.withholding.rtt_trace import Arrival
-from penstock.models.papers.withholding.simulation import Answers, Setting, simulate
+from penstock.models.papers.withholding.simulation import Answers, WithholdingSetting, simulate
 from penstock.netem.figures.estimates import (
     Estimate,
     Statistic,
@@ -61,7 +61,7 @@ class Sweep:
         traces: RTT of the query in each second, seconds.
         thresholds: threshold_l, seconds.
         probe_periods: T_Q, whole seconds.
-        answers: when a query's RTT is known, to all policies, as in `Setting`.
+        answers: when a query's RTT is known, to all policies, as in `WithholdingSetting`.
         arrivals: the arrivals of each trace's large messages; None, or None for one of them, for
             those of paper 002.
     """
@@ -135,8 +135,8 @@ def run(sweep: Sweep) -> Results:
     results = Results(sweep)
     results.means[CLAIRVOYANT, 0, None] = [mean(least_latencies(*load)) for load in sweep.loads()]
     for label, probe_period, threshold_l in sweep.cells():
-        setting = Setting(
-            threshold_l=Setting.threshold_l if threshold_l is None else threshold_l,
+        setting = WithholdingSetting(
+            threshold_l=WithholdingSetting.threshold_l if threshold_l is None else threshold_l,
             probe_period=probe_period,
             answers=sweep.answers,
         )

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import simpy
 from simpy.resources.resource import Request
 
-from penstock.models.kernels.dequeue_simulation import Setting
+from penstock.models.kernels.dequeue_simulation import DequeueSetting
 from penstock.plugins.queue.strategies.dequeue import (
     DequeueController,
     DequeueRequest,
@@ -28,7 +28,7 @@ Process: TypeAlias = Generator[simpy.Event, Any, None]
 class Simulation:
     """A run; `counts` is what its controllers have counted after `seconds`."""
 
-    def __init__(self, setting: Setting, rng: Random) -> None:
+    def __init__(self, setting: DequeueSetting, rng: Random) -> None:
         self.setting = setting
         self.rng = rng
         self.env = simpy.Environment()

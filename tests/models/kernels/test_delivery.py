@@ -19,7 +19,7 @@ from penstock.models.kernels.delivery_path import (
     compose,
 )
 from penstock.models.kernels.delivery_simulation import (
-    Outcome,
+    DeliveryOutcome,
     draw,
     follow,
     serve,
@@ -34,7 +34,7 @@ ON_OFF = Stage("queue", 32, (PUBLISHER,))
 TRANSMISSION = Stage("queue", 32)
 
 
-def run(path: Path, n_messages: int = 40_000, seed: int = 1) -> Outcome:
+def run(path: Path, n_messages: int = 40_000, seed: int = 1) -> DeliveryOutcome:
     """Simulate with one seed."""
     return simulate(path, n_messages, np.random.default_rng(seed))
 

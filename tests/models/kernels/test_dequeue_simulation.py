@@ -6,14 +6,19 @@ from typing import Any
 
 import pytest
 
-from penstock.models.kernels.dequeue_simulation import Costs, Outcome, Setting, simulate
+from penstock.models.kernels.dequeue_simulation import (
+    Costs,
+    DequeueOutcome,
+    DequeueSetting,
+    simulate,
+)
 from tests.models.kernels.simpy_processes import Simulation
 
-CALM = Setting("conventional", 5, 0.5, devices=10, seconds=4, warm_up=2)
+CALM = DequeueSetting("conventional", 5, 0.5, devices=10, seconds=4, warm_up=2)
 """100 messages a second, which any strategy carries."""
 
 
-def run(**changes: Any) -> Outcome:
+def run(**changes: Any) -> DequeueOutcome:
     """Simulate with one seed."""
     return simulate(replace(CALM, **changes), Random(1))  # noqa: S311 (a simulation)
 
@@ -82,7 +87,7 @@ def test_simpys_processes_measure_the_same(
     strategy: str, sleep_time: float, *, busy: bool, seed: int
 ) -> None:
     """Two ways of saying the model have the same messages, hits, misses and requests."""
-    setting = Setting(
+    setting = DequeueSetting(
         strategy,
         50 if busy else 5,
         sleep_time // BITS * BITS,

@@ -10,11 +10,11 @@ import pytest
 
 from penstock.models.kernels.closed_forms import UnstableError, in_turn_response
 from penstock.models.kernels.lease_messages import LeasedMessages, Messages, VisibleMessages
-from penstock.models.kernels.lease_setting import Order, Setting, analytic
-from penstock.models.kernels.lease_simulation import Outcome, simulate
+from penstock.models.kernels.lease_setting import LeaseSetting, Order, analytic
+from penstock.models.kernels.lease_simulation import LeaseOutcome, simulate
 
 
-def run(setting: Setting, seconds: float = 600.0, make: Any = VisibleMessages) -> Outcome:
+def run(setting: LeaseSetting, seconds: float = 600.0, make: Any = VisibleMessages) -> LeaseOutcome:
     """Simulate with one seed."""
     return simulate(setting, make(setting.order), seconds, np.random.default_rng(1))
 
@@ -22,7 +22,7 @@ def run(setting: Setting, seconds: float = 600.0, make: Any = VisibleMessages) -
 @pytest.mark.parametrize("reliability", [0.99, 0.88])
 def test_out_of_order_is_as_the_analytic_network(reliability: float) -> None:
     """Delivery time, waiting and both utilisations (figures 11 to 13)."""
-    setting = Setting("any", 5, 5, reliability, link_delay=0.05)
+    setting = LeaseSetting("any", 5, 5, reliability, link_delay=0.05)
     found, expected = run(setting).figures, analytic(setting)
     assert found.delivery == pytest.approx(expected.delivery, rel=0.05)
     assert found.waiting == pytest.approx(expected.waiting, rel=0.2)
@@ -32,7 +32,7 @@ def test_out_of_order_is_as_the_analytic_network(reliability: float) -> None:
 
 def test_in_order_a_message_waits_for_those_before_it() -> None:
     """With threads for all, as long as the closed form says, and then for its delivery."""
-    setting = Setting("arrived", 60, 60, 1.0)
+    setting = LeaseSetting("arrived", 60, 60, 1.0)
     expected = in_turn_response(30.3, 10.0) + 0.1
     assert run(setting).figures.delivery == pytest.approx(expected, rel=0.03)
 
@@ -40,22 +40,22 @@ def test_in_order_a_message_waits_for_those_before_it() -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        Setting("any", reliability_ratio=0.88),
-        Setting("arrived", reliability_ratio=0.88),
-        Setting("arrived", reliability_ratio=0.88, visibility_timeout=0.15),
-        Setting("any", reliability_ratio=0.88, visibility_timeout=2.0),
-        Setting("settled", 3, 3, 0.9, 2.0, visibility_timeout=0.5),
-        Setting("settled", 3, 3, 0.9, 2.0, visibility_timeout=0.05),
+        LeaseSetting("any", reliability_ratio=0.88),
+        LeaseSetting("arrived", reliability_ratio=0.88),
+        LeaseSetting("arrived", reliability_ratio=0.88, visibility_timeout=0.15),
+        LeaseSetting("any", reliability_ratio=0.88, visibility_timeout=2.0),
+        LeaseSetting("settled", 3, 3, 0.9, 2.0, visibility_timeout=0.5),
+        LeaseSetting("settled", 3, 3, 0.9, 2.0, visibility_timeout=0.05),
     ],
 )
-def test_the_queues_leases_give_the_same(setting: Setting) -> None:
+def test_the_queues_leases_give_the_same(setting: LeaseSetting) -> None:
     """The product's own group, and the simulation's quick queue, decide alike."""
     assert run(setting, 40.0, LeasedMessages) == run(setting, 40.0)
 
 
 def test_a_short_visibility_timeout_delivers_twice_and_a_long_one_late() -> None:
     """One below a delivery's time gives duplicates; a failed message waits for a long one."""
-    timely = Setting("any", reliability_ratio=0.88)
+    timely = LeaseSetting("any", reliability_ratio=0.88)
     short, long = (replace(timely, visibility_timeout=each) for each in (0.1, 5.0))
     assert run(timely).n_duplicates == 0
     assert run(short).n_duplicates > 0.2 * run(short).n_messages
@@ -66,13 +66,15 @@ def test_a_short_visibility_timeout_delivers_twice_and_a_long_one_late() -> None
 def test_the_seed_decides() -> None:
     """A run can be had again, and another seed gives another."""
     rngs = [np.random.default_rng(seed) for seed in (1, 1, 2)]
-    first, again, other = (simulate(Setting(), VisibleMessages("any"), 20, rng) for rng in rngs)
+    first, again, other = (
+        simulate(LeaseSetting(), VisibleMessages("any"), 20, rng) for rng in rngs
+    )
     assert first == again != other
 
 
 def test_the_analytic_network_of_one_thread_each() -> None:
     """Two M/M/1 stages, of which the second gets lambda / q (equations 3, 8 and 9)."""
-    found = analytic(Setting("any", 1, 1, 0.8, 4.0, 10.0, 10.0, link_delay=0.1))
+    found = analytic(LeaseSetting("any", 1, 1, 0.8, 4.0, 10.0, 10.0, link_delay=0.1))
     assert found.delivery == pytest.approx(1 / 6 + 5 / 4 / 5 + 2.2 * 0.1)
     assert found.sender_utilisation == pytest.approx(0.4)
     assert found.broker_utilisation == pytest.approx(0.5)
@@ -94,7 +96,7 @@ def test_the_analytic_network_of_one_thread_each() -> None:
 def test_the_stage_that_overflows_is_named(changes: dict[str, Any], stage: str) -> None:
     """A strict order lets one message at a time through, and a failed one holds up all others."""
     with pytest.raises(UnstableError, match=stage):
-        Setting(**changes)
+        LeaseSetting(**changes)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_the_stage_that_overflows_is_named(changes: dict[str, Any], stage: str) 
 def test_impossible_parameters_name_themselves(changes: dict[str, Any], told: str) -> None:
     """What was read, and what is allowed."""
     with pytest.raises(ValueError, match=told):
-        Setting(**changes)
+        LeaseSetting(**changes)
 
 
 BOTH = pytest.mark.parametrize("make", [VisibleMessages, LeasedMessages])

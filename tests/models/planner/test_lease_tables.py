@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.models.kernels.lease_messages import VisibleMessages
-from penstock.models.kernels.lease_setting import Setting
+from penstock.models.kernels.lease_setting import LeaseSetting
 from penstock.models.kernels.lease_simulation import Effort
 from penstock.models.planner.lease_tables import queue_tables
 
@@ -11,13 +11,13 @@ from penstock.models.planner.lease_tables import queue_tables
 @pytest.mark.parametrize(
     ("setting", "has_network"),
     [
-        (Setting(), True),
-        (Setting("arrived"), False),
-        (Setting(visibility_timeout=5.0), False),
+        (LeaseSetting(), True),
+        (LeaseSetting("arrived"), False),
+        (LeaseSetting(visibility_timeout=5.0), False),
     ],
 )
 def test_the_analytic_network_stands_where_it_describes_the_queue(
-    setting: Setting,
+    setting: LeaseSetting,
     has_network: bool,  # noqa: FBT001 - a case
 ) -> None:
     """Out of order, with failed deliveries visible at once (paper 004, section 5)."""

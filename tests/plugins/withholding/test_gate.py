@@ -17,7 +17,7 @@ from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox import Outbox
 from penstock.broker.outbox.outbox_limits import OutboxRules
-from penstock.models.papers.withholding.simulation import Setting, simulate
+from penstock.models.papers.withholding.simulation import WithholdingSetting, simulate
 from penstock.plugins.withholding import gate as gate_module
 from penstock.plugins.withholding.config import ListenerThresholds, WithholdingConfig
 from penstock.plugins.withholding.gate import WithholdingGate, WithholdingPlugin
@@ -478,7 +478,7 @@ def test_simulation_drives_the_very_object_that_the_gate_asks(
 
     monkeypatch.setattr(type(gate.policy), "judge", spy)
     gate.decide(LARGE, link_with(0.1), 0.0, NOW)
-    simulate(gate.policy, [0.3] * 10, Setting())
+    simulate(gate.policy, [0.3] * 10, WithholdingSetting())
     assert len(asked) > 2
     assert all(policy is gate.policy for policy in asked)
     assert (

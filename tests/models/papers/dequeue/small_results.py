@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.models.kernels.dequeue_simulation import Outcome
+from penstock.models.kernels.dequeue_simulation import DequeueOutcome
 from penstock.models.papers.dequeue.sweep import RUNS, SLEEP_TIMES, Results
 
 PAPER = {
@@ -31,5 +31,8 @@ def small_results(**changes: list[tuple[float, float, float]]) -> Results:
     return Results((10, 200), by_rate, by_sleep_time)
 
 
-def _outcomes(received: float, hit_ratio: float, messages_per_hit: float) -> list[Outcome]:
-    return [Outcome(received + 0.01 * seed, hit_ratio, messages_per_hit, 9.0) for seed in range(6)]
+def _outcomes(received: float, hit_ratio: float, messages_per_hit: float) -> list[DequeueOutcome]:
+    return [
+        DequeueOutcome(received + 0.01 * seed, hit_ratio, messages_per_hit, 9.0)
+        for seed in range(6)
+    ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.models.papers.fabric.setting import Setting
-from penstock.models.papers.fabric.simulation import Outcome
+from penstock.models.papers.fabric.setting import FabricSetting
+from penstock.models.papers.fabric.simulation import FabricOutcome
 from penstock.models.papers.fabric.sweep import Results, settings
 
 
@@ -17,9 +17,9 @@ def small_results(*, n_failed: int = 0, second_keeps: float = 1.0) -> Results:
     return Results({each: [_outcome(each, n_failed, second_keeps)] * 2 for each in settings()})
 
 
-def _outcome(setting: Setting, n_failed: int, second_keeps: float) -> Outcome:
+def _outcome(setting: FabricSetting, n_failed: int, second_keeps: float) -> FabricOutcome:
     rate = int(setting.rate)
     stored = [rate] * 20 + [int(second_keeps * rate)] * 20
     failed = [0] * 10 + [n_failed] + [0] * 29
     served = {node: [rate // 5] * 40 for node in "ABCDE"}
-    return Outcome(stored, failed, [0] * 40, served, median_seconds=0.01, slowest_seconds=0.1)
+    return FabricOutcome(stored, failed, [0] * 40, served, median_seconds=0.01, slowest_seconds=0.1)

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from penstock.models.papers.fabric.cluster import Cluster
-from penstock.models.papers.fabric.setting import Fault, Setting
+from penstock.models.papers.fabric.setting import FabricSetting, Fault
 from penstock.plugins.queue.fabric.rings import RingQueue
 
 FAST = 1e9
@@ -23,7 +23,7 @@ def rng() -> Random:
 
 def cluster(*faults: Fault, needs_all_copies: bool = True) -> Cluster:
     """Return five nodes that serve at once."""
-    setting = Setting(
+    setting = FabricSetting(
         faults=faults, needs_all_copies=needs_all_copies, capacity=FAST, copy_seconds=0.25
     )
     return Cluster(setting, rng())
@@ -83,7 +83,7 @@ def test_a_slow_node_takes_longer() -> None:
     nodes = cluster(Fault("D", 1.0, 6.0, slowness=10))
     assert nodes.stored_at(COPIED, 2.0) == pytest.approx(4.5)
     assert nodes.stored_at(COPIED, 7.0) == pytest.approx(7.25)
-    setting = Setting(faults=(Fault("D", 0.0, 9.0, slowness=100),), capacity=100.0)
+    setting = FabricSetting(faults=(Fault("D", 0.0, 9.0, slowness=100),), capacity=100.0)
     one = Cluster(setting, rng())
     slow = [one.stored_at(HOME, 0.0) for _ in range(20)][-1]
     assert slow == pytest.approx(20, rel=0.9)
@@ -92,7 +92,7 @@ def test_a_slow_node_takes_longer() -> None:
 
 def test_messages_of_a_node_wait_for_each_other() -> None:
     """First come, first served; nodes do not wait for each other."""
-    nodes = Cluster(Setting(capacity=10.0), rng())
+    nodes = Cluster(FabricSetting(capacity=10.0), rng())
     times = [nodes.stored_at(HOME, 0.0) for _ in range(50)]
     assert times == sorted(times)
     assert times[-1] == pytest.approx(5, rel=0.6)
@@ -101,7 +101,7 @@ def test_messages_of_a_node_wait_for_each_other() -> None:
 
 def test_a_store_that_pauses_answers_behind_the_pause() -> None:
     """Once a second, for as long as it pauses."""
-    setting = Setting(capacity=FAST, copy_seconds=0.0, pauses=(0.3, 0.3))
+    setting = FabricSetting(capacity=FAST, copy_seconds=0.0, pauses=(0.3, 0.3))
     nodes = Cluster(setting, rng())
     waits = [nodes.stored_at(HOME, number / 100) - number / 100 for number in range(100)]
     assert max(waits) == pytest.approx(0.3, abs=0.02)

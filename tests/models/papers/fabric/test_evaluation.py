@@ -6,7 +6,7 @@ import pytest
 
 from penstock.models.papers.fabric import sweep
 from penstock.models.papers.fabric.claims import claims, numbers
-from penstock.models.papers.fabric.setting import Fault, Setting
+from penstock.models.papers.fabric.setting import FabricSetting, Fault
 from penstock.models.papers.fabric.sweep import (
     N_STEPS,
     SAME_DIRECTION,
@@ -76,7 +76,7 @@ def test_measures_of_throughput() -> None:
     outcome.stored[3] = 0
     assert low_seconds(0.6, setting.rate)(outcome) == 20
     assert low_seconds(0.1, setting.rate)(outcome) == 1
-    assert isinstance(setting, Setting)
+    assert isinstance(setting, FabricSetting)
 
 
 STORED = "repeated elsewhere: every message of a live controller is stored, with one fault or two"

@@ -5,15 +5,15 @@ from random import Random
 
 import pytest
 
-from penstock.models.papers.fabric.setting import Distribution, Fault, Setting
-from penstock.models.papers.fabric.simulation import Outcome, simulate
+from penstock.models.papers.fabric.setting import Distribution, FabricSetting, Fault
+from penstock.models.papers.fabric.simulation import FabricOutcome, simulate
 
-CALM = Setting(rate=300.0, seconds=6.0)
+CALM = FabricSetting(rate=300.0, seconds=6.0)
 KILLED = replace(CALM, faults=(Fault("D", 2.0),), failure_detection_time=3.0)
 FROZEN = replace(CALM, faults=(Fault("D", 2.0, 4.0),), failure_detection_time=9.0)
 
 
-def run(setting: Setting) -> Outcome:
+def run(setting: FabricSetting) -> FabricOutcome:
     """Run one simulation."""
     return simulate(setting, Random(1))  # noqa: S311 (a simulation)
 

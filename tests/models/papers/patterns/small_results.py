@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.models.kernels.delivery_simulation import N_QUANTILES, Outcome
+from penstock.models.kernels.delivery_simulation import N_QUANTILES, DeliveryOutcome
 from penstock.models.papers.patterns.sweep import Cell, Check, Results, cells
 from penstock.netem.figures.estimates import Estimate
 
@@ -42,7 +42,7 @@ def small_results(**changes: float) -> Results:
     return Results(by_cell, [check])
 
 
-def _outcomes(cell: Cell, more: float) -> list[Outcome]:
+def _outcomes(cell: Cell, more: float) -> list[DeliveryOutcome]:
     light = cell.path().light_load()
     assert light is not None
     share = light.within(min(cell.lifetime, 1e6)) - 0.01 * cell.arrival_rate
@@ -57,4 +57,4 @@ def _outcomes(cell: Cell, more: float) -> list[Outcome]:
     points = sorted([(0.0, 0.0), *by_share.items(), (1.0, 60.0)])
     shares, seconds = np.array(points).T
     quantiles = np.interp(np.linspace(0, 1, N_QUANTILES), shares, seconds)
-    return [Outcome(100, share, mean, quantiles, ()) for _ in range(6)]
+    return [DeliveryOutcome(100, share, mean, quantiles, ()) for _ in range(6)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.models.kernels.lease_setting import Figures, Setting, analytic
-from penstock.models.kernels.lease_simulation import Outcome
+from penstock.models.kernels.lease_setting import LeaseFigures, LeaseSetting, analytic
+from penstock.models.kernels.lease_simulation import LeaseOutcome
 from penstock.models.papers.visibility.sweep import (
     IN_ORDER,
     RELIABILITIES,
@@ -31,12 +31,12 @@ def small_results(*, extra: float = 0.1) -> Results:
     return Results(by_setting, leased)
 
 
-def _outcomes(setting: Setting, extra: float) -> list[Outcome]:
-    figures: Figures = analytic(replace(setting, order="any"))
+def _outcomes(setting: LeaseSetting, extra: float) -> list[LeaseOutcome]:
+    figures: LeaseFigures = analytic(replace(setting, order="any"))
     if setting.order == IN_ORDER:
         figures = replace(
             figures,
             delivery=figures.delivery + extra,
             waiting=figures.waiting + extra * setting.arrival_rate,
         )
-    return [Outcome(figures, 100, 110, 3)] * 2
+    return [LeaseOutcome(figures, 100, 110, 3)] * 2

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.models.kernels.lease_setting import Setting
+from penstock.models.kernels.lease_setting import LeaseSetting
 from penstock.models.kernels.lease_simulation import Effort
 from penstock.models.papers.visibility import sweep
 from penstock.models.papers.visibility.claims import claims, numbers
@@ -74,4 +74,4 @@ def test_leases_that_decide_otherwise_are_told() -> None:
 
     assert standing(results) is Standing.MET
     assert standing(replace(results, leased=other)) is Standing.MISSED
-    assert Setting() not in other
+    assert LeaseSetting() not in other

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.models.kernels.lease_setting import Setting
+from penstock.models.kernels.lease_setting import LeaseSetting
 from penstock.models.papers.visibility import live_run
 from penstock.models.papers.visibility.live_run import Effort, QueueRun, run, run_setting
 from penstock.netem.errors import RunError
@@ -15,13 +15,13 @@ EFFORT = Effort(2, 1.0)
 @pytest.fixture(scope="module")
 def timed() -> list[QueueRun]:
     """Queues out of order, whose failed deliveries are visible when a timeout is over."""
-    return run_setting(Setting("any", 3, 3, 0.7, 20.0, 20.0, 20.0, 0.5), EFFORT, 3)
+    return run_setting(LeaseSetting("any", 3, 3, 0.7, 20.0, 20.0, 20.0, 0.5), EFFORT, 3)
 
 
 @pytest.fixture(scope="module")
 def keyed() -> list[QueueRun]:
     """Queues in the order of one key, whose failed deliveries are visible at once."""
-    return run_setting(Setting("settled", 3, 3, 0.7, 8.0, 50.0, 50.0), EFFORT, 3)
+    return run_setting(LeaseSetting("settled", 3, 3, 0.7, 8.0, 50.0, 50.0), EFFORT, 3)
 
 
 def test_every_message_is_delivered(timed: list[QueueRun], keyed: list[QueueRun]) -> None:
@@ -63,7 +63,7 @@ def test_a_queue_that_does_not_answer_ends_the_run(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(QueueRun, "_store", refuse)
     with pytest.raises(RunError, match="queue-0: OSError: no way"):
-        run_setting(Setting("any", 1, 1, 1.0, 20.0, 50.0, 50.0), Effort(1, 0.5), 0)
+        run_setting(LeaseSetting("any", 1, 1, 1.0, 20.0, 50.0, 50.0), Effort(1, 0.5), 0)
 
 
 def test_every_setting_has_its_rows(monkeypatch: pytest.MonkeyPatch, timed: list[QueueRun]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.models.papers.withholding.claims import above, below, most_of, numbers, verdicts
 from penstock.models.papers.withholding.clairvoyant import least_latencies
-from penstock.models.papers.withholding.simulation import Setting, simulate
+from penstock.models.papers.withholding.simulation import WithholdingSetting, simulate
 from penstock.models.papers.withholding.sweep import (
     BASELINE,
     CLAIRVOYANT,
@@ -24,7 +24,7 @@ from tests.models.papers.withholding.small_sweep import TRACES, small_results
 def test_each_policy_is_run_on_each_trace() -> None:
     """A cell is what the simulation says of one policy, T_Q and threshold_l, trace by trace."""
     results = small_results()
-    setting = Setting(threshold_l=2.0, probe_period=5)
+    setting = WithholdingSetting(threshold_l=2.0, probe_period=5)
     expected = [mean(simulate(POLICIES["historic"], trace, setting)) for trace in TRACES]
     assert results.of("historic", 5, 2.0) == expected
     assert results.of(CLAIRVOYANT, 5, 2.0) == [mean(least_latencies(trace)) for trace in TRACES]
@@ -34,7 +34,7 @@ def test_all_policies_have_the_same_information() -> None:
     """How answers become known is a setting of the sweep, for each policy alike."""
     results = run(Sweep(TRACES[:1], (0.5,), (5,), "arrival"))
     for label in ("historic", "none"):
-        setting = Setting(threshold_l=0.5, probe_period=5, answers="arrival")
+        setting = WithholdingSetting(threshold_l=0.5, probe_period=5, answers="arrival")
         expected = mean(simulate(POLICIES[label], TRACES[0], setting))
         assert results.of(label, 5, 0.5) == [expected]
 

@@ -16,7 +16,7 @@ from penstock.models.papers.withholding.plot import (
     draw_trace,
 )
 from penstock.models.papers.withholding.report import describe, sweep_tables
-from penstock.models.papers.withholding.simulation import Setting
+from penstock.models.papers.withholding.simulation import WithholdingSetting
 from penstock.models.papers.withholding.sweep import POLICIES, Results
 from penstock.netem.figures.estimates import Standing
 from tests.models.papers.withholding.small_sweep import small_results
@@ -96,10 +96,10 @@ def test_what_each_policy_did_is_written(tmp_path: Path) -> None:
     """A panel for each policy and the clairvoyant one, with its mean over what is shown."""
     pytest.importorskip("matplotlib")
     trace = [0.2] * 100 + [4.0] * 20 + [0.2] * 300
-    draw_trace(trace, Setting(), tmp_path / "trace.svg")
+    draw_trace(trace, WithholdingSetting(), tmp_path / "trace.svg")
     assert (tmp_path / "trace.svg").read_text().startswith("<?xml")
     with pytest.raises(ValueError, match="pgn"):
-        draw_trace(trace, Setting(), tmp_path / "trace.pgn")
+        draw_trace(trace, WithholdingSetting(), tmp_path / "trace.pgn")
 
 
 def test_congestion_is_the_seconds_above_the_threshold() -> None:

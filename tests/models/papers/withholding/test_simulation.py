@@ -11,7 +11,7 @@ import penstock.models.papers.withholding.simulation
 import penstock.plugins.withholding.policy
 from penstock.models.papers.withholding.clairvoyant import least_latencies
 from penstock.models.papers.withholding.rtt_trace import generate_trace
-from penstock.models.papers.withholding.simulation import Setting, simulate
+from penstock.models.papers.withholding.simulation import WithholdingSetting, simulate
 from penstock.plugins.withholding.policies import (
     ConservativePolicy,
     HistoricPolicy,
@@ -36,7 +36,11 @@ def gains(policy: Policy, *, threshold_l: float, probe_period: int = 1) -> list[
     for seed in SEEDS:
         trace = generate_trace(seeded(seed), N_SECONDS)
         means = [
-            mean(simulate(p, trace, Setting(threshold_l=threshold_l, probe_period=probe_period)))
+            mean(
+                simulate(
+                    p, trace, WithholdingSetting(threshold_l=threshold_l, probe_period=probe_period)
+                )
+            )
             for p in (NonePolicy(), policy)
         ]
         found.append(means[0] - means[1])
@@ -53,43 +57,45 @@ def test_model_runs_the_policies_of_the_broker() -> None:
 
 def test_baseline_pays_ten_times_half_the_rtt() -> None:
     """A 1 MB message costs ten times the one-way latency of the 10 KB query; nothing waits."""
-    assert simulate(NonePolicy(), [0.2, 9, 9, 9, 9, 0.4], Setting()) == [1.0, 2.0]
+    assert simulate(NonePolicy(), [0.2, 9, 9, 9, 9, 0.4], WithholdingSetting()) == [1.0, 2.0]
 
 
 def test_decision_sees_the_second_before() -> None:
     """With T_Q = 1 s the sample of second t - 1 is known at t, not the RTT of t."""
     # Arrival at 5 sees second 4 (calm) and delivers into the burst; at 6 it would have waited.
     trace = [0.2] * 5 + [4.0] * 5
-    assert simulate(ConservativePolicy(20.0), trace, Setting())[1] == 20.0
+    assert simulate(ConservativePolicy(20.0), trace, WithholdingSetting())[1] == 20.0
 
 
 def test_withheld_message_goes_when_the_next_estimate_is_good() -> None:
     """Sojourn and network latency add up."""
     # Arrival at 5 sees second 4 (bad); seconds 4 to 6 are bad, seen until 7; at 8 second 7.
     trace = [0.2] * 4 + [4.0] * 3 + [0.2] * 3
-    assert simulate(ConservativePolicy(20.0), trace, Setting())[1] == 3 + 1.0
+    assert simulate(ConservativePolicy(20.0), trace, WithholdingSetting())[1] == 3 + 1.0
 
 
 def test_longer_probe_period_sees_older_samples() -> None:
     """With T_Q = 5 s the message of second 5 knows second 4 and waits for second 10."""
     trace = [0.2] * 4 + [4.0] + [0.2] * 15
-    latencies = simulate(ConservativePolicy(20.0), trace, Setting(threshold_l=0.5, probe_period=5))
+    latencies = simulate(
+        ConservativePolicy(20.0), trace, WithholdingSetting(threshold_l=0.5, probe_period=5)
+    )
     assert latencies[1] == 5 + 1.0
     # At second 8 the newest sample is still that of second 4, at T_Q = 4 s that of second 7.
-    late = [Setting(probe_period=period, message_period=8) for period in (5, 4)]
+    late = [WithholdingSetting(probe_period=period, message_period=8) for period in (5, 4)]
     found = [simulate(ConservativePolicy(20.0), trace, setting)[1] for setting in late]
     assert found == [2 + 1.0, 1.0]
 
 
 def test_starvation_is_bounded_by_d() -> None:
     """On a path that never recovers the message goes in the first second after D."""
-    latencies = simulate(ConservativePolicy(20.0), [4.0] * 50, Setting())
+    latencies = simulate(ConservativePolicy(20.0), [4.0] * 50, WithholdingSetting())
     assert latencies[1] == 21 + 20.0
 
 
 def test_historic_is_released_by_its_own_wait() -> None:
     """L_now = 20 s < 1 + 2.5 + sojourn holds first at a sojourn of 17 s."""
-    latencies = simulate(HistoricPolicy(), [4.0] * 50, Setting())
+    latencies = simulate(HistoricPolicy(), [4.0] * 50, WithholdingSetting())
     assert latencies[1] == 17 + 20.0
 
 
@@ -115,7 +121,7 @@ def test_conservative_gains_nothing_with_rare_queries() -> None:
 def test_answer_on_arrival_is_known_an_rtt_after_its_query() -> None:
     """A query of second 6, answered in 0.2 s, releases at 7 what T_Q later would release at 8."""
     trace = [0.2] * 3 + [4.0] * 3 + [0.2] * 9
-    setting = Setting(answers="arrival")
+    setting = WithholdingSetting(answers="arrival")
     # At 5 the query of 4 is a second old without an answer, which is twice threshold_l.
     assert simulate(ConservativePolicy(20.0), trace, setting)[1] == 2 + 1.0
 
@@ -123,7 +129,7 @@ def test_answer_on_arrival_is_known_an_rtt_after_its_query() -> None:
 def test_overdue_query_counts_as_its_age() -> None:
     """With the answers of seconds 0 to 2 good, those that stay away make the message wait."""
     trace = [0.2] * 3 + [9.0] * 40
-    latencies = simulate(ConservativePolicy(20.0), trace, Setting(answers="arrival"))
+    latencies = simulate(ConservativePolicy(20.0), trace, WithholdingSetting(answers="arrival"))
     assert latencies[1] == 21 + 45.0
 
 
@@ -157,5 +163,5 @@ def test_no_policy_passes_it() -> None:
     least = least_latencies(trace)
     for name in NAMES:
         policy = make_policy(name, max_withhold=20.0, congestion_rate=1 / 17.5)
-        found = simulate(policy, trace, Setting())
+        found = simulate(policy, trace, WithholdingSetting())
         assert all(low <= high for low, high in zip(least, found, strict=True)), name
