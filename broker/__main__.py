@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -67,16 +68,7 @@ def broker(
     run_until_stopped(Server(policy))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the program.
-
-    Args:
-        argv: arguments after the program's name; None for those of the process.
-
-    Returns:
-        Exit status: 0 after a stop by signal, 2 for a mistake in arguments or policy file.
-    """
-    return exit_status(app, argv, "penstock broker")
+main = partial(exit_status, app, "penstock broker")
 
 
 if __name__ == "__main__":

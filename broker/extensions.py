@@ -22,7 +22,17 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+)
 
 from penstock.broker.access_control import AccessControl, Authenticator
 from penstock.broker.client_report import ClientReport, PassageFigures
@@ -37,6 +47,20 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP: Final = "penstock.plugins"
 """Entry points of distributions in this group offer plugins under short names."""
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def overridden(method: Method, default: Callable[..., Any]) -> Method | None:
+    """Return a method of an extension; None where it is the base class's and need not be called.
+
+    The broker asks this once, when it starts.
+
+    Args:
+        method: the extension's method, bound to it.
+        default: the base class's function.
+    """
+    return None if getattr(method, "__func__", None) is default else method
 
 
 class Verdict(NamedTuple):
@@ -261,14 +285,6 @@ class PayloadStore:
         Overridden by a store that keeps a payload for each subscriber, to be called for each.
         """
         return payload
-
-    def also_asked(self, topic: str) -> str | None:  # noqa: ARG002 (a default)
-        """Return a second topic that access control must allow for this one; None for none.
-
-        It is asked about both whenever a client publishes to `topic`, subscribes to it or receives
-        it. To subscribe, both are topic filters.
-        """
-        return None
 
     def figures(self) -> Mapping[str, int]:
         """Return figures by their names below ``$SYS/broker/penstock/payload_store/``."""

@@ -1,4 +1,4 @@
-"""From the names in a policy file to plugin objects.
+"""Loads the plugins that a policy file names, and checks what they bring.
 
 A short name is looked up in the entry-point group ``penstock.plugins``, which any installed
 distribution may join. Names with a dot are aMQTT's and go to `penstock.broker.amqtt_host`.
@@ -6,6 +6,8 @@ distribution may join. Names with a dot are aMQTT's and go to `penstock.broker.a
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import logging
 import time
 import traceback
@@ -19,19 +21,15 @@ from penstock.broker.access_control import AccessControl, Authenticator
 from penstock.broker.config.checked_yaml import show, suggest, validate_config
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.events import Callbacks
-from penstock.broker.extension_checks import breaches, callback_breaches
 from penstock.broker.extensions import (
     ENTRY_POINT_GROUP,
-    ClientReports,
     DeliveryGate,
     LinkSampler,
-    LocalClients,
     MessageSink,
     MessageSource,
     PayloadStore,
     Plugin,
     PluginContext,
-    SinkRoutes,
 )
 from penstock.broker.message import SizeClass
 from penstock.broker.plugin_guard import Guard
@@ -55,18 +53,19 @@ class NamesPlugins(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedPlugins:
-    """The plugins of a policy file and what they bring.
+    """The plugins of a policy file and what they bring, all in the order of the file.
 
     Attributes:
-        plugins: in the order of the file.
-        names: of each of them, under `plugins`.
+        plugins: the plugins.
+        names: their short names.
         gate: the one delivery gate, or None.
-        samplers: in the order of the file.
+        samplers: their link samplers.
         payload_store: the one payload store, or None.
-        sinks: in the order of the file; names are unique.
-        access: in the order of the file.
-        authenticators: in the order of the file; methods are unique.
-        callbacks: of events, in the order of the file.
+        sinks: their message sinks, whose names are unique.
+        sources: their message sources.
+        access: their access controls.
+        authenticators: their authenticators, whose methods are unique.
+        callbacks: their callbacks of events.
     """
 
     plugins: tuple[Plugin, ...] = ()
@@ -91,13 +90,7 @@ class LoadedPlugins:
         Raises:
             PenstockError: a plugin cannot start.
         """
-        for name, plugin in zip(self.names, self.plugins, strict=True):
-            try:
-                await plugin.start()
-            except PenstockError:
-                raise
-            except Exception as error:
-                raise _failed(name, "start: ", error) from error
+        await self._each("start")
 
     async def restored(self) -> None:
         """Tell every plugin that the sessions are restored, in the order of the file.
@@ -105,13 +98,16 @@ class LoadedPlugins:
         Raises:
             PenstockError: a plugin cannot work.
         """
+        await self._each("restored")
+
+    async def _each(self, step: str) -> None:
         for name, plugin in zip(self.names, self.plugins, strict=True):
             try:
-                await plugin.restored()
+                await getattr(plugin, step)()
             except PenstockError:
                 raise
             except Exception as error:
-                raise _failed(name, "restored: ", error) from error
+                raise _failed(name, f"{step}: ", error) from error
 
     async def close(self, guard: Guard) -> None:
         """Close every plugin; one that raises keeps none of the others from closing."""
@@ -162,23 +158,17 @@ def load_plugins(
     *,
     clock: Callable[[], float] = time.monotonic,
     listeners: Iterable[str] = (),
-    clients: ClientReports | None = None,
-    is_proxy: bool = False,
-    sink_routes: SinkRoutes | None = None,
-    local_clients: LocalClients | None = None,
+    **given: Any,
 ) -> LoadedPlugins:
-    """Make the plugins that the policy names in short.
+    """Make the plugins that the policy names by a short name.
 
     A plugin shows its extension points as soon as it is made. It is not started.
 
     Args:
         policy: a checked policy file.
-        clock: monotonic seconds, handed to the plugins.
-        listeners: names of the broker's listeners, handed to the plugins.
-        clients: of the broker or proxy, handed to the plugins; None where there is none.
-        is_proxy: they are the edge proxy's.
-        sink_routes: of the broker, handed to the plugins; None where there is none.
-        local_clients: the same.
+        clock: returns monotonic seconds; handed to the plugins.
+        listeners: names of the broker's listeners; handed to the plugins.
+        given: further fields of the `PluginContext` that each plugin gets.
 
     Raises:
         ConfigError: an unknown name, a wrong key or value, or two plugins for one place.
@@ -201,16 +191,7 @@ def load_plugins(
             problems.extend(error.problems)
             continue
         logger = logging.getLogger(f"penstock.{name}")
-        context = PluginContext(
-            logger,
-            policy.file,
-            clock,
-            tuple(listeners),
-            clients,
-            is_proxy,
-            sink_routes,
-            local_clients,
-        )
+        context = PluginContext(logger, policy.file, clock, tuple(listeners), **given)
         made[name] = _make(name, cls, config, context)
         _check_contracts(name, made[name])
     problems.extend(_conflicts(made))
@@ -306,7 +287,11 @@ def _with_place(error: Exception) -> str:
 _MAY_WAIT: Final[dict[type, frozenset[str]]] = {
     AccessControl: frozenset({"authenticate", "authorize"}),
 }
-"""Extension points to those of their methods that may be asynchronous."""
+"""Methods of an extension point that may be asynchronous, by its base class."""
+
+_SAME_NAME_RATIO: Final = 0.8
+"""Similarity, as `difflib` has it, from which a name counts as a misspelt one of the base class:
+one wrong letter in six, a plural, a leading `on_` and camel case are all above it."""
 
 
 def _check_contracts(name: str, plugin: Plugin) -> None:
@@ -333,8 +318,7 @@ def _check_contracts(name: str, plugin: Plugin) -> None:
     for extension, base in brought:
         if extension is None:
             continue
-        may_wait = _MAY_WAIT.get(base, frozenset())
-        for what, read, allowed in breaches(extension, base, may_wait=may_wait):
+        for what, read, allowed in breaches(extension, base):
             raise PluginLoadError(f"plugin {name}: {what}: read {read}; allowed: {allowed}")
     for sink in plugin.sinks:
         what = f"{type(sink).__qualname__}.topic_filters"
@@ -348,12 +332,89 @@ def _check_contracts(name: str, plugin: Plugin) -> None:
         callbacks = getattr(plugin.callbacks, event.name)
         _check_list(name, f"Callbacks.{event.name}", callbacks, "functions")
         for callback in callbacks:
-            for read, allowed in callback_breaches(callback):
+            for read, allowed in _method_breaches(callback, _callback, can_wait=False):
                 what = getattr(callback, "__qualname__", repr(callback))
                 raise PluginLoadError(
                     f"plugin {name}: {what}, a callback of {event.name}: read {read}; "
                     f"allowed: {allowed}"
                 )
+
+
+def breaches(extension: object, base: type) -> Iterator[tuple[str, str, str]]:
+    """Find what an extension does not have as the base class of its extension point asks.
+
+    Without this check, a method with a misspelt name, with other arguments, or that is asynchronous
+    would be noticed late or never.
+
+    Yields:
+        (the method or attribute, what was read, what is allowed).
+    """
+    kind, contract = type(extension), base.__name__
+    may_wait = _MAY_WAIT.get(base, frozenset())
+    if not isinstance(extension, base):
+        allowed = f"a subclass of {base.__module__}.{contract}"
+        yield kind.__qualname__, f"an object that is no {contract}", allowed
+        return
+    for name, declared in base.__annotations__.items():
+        if not hasattr(extension, name):
+            yield f"{kind.__qualname__}.{name}", "nothing", str(declared)
+    for name, default in _public(base).items():
+        if inspect.isfunction(default):
+            method = getattr(extension, name)
+            if getattr(method, "__func__", None) is not default:
+                for read, allowed in _method_breaches(method, default, can_wait=name in may_wait):
+                    yield f"{kind.__qualname__}.{name}", read, allowed
+    yield from _misspelt(extension, base)
+
+
+def _misspelt(extension: object, base: type) -> Iterator[tuple[str, str, str]]:
+    kind, contract = type(extension), sorted(_public(base).keys() | base.__annotations__)
+    classes = kind.__mro__[: kind.__mro__.index(base)]
+    names = {name for cls in classes for name in _public(cls)}
+    names |= {name for name in getattr(extension, "__dict__", {}) if not name.startswith("_")}
+    for name in sorted(names.difference(contract)):
+        # `closed = False` is no misspelt `close`: what cannot be called is no method.
+        is_method = callable(inspect.getattr_static(extension, name))
+        known = contract if is_method else sorted(base.__annotations__)
+        similar = difflib.get_close_matches(name, known, 1, _SAME_NAME_RATIO)
+        if similar:
+            yield (
+                f"{kind.__qualname__}.{name}",
+                f"a name that {base.__name__} does not have (perhaps {similar[0]})",
+                f"one of {', '.join(contract)}, or for its own use a name that begins with _",
+            )
+
+
+def _callback(event: object) -> None:
+    """Have the form of a callback of an event."""
+
+
+def _method_breaches(
+    method: Any, default: Callable[..., Any], *, can_wait: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield (what was read, what is allowed) where a method cannot be called as its default."""
+    wanted = [name for name in inspect.signature(default).parameters if name != "self"]
+    form = f"a method that takes ({', '.join(wanted)})"
+    if not callable(method):
+        yield f"{method!r:.100}", form
+        return
+    is_async = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
+    if inspect.iscoroutinefunction(default) and not is_async:
+        yield "a plain function", "async def"
+    elif is_async and not (can_wait or inspect.iscoroutinefunction(default)):
+        yield "an asynchronous function", "a plain one: the broker does not wait for it"
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):  # of one that is written in C
+        return
+    try:
+        signature.bind(*wanted)
+    except TypeError:
+        yield f"a method that takes {signature}", form
+
+
+def _public(cls: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(cls).items() if not name.startswith("_")}
 
 
 def _check_list(name: str, what: str, value: object, of: str) -> None:

@@ -21,8 +21,7 @@ from penstock.broker.config.loopback_only import (
 )
 from penstock.broker.config.policy import Policy
 from penstock.broker.events import Callbacks
-from penstock.broker.extension_checks import overridden
-from penstock.broker.extensions import Plugin
+from penstock.broker.extensions import Plugin, overridden
 from penstock.broker.network.in_process import LISTENER as IN_PROCESS
 from penstock.broker.network.in_process import InProcessClients
 from penstock.broker.network.listeners import Listening, reload_files

@@ -6,6 +6,7 @@ With ``--mode edge`` it runs the broker of a site with an uplink (`penstock.edge
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Annotated, Final
 
 import typer
@@ -71,13 +72,7 @@ def edge_broker(file: str) -> Server:
     return Server(policy)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the program with some arguments, by default those of the process.
-
-    Returns:
-        Exit status: 0 after a stop by signal, 2 for a mistake in arguments or in the file.
-    """
-    return exit_status(app, argv, "penstock proxy")
+main = partial(exit_status, app, "penstock proxy")
 
 
 if __name__ == "__main__":

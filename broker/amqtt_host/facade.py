@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from amqtt.broker import RetainedApplicationMessage
 from amqtt.session import Session as AmqttSession
@@ -19,38 +19,16 @@ from penstock.broker.receiving.subscribing import add_subscription
 from penstock.broker.routing.topic_tree import Subscription
 
 if TYPE_CHECKING:
-    from penstock.broker.access_control import Action, SessionView
-    from penstock.broker.sessions.broker_state import Core
+    from penstock.broker.amqtt_host.host import AmqttHost
 
 _REFUSED: Final = 0x80
 """aMQTT's return code for a refused subscription."""
 
 
-class Host(Protocol):
-    """What aMQTT's plugins are hosted by, as far as this module needs it."""
-
-    manager: Any
-    clock: Callable[[], float]
-    checks_subscribe: bool
-
-    @property
-    def core(self) -> Core:
-        """The broker."""
-
-    def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
-        """Ask the plugins whether a session may do something with a topic."""
-
-    def hosted(self, session: SessionView) -> HostedSession:
-        """Return the plugins' view of a session."""
-
-    def hosted_publisher(self, message: Message) -> HostedSession | None:
-        """Return the plugins' view of the session that published a message."""
-
-
 class HostedBroker:
     """The part of aMQTT's broker that its context and its plugins use."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: AmqttHost) -> None:
         self._host = host
 
     @property
@@ -189,7 +167,7 @@ def _check(validate: Callable[[str], object], text: str) -> None:
 class SessionTable(Mapping[str, tuple[HostedSession, None]]):
     """aMQTT's table of sessions; the second element, its protocol handler there, is None."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: AmqttHost) -> None:
         self._host = host
 
     def __getitem__(self, client_id: str) -> tuple[HostedSession, None]:
@@ -211,7 +189,7 @@ class SessionTable(Mapping[str, tuple[HostedSession, None]]):
 class RetainedTable(MutableMapping[str, RetainedApplicationMessage]):
     """aMQTT's table of retained messages, a view of the broker's own."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: AmqttHost) -> None:
         self._host = host
 
     def __getitem__(self, topic: str) -> RetainedApplicationMessage:

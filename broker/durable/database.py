@@ -65,7 +65,7 @@ _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
         SessionRow,
         """row INTEGER PRIMARY KEY, client_id TEXT NOT NULL, username TEXT,
         listener TEXT NOT NULL, version INTEGER NOT NULL, expiry_interval REAL, lost_at REAL,
-        origin BLOB NOT NULL DEFAULT x''""",
+        origin BLOB NOT NULL""",
     ),
     "subscriptions": (
         "subscription",
@@ -220,7 +220,7 @@ class SessionDatabase:
         except BaseException as error:
             connection.close()
             if isinstance(error, sqlite3.Error) and self._reserve.give_up():
-                return self._open(synchronous, locking_mode)  # an upgrade needs space, too
+                return self._open(synchronous, locking_mode)  # to set a file up needs space, too
             code = getattr(error, "sqlite_errorcode", 0)
             if code in _NO_ROOM_FOR_INDEX and locking_mode == "NORMAL":
                 return self._open(synchronous, "EXCLUSIVE")  # the index is in memory

@@ -254,9 +254,6 @@ class Journal:
         own = session.journal = SessionJournal(self, session, row, is_stored=True)
         own.lost_at = lost_at
         self._next_row = max(self._next_row, row + 1)
-        if not session.origin:  # stored by a version without origins
-            session.origin = self._new_origin()
-            own._changed()
         return own
 
     def restored_message(self, message: Message, row: int) -> None:

@@ -304,11 +304,11 @@ def _clock_of(stored: Stored, text: str, monotonic: Callable[[], float]) -> Stor
     """Return the clock of a database.
 
     Args:
-        stored: in the database. Its clock has certainly reached the newest of the times there.
-        text: of the clock; "" where the rows of an older version have times of the wall clock.
+        stored: what the database holds. Its clock has reached the newest of the times there.
+        text: the stored clock; "" in a new database, whose clock begins at the wall time.
         monotonic: returns monotonic seconds.
     """
     clocks = Clocks(monotonic)
     newest = max((row.arrived_at for row in stored.messages), default=0.0)
-    at_least = newest if text else max(newest, clocks.wall())
+    at_least = newest if text else clocks.wall()
     return StorageClock(clocks, text, at_least, is_off_counted=True)

@@ -111,7 +111,7 @@ class PluginDatabase:
         connection.execute(f"PRAGMA synchronous = {self._synchronous}")
 
     def _start_clock(self) -> None:
-        """Go on with the clock; a new one, or that of an older version, begins at the wall time."""
+        """Go on with the stored clock; a new one begins at the wall time."""
         clocks = Clocks()
         connection, _ = self._opened()
         text = ""

@@ -111,7 +111,7 @@ class _Last(NamedTuple):
     Attributes:
         seconds: of the clock.
         boot: since the machine's start.
-        wall: seconds since the Unix epoch; 0 where an older version has stored none.
+        wall: seconds since the Unix epoch.
         away: as of the clock.
     """
 
@@ -122,9 +122,8 @@ class _Last(NamedTuple):
 
     @classmethod
     def read(cls, stored: str) -> _Last:
-        seconds, boot_seconds, boot_id, *rest = stored.split(" ")
-        wall, away = map(float, rest or (0.0, 0.0))
-        return cls(float(seconds), Boot(boot_id, float(boot_seconds)), wall, away)
+        seconds, boot_seconds, boot_id, wall, away = stored.split(" ")
+        return cls(float(seconds), Boot(boot_id, float(boot_seconds)), float(wall), float(away))
 
     def passed(self, clocks: Clocks, is_off_counted: bool) -> float:  # noqa: FBT001
         """Return the seconds since then."""

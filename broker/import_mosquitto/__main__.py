@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Container
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +27,7 @@ from penstock.broker.process.program import exit_status
 app = CommandLine()
 
 REFUSED_HERE = 1
-"""Exit status: the file was written, and the broker would refuse it on this machine."""
+"""Exit status where the file was written but the broker would refuse it on this machine."""
 
 
 class OutputError(PenstockError):
@@ -135,17 +136,7 @@ def _as_text(conf: Path, policy: dict[str, Any], notes: list[Note]) -> str:
     return "\n".join(comments) + "\n\n" + body
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the program.
-
-    Args:
-        argv: arguments after the program's name; None for those of the process.
-
-    Returns:
-        Exit status: 0; 1 where the broker would refuse what was written, on this machine;
-        2 for a mistake in arguments or in the file, with nothing written.
-    """
-    return exit_status(app, argv, "penstock import-mosquitto")
+main = partial(exit_status, app, "penstock import-mosquitto")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.errors import PeerError
 from penstock.broker.network.peer_hangups import Hangups
@@ -43,7 +43,7 @@ from penstock.broker.sessions.broker_state import Core
 
 if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
-    from penstock.broker.network.new_connection import AcceptedConnection
+    from penstock.broker.network.transport import MqttProtocol
     from penstock.broker.sending.write_queue import Outgoing
 
 TURNS_SECONDS: Final = 0.0002
@@ -80,29 +80,6 @@ _ROUNDING_SECONDS: Final = 0.0005
 be set again without any delay until it is."""
 
 
-class Served(Protocol):
-    """A network connection, as the driver and the server see it.
-
-    Attributes:
-        arrival: of the connection.
-        connection: the broker's side of it, once there is a place for it; or None.
-        is_in_line: it has a turn to come.
-    """
-
-    arrival: AcceptedConnection
-    connection: Connection | None
-    is_in_line: bool
-
-    def take_turn(self, now: float) -> None:
-        """Handle a part of what was put off."""
-
-    def hurry(self) -> None:
-        """Wait no longer for a client that was sent its end: the broker stops."""
-
-    def abort(self) -> None:
-        """Drop the connection without sending what is left."""
-
-
 class Driver:
     """Runs one core on the event loop; all of it on the loop's thread.
 
@@ -134,13 +111,13 @@ class Driver:
         self.clock = clock
         self.limits = limits
         self.logger = logger
-        self.protocols: set[Served] = set()
+        self.protocols: set[MqttProtocol] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.loop = loop or asyncio.get_running_loop()
         self.hangups = Hangups(self.loop)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
-        self._line: deque[Served] = deque()
+        self._line: deque[MqttProtocol] = deque()
         self._postponed: dict[Outgoing, None] = {}
         self._postponed_until = math.inf
         self._has_turns = False
@@ -160,7 +137,7 @@ class Driver:
         self._is_woken = False
         self.settle(self.clock())
 
-    def later(self, protocol: Served) -> None:
+    def later(self, protocol: MqttProtocol) -> None:
         """Let a connection take a turn when those before it in the line have had theirs."""
         if not protocol.is_in_line:
             protocol.is_in_line = True
@@ -346,7 +323,7 @@ class Driver:
         if self.protocols:
             await self._none_left
 
-    def lost(self, protocol: Served) -> None:
+    def lost(self, protocol: MqttProtocol) -> None:
         """A connection has ended."""
         self.protocols.discard(protocol)
         if not self.protocols and self._none_left is not None and not self._none_left.done():

@@ -24,9 +24,12 @@ import select
 import socket
 import struct
 import sys
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from penstock.broker.network.tcp_options import borrowed, set_keepalive
+
+if TYPE_CHECKING:
+    from penstock.broker.network.transport import MqttProtocol
 
 LOOK_SECONDS: Final = 1.0
 """Short beside a keep-alive. One look takes about 1 us for each connection."""
@@ -48,40 +51,21 @@ _ENDED: Final[int] = getattr(select, "POLLRDHUP", 0)
 """A FIN has come, also behind bytes that are unread; only Linux can tell. A reset needs no mask."""
 
 
-class Paused(Protocol):
-    """A connection that is not read from.
-
-    Attributes:
-        fileno: descriptor of its socket, or -1 for none.
-    """
-
-    @property
-    def fileno(self) -> int:
-        """The descriptor."""
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether the transport closes: the descriptor may be another connection's by now."""
-
-    def peer_hung_up(self) -> None:
-        """Read to the end what the peer has sent: it is gone."""
-
-
 class Hangups:
     """Looks at the connections of one broker that are not read from."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._paused: dict[Paused, bool] = {}  # whether the kernel asks for its peer
+        self._paused: dict[MqttProtocol, bool] = {}  # whether the kernel asks for its peer
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, connection: Paused) -> None:
+    def add(self, connection: MqttProtocol) -> None:
         """Look at a connection until `discard`, or until its peer is gone."""
         self._paused[connection] = False
         if self._timer is None and hasattr(select, "poll"):
             self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
-    def discard(self, connection: Paused) -> None:
+    def discard(self, connection: MqttProtocol) -> None:
         """Look at a connection no more: it is read from, or has ended."""
         if self._paused.pop(connection, False) and not connection.is_closing:
             ask(connection.fileno, is_wanted=False)
@@ -95,7 +79,7 @@ class Hangups:
     def _look(self) -> None:
         self._timer = None
         poll = select.poll()
-        by_fileno: dict[int, Paused] = {}
+        by_fileno: dict[int, MqttProtocol] = {}
         for connection, is_asked in self._paused.items():
             fileno = -1 if connection.is_closing else connection.fileno
             if fileno >= 0:

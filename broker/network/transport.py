@@ -390,7 +390,7 @@ class MqttProtocol(asyncio.Protocol):
 
     @property
     def is_closing(self) -> bool:
-        """Whether the transport closes or is closed."""
+        """Whether the transport closes; its descriptor may then be another connection's."""
         return self.transport.is_closing()
 
     def peer_hung_up(self) -> None:

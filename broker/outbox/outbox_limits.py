@@ -9,8 +9,7 @@ from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.extension_checks import overridden
-from penstock.broker.extensions import DeliveryGate
+from penstock.broker.extensions import DeliveryGate, overridden
 from penstock.broker.link import Link
 from penstock.broker.message import DEFAULT_THRESHOLD_S, Message, SizeClass
 from penstock.broker.outbox.backlog import Backlog

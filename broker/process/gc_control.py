@@ -69,11 +69,6 @@ def resident_bytes() -> int:
     return int(os.pread(statm, 128, 0).split()[1]) * _PAGE_BYTES
 
 
-def processor_seconds() -> float:
-    """Return the processor time that this process has taken, in all of its threads."""
-    return time.process_time()
-
-
 class Collector:
     """Runs Python's cycle collector, and turns its automatic runs off."""
 

@@ -155,17 +155,17 @@ async def _hurry(service: Service, asked: asyncio.Queue[signal.Signals]) -> None
         service.hurry()
 
 
-def exit_status(app: CommandLine, argv: list[str] | None, prog_name: str) -> int:
-    """Run a command line.
+def exit_status(app: CommandLine, prog_name: str, argv: list[str] | None = None) -> int:
+    """Run a program and return its exit status.
 
     Args:
-        app: with one command.
+        app: the program's command line.
+        prog_name: the program's name, as usage and errors show it.
         argv: arguments after the program's name; None for those of the process.
-        prog_name: as usage and errors show it.
 
     Returns:
-        0 after a stop by signal; 2 for a mistake in arguments or file, which is reported in one
-        line each.
+        0 where the program has done its work or was stopped by a signal; 2 for a mistake in its
+        arguments or files, which is reported in one line each; or what a command itself returns.
     """
     try:
         return app.status(argv, prog_name)

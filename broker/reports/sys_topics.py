@@ -7,6 +7,7 @@ Figures of single clients are in `penstock.broker.reports.client_topics`.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from typing import Final
@@ -16,7 +17,7 @@ from penstock.broker.counters import Metric, by_name, by_reason, figures
 from penstock.broker.message import Message
 from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.plugin_guard import note_fault
-from penstock.broker.process.gc_control import processor_seconds, resident_bytes
+from penstock.broker.process.gc_control import resident_bytes
 from penstock.broker.process.machine_memory import machine_memory_bytes
 from penstock.broker.reports.periodic_work import PeriodicWork
 from penstock.broker.sessions.broker_state import Core
@@ -202,7 +203,7 @@ class SysTopics:
         if threshold_s is not None:
             yield "penstock/withholding/threshold_s", str(threshold_s)
         yield "penstock/withholding/probe_period", f"{gate.probe_period:g}"
-        yield "penstock/process/processor_seconds", f"{processor_seconds():.2f}"
+        yield "penstock/process/processor_seconds", f"{time.process_time():.2f}"
         yield "penstock/machine/cores", str(os.cpu_count() or 1)
         yield "penstock/machine/memory_bytes", str(self._memory_bytes)
 

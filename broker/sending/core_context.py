@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from penstock.broker.access_control import AccessControl
 from penstock.broker.counters import Counters
 from penstock.broker.events import Callbacks
-from penstock.broker.extension_checks import overridden
-from penstock.broker.extensions import DeliveryGate, LinkSampler, PayloadStore
+from penstock.broker.extensions import DeliveryGate, LinkSampler, PayloadStore, overridden
 from penstock.broker.link import Link
 from penstock.broker.outbox.backlog import Backlog
 from penstock.broker.outbox.outbox_limits import OutboxRules

@@ -29,8 +29,7 @@ from penstock.broker.access_control import (
     ConnectAttempt,
     SessionView,
 )
-from penstock.broker.extension_checks import overridden
-from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, RELAY_CLIENT_PREFIX
+from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, RELAY_CLIENT_PREFIX, overridden
 
 
 class SeveralSources(AccessControl):

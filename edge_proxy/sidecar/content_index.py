@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 from weakref import WeakValueDictionary
 
-from penstock.broker.extension_checks import overridden
-from penstock.broker.extensions import PayloadStore
+from penstock.broker.extensions import PayloadStore, overridden
 from penstock.broker.payload import PIECE_BYTES, STORED_ABOVE_BYTES, Payload
 
 

@@ -11,6 +11,7 @@ import secrets
 import stat
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -161,16 +162,7 @@ def _write(file: Path, text: str) -> None:
         raise PasswdError(f"{file}: cannot be written: {error.strerror}") from error
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the program.
-
-    Args:
-        argv: arguments after the program's name; None for those of the process.
-
-    Returns:
-        Exit status: 0, or 2 where the arguments or the file cannot be used.
-    """
-    return exit_status(app, argv, "penstock passwd")
+main = partial(exit_status, app, "penstock passwd")
 
 
 if __name__ == "__main__":

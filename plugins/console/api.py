@@ -28,12 +28,12 @@ from aiohttp.typedefs import Middleware
 
 from penstock.broker.client_report import as_json
 from penstock.broker.config.checked_yaml import NamedBy
+from penstock.broker.config.secret_file import read_secret
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.extensions import ClientReports, Plugin, PluginContext
 from penstock.broker.mqtt.enums import MAX_STRING_BYTES
 from penstock.plugins.console.config import ConsoleConfig
 from penstock.plugins.web.bind import is_loopback
-from penstock.plugins.web.secret_file import read_secret
 from penstock.plugins.web.service import (
     HttpServer,
     RequestError,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import http.client
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import quote, urlsplit
@@ -18,10 +19,10 @@ from urllib.parse import quote, urlsplit
 import typer
 
 from penstock.broker.config.command_line import CommandLine
+from penstock.broker.config.secret_file import read_secret
 from penstock.broker.errors import PenstockError
 from penstock.broker.process.program import exit_status
 from penstock.plugins.console.report_text import describe, describe_proxy
-from penstock.plugins.web.secret_file import read_secret
 from penstock.plugins.web.terminal_escape import printable
 
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
@@ -139,17 +140,7 @@ def _other(url: str) -> ConsoleError:
     return ConsoleError(f"{url}: something else answers there; allowed: a broker's plugin console")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        argv: arguments after the program's name; None for those of the process.
-
-    Returns:
-        Exit status: 0; 1 where there is no such client; 2 where the arguments are wrong or the
-        console does not answer.
-    """
-    return exit_status(app, argv, "penstock why")
+main = partial(exit_status, app, "penstock why")
 
 
 if __name__ == "__main__":

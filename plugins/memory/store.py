@@ -1,20 +1,28 @@
-"""The plugin `memory`: selects the broker's payload store."""
+"""The plugin `memory` selects where the broker keeps the payloads of waiting messages."""
 
 from __future__ import annotations
 
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.extensions import PayloadStore, Plugin, PluginContext
+from penstock.broker.payload import Payload
 from penstock.plugins.memory.config import MemoryConfig
-from penstock.plugins.memory.copies import CopyStore
 from penstock.plugins.memory.spill import SpillStore
 from penstock.plugins.memory.spill_file import SpillFile
+
+
+class CopyStore(PayloadStore):
+    """Keeps a copy of a payload in memory for each subscriber: the baseline of paper 002."""
+
+    def copy(self, payload: Payload) -> Payload:
+        """Return a copy of the bytes."""
+        return bytes(memoryview(payload if isinstance(payload, bytes) else payload.read()))
 
 
 class MemoryPlugin(Plugin):
     """Provides the payload store that the policy file names.
 
     Attributes:
-        payload_store: None for the broker's own, by reference.
+        payload_store: the store; None for the broker's own, which keeps payloads by reference.
     """
 
     Config = MemoryConfig

@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     if given and given[0].startswith("-") and given[0] not in ("-h", "--help"):
         given = ["serve", *given]
     try:
-        return exit_status(app, given, PROGRAM)
+        return exit_status(app, PROGRAM, given)
     except QueueError as error:
         typer.echo(f"{PROGRAM}: {printable(str(error))}", err=True)
         return 1

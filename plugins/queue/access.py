@@ -32,9 +32,9 @@ from pydantic.dataclasses import dataclass
 
 from penstock.broker.config.checked_yaml import NamedBy, parse_mapping, read_text, validate_config
 from penstock.broker.config.key_types import STRICT, PerSecond
+from penstock.broker.config.secret_file import read_secret
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.plugins.web.bind import is_loopback
-from penstock.plugins.web.secret_file import read_secret
 
 Role: TypeAlias = Literal["read", "write", "admin", "publish"]
 """`read` receives, settles, reads ranges and commits; `write` stores messages; `admin` creates,

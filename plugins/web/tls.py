@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from penstock.broker.config.listener_config import Tls
 from penstock.broker.config.secret_file import warn_of_readers
 from penstock.broker.errors import PenstockError
 from penstock.broker.network.new_connection import AcceptedConnection
 from penstock.broker.network.tls import TlsFilesError, TlsLayer, make_context
-from penstock.plugins.web.connection_limits import refusal
+from penstock.plugins.web.connection_limits import Guards, refusal
 
 _PROTOCOLS: Final = ("http/1.1",)
 
@@ -60,32 +60,19 @@ class ServerTls:
             raise TlsError(f"{self._policy_key}: {told}") from error
 
 
-class Door(Protocol):
-    """Counts the connections whose handshake is not complete."""
-
-    def enter_handshake(self) -> bool:
-        """Count a connection; False where there are too many."""
-
-    def leave_handshake(self) -> None:
-        """A handshake is complete, or has failed."""
-
-    def note_failed_handshake(self, peer: str, why: str) -> None:
-        """Log why one has failed."""
-
-
 class HttpArrival(AcceptedConnection):
     """A connection of an HTTP API until its handshake is complete."""
 
     # The base class is one of MQTT listeners, whose counters and places are not used here.
-    def __init__(self, door: Door, timeout_seconds: float, logger: logging.Logger) -> None:
+    def __init__(self, guards: Guards, timeout_seconds: float, logger: logging.Logger) -> None:
         """Prepare.
 
         Args:
-            door: counts it.
+            guards: counts the connections that are in their handshake.
             timeout_seconds: time for its handshake.
             logger: gets why TLS has failed, of each connection.
         """
-        self._door = door
+        self._guards = guards
         self._timeout_seconds = timeout_seconds
         self._logger = logger
         self._is_counted = False
@@ -98,7 +85,7 @@ class HttpArrival(AcceptedConnection):
     def accept(self, transport: asyncio.Transport) -> bool:
         """Take a place, or cut the connection off."""
         self.transport = transport
-        self._is_counted = self._door.enter_handshake()
+        self._is_counted = self._guards.enter_handshake()
         if not self._is_counted:
             transport.abort()
         return self._is_counted
@@ -115,7 +102,7 @@ class HttpArrival(AcceptedConnection):
             self._timer = None
         if self._is_counted:
             self._is_counted = False
-            self._door.leave_handshake()
+            self._guards.leave_handshake()
 
     def note(self, reason: str, detail: str, *, is_loud: bool = True) -> None:  # noqa: ARG002
         """Log why a connection ends; a handshake that fails is told to the operator."""
@@ -123,7 +110,7 @@ class HttpArrival(AcceptedConnection):
         if self._is_counted:
             peer = self.transport.get_extra_info("peername")
             host = str(peer[0]) if isinstance(peer, tuple) else "a client"
-            self._door.note_failed_handshake(host, detail)
+            self._guards.note_failed_handshake(host, detail)
 
     def leave_to_kernel(self) -> None:
         """Leave the kernel's own timeouts."""

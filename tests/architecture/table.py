@@ -36,7 +36,6 @@ CONTRACT: Final = frozenset(
     {
         "access_control",
         "client_report",
-        "extension_checks",
         "counters",
         "errors",
         "events",
@@ -249,7 +248,6 @@ PLUGIN_ADAPTERS: Final = frozenset(
         "plugins.access.control",
         "plugins.access.scram",
         "plugins.console.api",
-        "plugins.memory.copies",
         "plugins.memory.spill",
         "plugins.memory.store",
         "plugins.probing.sampler",
@@ -291,7 +289,6 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.queue.wire.connection",
     "plugins.web.bodies",
     "plugins.web.connection_limits",
-    "plugins.web.secret_file",
     "plugins.web.service",
     "plugins.web.cooperative_work",
     "plugins.web.tls",

@@ -196,7 +196,7 @@ def main(argv: list[str] | None = None) -> int:
         Exit status: 0; 1 where the cluster is not as it should be; 2 where the arguments, the file
         or the servers cannot be used.
     """
-    return exit_status(app, argv, PROGRAM)
+    return exit_status(app, PROGRAM, argv)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def _status(arguments: list[str]) -> int:
     ) -> None:
         typer.echo(f"{repeats} {seconds} {seed}")
 
-    return exit_status(app, arguments, "penstock test")
+    return exit_status(app, "penstock test", arguments)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_every_program_shows_its_help_with_the_short_option_too(
     capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     """As the command itself does, and as usage errors tell."""
-    assert exit_status(load(name).app, ["-h"], f"penstock {name}") == 0
+    assert exit_status(load(name).app, f"penstock {name}", ["-h"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"Usage: penstock {name}")
     assert "-h, --help" in shown

@@ -227,7 +227,7 @@ def test_a_service_that_cannot_start_is_one_line_and_status_2(
     def command() -> None:
         run_until_stopped(service)
 
-    assert exit_status(app, [], "penstock test") == 2
+    assert exit_status(app, "penstock test", []) == 2
     assert capsys.readouterr().err == "penstock test: no start\n"
     assert "stop" not in service.steps
 
@@ -240,7 +240,7 @@ def test_a_level_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]
     def command() -> None:
         set_up_log("loud", debug=False)
 
-    assert exit_status(app, [], "penstock test") == 2
+    assert exit_status(app, "penstock test", []) == 2
     told = capsys.readouterr().err
     assert "'loud'" in told
     assert "debug, info, warning, error" in told

@@ -10,9 +10,9 @@ import pytest
 from penstock.broker.extensions import PayloadStore
 from penstock.broker.payload import PIECE_BYTES, STORED_ABOVE_BYTES
 from penstock.edge_proxy.sidecar.content_index import ContentIndex
-from penstock.plugins.memory.copies import CopyStore
 from penstock.plugins.memory.spill import SpillStore
 from penstock.plugins.memory.spill_file import SpillFile
+from penstock.plugins.memory.store import CopyStore
 from tests.helpers.gates import SwitchGate
 from tests.helpers.proxied_clients import VirtualClient, publish
 

@@ -9,8 +9,8 @@ from penstock.broker.extensions import PayloadStore
 from penstock.broker.plugin_loader import load_plugins
 from penstock.edge_proxy.sidecar.config import parse_proxy_config
 from penstock.edge_proxy.sidecar.default_store import choose_store
-from penstock.plugins.memory.copies import CopyStore
 from penstock.plugins.memory.spill import SpillStore
+from penstock.plugins.memory.store import CopyStore
 
 LOGGER = logging.getLogger("test.proxy")
 

@@ -11,7 +11,7 @@ from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Publish, Subscribe, SubscriptionRequest, Will
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
-from penstock.plugins.memory.copies import CopyStore
+from penstock.plugins.memory.store import CopyStore
 from tests.helpers.durable import DurableBroker
 from tests.helpers.sinks import HoldingSink
 from tests.helpers.virtual import VirtualBroker, VirtualClient

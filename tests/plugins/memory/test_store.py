@@ -10,9 +10,8 @@ from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.errors import ConfigError
 from penstock.broker.extensions import PluginContext
 from penstock.plugins.memory.config import MemoryConfig
-from penstock.plugins.memory.copies import CopyStore
 from penstock.plugins.memory.spill import SpillStore
-from penstock.plugins.memory.store import MemoryPlugin
+from penstock.plugins.memory.store import CopyStore, MemoryPlugin
 from tests.helpers.clock import Clock
 
 

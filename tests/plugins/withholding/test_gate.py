@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 import penstock.models.papers.withholding.simulation
 from penstock.broker.errors import ConfigError
-from penstock.broker.extension_checks import overridden
-from penstock.broker.extensions import DeliveryGate, PluginContext, Verdict
+from penstock.broker.extensions import DeliveryGate, PluginContext, Verdict, overridden
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import Delivery

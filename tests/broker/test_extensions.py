@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from penstock.broker.extension_checks import breaches, overridden
-from penstock.broker.extensions import DeliveryGate, LinkSampler
+from penstock.broker.extensions import DeliveryGate, LinkSampler, overridden
 from penstock.broker.link import Link
+from penstock.broker.plugin_loader import breaches
 
 
 class Own(DeliveryGate):
